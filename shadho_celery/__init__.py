@@ -1,0 +1,28 @@
+"""Hardware-aware distributed hyperparameter search on Celery.
+
+The functions here import what they need when they are called, so that ``import shadho_celery`` stays light.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from shadho_celery.study import Study
+
+__all__ = ["__version__", "fmin", "minimize"]
+__version__ = "0.1.0"
+
+
+def minimize(objective: Any, space: Any, **options: Any) -> Study:
+    """Search `space` for the params with the least loss, in this process; see `shadho_celery.minimize.minimize`."""
+    from shadho_celery.minimize import minimize as run
+
+    return run(objective, space, **options)
+
+
+def fmin(fn: Any, space: Any, max_evals: int, **options: Any) -> dict[str, Any]:
+    """hyperopt's way in: the best params by label; see `shadho_celery.minimize.fmin`."""
+    from shadho_celery.minimize import fmin as run
+
+    return run(fn, space, max_evals, **options)

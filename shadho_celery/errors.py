@@ -1,0 +1,77 @@
+"""Everything a person can be told has gone wrong.
+
+::
+
+    ShadhoError
+    ├── SpaceError            the search space cannot be searched as written
+    ├── UsageError            a command or an argument makes no sense
+    ├── StudyError            the study cannot be opened or carried on
+    │   ├── StudyNotFound
+    │   ├── StudyExists
+    │   ├── StudyLocked       another scheduler holds it
+    │   ├── LockLost          another scheduler has taken it over
+    │   └── SpaceChanged      the stored study searches another space
+    ├── StoreError            the store cannot be read or written
+    ├── ServiceError          the broker or Redis cannot be reached or used
+    └── NoSuccessfulTrial     the study ended without a loss
+
+The class's docstring is its default message; each message names the cause and the remedy, in one line.
+"""
+
+from __future__ import annotations
+
+
+class ShadhoError(Exception):
+    """Something went wrong; this is a bug if it is all you see."""
+
+    #: the exit code of a command that ends with this error
+    exit_code = 2
+
+    def __init__(self, message: str | None = None) -> None:
+        super().__init__(message or (type(self).__doc__ or "").strip())
+
+
+class SpaceError(ShadhoError):
+    """The search space cannot be searched as it is written."""
+
+
+class UsageError(ShadhoError):
+    """The arguments do not fit together; see --help."""
+
+
+class StudyError(ShadhoError):
+    """The study cannot be opened."""
+
+
+class StudyNotFound(StudyError):
+    """There is no such study in this store; leave out --resume to begin one."""
+
+
+class StudyExists(StudyError):
+    """A study of this name is in the store already; continue it with --resume or choose another --study name."""
+
+
+class StudyLocked(StudyError):
+    """Another scheduler runs this study; stop it first, or give this one another --study name."""
+
+
+class LockLost(StudyError):
+    """Another scheduler has taken this study over; this one stops and has written nothing since."""
+
+
+class SpaceChanged(StudyError):
+    """The study in the store searches another space; give this one another --study name."""
+
+
+class StoreError(ShadhoError):
+    """The store cannot be read or written; check --store."""
+
+
+class ServiceError(ShadhoError):
+    """A broker or Redis cannot be reached; check that it runs and that the URL is right."""
+
+
+class NoSuccessfulTrial(ShadhoError):
+    """No successful trial: every trial failed; the errors are in the store and in the report above."""
+
+    exit_code = 1

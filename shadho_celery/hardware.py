@@ -1,0 +1,142 @@
+"""What a machine is, and the class of machines it belongs to."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+#: Classes in the order in which a study expects them to be strong, until their workers have announced hardware.
+DEFAULT_CLASSES = ("gpu_large", "gpu_small", "cpu")
+
+#: A GPU with at least this much memory makes its machine `gpu_large`.
+LARGE_GPU_BYTES = 16 * 2**30
+
+#: Libraries that start a thread for every core they see unless these say otherwise.
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """The facts of one machine that matter to a search."""
+
+    host: str
+    #: cores this process may use
+    cores: int
+    #: bytes
+    memory: int
+    #: marketing name of the GPUs, "" without one
+    gpu_name: str = ""
+    #: GPUs this process may use
+    gpus: tuple[str, ...] = ()
+    #: bytes of the smallest GPU, 0 without one
+    gpu_memory: int = 0
+
+    @property
+    def compute_class(self) -> str:
+        """The class a machine like this belongs to by default: `gpu_large`, `gpu_small` or `cpu`."""
+        if not self.gpus:
+            return "cpu"
+        return "gpu_large" if self.gpu_memory >= LARGE_GPU_BYTES else "gpu_small"
+
+    def gpus_for(self, compute_class: str) -> tuple[str, ...]:
+        """The GPUs a worker of `compute_class` drives here; a class named cpu... leaves them to others."""
+        return () if compute_class.startswith("cpu") else self.gpus
+
+    def slots_for(self, compute_class: str, cores_per_trial: int = 1) -> int:
+        """Room for trials by default: one per GPU, else one per `cores_per_trial` cores."""
+        return len(self.gpus_for(compute_class)) or max(1, self.cores // max(1, cores_per_trial))
+
+    def slot_environment(self, compute_class: str, slot: int, slots: int) -> dict[str, str]:
+        """Variables for the process of slot number `slot` of `slots`: its GPU, and its share of the cores."""
+        gpus = self.gpus_for(compute_class)
+        threads = str(max(1, self.cores // max(1, slots)))
+        visible = gpus[slot % len(gpus)] if gpus else ""
+        return {"CUDA_VISIBLE_DEVICES": visible, **dict.fromkeys(THREAD_VARIABLES, threads)}
+
+    def to_json(self) -> dict[str, Any]:
+        """The facts as a worker announces them."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComputeClass:
+    """Machines alike in what matters, as their live workers announce them."""
+
+    #: also the name of the class's queue
+    name: str
+    #: room for trials on all live workers
+    slots: int
+    #: slots that run a trial now, of any study
+    busy: int = 0
+    #: live workers
+    workers: int = 1
+    #: slots of the class that this study may fill; others may live on the same fleet
+    allowance: float | None = None
+    #: bytes of the smallest GPU among the class's machines
+    gpu_memory: int = 0
+    #: most cores among the class's machines
+    cores: int = 0
+
+    @property
+    def share(self) -> float:
+        """Slots this study may fill."""
+        return self.slots if self.allowance is None else self.allowance
+
+
+def by_strength(classes: Iterable[ComputeClass], expected: Sequence[str] = DEFAULT_CLASSES) -> list[ComputeClass]:
+    """Strongest first: GPU memory, then cores; machines that are equal in both keep the order `expected` names."""
+    order = {name: place for place, name in enumerate(expected)}
+    return sorted(classes, key=lambda c: (-c.gpu_memory, -c.cores, order.get(c.name, len(order)), c.name))
+
+
+def detect() -> Machine:
+    """The machine this process runs on, as far as it may use it. Never raises: what cannot be read is absent.
+
+    ``SHADHO_CORES`` bounds the cores, for several workers on one machine.
+    """
+    gpus, name, gpu_memory = _nvidia_gpus()
+    return Machine(
+        host=socket.gethostname(),
+        cores=_cores(),
+        memory=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        gpu_name=name,
+        gpus=gpus,
+        gpu_memory=gpu_memory,
+    )
+
+
+def _cores() -> int:
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    told = os.environ.get("SHADHO_CORES", "")
+    return min(usable, int(told)) if told.isdigit() and int(told) > 0 else usable
+
+
+def _nvidia_gpus() -> tuple[tuple[str, ...], str, int]:
+    """Indexes of the usable NVIDIA GPUs, the first one's name, and the smallest one's bytes."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return (), "", 0
+    try:
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
+        memory = [int(pynvml.nvmlDeviceGetMemoryInfo(handle).total) for handle in handles]
+        name = str(pynvml.nvmlDeviceGetName(handles[0])) if handles else ""
+    except pynvml.NVMLError:
+        return (), "", 0
+    finally:
+        pynvml.nvmlShutdown()
+    indexes = _visible([str(i) for i in range(len(handles))])
+    return indexes, name if indexes else "", min((memory[int(i)] for i in indexes if i.isdigit()), default=0)
+
+
+def _visible(indexes: list[str]) -> tuple[str, ...]:
+    """Those of `indexes` that CUDA_VISIBLE_DEVICES leaves to this process."""
+    told = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if told is None:
+        return tuple(indexes)
+    return tuple(i for i in (part.strip() for part in told.split(",")) if i in indexes)

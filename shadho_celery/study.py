@@ -1,0 +1,318 @@
+"""The state of a search: its trials, and what they add up to, kept in step with its store.
+
+A study takes events in any order and any number of times; a trial gets at most one result. What changed since the last
+`commit` is written by it in one transaction.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from shadho_celery.clock import Clock, SystemClock
+from shadho_celery.errors import SpaceChanged, StudyNotFound, UsageError
+from shadho_celery.store import Store, StudyRecord, holder_name
+from shadho_celery.trial import Event, Lost, Report, Result, Started, Trial, TrialState
+
+#: claimed attempts of one trial that may be lost before it is FAILED
+MAX_LOST = 3
+
+_S = TrialState
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Bounds on a study; None where there is none."""
+
+    #: trials that end COMPLETE, PRUNED or FAILED
+    trials: int | None = None
+    #: seconds of this run of the scheduler
+    seconds: float | None = None
+    #: a loss that is good enough
+    target: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.trials is not None and self.trials < 1:
+            raise UsageError(f"a study needs at least one trial, not {self.trials}; see --trials")
+        if self.seconds is not None and not self.seconds > 0:
+            raise UsageError(f"a study needs more than {self.seconds} seconds; see --seconds")
+        if self.trials is None and self.seconds is None and self.target is None:
+            raise UsageError("a study needs an end: give --trials, --seconds or --target")
+
+
+class Study:
+    """One search, and everything known about it. Open one with `open_study`."""
+
+    def __init__(
+        self,
+        store: Store,
+        record: StudyRecord,
+        fence: int,
+        trials: Iterable[Trial] = (),
+        clock: Clock | None = None,
+    ) -> None:
+        self.store = store
+        self.record = record
+        self.clock = clock or SystemClock()
+        #: finished trials in the order in which their results came
+        self.trials: list[Trial] = []
+        #: the COMPLETE trial with the least loss
+        self.best: Trial | None = None
+        self._fence = fence
+        self._by_number: dict[int, Trial] = {}
+        self._new: set[int] = set()
+        self._changed: set[int] = set()
+        self._reports: list[Report] = []
+        self._waiting: deque[int] = deque()
+        self._by_state: Counter[TrialState] = Counter()
+        self._by_class: Counter[tuple[str | None, TrialState]] = Counter()
+        self._by_subspace: Counter[tuple[str, TrialState]] = Counter()
+        self._asked: Counter[str] = Counter()
+        self._best_of: dict[str, float] = {}
+        self._written_at = self.clock.now()
+        for trial in trials:
+            self._put(trial)
+        self.trials.sort(key=lambda trial: trial.finished_at or 0.0)
+
+    # What is known
+
+    @property
+    def name(self) -> str:
+        return self.record.name
+
+    def trial(self, number: int) -> Trial:
+        """The trial of that number, in whatever state; KeyError where there is none."""
+        return self._by_number[number]
+
+    def __len__(self) -> int:
+        """Trials asked for so far."""
+        return len(self._by_number)
+
+    def __iter__(self) -> Iterator[Trial]:
+        """All trials in the order of their numbers, finished or not."""
+        return iter(self._by_number.values())
+
+    def count(self, *states: TrialState, compute_class: str | None = None, subspace: str | None = None) -> int:
+        """Trials in one of `states`; of one compute class or of one subspace where that is given."""
+        if compute_class is not None:
+            return sum(self._by_class[compute_class, state] for state in states)
+        if subspace is not None:
+            return sum(self._by_subspace[subspace, state] for state in states)
+        return sum(self._by_state[state] for state in states)
+
+    @property
+    def counted(self) -> int:
+        """Trials that count against the `trials` limit."""
+        return self.count(_S.COMPLETE, _S.PRUNED, _S.FAILED)
+
+    @property
+    def in_flight(self) -> int:
+        """Trials that were sent and have not ended."""
+        return self.count(_S.QUEUED, _S.RUNNING)
+
+    @property
+    def compute_classes(self) -> list[str]:
+        """Classes that trials were sent to."""
+        return sorted({name for name, _ in self._by_class if name is not None})
+
+    @property
+    def subspaces(self) -> list[str]:
+        """Subspaces that trials were drawn in."""
+        return sorted(self._asked)
+
+    def asked(self, subspace: str) -> int:
+        """Trials drawn in `subspace` so far, cancelled ones included."""
+        return self._asked[subspace]
+
+    def best_of(self, subspace: str) -> float | None:
+        """The least loss in `subspace`."""
+        return self._best_of.get(subspace)
+
+    # What happens
+
+    def add(self, subspace: str, params: Mapping[str, Any], seed: int) -> Trial:
+        """A new WAITING trial with the next number."""
+        trial = Trial(
+            number=len(self._by_number), subspace=subspace, params=params, seed=seed, asked_at=self.clock.now()
+        )
+        self._new.add(trial.number)
+        self._put(trial)
+        return trial
+
+    def next_waiting(self) -> Trial | None:
+        """A trial that waits to be sent again, taken off the list of those; None where there is none."""
+        while self._waiting:
+            trial = self._by_number[self._waiting.popleft()]
+            if trial.state is _S.WAITING:
+                return trial
+        return None
+
+    def queue(self, trial: Trial, compute_class: str) -> Trial:
+        """The trial as it is sent to `compute_class` under its next attempt number."""
+        return self._change(trial, state=_S.QUEUED, attempt=trial.attempt + 1, compute_class=compute_class)
+
+    def tell(self, event: Event) -> Trial | None:
+        """Take note of `event`; the trial as it is now, or None where the event changes nothing.
+
+        Events may come late, twice, or for attempts that were given up: a trial that has ended stays as it is.
+        """
+        trial = self._by_number.get(event.number)
+        if trial is None or trial.state.is_finished:
+            return None
+        if isinstance(event, Result):
+            return self._finish(trial, event)
+        if event.attempt != trial.attempt:
+            return None
+        if isinstance(event, Started):
+            return self._start(trial, event)
+        if isinstance(event, Lost):
+            return self._lose(trial, event)
+        self._reports.append(event)
+        return trial
+
+    def commit(self) -> None:
+        """Write all that changed, in one transaction; without changes only the lock is renewed, now and then.
+
+        Raises LockLost where another scheduler has taken the study over, StoreError where the store fails.
+        """
+        now = self.clock.now()
+        if not (self._new or self._changed or self._reports) and now - self._written_at < 5.0:
+            return
+        self.store.write(
+            self.record.key,
+            self._fence,
+            now,
+            new=[self._by_number[number] for number in sorted(self._new)],
+            changed=[self._by_number[number] for number in sorted(self._changed - self._new)],
+            reported=self._reports,
+        )
+        self._new.clear()
+        self._changed.clear()
+        self._reports.clear()
+        self._written_at = now
+
+    def close(self) -> None:
+        """Write what is left and give the study back."""
+        self.commit()
+        self.store.unlock(self.record.key, self._fence)
+
+    def _start(self, trial: Trial, event: Started) -> Trial | None:
+        if trial.state is not _S.QUEUED:
+            return None
+        return self._change(trial, state=_S.RUNNING, started_at=event.at, host=event.host)
+
+    def _lose(self, trial: Trial, event: Lost) -> Trial | None:
+        if trial.state is _S.WAITING:
+            return None
+        lost = self._change(trial, state=_S.LOST, lost=trial.lost + 1)
+        if lost.lost >= MAX_LOST:
+            reason = f"{lost.lost} attempts were lost; the last one: {event.reason}"
+            return self._change(lost, state=_S.FAILED, error=reason, finished_at=self.clock.now())
+        return self._change(lost, state=_S.WAITING)
+
+    def _finish(self, trial: Trial, result: Result) -> Trial:
+        return self._change(
+            trial,
+            state=result.state,
+            loss=result.loss,
+            metrics=result.metrics,
+            error=result.error,
+            host=result.host or trial.host,
+            compute_class=result.compute_class or trial.compute_class,
+            started_at=trial.started_at or result.at - (result.seconds or 0.0),
+            finished_at=result.at,
+            seconds=result.seconds,
+        )
+
+    def _change(self, trial: Trial, **changes: Any) -> Trial:
+        changed = trial.evolve(**changes)
+        self._put(changed)
+        self._changed.add(changed.number)
+        return changed
+
+    def _put(self, trial: Trial) -> None:
+        """Make `trial` the current version of itself and keep every sum right."""
+        before = self._by_number.get(trial.number)
+        self._by_number[trial.number] = trial
+        if before is None:
+            self._asked[trial.subspace] += 1
+        else:
+            self._tally(before, -1)
+        self._tally(trial, +1)
+        if trial.state is _S.WAITING and trial.attempt:
+            self._waiting.append(trial.number)
+        if trial.state.is_finished:
+            self.trials.append(trial)
+        if trial.state is _S.COMPLETE and trial.loss is not None:
+            self._best_of[trial.subspace] = min(trial.loss, self._best_of.get(trial.subspace, trial.loss))
+            if self.best is None or self.best.loss is None or trial.loss < self.best.loss:
+                self.best = trial
+
+    def _tally(self, trial: Trial, by: int) -> None:
+        self._by_state[trial.state] += by
+        self._by_class[trial.compute_class, trial.state] += by
+        self._by_subspace[trial.subspace, trial.state] += by
+
+
+def open_study(
+    store: Store,
+    space: Mapping[str, str],
+    *,
+    module: str = "",
+    name: str | None = None,
+    resume: bool = False,
+    seed: int | None = None,
+    clock: Clock | None = None,
+) -> Study:
+    """Begin a study, or carry one on, and take its lock.
+
+    `space` is `Space.describe()`. With `resume` the study is the one called `name`, else the module's latest.
+    Raises StudyExists, StudyNotFound, StudyLocked, SpaceChanged, UsageError (another seed) or StoreError.
+    """
+    clock = clock or SystemClock()
+    if resume:
+        record = store.find(name) if name else store.latest(module)
+        _compare(record, space, module, seed)
+    else:
+        record = _new_record(space, module, name, seed, clock)
+        store.create(record)
+    fence = store.lock(record.key, holder_name(), clock.now())
+    return Study(store, record, fence, store.trials(record.key) if resume else (), clock)
+
+
+def _new_record(
+    space: Mapping[str, str], module: str, name: str | None, seed: int | None, clock: Clock
+) -> StudyRecord:
+    key = uuid.uuid4().hex[:16]
+    if seed is None:
+        seed = int(np.random.SeedSequence().generate_state(1)[0])
+    if name is None:
+        moment = np.datetime64(int(clock.now()), "s").item()
+        # Two studies of one module may begin within a second.
+        name = f"{module or 'study'}-{moment:%Y%m%d-%H%M%S}-{key[:4]}"
+    if not name.strip() or len(name) > 200 or any(ord(char) < 32 or char in "/\\" for char in name) or name[0] == ".":
+        raise UsageError(f"{name[:60]!r} cannot name a study; use up to 200 characters without slashes or a leading dot")
+    return StudyRecord(key=key, name=name, module=module, seed=seed, space=dict(space), created_at=clock.now())
+
+
+def _compare(record: StudyRecord, space: Mapping[str, str], module: str, seed: int | None) -> None:
+    if record.module != module:
+        raise StudyNotFound(f"study {record.name!r} is one of {record.module or 'no module'}, not of {module}")
+    different = [label for label in {**record.space, **space} if record.space.get(label) != space.get(label)]
+    if different:
+        labels = ", ".join(
+            f"{label} (was {record.space.get(label, 'absent')}, is {space.get(label, 'absent')})"
+            for label in different[:5]
+        )
+        more = f" and {len(different) - 5} more" if len(different) > 5 else ""
+        raise SpaceChanged(
+            f"study {record.name!r} searches another space: {labels}{more}; "
+            "begin another study (leave out --resume) or restore the space"
+        )
+    if seed is not None and seed != record.seed:
+        raise UsageError(f"study {record.name!r} was begun with --seed {record.seed}; leave --seed out to resume it")

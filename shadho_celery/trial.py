@@ -1,0 +1,145 @@
+"""A trial and what can happen to it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import Any, Union
+
+
+class TrialState(str, Enum):
+    """Where a trial stands. A LOST attempt returns its trial to WAITING under the next attempt number."""
+
+    WAITING = "WAITING"
+    QUEUED = "QUEUED"
+    RUNNING = "RUNNING"
+    COMPLETE = "COMPLETE"
+    PRUNED = "PRUNED"
+    FAILED = "FAILED"
+    CANCELLED = "CANCELLED"
+    LOST = "LOST"
+
+    # A str mixed into Enum would print as "TrialState.X" on some versions of Python.
+    __str__ = str.__str__
+    __format__ = str.__format__
+
+    @property
+    def is_finished(self) -> bool:
+        """True where nothing more can happen to the trial."""
+        return self in FINISHED
+
+    @property
+    def counts(self) -> bool:
+        """True where the trial counts against the study's `trials` limit."""
+        return self in COUNTED
+
+
+FINISHED = frozenset({TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAILED, TrialState.CANCELLED})
+COUNTED = FINISHED - {TrialState.CANCELLED}
+
+_S = TrialState
+#: The lawful transitions. A result may overtake the news that its trial started or was given up for lost, so QUEUED
+#: and WAITING may finish at once.
+LAWFUL: Mapping[TrialState, frozenset[TrialState]] = {
+    _S.WAITING: frozenset({_S.QUEUED}) | FINISHED,
+    _S.QUEUED: frozenset({_S.RUNNING, _S.LOST}) | FINISHED,
+    _S.RUNNING: frozenset({_S.LOST}) | FINISHED,
+    _S.LOST: frozenset({_S.WAITING}) | FINISHED,
+    **{state: frozenset() for state in FINISHED},
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Trial:
+    """One evaluation of one set of params."""
+
+    #: position in the study, from 0, in the order in which the trials were asked for
+    number: int
+    #: name of the subspace the params were drawn in, such as ``kernel=rbf``
+    subspace: str
+    #: the drawn value of every active label
+    params: Mapping[str, Any]
+    #: seed for the objective's own random draws, the same for every attempt
+    seed: int = 0
+    state: TrialState = TrialState.WAITING
+    #: number of the latest attempt, from 1; 0 before the first
+    attempt: int = 0
+    #: claimed attempts that were lost
+    lost: int = 0
+    #: compute class of the latest attempt
+    compute_class: str | None = None
+    loss: float | None = None
+    #: what the objective returned beside the loss, and the last reported step
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+    #: why the trial failed, with its traceback
+    error: str | None = None
+    #: name of the machine the latest attempt ran on
+    host: str | None = None
+    #: seconds since the epoch
+    asked_at: float | None = None
+    started_at: float | None = None
+    finished_at: float | None = None
+    #: seconds the objective itself took
+    seconds: float | None = None
+
+    def evolve(self, **changes: Any) -> Trial:
+        """A copy with `changes` made; a change of state must be lawful."""
+        state = changes.get("state", self.state)
+        if state is not self.state and state not in LAWFUL[self.state]:
+            raise ValueError(f"trial {self.number} cannot go from {self.state} to {state}")
+        return replace(self, **changes)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Started:
+    """A worker claimed an attempt."""
+
+    number: int
+    attempt: int
+    host: str
+    #: seconds since the epoch
+    at: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Report:
+    """An objective reported its loss on the way."""
+
+    number: int
+    attempt: int
+    step: int
+    loss: float
+    #: seconds since the epoch
+    at: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Result:
+    """How an attempt ended."""
+
+    number: int
+    attempt: int
+    #: COMPLETE, PRUNED, FAILED or CANCELLED
+    state: TrialState
+    loss: float | None = None
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+    error: str | None = None
+    host: str | None = None
+    compute_class: str | None = None
+    #: seconds the objective itself took
+    seconds: float | None = None
+    #: seconds since the epoch
+    at: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Lost:
+    """A claimed attempt fell silent: its lease ran out, or its worker is known to be gone."""
+
+    number: int
+    attempt: int
+    reason: str
+
+
+Event = Union[Started, Report, Result, Lost]
