@@ -15,14 +15,14 @@ __version__ = "0.1.0"
 
 
 def minimize(objective: Any, space: Any, **options: Any) -> Study:
-    """Search `space` for the params with the least loss, in this process; see `shadho_celery.minimize.minimize`."""
-    from shadho_celery.minimize import minimize as run
+    """Search `space` for the params with the least loss, in this process; see `shadho_celery.search.minimize`."""
+    from shadho_celery.search import minimize as run
 
     return run(objective, space, **options)
 
 
 def fmin(fn: Any, space: Any, max_evals: int, **options: Any) -> dict[str, Any]:
-    """hyperopt's way in: the best params by label; see `shadho_celery.minimize.fmin`."""
-    from shadho_celery.minimize import fmin as run
+    """hyperopt's way in: the best params by label; see `shadho_celery.search.fmin`."""
+    from shadho_celery.search import fmin as run
 
     return run(fn, space, max_evals, **options)

@@ -75,6 +75,8 @@ class ComputeClass:
     workers: int = 1
     #: slots of the class that this study may fill; others may live on the same fleet
     allowance: float | None = None
+    #: trials to keep waiting beyond the slots, so that a freed slot need not wait for the scheduler
+    ahead: int = 0
     #: bytes of the smallest GPU among the class's machines
     gpu_memory: int = 0
     #: most cores among the class's machines

@@ -156,9 +156,10 @@ class Store:
         return self._one(query.order_by(studies.c.created_at.desc()).limit(1), f"of {module}")
 
     def lock(self, key: str, holder: str, now: float) -> int:
-        """Take the study for `holder` (``host pid``) and return the fencing number that its writes must show.
+        """Take the study for `holder` (`holder_name`) and return the fencing number that its writes must show.
 
-        Taken over: a lock that has run out, and one whose process on this machine is gone. Else StudyLocked.
+        Taken over: the lock of a process of this machine that is gone, and one of another machine that has run out.
+        Else StudyLocked.
         """
         with self._begin() as connection:
             row = connection.execute(
@@ -166,11 +167,11 @@ class Store:
                 .where(studies.c.key == key)
                 .with_for_update()
             ).one()
-            if row.holder and now < (row.lock_expires or 0) and not _is_gone(row.holder):
-                host, pid = row.holder.rsplit(" ", 1)
+            if row.holder and _is_held(row.holder, row.lock_expires or 0.0, now):
+                host, pid, _ = row.holder.rsplit(" ", 2)
                 raise StudyLocked(
                     f"this study is run by the scheduler on {host} (process {pid}); stop it first, or begin "
-                    f"another with --study NAME; the lock of a dead one ends within {row.lock_expires - now:.0f} s"
+                    f"another with --study NAME (the lock of one that died ends after {LOCK_SECONDS:.0f} s)"
                 )
             taken = connection.execute(
                 sa.update(studies)
@@ -273,22 +274,28 @@ class Store:
 
 
 def holder_name() -> str:
-    """How this process names itself in a lock."""
-    return f"{socket.gethostname()} {os.getpid()}"
+    """How this process names itself in a lock: host, process and the process's moment of birth."""
+    return f"{socket.gethostname()} {os.getpid()} {_birth(os.getpid())}"
 
 
-def _is_gone(holder: str) -> bool:
-    """True where `holder` was a process of this machine that does not live any more."""
-    host, _, pid = holder.rpartition(" ")
-    if host != socket.gethostname():
-        return False
+def _is_held(holder: str, expires: float, now: float) -> bool:
+    """True where `holder` may still be at work."""
+    host, pid, birth = holder.rsplit(" ", 2)
+    if host == socket.gethostname() and birth != UNKNOWN:
+        # Beats waiting for the expiry, and a number that another process got since does not pass for the holder.
+        return _birth(int(pid)) == birth
+    return now < expires
+
+
+UNKNOWN = "?"
+
+
+def _birth(pid: int) -> str:
+    """Clock ticks between the machine's start and the process's, "" for no such process, UNKNOWN without /proc."""
     try:
-        os.kill(int(pid), 0)
-    except ProcessLookupError:
-        return True
-    except (PermissionError, ValueError):
-        return False
-    return False
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except OSError:
+        return "" if Path("/proc/self/stat").exists() else UNKNOWN
 
 
 def _row(key: str, trial: Trial) -> dict[str, Any]:

@@ -209,7 +209,7 @@ class Study:
     def _lose(self, trial: Trial, event: Lost) -> Trial | None:
         if trial.state is _S.WAITING:
             return None
-        lost = self._change(trial, state=_S.LOST, lost=trial.lost + 1)
+        lost = self._change(trial, state=_S.LOST, lost=trial.lost + event.claimed)
         if lost.lost >= MAX_LOST:
             reason = f"{lost.lost} attempts were lost; the last one: {event.reason}"
             return self._change(lost, state=_S.FAILED, error=reason, finished_at=self.clock.now())

@@ -135,11 +135,13 @@ class Result:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Lost:
-    """A claimed attempt fell silent: its lease ran out, or its worker is known to be gone."""
+    """An attempt will not end any more: its worker fell silent, or it was taken back before one claimed it."""
 
     number: int
     attempt: int
     reason: str
+    #: False where no worker had claimed it; only claimed ones count against the trial
+    claimed: bool = True
 
 
 Event = Union[Started, Report, Result, Lost]

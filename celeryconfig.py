@@ -1,0 +1,78 @@
+"""Every Celery setting of this project, each with its reason.
+
+A `celeryconfig.py` in the working directory overrides the one that is installed with the package, setting by setting.
+Celery reads the names in lower case; the environment says what differs between machines:
+
+CELERY_BROKER_URL   where the trials are queued; RabbitMQ, or Redis where that is enough
+SHADHO_REDIS_URL    where workers and schedulers meet, and results come back
+SHADHO_IMPORTS      modules whose objectives a worker may run, joined by commas
+"""
+
+import os
+from pathlib import Path
+
+broker_url = os.environ.get("CELERY_BROKER_URL", "amqp://127.0.0.1")
+
+#: Not Celery's result backend: results come over a Redis stream, ten times as fast as one by one.
+shadho_redis_url = os.environ.get("SHADHO_REDIS_URL", "redis://127.0.0.1/0")
+task_ignore_result = True
+result_backend = None
+
+#: A worker runs objectives of these modules and of no others, whatever a message says. In a checkout: the tasks there.
+shadho_imports = [name.strip() for name in os.environ.get("SHADHO_IMPORTS", "").split(",") if name.strip()] or sorted(
+    f"tasks.{path.stem}" for path in Path("tasks").glob("*.py") if path.stem != "__init__"
+)
+
+#: The module with the task, for a worker that is started without `-A`.
+imports = ["shadho_celery.celery"]
+
+# The broker only delivers; a claim in Redis decides who runs an attempt. A message is acknowledged when its attempt has
+# ended, so that one which no worker has claimed yet is delivered again when its worker dies.
+task_acks_late = True
+task_reject_on_worker_lost = True
+task_acks_on_failure = True
+task_acks_on_timeout = True
+
+# With late acks, 1 reserves as many messages as there are slots: nothing waits behind a long trial.
+worker_prefetch_multiplier = 1
+
+# Trials run in processes of their own; the worker's threads only drive them. Threads answer while a trial runs, and do
+# not fork after CUDA was initialised.
+worker_pool = "threads"
+
+# Code never travels: JSON has no way to carry it.
+task_serializer = "json"
+result_serializer = "json"
+event_serializer = "json"
+accept_content = ["json"]
+result_accept_content = ["json"]
+
+# A lost connection must not kill a trial that has run for hours; its lease is renewed over Redis, not over the broker.
+worker_cancel_long_running_tasks_on_connection_loss = False
+broker_connection_retry_on_startup = True
+broker_connection_max_retries = None
+broker_channel_error_retry = True
+broker_heartbeat = 30
+
+# A running trial's message may stay unacknowledged for days. RabbitMQ's limit for that is in its own file, see deploy/.
+if broker_url.startswith("amqp"):
+    broker_transport_options: dict[str, object] = {}
+else:
+    broker_transport_options = {
+        "visibility_timeout": 86400,
+        "socket_timeout": 30,
+        "socket_connect_timeout": 5,
+        "socket_keepalive": True,
+        "health_check_interval": 10,
+        # Other applications may live in the same Redis.
+        "global_keyprefix": "shadho:queue:",
+    }
+
+# The class queues are declared by the workers and schedulers that use them, through one function.
+task_create_missing_queues = True
+
+# Workers announce themselves over Redis; Celery's events are for monitors, which ask for them with -E.
+worker_send_task_events = False
+
+# The scheduler's own log is the record; a worker's should show what is wrong.
+worker_hijack_root_logger = True

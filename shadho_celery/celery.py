@@ -1,0 +1,124 @@
+"""The Celery application: ``celery -A shadho_celery worker -Q gpu_large`` finds it here.
+
+The worker is thin: its one task hands an attempt to a slot (`slots.py`), whose process runs it (`runner.py`).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from celery import Celery, Task, shared_task, signals
+from celery.exceptions import Reject
+
+from shadho_celery import hardware, routing
+from shadho_celery.channel import connect
+from shadho_celery.configuration import configuration
+from shadho_celery.errors import ShadhoError
+from shadho_celery.slots import NotMine, Slots
+from shadho_celery.study_file import cores_per_trial
+
+log = logging.getLogger(__name__)
+
+STATE = Path(".shadho")
+
+
+app = Celery("shadho_celery")
+app.conf.update(configuration())
+
+#: The slots of the worker that lives in this process, once it does.
+_slots: Slots | None = None
+
+
+@shared_task(name=routing.TASK, bind=True, ignore_result=True)  # type: ignore[untyped-decorator]
+def trial(self: Task, payload: dict[str, Any]) -> None:
+    """Run one attempt. Lets no exception of the trial's out: that is an outcome."""
+    protocol = self.request.get("shadho_protocol")
+    if protocol != routing.PROTOCOL:
+        log.error("a message of protocol %s was refused: this worker speaks %s", protocol, routing.PROTOCOL)
+        return
+    if _slots is None:
+        raise Reject("this worker has no slots", requeue=True)
+    try:
+        _slots.run(payload)
+    except NotMine as error:
+        log.warning("%s", error)
+        raise Reject(str(error), requeue=True) from None
+
+
+@signals.celeryd_init.connect  # type: ignore[untyped-decorator]
+def _set_up(sender: str, instance: Any, conf: Any, options: dict[str, Any], **_: Any) -> None:
+    """Give the worker its queue, its number of slots and a name of its own before Celery builds it."""
+    machine = hardware.detect()
+    name = _compute_class(options.get("queues"), machine)
+    conf.task_default_queue = name
+    conf.task_queues = [routing.queue(name)]
+    if not conf.worker_concurrency:
+        conf.worker_concurrency = machine.slots_for(name, cores_per_trial(_imports(conf, options)))
+    if sender.startswith("celery@"):
+        # Celery names every worker of a machine alike, and RabbitMQ refuses the second one its control queue.
+        instance.hostname = f"{name}-{os.getpid()}@{sender.partition('@')[2]}"
+
+
+@signals.worker_init.connect  # type: ignore[untyped-decorator]
+def _open(sender: Any, **_: Any) -> None:
+    """Start the slots' processes: they get ready while Celery connects."""
+    global _slots
+    conf = sender.app.conf
+    machine = hardware.detect()
+    try:
+        client = connect(conf.get("shadho_redis_url"))
+    except ShadhoError as error:
+        raise _refusal(str(error)) from None
+    _slots = Slots(
+        client,
+        machine=machine,
+        compute_class=next(iter(sender.app.amqp.queues.consume_from)),
+        count=int(sender.concurrency),
+        imports=_imports(conf, {"include": sender.include}),
+        checkpoints=(STATE / "checkpoints").absolute(),
+    )
+    _slots.start()
+
+
+@signals.worker_ready.connect  # type: ignore[untyped-decorator]
+def _ready(**_: Any) -> None:
+    if _slots is not None:
+        _slots.announce()
+
+
+@signals.worker_shutting_down.connect  # type: ignore[untyped-decorator]
+def _drain(**_: Any) -> None:
+    if _slots is not None:
+        _slots.withdraw()
+
+
+@signals.worker_shutdown.connect  # type: ignore[untyped-decorator]
+def _close(**_: Any) -> None:
+    if _slots is not None:
+        _slots.close()
+
+
+def _compute_class(queues: Any, machine: hardware.Machine) -> str:
+    """The one class the worker was started for, or the machine's own."""
+    names = [name for name in (queues.split(",") if isinstance(queues, str) else queues or []) if name]
+    if len(names) > 1:
+        raise _refusal(f"one worker serves one class; start one for each: -Q {', -Q '.join(names)}")
+    return str(names[0]) if names else machine.compute_class
+
+
+def _imports(conf: Any, options: dict[str, Any]) -> list[str]:
+    """Modules whose objectives may run here: SHADHO_IMPORTS or the checkout's tasks, and what -I names."""
+    include = options.get("include") or ()
+    named = include.split(",") if isinstance(include, str) else include
+    listed = [*conf.get("shadho_imports", ()), *conf.imports, *named]
+    return [name for name in dict.fromkeys(listed) if name.partition(".")[0] not in {"shadho_celery", "celery"}]
+
+
+def _refusal(message: str) -> SystemExit:
+    """Ends the command with one line instead of a traceback."""
+    print(f"shadho_celery: {message}", file=sys.stderr)
+    return SystemExit(2)

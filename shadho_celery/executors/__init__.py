@@ -1,0 +1,1 @@
+"""Ways of getting trials run."""

@@ -1,0 +1,268 @@
+"""Runs trials on a fleet of Celery workers: attempts go out through the broker, events come back over the channel."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import redis
+
+from shadho_celery.channel import Registry, SchedulerChannel
+from shadho_celery.clock import Clock, SystemClock
+from shadho_celery.errors import ServiceError
+from shadho_celery.hardware import ComputeClass
+from shadho_celery.routing import PROTOCOL, Publisher
+from shadho_celery.trial import Event, Lost, Result, Started, Trial, TrialState
+
+#: seconds between two looks at workers, leases and fellow studies
+LOOK_SECONDS = 1.0
+
+#: seconds for which a class has had a free slot after which an unclaimed message is presumed lost
+UNCLAIMED_SECONDS = 30.0
+
+#: seconds after which what waits for a class without live workers is taken back
+DESERTED_SECONDS = 10.0
+
+#: seconds of a class's work that should wait in its queue: about what the scheduler takes to notice and refill
+AHEAD_SECONDS = 0.2
+MAX_AHEAD = 256
+
+
+@dataclass
+class _Sent:
+    """An attempt in flight."""
+
+    attempt: int
+    compute_class: str
+    at: float
+    claimed: bool = False
+    #: looks in a row at which Redis knew no lease of the claimed attempt
+    missed: int = 0
+
+
+class QueueExecutor:
+    """One queue a compute class, as the live workers announce them."""
+
+    def __init__(
+        self,
+        client: redis.Redis,
+        publisher: Publisher,
+        study: str,
+        module: str,
+        *,
+        weight: float = 1.0,
+        adopt: bool = True,
+        clock: Clock | None = None,
+    ) -> None:
+        """`study` is the study's key, `module` the one its workers must have been started with.
+
+        `weight` is its part of the slots when several studies want them. With `adopt` trials that a former scheduler
+        left running are waited for; without, their workers are known to be gone.
+        """
+        self._channel = SchedulerChannel(client, study)
+        self._workers = Registry(client, "worker")
+        self._studies = Registry(client, "study")
+        self._publisher = publisher
+        self._study = study
+        self._module = module
+        self._weight = weight
+        self._clock = clock or SystemClock()
+        self._sent: dict[int, _Sent] = {}
+        self._events: list[Event] = []
+        self._ended: list[tuple[int, int]] = []
+        self._looked_at = -math.inf
+        self._announced: dict[str, dict[str, Any]] = {}
+        self._classes: list[ComputeClass] = []
+        self._finished: Counter[str] = Counter()
+        self._rates: dict[str, float] = defaultdict(float)
+        self._free_since: dict[str, float] = {}
+        self._seen_at: dict[str, float] = {}
+        if not adopt:
+            self._channel.end_leases()
+
+    def classes(self) -> Sequence[ComputeClass]:
+        self._look()
+        return self._classes
+
+    def workers(self) -> Mapping[str, Mapping[str, Any]]:
+        """What every live worker announces, also those that cannot run this study."""
+        self._look()
+        return self._announced
+
+    def submit(self, trials: Sequence[Trial]) -> None:
+        now = self._clock.now()
+        for trial in trials:
+            name = str(trial.compute_class)
+            running = trial.state is TrialState.RUNNING
+            self._sent[trial.number] = _Sent(attempt=trial.attempt, compute_class=name, at=now, claimed=running)
+        self._publish([trial for trial in trials if trial.state is TrialState.QUEUED])
+
+    def poll(self, seconds: float) -> Sequence[Event]:
+        try:
+            self._confirm()
+            self._look()
+            wait = 0.0 if self._events else min(seconds, LOOK_SECONDS if self._sent else 0.1)
+            events = self._events + self._channel.drain(int(wait * 1000))
+        except (redis.ConnectionError, redis.TimeoutError):
+            # Redis restarts or is cut off for a while: nothing is known to have happened, and nothing is lost.
+            self._clock.sleep(min(seconds, LOOK_SECONDS))
+            return []
+        self._events = []
+        for event in events:
+            self._note(event)
+        return events
+
+    def cancel(self, numbers: Iterable[int], *, running: bool) -> None:
+        attempts = [(number, self._sent[number].attempt) for number in numbers if number in self._sent]
+        if attempts:
+            self._channel.cancel(attempts, running=running)
+
+    def close(self) -> None:
+        try:
+            self._studies.withdraw(self._study)
+            self._confirm()
+            if not self._sent:
+                self._channel.erase()
+        except redis.RedisError:
+            pass
+        self._publisher.close()
+
+    def _publish(self, trials: Sequence[Trial]) -> None:
+        self._publisher.publish((str(trial.compute_class), self._payload(trial)) for trial in trials)
+
+    def _payload(self, trial: Trial) -> dict[str, Any]:
+        return {
+            "study": self._study,
+            "module": self._module,
+            "number": trial.number,
+            "attempt": trial.attempt,
+            "params": trial.params,
+            "seed": trial.seed,
+        }
+
+    def _note(self, event: Event) -> None:
+        """Keep the books of what is in flight."""
+        sent = self._sent.get(event.number)
+        if sent is None:
+            return
+        if isinstance(event, Started) and event.attempt == sent.attempt:
+            sent.claimed = True
+        elif isinstance(event, Result) or (isinstance(event, Lost) and event.attempt == sent.attempt):
+            del self._sent[event.number]
+            self._finished[sent.compute_class] += isinstance(event, Result)
+
+    def _confirm(self) -> None:
+        self._channel.confirm()
+        self._channel.forget(self._ended)
+        self._ended.clear()
+
+    def _look(self) -> None:
+        """Every LOOK_SECONDS: who lives, whose lease has ended, what got lost."""
+        now = self._clock.now()
+        passed = now - self._looked_at
+        if passed < LOOK_SECONDS:
+            return
+        self._looked_at = now
+        self._announced = self._workers.living()
+        self._see_classes(now, passed)
+        self._see_leases()
+        self._see_strays(now)
+
+    def _see_classes(self, now: float, passed: float) -> None:
+        able = [w for w in self._announced.values() if self._module in w["imports"] and w["protocol"] == PROTOCOL]
+        by_name: dict[str, list[dict[str, Any]]] = defaultdict(list)
+        for worker in able:
+            by_name[worker["compute_class"]].append(worker)
+        fellows = self._studies.living()
+        fellows.pop(self._study, None)
+        wants = {}
+        self._classes = []
+        for name, workers in by_name.items():
+            slots = sum(w["slots"] for w in workers)
+            busy = sum(w["busy"] for w in workers)
+            rate = self._finished.pop(name, 0) / passed
+            self._rates[name] = max(rate, 0.5 * self._rates[name])
+            others = [(f["weight"], f["wants"].get(name, 0)) for f in fellows.values()]
+            allowance = allow(slots, self._weight, others)
+            in_flight = sum(sent.compute_class == name for sent in self._sent.values())
+            wants[name] = slots if in_flight >= math.ceil(allowance) or not self._sent else in_flight + 1
+            if busy < slots:
+                self._free_since.setdefault(name, now)
+            else:
+                self._free_since.pop(name, None)
+            self._seen_at[name] = now
+            self._classes.append(
+                ComputeClass(
+                    name=name,
+                    slots=slots,
+                    busy=busy,
+                    workers=len(workers),
+                    allowance=allowance,
+                    ahead=min(MAX_AHEAD, round(self._rates[name] * AHEAD_SECONDS)),
+                    gpu_memory=min(w["machine"]["gpu_memory"] for w in workers),
+                    cores=max(w["machine"]["cores"] for w in workers),
+                )
+            )
+        self._studies.announce(self._study, {"weight": self._weight, "wants": wants})
+
+    def _see_leases(self) -> None:
+        """Claimed attempts whose lease has ended, or of which Redis knows nothing any more, are lost."""
+        ended = set(self._channel.ended_leases())
+        claimed = [(number, sent.attempt) for number, sent in self._sent.items() if sent.claimed]
+        for (number, attempt), known in zip(claimed, self._channel.leased(claimed), strict=True):
+            sent = self._sent[number]
+            sent.missed = 0 if known else sent.missed + 1
+            # Once is no proof: the result may be on its way to us.
+            if sent.missed > 3:
+                ended.add((number, attempt))
+        for number, attempt in ended:
+            reason = "its worker fell silent: the lease ran out"
+            self._events.append(Lost(number=number, attempt=attempt, reason=reason))
+        self._ended = sorted(ended)
+
+    def _see_strays(self, now: float) -> None:
+        """Send again what should long have been claimed; take back what waits for a class that has died out."""
+        again, deserted = [], []
+        for number, sent in self._sent.items():
+            if sent.claimed:
+                continue
+            if now - max(sent.at, self._seen_at.get(sent.compute_class, -math.inf)) > DESERTED_SECONDS:
+                deserted.append(number)
+            elif now - max(sent.at, self._free_since.get(sent.compute_class, now)) > UNCLAIMED_SECONDS:
+                again.append(number)
+        if deserted:
+            self.cancel(deserted, running=False)
+        if again:
+            # Taken back and sent as a new attempt: it costs the trial nothing, and the old message is refused.
+            self.cancel(again, running=False)
+
+
+def allow(slots: int, weight: float, others: Sequence[tuple[float, float]]) -> float:
+    """Slots that a study of `weight` may fill beside `others`, pairs of weight and slots wanted.
+
+    Slots go by weight; what one does not want goes to those that do (water filling).
+    """
+    free, total = float(slots), weight + sum(other for other, _ in others)
+    # Those that want least for their weight are served first, in full, as long as their part covers it.
+    for other, want in sorted(others, key=lambda pair: pair[1] / pair[0]):
+        part = min(want, free * other / total)
+        free -= part
+        total -= other
+    return free
+
+
+def unable(workers: Mapping[str, Mapping[str, Any]], module: str) -> ServiceError | None:
+    """Why none of the live `workers` runs `module`, with the remedy; None where one does."""
+    if any(module in worker["imports"] for worker in workers.values()):
+        return None
+    start = f"SHADHO_IMPORTS={module} celery -A shadho_celery worker -Q "
+    if not workers:
+        return ServiceError(f"no worker is live; start one on a node: {start}gpu_large")
+    classes = sorted({str(worker["compute_class"]) for worker in workers.values()})
+    return ServiceError(f"no live worker has {module}; start one that has: {start}{classes[0]}")
+
+
+__all__ = ["QueueExecutor", "allow", "unable"]

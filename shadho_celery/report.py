@@ -1,0 +1,219 @@
+"""What a person sees of a study: live while it runs, in a table when it has ended, and as JSON for scripts."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+from shadho_celery.scheduler import Scheduler
+from shadho_celery.space.compile import Space
+from shadho_celery.study import Study
+from shadho_celery.trial import Trial, TrialState
+
+#: rows of the table of the best trials
+BEST = 5
+
+#: seconds between two lines of the plain view
+PLAIN_SECONDS = 5.0
+
+_S = TrialState
+
+
+class LiveView:
+    """A terminal's view: progress, the best so far, and what every class is doing."""
+
+    def __init__(self, scheduler: Scheduler, console: Console) -> None:
+        self._scheduler = scheduler
+        self._progress = Progress(
+            TextColumn("[bold]{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            console=console,
+        )
+        self._task = self._progress.add_task(scheduler.study.name, total=scheduler.limits.trials)
+        self._live = Live(self._render(), console=console, refresh_per_second=4, transient=True)
+
+    def __enter__(self) -> LiveView:
+        self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._live.stop()
+
+    def update(self) -> None:
+        """Show how things are now."""
+        self._live.update(self._render())
+
+    def note(self, text: str) -> None:
+        """Say something once, above the view."""
+        self._live.console.print(Text(text))
+
+    def _render(self) -> Group:
+        self._progress.update(self._task, completed=self._scheduler.study.counted)
+        return Group(self._progress, Text(best_line(self._scheduler.study)), class_table(self._scheduler))
+
+
+class PlainView:
+    """The view where there is no terminal: a line now and then."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self._shown_at = scheduler.study.clock.now()
+
+    def __enter__(self) -> PlainView:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def update(self) -> None:
+        """Print a line if the last one is old enough."""
+        now = self._scheduler.study.clock.now()
+        if now - self._shown_at >= PLAIN_SECONDS:
+            self._shown_at = now
+            self.note(progress_line(self._scheduler))
+
+    def note(self, text: str) -> None:
+        """Print a line on standard error: standard output is for results."""
+        print(text, file=sys.stderr, flush=True)
+
+
+def progress_line(scheduler: Scheduler) -> str:
+    """The state of the study in one line."""
+    study = scheduler.study
+    limit = f"/{scheduler.limits.trials}" if scheduler.limits.trials else ""
+    busy = ", ".join(
+        f"{c.name} {study.count(_S.RUNNING, compute_class=c.name)}/{c.slots} busy" for c in scheduler.classes
+    )
+    return f"{study.counted}{limit} trials; {best_line(study)}; {busy or 'no live worker'}"
+
+
+def best_line(study: Study) -> str:
+    """The best loss so far."""
+    best = study.best
+    if best is None:
+        return "no loss yet"
+    return f"best loss {best.loss:.6g} (trial {best.number}, {best.subspace}, {best.compute_class})"
+
+
+def class_table(scheduler: Scheduler) -> Table:
+    """One row a compute class: the live ones, and others that trials were sent to."""
+    study = scheduler.study
+    live = {c.name: c for c in scheduler.classes}
+    table = Table("class", *(_right(name) for name in ("workers", "busy", "slots", "waiting", "done", "failed")))
+    for name in [*live, *(name for name in study.compute_classes if name not in live)]:
+        known = live.get(name)
+        counts = (
+            known.workers if known else 0,
+            study.count(_S.RUNNING, compute_class=name),
+            known.slots if known else 0,
+            study.count(_S.QUEUED, compute_class=name),
+            study.count(_S.COMPLETE, _S.PRUNED, compute_class=name),
+            study.count(_S.FAILED, compute_class=name),
+        )
+        table.add_row(name, *map(str, counts))
+    return table
+
+
+def _right(name: str) -> Any:
+    from rich.table import Column
+
+    return Column(name, justify="right")
+
+
+def summary(study: Study, space: Space, console: Console, resume_command: str) -> None:
+    """The best trials, where the store lies, and how to go on."""
+    complete = sorted((t for t in study.trials if t.state is _S.COMPLETE), key=lambda t: (t.loss, t.number))
+    if complete:
+        table = Table(_right("trial"), _right("loss"), "class", "params as drawn", "what the objective got")
+        for trial in complete[:BEST]:
+            table.add_row(
+                str(trial.number), f"{trial.loss:.6g}", trial.compute_class, drawn(trial.params), given(space, trial)
+            )
+        console.print(table)
+    for trial in _failures(study):
+        console.print(Text(f"trial {trial.number} failed: {(trial.error or '').strip().splitlines()[-1][:300]}"))
+    counts = f"{study.count(_S.COMPLETE)} complete, {study.count(_S.FAILED)} failed"
+    console.print(Text(f"study {study.name}: {counts}; {best_line(study)}"))
+    console.print(Text(f"store: {study.store.safe_url}"))
+    console.print(Text(f"more trials of it: {resume_command}"))
+
+
+def _failures(study: Study, most: int = 3) -> list[Trial]:
+    """One failed trial for each of the last few different errors."""
+    seen: dict[str, Trial] = {}
+    for trial in reversed(study.trials):
+        if trial.state is _S.FAILED and trial.error and len(seen) < most:
+            seen.setdefault(trial.error.strip().splitlines()[-1], trial)
+    return list(seen.values())
+
+
+def drawn(params: Mapping[str, Any]) -> str:
+    """Params by label, short."""
+    return ", ".join(f"{label}={_short(value)}" for label, value in params.items())
+
+
+def given(space: Space, trial: Trial) -> str:
+    """What the objective got, short."""
+    try:
+        return _short(space.evaluate(trial.params))
+    except Exception as error:  # a space may call any function, which may fail on these params
+        return f"({type(error).__name__})"
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, bool) or not isinstance(value, (float, dict, tuple, list)):
+        return str(value)
+    if isinstance(value, float):
+        return f"{value:.5g}"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key}: {_short(part)}" for key, part in value.items()) + "}"
+    return "(" + ", ".join(map(_short, value)) + ")"
+
+
+def as_json(study: Study, seconds: float, subspaces: Iterable[str], slots: Mapping[str, int]) -> dict[str, Any]:
+    """The study as one JSON object; `slots` are the live slots by class, `subspaces` all that there are."""
+    best = study.best
+    return {
+        "study": study.name,
+        "store": study.store.safe_url,
+        "seconds": round(seconds, 3),
+        "trials": {
+            "total": study.counted,
+            "complete": study.count(_S.COMPLETE),
+            "failed": study.count(_S.FAILED),
+            "pruned": study.count(_S.PRUNED),
+            "cancelled": study.count(_S.CANCELLED),
+        },
+        "best": best
+        and {
+            "loss": best.loss,
+            "params": dict(best.params),
+            "compute_class": best.compute_class,
+            "trial": best.number,
+        },
+        "classes": {
+            name: {
+                "complete": study.count(_S.COMPLETE, compute_class=name),
+                "failed": study.count(_S.FAILED, compute_class=name),
+                "slots": slots.get(name, 0),
+            }
+            for name in sorted({*slots, *study.compute_classes})
+        },
+        "subspaces": {
+            name: {
+                "complete": study.count(_S.COMPLETE, subspace=name),
+                "failed": study.count(_S.FAILED, subspace=name),
+                "best": study.best_of(name),
+            }
+            for name in dict.fromkeys([*subspaces, *study.subspaces])
+        },
+    }

@@ -1,0 +1,166 @@
+"""Queues and messages: how a trial's attempt travels to the workers of a compute class.
+
+Scheduler and workers declare a class's queue through `queue`, so that its arguments can never differ. The scheduler
+builds Celery's messages (protocol 2) itself and publishes a turn's attempts in one batch: `apply_async` one by one
+costs ten times as much.
+"""
+
+from __future__ import annotations
+
+import re
+import uuid
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from typing import Any
+
+import kombu
+import kombu.exceptions
+
+from shadho_celery.errors import ServiceError
+
+#: what scheduler and worker must agree on: the form of a message and of the channel's records
+PROTOCOL = 1
+
+#: the name of the Celery task that runs a trial
+TASK = "shadho.trial"
+
+#: seconds to wait for a broker's answer
+BROKER_SECONDS = 8.0
+
+#: messages in one batch (Redis), or before the broker's confirms are waited for (RabbitMQ)
+BATCH = 500
+
+
+def queue(name: str) -> kombu.Queue:
+    """The queue of the compute class `name`: durable, bound by its own name to the default exchange.
+
+    No arguments: those of an existing queue cannot be changed, and the consumer timeout belongs into the broker's file.
+    """
+    return kombu.Queue(name, kombu.Exchange(""), routing_key=name, durable=True)
+
+
+def message(payload: Mapping[str, Any]) -> tuple[Any, dict[str, Any], dict[str, Any]]:
+    """Body, headers and properties of the Celery message that calls the trial task with `payload`."""
+    task_id = str(uuid.uuid4())
+    body = ([payload], {}, {"callbacks": None, "errbacks": None, "chain": None, "chord": None})
+    headers = {
+        "lang": "py",
+        "task": TASK,
+        "id": task_id,
+        "root_id": task_id,
+        "parent_id": None,
+        "group": None,
+        "eta": None,
+        "expires": None,
+        "retries": 0,
+        "timelimit": [None, None],
+        # Shown by monitors in place of the params, which may be long.
+        "argsrepr": f"({payload['study']} #{payload['number']}.{payload['attempt']})",
+        "kwargsrepr": "{}",
+        "origin": "shadho",
+        "ignore_result": True,
+        "shadho_protocol": PROTOCOL,
+    }
+    return body, headers, {"correlation_id": task_id, "reply_to": ""}
+
+
+class Publisher:
+    """Sends attempts to their classes' queues. What it may have failed to send may be sent again."""
+
+    def __init__(self, url: str, options: Mapping[str, Any] | None = None) -> None:
+        """`options` are Celery's `broker_transport_options`. Raises ServiceError where no broker answers."""
+        self._url = url
+        self._connection = kombu.Connection(
+            url, connect_timeout=BROKER_SECONDS / 2, heartbeat=0, transport_options=dict(options or {})
+        )
+        self._producer: kombu.Producer | None = None
+        self._declared: set[str] = set()
+        self._unconfirmed = 0
+        self._open()
+
+    def publish(self, payloads: Iterable[tuple[str, Mapping[str, Any]]]) -> None:
+        """Send each payload to the queue named beside it. Raises ServiceError where the broker does not take them."""
+        batch = list(payloads)
+        try:
+            self._publish(batch)
+        except self._failures():
+            # The connection may have died in idleness: once more on a new one. A duplicate is refused at its claim.
+            self.close()
+            self._open()
+            try:
+                self._publish(batch)
+            except self._failures() as error:
+                raise self._unreachable(error) from error
+
+    def close(self) -> None:
+        """Let go of the connection."""
+        with suppress(*self._failures()):
+            self._connection.release()
+        self._producer = None
+
+    def _open(self) -> None:
+        try:
+            self._connection.ensure_connection(max_retries=1, interval_start=0.2, timeout=BROKER_SECONDS)
+            channel = self._connection.default_channel
+            self._producer = kombu.Producer(channel, auto_declare=False, serializer="json")
+            self._declared.clear()
+            self._unconfirmed = 0
+            if hasattr(channel, "confirm_select"):
+                channel.confirm_select()
+                channel.events["basic_ack"].add(self._on_confirm)
+                self._confirmed_tag = self._published_tag = 0
+        except self._failures() as error:
+            raise self._unreachable(error) from error
+
+    def _publish(self, batch: list[tuple[str, Mapping[str, Any]]]) -> None:
+        if self._producer is None:
+            raise ConnectionError("closed")
+        for name in {name for name, _ in batch} - self._declared:
+            queue(name)(self._producer.channel).declare()
+            self._declared.add(name)
+        with self._producer.batch(BATCH):
+            for name, payload in batch:
+                body, headers, properties = message(payload)
+                self._producer.publish(body, exchange="", routing_key=name, headers=headers, delivery_mode=2, **properties)
+                self._count(self._producer.channel)
+        self._confirm(0)
+
+    def _count(self, channel: Any) -> None:
+        """Bound the number of messages that RabbitMQ has not confirmed."""
+        if hasattr(channel, "confirm_select"):
+            self._published_tag += 1
+            self._confirm(BATCH)
+
+    def _on_confirm(self, delivery_tag: int, multiple: bool) -> None:
+        self._confirmed_tag = max(self._confirmed_tag, delivery_tag)
+
+    def _confirm(self, allowed: int) -> None:
+        """Wait until at most `allowed` messages are unconfirmed."""
+        while self._published_tag - self._confirmed_tag > allowed:
+            self._connection.drain_events(timeout=BROKER_SECONDS)
+
+    #: delivery tags of RabbitMQ's confirms; Redis has none
+    _published_tag = 0
+    _confirmed_tag = 0
+
+    def _failures(self) -> tuple[type[BaseException], ...]:
+        return (
+            *self._connection.connection_errors,
+            *self._connection.channel_errors,
+            kombu.exceptions.KombuError,
+            OSError,
+        )
+
+    def _unreachable(self, error: BaseException) -> ServiceError:
+        return ServiceError(
+            f"the broker at {mask(self._url)} cannot be used ({_cause(error)}); start it, or check CELERY_BROKER_URL"
+        )
+
+
+def mask(url: str) -> str:
+    """The URL with its password hidden."""
+    return re.sub(r"(://[^/:@]*):[^@/]*@", r"\1:***@", url)
+
+
+def _cause(error: BaseException) -> str:
+    return " ".join(str(error).split())[:200] or type(error).__name__

@@ -1,0 +1,19 @@
+"""Samplers by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from shadho_celery.errors import UsageError
+from shadho_celery.samplers.base import Sampler
+from shadho_celery.samplers.random import RandomSampler
+from shadho_celery.space.split import Subspace
+
+SAMPLERS: dict[str, Callable[[Subspace, Sequence[int]], Sampler]] = {"random": RandomSampler}
+
+
+def make_sampler(name: str, subspace: Subspace, entropy: Sequence[int]) -> Sampler:
+    """The sampler called `name` for `subspace`, seeded with `entropy`; UsageError for an unknown name."""
+    if name not in SAMPLERS:
+        raise UsageError(f"there is no sampler {name!r}; choose one of {', '.join(SAMPLERS)}")
+    return SAMPLERS[name](subspace, entropy)

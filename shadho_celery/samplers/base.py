@@ -1,0 +1,21 @@
+"""The role of a sampler: it proposes params in one subspace, and learns from their losses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from shadho_celery.trial import Trial
+
+
+class Sampler(Protocol):
+    """Proposes the params of one subspace's trials. Asks and tells; draws nothing but from its seed."""
+
+    #: True where the proposals depend on the losses; else the set of trials is fixed by the seed alone
+    adaptive: bool
+
+    def ask(self, index: int) -> Mapping[str, Any]:
+        """The params of the subspace's trial number `index` (from 0): the drawn value of every active label."""
+
+    def tell(self, trial: Trial) -> None:
+        """Learn from a finished trial of this subspace, of this run or of an earlier one."""

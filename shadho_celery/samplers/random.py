@@ -1,0 +1,36 @@
+"""Independent draws from the search space's own distributions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from shadho_celery.space.split import Subspace
+from shadho_celery.trial import Trial
+
+#: Params are drawn this many at a time: numpy's price is by the call.
+BLOCK = 64
+
+
+class RandomSampler:
+    """Random search. Trial `index` of a subspace has the same params whenever it is asked for."""
+
+    adaptive = False
+
+    def __init__(self, subspace: Subspace, entropy: Sequence[int]) -> None:
+        self._subspace = subspace
+        self._entropy = tuple(entropy)
+        self._block = -1
+        self._draws: list[dict[str, Any]] = []
+
+    def ask(self, index: int) -> Mapping[str, Any]:
+        block, place = divmod(index, BLOCK)
+        if block != self._block:
+            self._draws = self._subspace.sample(np.random.default_rng([*self._entropy, block]), BLOCK)
+            self._block = block
+        return self._draws[place]
+
+    def tell(self, trial: Trial) -> None:
+        pass

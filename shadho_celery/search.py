@@ -1,0 +1,115 @@
+"""A search in this process: the shortest way from an objective to its best params."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+
+from shadho_celery.assignment import make_policy
+from shadho_celery.clock import Clock, SystemClock
+from shadho_celery.context import Objective
+from shadho_celery.errors import NoSuccessfulTrial, UsageError
+from shadho_celery.executors.base import Executor
+from shadho_celery.executors.inline import InlineExecutor
+from shadho_celery.samplers import make_sampler
+from shadho_celery.scheduler import Scheduler
+from shadho_celery.space.compile import Space, compile_space
+from shadho_celery.space.split import split
+from shadho_celery.store import Store
+from shadho_celery.study import Limits, Study, open_study
+
+DEFAULT_POLICY = "paper"
+DEFAULT_SAMPLER = "random"
+
+#: mixed into the study's seed for the policy's own draws, so that they are not those of a sampler
+_POLICY_STREAM = 0x70
+
+
+def minimize(
+    objective: Objective,
+    space: Any,
+    *,
+    trials: int | None = None,
+    seconds: float | None = None,
+    target: float | None = None,
+    seed: int | None = None,
+    sampler: str = DEFAULT_SAMPLER,
+    policy: str = DEFAULT_POLICY,
+    store: str = "sqlite://",
+    study: str | None = None,
+    resume: bool = False,
+) -> Study:
+    """Search `space` (a hyperopt expression) for the params with the least loss, trial after trial in this process.
+
+    The search ends after `trials`, after `seconds`, or at a loss of `target` or less, whichever comes first. The same
+    `seed` gives the same trials. `store` keeps them: in memory, or at a database URL such as ``sqlite:///shadho.db``,
+    where `study` names the search and `resume` carries it on.
+
+    Returns the study: `.trials` in the order they finished, each with `.params` by label, `.loss` and `.state`;
+    `.best` is the one with the least loss, None where none succeeded. Raises SpaceError for a space that cannot be
+    searched, UsageError for arguments that make no sense.
+    """
+    limits = Limits(trials=trials, seconds=seconds, target=target)
+    compiled = compile_space(space)
+    database = Store(store)
+    search = open_study(database, compiled.describe(), name=study, resume=resume, seed=seed)
+    executor = InlineExecutor(objective, compiled.evaluate)
+    try:
+        make_scheduler(compiled, search, executor, limits, sampler=sampler, policy=policy).run()
+    finally:
+        search.close()
+        database.close()
+    return search
+
+
+def fmin(
+    fn: Objective,
+    space: Any,
+    max_evals: int,
+    *,
+    algo: Any = None,
+    rstate: np.random.Generator | int | None = None,
+    **options: Any,
+) -> dict[str, Any]:
+    """Drop-in for hyperopt's ``fmin``: the best trial's drawn value of every active label.
+
+    `rstate` seeds the search. `algo` may name a sampler; hyperopt's own ``suggest`` functions are not run.
+    """
+    if algo is not None and not isinstance(algo, str):
+        warnings.warn("fmin runs this project's samplers; name one with algo='random'", stacklevel=2)
+        algo = None
+    seed = int(rstate.integers(2**31)) if isinstance(rstate, np.random.Generator) else rstate
+    study = minimize(fn, space, trials=max_evals, seed=seed, sampler=algo or DEFAULT_SAMPLER, **options)
+    if study.best is None:
+        raise NoSuccessfulTrial
+    return dict(study.best.params)
+
+
+def make_scheduler(
+    space: Space,
+    study: Study,
+    executor: Executor,
+    limits: Limits,
+    *,
+    sampler: str = DEFAULT_SAMPLER,
+    policy: str = DEFAULT_POLICY,
+    expected: tuple[str, ...] = (),
+    clock: Clock | None = None,
+) -> Scheduler:
+    """The scheduler of `study`, its parts chosen by name; UsageError for a name that does not exist."""
+    subspaces = split(space)
+    generator = np.random.default_rng([study.record.seed, _POLICY_STREAM])
+    return Scheduler(
+        study,
+        subspaces,
+        executor,
+        make_policy(policy, subspaces, generator, clock or SystemClock()),
+        lambda subspace, entropy: make_sampler(sampler, subspace, entropy),
+        limits,
+        *((expected,) if expected else ()),
+    )
+
+
+__all__ = ["UsageError", "fmin", "make_scheduler", "minimize"]

@@ -1,0 +1,255 @@
+"""From a hyperopt expression to a `Space`: the only place that reads hyperopt's graphs (pyll).
+
+A graph is read once, children first, without recursion. Each of its nodes becomes a node of `tree` (how the
+objective's params are computed) and a block of `blocks` (which labels it needs, and when). What pyll makes up only
+while it evaluates (an implementation that returns an expression, a Lambda) is left to hyperopt's ``space_eval``.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Mapping
+from dataclasses import fields
+from typing import Any
+
+from hyperopt import space_eval
+from hyperopt.pyll import base as pyll
+from hyperopt.pyll import stochastic
+
+from shadho_celery.errors import SpaceError
+from shadho_celery.space import tree
+from shadho_celery.space.blocks import Block, Branch, Skeleton, merge
+from shadho_celery.space.discrete import Categorical, Discrete
+from shadho_celery.space.domains import CONTINUOUS, Domain, RandInt, make_domain
+from shadho_celery.space.space import Condition, Space
+from shadho_celery.space.tree import Call, Dict, Literal, Memo, Node, Param, Params, Sequence, Shared, Switch
+
+__all__ = ["MAX_DEPTH", "Condition", "Space", "compile_space"]
+
+#: nodes on the longest way from the root to a leaf (a choice in a dict counts two): evaluation recurses once a node,
+#: and Python stops at 1000 frames, some of which the caller has used up
+MAX_DEPTH = 500
+
+#: hyperopt's laws -> the names of their parameters in order
+_PARAMETERS: Mapping[str, tuple[str, ...]] = {
+    **{law: tuple(field.name for field in fields(kind)) for law, kind in CONTINUOUS.items()},
+    "randint": ("low", "high"),
+    "categorical": ("p",),
+}
+
+
+def compile_space(expression: Any) -> Space:
+    """Compile a hyperopt expression, or a dict, list or tuple that holds some.
+
+    Raises SpaceError, in one line with the label, the cause and the remedy, for what cannot be searched. Warns where
+    the bounds of a log law look like raw values.
+    """
+    reader = _Reader()
+    root = _as_graph(expression)
+    space = reader.read(root)
+    for label, domain in space.domains.items():
+        if hint := domain.hint():
+            warnings.warn(f"Hyperparameter {label!r}: {hint}.", stacklevel=2)
+    return space
+
+
+class _OpenCall(Call):
+    """A call that may return a pyll expression, which is then evaluated too."""
+
+    __slots__ = ()
+
+    def evaluate(self, params: Params, memo: Memo) -> Any:
+        value = Call.evaluate(self, params, memo)
+        return space_eval(value, params) if isinstance(value, pyll.Apply) else value
+
+
+def _as_graph(expression: Any) -> Any:
+    """Convert as hyperopt does, but container by container: alone it would recurse, and copy what is shared."""
+    converted: dict[int, Any] = {}
+    try:
+        for part in tree.postorder(expression, _contents):
+            if isinstance(part, dict):
+                part_of: Any = {key: converted[id(value)] for key, value in part.items()}
+            elif isinstance(part, (list, tuple)):
+                part_of = [converted[id(value)] for value in part]
+                part_of = part_of if isinstance(part, list) else tuple(part_of)
+            else:
+                part_of = part
+            converted[id(part)] = pyll.as_apply(part_of)
+    except tree.CycleFound:
+        raise SpaceError("The space contains itself: a dict or list holds itself; leave it out there.") from None
+    except TypeError as error:  # hyperopt sorts a dict by its keys
+        raise SpaceError(f"The space has a dict whose keys cannot be sorted ({error}); use strings only.") from None
+    return converted[id(expression)]
+
+
+def _contents(part: Any) -> Iterable[Any]:
+    if isinstance(part, dict):
+        return part.values()
+    return part if isinstance(part, (list, tuple)) else ()
+
+
+def _ordered(root: Any) -> list[Any]:
+    """The graph's nodes, children first, a hyperparameter's law left out."""
+    try:
+        return list(tree.postorder(root, lambda node: () if node.name == "hyperopt_param" else node.inputs()))
+    except tree.CycleFound:
+        raise SpaceError("The space contains itself: an option leads back to its choice; leave it out there.") from None
+
+
+class _Reader:
+    """One compilation: what each of pyll's nodes has become, by the node's id."""
+
+    def __init__(self) -> None:
+        self._nodes: dict[int, Node] = {}
+        self._blocks: dict[int, Block] = {}
+        self._depths: dict[int, int] = {}
+        self._laws: dict[str, Any] = {}
+        self._domains: dict[str, Domain] = {}
+        self._switches: dict[str, Switch] = {}
+
+    def read(self, root: Any) -> Space:
+        """Read the graph and check what only the whole shows."""
+        order = _ordered(root)
+        parents: dict[int, int] = {}
+        for apply in order:
+            for child in apply.inputs():
+                parents[id(child)] = parents.get(id(child), 0) + 1
+        for apply in order:
+            self._enter(apply, parents.get(id(apply), 0) > 1)
+        if not self._domains:
+            raise SpaceError("The space has no hyperparameter; put an hp expression, such as hp.uniform, into it.")
+        return Space(self._nodes[id(root)], Skeleton(self._blocks[id(root)]), self._domains, self._switches)
+
+    def _enter(self, apply: Any, is_shared: bool) -> None:
+        inputs = () if apply.name == "hyperopt_param" else apply.inputs()
+        depth = 1 + max((self._depths[id(child)] for child in inputs), default=0)
+        node = self._node(apply)
+        if is_shared and not _is_cheap(node):
+            node, depth = Shared(node), depth + 1
+        if depth > MAX_DEPTH:
+            raise SpaceError(f"The space is nested more than {MAX_DEPTH} nodes deep; make it flatter.")
+        self._nodes[id(apply)], self._depths[id(apply)] = node, depth
+        plain = tree.unshared(node)
+        if isinstance(plain, Switch):
+            self._blocks[id(apply)] = self._branch(plain, apply)
+        elif isinstance(plain, Param):
+            self._blocks[id(apply)] = Block((plain.label,))
+        else:
+            self._blocks[id(apply)] = merge(self._blocks[id(child)] for child in inputs)
+
+    def _node(self, apply: Any) -> Node:
+        args = tuple(self._nodes[id(child)] for child in apply.pos_args) if apply.name != "hyperopt_param" else ()
+        if apply.name == "hyperopt_param":
+            return self._param(apply)
+        if isinstance(apply, pyll.Literal):
+            return Literal(apply.obj)
+        kwargs = tuple((name, self._nodes[id(child)]) for name, child in apply.named_args)
+        if apply.name == "pos_args" and not kwargs:
+            return Sequence(args)
+        if apply.name == "dict" and not args:
+            return Dict(kwargs)
+        if apply.name == "switch" and args and not kwargs:
+            return self._switch(args[0], args[1:])
+        if apply.name in stochastic.implicit_stochastic_symbols:
+            raise SpaceError(f"A {apply.name} has no label; write hp.{apply.name}('label', ...) instead.")
+        function = pyll.scope._impls.get(apply.name)
+        if function is None:
+            raise SpaceError(f"The space calls scope.{apply.name}, which is not defined; import its module.")
+        return _OpenCall(apply.name, function, args, kwargs)
+
+    def _param(self, apply: Any) -> Param:
+        label, law = _label_and_law(apply)
+        if self._laws.setdefault(label, law) is not law:
+            raise SpaceError(
+                f"Hyperparameter {label!r}: two different nodes have this label; "
+                "give each its own, or put one hp node into a variable and use that in both places."
+            )
+        if label not in self._domains:
+            self._domains[label] = make_domain(label, law.name, _arguments(label, law))
+        return Param(label)
+
+    def _switch(self, index: Node, options: tuple[Node, ...]) -> Switch:
+        switch = Switch(index, options)
+        label = _index_label(index)
+        if label is None:
+            return switch
+        domain = self._domains[label]
+        if isinstance(index, Param) and domain == RandInt(0, len(options)):  # an hp.choice: its options have no order
+            domain = self._domains[label] = Categorical.uniform(len(options))
+        if isinstance(domain, Discrete):
+            if domain.first < 0 or domain.first + domain.count > len(options):
+                raise SpaceError(
+                    f"Hyperparameter {label!r}: {domain.describe()} picks among {len(options)} options; "
+                    "give as many options as it has values, from 0."
+                )
+            self._switches.setdefault(label, switch)
+        return switch
+
+    def _branch(self, switch: Switch, apply: Any) -> Block:
+        index, *options = (self._blocks[id(child)] for child in apply.inputs())
+        if not any(options):
+            return index
+        label = _index_label(switch.index)
+        known = label if label is not None and isinstance(self._domains[label], Discrete) else None
+        return merge([index, Block((), (Branch(known, switch, tuple(options)),))])
+
+
+def _is_cheap(node: Node) -> bool:
+    """Whether evaluating the node again costs less than remembering it, and shows no difference."""
+    if isinstance(node, Call):
+        return node.function in (int, float) and isinstance(node.args[0], Param)
+    return isinstance(node, (Literal, Param))
+
+
+def _index_label(index: Node) -> str | None:
+    """The label whose value is this index, perhaps through the int() of hp.randint."""
+    index = tree.unshared(index)
+    if isinstance(index, Call) and index.function is int and len(index.args) == 1:
+        index = tree.unshared(index.args[0])
+    return index.label if isinstance(index, Param) else None
+
+
+def _label_and_law(apply: Any) -> tuple[str, Any]:
+    """A hyperopt_param's label, as a str, and the node of its law."""
+    given = {**dict(zip(("label", "obj"), apply.pos_args, strict=False)), **dict(apply.named_args)}
+    law = given["obj"]
+    label = given["label"].obj if isinstance(given["label"], pyll.Literal) else None
+    if isinstance(label, bytes):
+        label = label.decode("utf-8", "backslashreplace")
+    if not isinstance(label, str):
+        raise SpaceError(f"A hyperparameter's label is {label!r}; give a string.")
+    if law.name not in _PARAMETERS:
+        raise SpaceError(f"Hyperparameter {label!r}: {law.name!r} is none of hyperopt's laws; use an hp function.")
+    return label, law
+
+
+def _arguments(label: str, law: Any) -> dict[str, Any]:
+    """The parameters of a law by name, constant expressions evaluated."""
+    names = _PARAMETERS[law.name]
+    if len(law.pos_args) > len(names):
+        raise SpaceError(f"Hyperparameter {label!r}: {law.name} has too many parameters; it takes {', '.join(names)}.")
+    nodes = {**dict(zip(names, law.pos_args, strict=False)), **dict(law.named_args)}
+    if extra := [name for name in nodes if name not in (*names, "rng")]:
+        raise SpaceError(f"Hyperparameter {label!r}: {law.name} does not take {extra[0]!r} here; leave it out.")
+    return {name: _constant(label, name, node) for name, node in nodes.items() if name != "rng"}
+
+
+def _constant(label: str, name: str, node: Any) -> Any:
+    """The value of a law's parameter, which must not depend on any draw."""
+    if isinstance(node, pyll.Literal):
+        return node.obj
+    for part in _ordered(node):
+        if part.name == "hyperopt_param":
+            other = _label_and_law(part)[0]
+            raise SpaceError(
+                f"Hyperparameter {label!r}: its {name} depends on {other!r}; "
+                "give a number, and scale the drawn value in an expression around it."
+            )
+        if part.name in stochastic.implicit_stochastic_symbols:
+            raise SpaceError(f"Hyperparameter {label!r}: its {name} is random ({part.name}); give a number.")
+    try:
+        return pyll.rec_eval(node, print_node_on_error=False)
+    except Exception as error:
+        problem = f"its {name} cannot be computed ({type(error).__name__}: {error})".replace("\n", " ")
+        raise SpaceError(f"Hyperparameter {label!r}: {problem}; give a number.") from error

@@ -1,0 +1,191 @@
+"""What a space is compiled to: small frozen nodes that build the objective's params from the drawn values.
+
+Nodes form a graph without cycles (one node may stand in several places, wrapped in `Shared`). They compare by identity.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+
+from shadho_celery.errors import SpaceError
+
+Params = Mapping[str, Any]
+Memo = dict[Hashable, Any]
+T = TypeVar("T")
+
+
+class Node(ABC):
+    """One step of the way from a trial's values by label to what the objective gets."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def evaluate(self, params: Params, memo: Memo) -> Any:
+        """What hyperopt's space_eval gives for this node; `memo` keeps what shared nodes gave, for one evaluation."""
+
+    @property
+    def children(self) -> tuple[Node, ...]:
+        """The nodes that this one is made of, in order."""
+        return ()
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Literal(Node):
+    """A constant; the very object that the space holds."""
+
+    value: Any
+
+    def evaluate(self, params: Params, memo: Memo) -> Any:
+        return self.value
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Param(Node):
+    """A hyperparameter's raw draw."""
+
+    label: str
+
+    def evaluate(self, params: Params, memo: Memo) -> Any:
+        try:
+            return params[self.label]
+        except KeyError:
+            raise SpaceError(f"The params lack {self.label!r}, which is active in them; give it a value.") from None
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Sequence(Node):
+    """A tuple; lists become tuples too, as hyperopt has it."""
+
+    items: tuple[Node, ...]
+
+    # The loops below are written out because each comprehension would be one more frame a level before Python 3.12.
+    def evaluate(self, params: Params, memo: Memo) -> Any:
+        values = []
+        for item in self.items:
+            values.append(item.evaluate(params, memo))
+        return tuple(values)
+
+    @property
+    def children(self) -> tuple[Node, ...]:
+        return self.items
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Dict(Node):
+    """A dict with string keys."""
+
+    items: tuple[tuple[str, Node], ...]
+
+    def evaluate(self, params: Params, memo: Memo) -> Any:
+        values = {}
+        for key, item in self.items:
+            values[key] = item.evaluate(params, memo)
+        return values
+
+    @property
+    def children(self) -> tuple[Node, ...]:
+        return tuple(item for _, item in self.items)
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Call(Node):
+    """A function of other nodes: a conversion, arithmetic, anything defined in hyperopt's scope."""
+
+    name: str
+    function: Callable[..., Any]
+    args: tuple[Node, ...]
+    kwargs: tuple[tuple[str, Node], ...]
+
+    def evaluate(self, params: Params, memo: Memo) -> Any:
+        args = []
+        for argument in self.args:
+            args.append(argument.evaluate(params, memo))
+        if not self.kwargs:
+            return self.function(*args)
+        kwargs = {}
+        for name, argument in self.kwargs:
+            kwargs[name] = argument.evaluate(params, memo)
+        return self.function(*args, **kwargs)
+
+    @property
+    def children(self) -> tuple[Node, ...]:
+        return self.args + tuple(argument for _, argument in self.kwargs)
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Switch(Node):
+    """One of the options, by an index; the others are not evaluated."""
+
+    index: Node
+    options: tuple[Node, ...]
+
+    def evaluate(self, params: Params, memo: Memo) -> Any:
+        return self.options[self.position(self.index.evaluate(params, memo))].evaluate(params, memo)
+
+    def position(self, index: Any) -> int:
+        """The option's place; only whole numbers pass, as in hyperopt (no bool of numpy's, no 1.0)."""
+        if isinstance(index, np.ndarray):
+            index = index.item()
+        if not isinstance(index, (int, np.integer)):
+            raise SpaceError(f"An option's index is {index!r}; give a whole number.")
+        if not 0 <= index < len(self.options):
+            raise SpaceError(f"An option's index is {index}; give one from 0 to {len(self.options) - 1}.")
+        return int(index)
+
+    @property
+    def children(self) -> tuple[Node, ...]:
+        return (self.index, *self.options)
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Shared(Node):
+    """A node that stands in several places: evaluated once, so that what has side effects or is costly happens once."""
+
+    node: Node
+
+    def evaluate(self, params: Params, memo: Memo) -> Any:
+        if self in memo:
+            return memo[self]
+        value = memo[self] = self.node.evaluate(params, memo)
+        return value
+
+    @property
+    def children(self) -> tuple[Node, ...]:
+        return (self.node,)
+
+
+def unshared(node: Node) -> Node:
+    """The node itself, without its wrapper."""
+    return node.node if isinstance(node, Shared) else node
+
+
+class CycleFound(Exception):
+    """A graph leads back to where it came from."""
+
+
+def postorder(root: T, children: Callable[[T], Iterable[T]]) -> Iterator[T]:
+    """Every object reachable from `root` once, children first, in their order; CycleFound where there is no such order.
+
+    Objects are told apart by identity, and nothing recurses, so depth is no concern.
+    """
+    open_or_done: dict[int, bool] = {id(root): False}
+    stack: list[tuple[T, Iterator[T]]] = [(root, iter(children(root)))]
+    while stack:
+        current, rest = stack[-1]
+        for child in rest:
+            done = open_or_done.get(id(child))
+            if done is None:
+                open_or_done[id(child)] = False
+                stack.append((child, iter(children(child))))
+                break
+            if not done:
+                raise CycleFound
+        else:
+            open_or_done[id(current)] = True
+            stack.pop()
+            yield current

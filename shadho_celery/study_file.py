@@ -1,0 +1,107 @@
+"""A study file: an ordinary module with SPACE, `objective`, and optionally STUDY."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import importlib.util
+import os
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from shadho_celery.errors import UsageError
+
+#: What STUDY may say; the command line's options of the same names come before it.
+SETTINGS: Mapping[str, str] = {
+    "trials": "limit on the trials of the study",
+    "seconds": "limit on the seconds of one run",
+    "target": "a loss that is good enough",
+    "sampler": "name of the sampler",
+    "policy": "name of the placement policy",
+    "classes": "compute classes the study expects, the strongest first",
+    "cores": "cores that one trial uses",
+    "weight": "the study's part of the slots beside other studies",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudyFile:
+    """What a study file holds."""
+
+    module: str
+    space: Any
+    objective: Callable[..., Any]
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+def load(module: str) -> StudyFile:
+    """Import `module` and read it. Raises UsageError, naming cause and remedy, where it is no study file."""
+    name = module_name(module)
+    if importlib.util.find_spec(name.partition(".")[0]) is None or _spec(name) is None:
+        raise UsageError(f"there is no module {name} here; run from the folder that holds it, or set PYTHONPATH")
+    try:
+        imported = importlib.import_module(name)
+    except ImportError as error:
+        raise UsageError(f"{name} cannot be imported: {error}; install what it needs") from error
+    missing = [part for part in ("SPACE", "objective") if not hasattr(imported, part)]
+    if missing:
+        raise UsageError(f"{name} is no study file: it lacks {' and '.join(missing)}; see the README's first study")
+    settings = getattr(imported, "STUDY", {})
+    _check(name, settings)
+    return StudyFile(module=name, space=imported.SPACE, objective=imported.objective, settings=settings)
+
+
+def module_name(given: str) -> str:
+    """`given` as a module's name: ``tasks/svm.py`` is ``tasks.svm``."""
+    if given.endswith(".py"):
+        path = Path(given)
+        given = ".".join((os.path.relpath(path) if path.is_absolute() else str(path))[:-3].split(os.sep))
+    return given.strip(".")
+
+
+def cores_per_trial(modules: Iterable[str]) -> int:
+    """The most cores that STUDY["cores"] asks for in any of `modules`, read without importing them; else 1.
+
+    A worker's own process imports no study: it would cost it the memory and the start-up time of torch and its like.
+    """
+    cores = 1
+    for name in modules:
+        spec = _spec(name)
+        if spec is not None and spec.origin and spec.origin.endswith(".py"):
+            cores = max(cores, _literal_cores(Path(spec.origin)))
+    return cores
+
+
+def _literal_cores(path: Path) -> int:
+    try:
+        body = ast.parse(path.read_text(encoding="utf-8")).body
+    except (OSError, SyntaxError, ValueError):
+        return 1
+    for node in body:
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+        if any(isinstance(t, ast.Name) and t.id == "STUDY" for t in targets) and isinstance(node.value, ast.Dict):
+            for key, value in zip(node.value.keys, node.value.values, strict=True):
+                if isinstance(key, ast.Constant) and key.value == "cores" and isinstance(value, ast.Constant):
+                    return int(value.value) if isinstance(value.value, int) else 1
+    return 1
+
+
+def _spec(name: str) -> Any:
+    here = os.getcwd()
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        return importlib.util.find_spec(name)
+    except (ImportError, ValueError):
+        return None
+
+
+def _check(name: str, settings: Any) -> None:
+    if not isinstance(settings, Mapping):
+        raise UsageError(f"STUDY of {name} is no dict")
+    for key in settings:
+        if key not in SETTINGS:
+            raise UsageError(f"STUDY of {name} has an unknown key {key!r}; known are {', '.join(SETTINGS)}")

@@ -1,0 +1,81 @@
+"""Where broker and Redis are: from the environment, a file, or the command line."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from shadho_celery.errors import ShadhoError, UsageError
+from shadho_celery.routing import mask
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+BROKER = "CELERY_BROKER_URL"
+REDIS = "SHADHO_REDIS_URL"
+DEFAULTS: Mapping[str, str] = {BROKER: "amqp://127.0.0.1", REDIS: "redis://127.0.0.1/0"}
+
+
+def options(command: F) -> F:
+    """The options --broker, --redis and --url-file."""
+    for decorate in (
+        click.option("--url-file", type=click.Path(), help=f"File with lines {BROKER}=URL and {REDIS}=URL."),
+        click.option("--redis", metavar="URL", help=f"Redis of the fleet.  [env: {REDIS}]"),
+        click.option("--broker", metavar="URL", help=f"Broker of the fleet, amqp:// or redis://.  [env: {BROKER}]"),
+    ):
+        command = decorate(command)
+    return command
+
+
+def environment(broker: str | None, redis: str | None, url_file: str | None) -> dict[str, str]:
+    """The variables that the options set, for this process and its children; the command line comes first.
+
+    Raises UsageError for a file that cannot be read or understood. A password on the command line is warned of.
+    """
+    found = _read(Path(url_file).expanduser()) if url_file else {}
+    for variable, option, url in ((BROKER, "--broker", broker), (REDIS, "--redis", redis)):
+        if url:
+            if mask(url) != url:
+                click.echo(
+                    f"Warning: {option} shows its password to everybody on this machine; "
+                    f"better in {variable} or a --url-file",
+                    err=True,
+                )
+            found[variable] = url
+    return found
+
+
+def is_fleet(found: Mapping[str, str]) -> bool:
+    """True where somebody said where the fleet is."""
+    return any(variable in found or os.environ.get(variable) for variable in DEFAULTS)
+
+
+def url(variable: str) -> str:
+    """The URL in force."""
+    return os.environ.get(variable) or DEFAULTS[variable]
+
+
+def refusal(error: ShadhoError) -> click.ClickException:
+    """The error as click shows it: one line, and the error's exit code."""
+    shown = click.ClickException(" ".join(str(error).split()))
+    shown.exit_code = error.exit_code
+    return shown
+
+
+def _read(path: Path) -> dict[str, str]:
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise UsageError(f"the URL file {path} cannot be read: {error.strerror}") from None
+    found = {}
+    for number, line in enumerate(lines, 1):
+        name, separator, value = line.strip().partition("=")
+        if not line.strip() or line.startswith("#"):
+            continue
+        if not separator or name.strip() not in DEFAULTS:
+            raise UsageError(f"line {number} of {path} is neither {BROKER}=URL nor {REDIS}=URL")
+        found[name.strip()] = value.strip()
+    return found

@@ -1,0 +1,58 @@
+"""Starts the right worker for this machine: ``python -m shadho_celery.worker``.
+
+The same as ``celery -A shadho_celery worker -Q CLASS`` with the class the machine belongs to.
+"""
+
+from __future__ import annotations
+
+import os
+
+import click
+
+from shadho_celery import hardware, urls
+from shadho_celery.errors import ShadhoError
+
+EXAMPLES = """
+\b
+Examples:
+  python -m shadho_celery.worker                           # the machine's own class
+  python -m shadho_celery.worker --class cpu --slots 4     # four trials at a time, as class cpu
+  python -m shadho_celery.worker --import my_study         # runs my_study's objective
+  python -m shadho_celery.worker --url-file ~/fleet.urls   # broker and Redis from a file
+"""
+
+
+@click.command(epilog=EXAMPLES)
+@click.option("--class", "compute_class", metavar="NAME", help="Compute class to serve.  [default: detected]")
+@click.option("--slots", type=click.IntRange(min=1), help="Trials at a time.  [default: one per GPU, else per core]")
+@click.option("--import", "imports", multiple=True, metavar="MODULE", help="Study file to run; may be repeated.")
+@click.option("--loglevel", default="INFO", show_default=True, help="How much the worker's log says.")
+@urls.options
+def main(
+    compute_class: str | None,
+    slots: int | None,
+    imports: tuple[str, ...],
+    loglevel: str,
+    broker: str | None,
+    redis: str | None,
+    url_file: str | None,
+) -> None:
+    """Serve trials on this machine until stopped (Ctrl-C: once what runs has ended)."""
+    try:
+        os.environ.update(urls.environment(broker, redis, url_file))
+    except ShadhoError as error:
+        raise urls.refusal(error) from None
+    if imports:
+        os.environ["SHADHO_IMPORTS"] = ",".join(imports)
+    machine = hardware.detect()
+    name = compute_class or machine.compute_class
+    click.echo(f"{machine.host}: {machine.cores} cores, {machine.gpu_name or 'no GPU'}; serving class {name}", err=True)
+    # Read the environment only now that it is complete.
+    from shadho_celery.celery import app
+
+    arguments = ["worker", "-Q", name, "-l", loglevel, "--without-gossip", "--without-mingle"]
+    app.worker_main(arguments + (["-c", str(slots)] if slots else []))
+
+
+if __name__ == "__main__":
+    main()
