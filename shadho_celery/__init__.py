@@ -22,7 +22,7 @@ def minimize(objective: Any, space: Any, **options: Any) -> Study:
 
 
 def fmin(fn: Any, space: Any, max_evals: int, **options: Any) -> dict[str, Any]:
-    """hyperopt's way in: the best params by label; see `shadho_celery.search.fmin`."""
+    """The way in that hyperopt has: the best params by label; see `shadho_celery.search.fmin`."""
     from shadho_celery.search import fmin as run
 
     return run(fn, space, max_evals, **options)

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from celery import Celery, Task, shared_task, signals
+from celery import Celery, Task, current_app, shared_task, signals
 from celery.exceptions import Reject
 
 from shadho_celery import hardware, routing
@@ -29,9 +29,6 @@ STATE = Path(".shadho")
 app = Celery("shadho_celery")
 app.conf.update(configuration())
 
-#: The slots of the worker that lives in this process, once it does.
-_slots: Slots | None = None
-
 
 @shared_task(name=routing.TASK, bind=True, ignore_result=True)  # type: ignore[untyped-decorator]
 def trial(self: Task, payload: dict[str, Any]) -> None:
@@ -40,10 +37,8 @@ def trial(self: Task, payload: dict[str, Any]) -> None:
     if protocol != routing.PROTOCOL:
         log.error("a message of protocol %s was refused: this worker speaks %s", protocol, routing.PROTOCOL)
         return
-    if _slots is None:
-        raise Reject("this worker has no slots", requeue=True)
     try:
-        _slots.run(payload)
+        self.app.shadho_slots.run(payload)
     except NotMine as error:
         log.warning("%s", error)
         raise Reject(str(error), requeue=True) from None
@@ -66,14 +61,13 @@ def _set_up(sender: str, instance: Any, conf: Any, options: dict[str, Any], **_:
 @signals.worker_init.connect  # type: ignore[untyped-decorator]
 def _open(sender: Any, **_: Any) -> None:
     """Start the slots' processes: they get ready while Celery connects."""
-    global _slots
     conf = sender.app.conf
     machine = hardware.detect()
     try:
         client = connect(conf.get("shadho_redis_url"))
     except ShadhoError as error:
         raise _refusal(str(error)) from None
-    _slots = Slots(
+    sender.app.shadho_slots = Slots(
         client,
         machine=machine,
         compute_class=next(iter(sender.app.amqp.queues.consume_from)),
@@ -81,25 +75,22 @@ def _open(sender: Any, **_: Any) -> None:
         imports=_imports(conf, {"include": sender.include}),
         checkpoints=(STATE / "checkpoints").absolute(),
     )
-    _slots.start()
+    sender.app.shadho_slots.start()
 
 
 @signals.worker_ready.connect  # type: ignore[untyped-decorator]
-def _ready(**_: Any) -> None:
-    if _slots is not None:
-        _slots.announce()
+def _ready(sender: Any, **_: Any) -> None:
+    sender.app.shadho_slots.announce()
 
 
 @signals.worker_shutting_down.connect  # type: ignore[untyped-decorator]
 def _drain(**_: Any) -> None:
-    if _slots is not None:
-        _slots.withdraw()
+    current_app.shadho_slots.withdraw()
 
 
 @signals.worker_shutdown.connect  # type: ignore[untyped-decorator]
-def _close(**_: Any) -> None:
-    if _slots is not None:
-        _slots.close()
+def _close(sender: Any, **_: Any) -> None:
+    sender.app.shadho_slots.close()
 
 
 def _compute_class(queues: Any, machine: hardware.Machine) -> str:
@@ -120,5 +111,5 @@ def _imports(conf: Any, options: dict[str, Any]) -> list[str]:
 
 def _refusal(message: str) -> SystemExit:
     """Ends the command with one line instead of a traceback."""
-    print(f"shadho_celery: {message}", file=sys.stderr)
+    sys.stderr.write(f"shadho_celery: {message}\n")
     return SystemExit(2)

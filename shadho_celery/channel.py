@@ -104,6 +104,9 @@ for i = 2, #ARGV, 3 do
 end
 """
 
+#: With `decode_responses` every answer is text; redis-py's hints do not know which client they describe.
+Redis = Any
+
 _KINDS: dict[str, Callable[..., Event]] = {"started": Started, "report": Report, "result": Result, "lost": Lost}
 
 
@@ -117,7 +120,7 @@ class Keys:
         return f"shadho:{self.study}:{name}"
 
 
-def connect(url: str) -> redis.Redis:
+def connect(url: str) -> Redis:
     """A client of the Redis at `url`, tested. Raises ServiceError where it does not answer."""
     try:
         client = redis.Redis.from_url(
@@ -126,14 +129,16 @@ def connect(url: str) -> redis.Redis:
         client.ping()
     except (redis.RedisError, OSError, ValueError) as error:
         cause = " ".join(str(error).split())[:200]
-        raise ServiceError(f"Redis at {mask(url)} cannot be used ({cause}); start it, or check SHADHO_REDIS_URL") from error
+        raise ServiceError(
+            f"Redis at {mask(url)} cannot be used ({cause}); start it, or check SHADHO_REDIS_URL"
+        ) from error
     return client
 
 
 class Registry:
     """Who lives on the fleet: workers and studies announce themselves, and are forgotten when they fall silent."""
 
-    def __init__(self, client: redis.Redis, kind: str) -> None:
+    def __init__(self, client: Redis, kind: str) -> None:
         """`kind` is ``worker`` or ``study``."""
         self._client = client
         self._kind = kind
@@ -166,7 +171,7 @@ class Registry:
 class WorkerChannel:
     """A worker's end: claim, renew, report, finish."""
 
-    def __init__(self, client: redis.Redis, lease_seconds: float = LEASE_SECONDS) -> None:
+    def __init__(self, client: Redis, lease_seconds: float = LEASE_SECONDS) -> None:
         self._client = client
         self._lease_ms = int(lease_seconds * 1000)
         self._claim = client.register_script(_CLAIM)
@@ -180,7 +185,7 @@ class WorkerChannel:
         return bool(self._claim(keys=[keys.attempts, keys.leases, keys.events], args=arguments))
 
     def renew(self, study: str, attempts: Sequence[tuple[int, int]]) -> list[str]:
-        """Renew the leases of (number, attempt) pairs; for each ``ok``, ``cancel`` or ``gone`` (stop, it is not yours)."""
+        """Renew the leases of (number, attempt) pairs; for each ``ok``, ``cancel`` or ``gone`` (not ours)."""
         keys = Keys(study)
         members = [f"{number}.{attempt}" for number, attempt in attempts]
         return list(self._renew(keys=[keys.leases, keys.cancel], args=[self._lease_ms, *members]))
@@ -199,7 +204,7 @@ class WorkerChannel:
 class SchedulerChannel:
     """A scheduler's end: drain events, see leases end, take attempts back."""
 
-    def __init__(self, client: redis.Redis, study: str) -> None:
+    def __init__(self, client: Redis, study: str) -> None:
         self._client = client
         self._keys = Keys(study)
         self._expire = client.register_script(_EXPIRE)

@@ -13,7 +13,9 @@ from shadho_celery.errors import UsageError
 def configuration() -> dict[str, Any]:
     """The settings that came with the package, overridden by those of a celeryconfig.py in the working directory."""
     package = Path(__file__).parent
-    installed = next(path for path in (package / "celeryconfig.py", package.parent / "celeryconfig.py") if path.exists())
+    installed = next(
+        path for path in (package / "celeryconfig.py", package.parent / "celeryconfig.py") if path.exists()
+    )
     settings = _settings(_load(installed))
     own = Path("celeryconfig.py").absolute()
     if own.exists() and own != installed:

@@ -144,7 +144,7 @@ def read(returned: Any) -> tuple[float, dict[str, Any]]:
 
 def _number(value: Any, what: str) -> float:
     """`value` as a finite float; ValueError names `what` it is where it cannot be one."""
-    if hasattr(value, "item") and getattr(value, "size", 1) in (1,) and getattr(value, "ndim", 0) == 0:
+    if hasattr(value, "item") and getattr(value, "size", 1) == 1 and getattr(value, "ndim", 0) == 0:
         value = value.item()
     if not isinstance(value, (numbers.Real, Decimal)):
         raise ValueError(f"{what} is no number but {type(value).__name__}: {_short(value)}")

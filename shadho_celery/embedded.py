@@ -122,7 +122,7 @@ class Embedded:
                 if time.monotonic() > deadline or self._supervisor.poll() is not None:
                     self.close()
                     raise ServiceError(
-                        f"the embedded Redis ({self._plan.server}) did not start: {error}; see {self.directory}/redis.log"
+                        f"the embedded {self._plan.server} did not start: {error}; see its log in {self.directory}"
                     ) from error
                 time.sleep(0.02)
 
@@ -227,7 +227,7 @@ class Supervisor:
                 stdout=output,
                 stderr=output,
                 env={**os.environ, **environment},
-                preexec_fn=_die_with_parent,
+                preexec_fn=_die_with_parent,  # noqa: PLW1509 -- the supervisor has one thread
             )
 
 

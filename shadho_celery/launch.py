@@ -99,11 +99,17 @@ def _workers(_: Any, __: Any, values: tuple[str, ...]) -> dict[str, int]:
     help="Carry a study on: the one of that name, else the study file's latest.",
 )
 @click.option("--store", default="sqlite:///shadho.db", show_default=True, help="Database URL that keeps the trials.")
-@click.option("--workers", multiple=True, callback=_workers, metavar="CLASS=SLOTS", help="Workers to embed; may be repeated.")
-@click.option("--weight", type=click.FloatRange(min=0, min_open=True), help="Part of the slots beside other studies.  [default: 1]")
+@click.option(
+    "--workers", multiple=True, callback=_workers, metavar="CLASS=SLOTS", help="Workers to embed; may be repeated."
+)
+@click.option(
+    "--weight",
+    type=click.FloatRange(min=0, min_open=True),
+    help="Part of the slots beside other studies.  [default: 1]",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else on standard output.")
 @urls.options
-def main(study_module: str, resume: str | None, broker: str | None, redis: str | None, url_file: str | None, **given: Any) -> None:
+def main(study_module: str, resume: str | None, **given: Any) -> None:
     """Run the study in STUDY_FILE: a module with SPACE and objective, such as tasks.svm or my_study.py.
 
     On this machine where no broker or Redis is named, else on the fleet that they serve. Ctrl-C once finishes what
@@ -115,7 +121,9 @@ def main(study_module: str, resume: str | None, broker: str | None, redis: str |
         given["name"] = resume or given["name"]
         options = Options(study=study_module, resume=resume is not None, fleet=urls.is_fleet(found), **given)
         if options.fleet and options.workers:
-            raise UsageError("--workers is for embedded mode; on a fleet start workers with celery -A shadho_celery worker")
+            raise UsageError(
+                "--workers is for embedded mode; on a fleet start workers with celery -A shadho_celery worker"
+            )
         sys.exit(run(options))
     except ShadhoError as error:
         raise urls.refusal(error) from None
@@ -222,14 +230,20 @@ class _Launch:
         if machine.gpus:
             return {machine.compute_class: len(machine.gpus), "cpu": max(1, machine.cores - len(machine.gpus))}
         names = self._expected or hardware.DEFAULT_CLASSES
-        self._say(f"no GPU here: CPU workers play the classes {', '.join(names)}; --workers cpu={machine.cores} for real use")
+        self._say(
+            f"no GPU here: CPU workers play the classes {', '.join(names)}; --workers cpu={machine.cores} for real use"
+        )
         return dict.fromkeys(names, 1)
 
     # The run
 
     def search(self) -> int:
         """Turn the loop to its end under a view; the exit code."""
-        view = report.LiveView(self._scheduler, self._console) if self._console.is_terminal else report.PlainView(self._scheduler)
+        view = (
+            report.LiveView(self._scheduler, self._console)
+            if self._console.is_terminal
+            else report.PlainView(self._scheduler)
+        )
         watch = _Watch(self._expected, self._executor, self._file.module)
 
         def on_turn() -> None:

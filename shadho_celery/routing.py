@@ -42,7 +42,7 @@ def queue(name: str) -> kombu.Queue:
 def message(payload: Mapping[str, Any]) -> tuple[Any, dict[str, Any], dict[str, Any]]:
     """Body, headers and properties of the Celery message that calls the trial task with `payload`."""
     task_id = str(uuid.uuid4())
-    body = ([payload], {}, {"callbacks": None, "errbacks": None, "chain": None, "chord": None})
+    body: Any = ([payload], {}, {"callbacks": None, "errbacks": None, "chain": None, "chord": None})
     headers = {
         "lang": "py",
         "task": TASK,
@@ -121,7 +121,9 @@ class Publisher:
         with self._producer.batch(BATCH):
             for name, payload in batch:
                 body, headers, properties = message(payload)
-                self._producer.publish(body, exchange="", routing_key=name, headers=headers, delivery_mode=2, **properties)
+                self._producer.publish(
+                    body, exchange="", routing_key=name, headers=headers, delivery_mode=2, **properties
+                )
                 self._count(self._producer.channel)
         self._confirm(0)
 

@@ -23,13 +23,15 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shadho_celery import study_file
 from shadho_celery.clock import SystemClock
 from shadho_celery.context import LocalContext, Objective, Outcome, call, describe
-from shadho_celery.space.compile import Space, compile_space
 from shadho_celery.trial import TrialState
+
+if TYPE_CHECKING:
+    from shadho_celery.space.compile import Space
 
 #: seconds a trial has to return after its stop flag was raised
 STOP_SECONDS = 2.0
@@ -46,7 +48,7 @@ class Runner:
         self._modules = list(modules)
         self._environment = dict(environment)
         self._process: subprocess.Popen[bytes] | None = None
-        self._pipe: socket.socket | None = None
+        self._pipe: Any = None
         self._lines: Any = None
         self._output: Any = None
         self._lock = threading.Lock()
@@ -58,7 +60,7 @@ class Runner:
                 return
             self._reap()
             ours, theirs = socket.socketpair()
-            self._output = tempfile.TemporaryFile()
+            self._output = tempfile.TemporaryFile()  # noqa: SIM115 -- lives as long as the process
             with theirs:
                 self._process = subprocess.Popen(
                     [sys.executable, "-m", "shadho_celery.runner", str(theirs.fileno()), *self._modules],
@@ -77,7 +79,6 @@ class Runner:
         """Run one trial to its end; the end of the process is an outcome too."""
         began = SystemClock().now()
         self.start()
-        assert self._pipe is not None
         self._output.seek(0)
         self._output.truncate()
         try:
@@ -111,9 +112,10 @@ class Runner:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
-        for resource in (self._lines, self._pipe, self._output):
-            with suppress(OSError):
-                resource.close()
+        with suppress(OSError):
+            self._lines.close()
+            self._pipe.close()
+            self._output.close()
         self._process = None
 
     def _obituary(self) -> str:
@@ -194,6 +196,9 @@ class _Process:
     def _objective(self, module: str) -> tuple[Objective, Space]:
         """The objective and the compiled space of `module`."""
         if module not in self._studies:
+            # Here and not above: the worker's own process imports this file too, and needs no hyperopt.
+            from shadho_celery.space.compile import compile_space
+
             file = study_file.load(module)
             self._studies[module] = (file.objective, compile_space(file.space))
         return self._studies[module]

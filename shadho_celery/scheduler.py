@@ -29,6 +29,7 @@ class Scheduler:
         study: Study,
         subspaces: Sequence[Subspace],
         executor: Executor,
+        *,
         policy: Policy,
         make_sampler: MakeSampler,
         limits: Limits,
@@ -135,8 +136,8 @@ class Scheduler:
         near_end = left <= sum(compute_class.slots for compute_class in self.classes)
         room = {c.name: self._room(c, 0 if near_end else c.ahead) for c in self.classes}
         while left > 0 and any(free > 0 for free in room.values()):
-            for name in room:
-                if room[name] > 0 and left > 0:
+            for name, free in room.items():
+                if free > 0 and left > 0:
                     room[name] -= 1
                     left -= 1
                     yield name

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 
 from shadho_celery.assignment import make_policy
-from shadho_celery.clock import Clock, SystemClock
 from shadho_celery.context import Objective
-from shadho_celery.errors import NoSuccessfulTrial, UsageError
+from shadho_celery.errors import NoSuccessfulTrial
 from shadho_celery.executors.base import Executor
 from shadho_celery.executors.inline import InlineExecutor
+from shadho_celery.hardware import DEFAULT_CLASSES
 from shadho_celery.samplers import make_sampler
 from shadho_celery.scheduler import Scheduler
 from shadho_celery.space.compile import Space, compile_space
@@ -96,7 +96,6 @@ def make_scheduler(
     sampler: str = DEFAULT_SAMPLER,
     policy: str = DEFAULT_POLICY,
     expected: tuple[str, ...] = (),
-    clock: Clock | None = None,
 ) -> Scheduler:
     """The scheduler of `study`, its parts chosen by name; UsageError for a name that does not exist."""
     subspaces = split(space)
@@ -105,11 +104,8 @@ def make_scheduler(
         study,
         subspaces,
         executor,
-        make_policy(policy, subspaces, generator, clock or SystemClock()),
-        lambda subspace, entropy: make_sampler(sampler, subspace, entropy),
-        limits,
-        *((expected,) if expected else ()),
+        policy=make_policy(policy, subspaces, generator, study.clock),
+        make_sampler=lambda subspace, entropy: make_sampler(sampler, subspace, entropy),
+        limits=limits,
+        expected=expected or DEFAULT_CLASSES,
     )
-
-
-__all__ = ["UsageError", "fmin", "make_scheduler", "minimize"]

@@ -322,7 +322,9 @@ def _engine(url: str) -> sa.Engine:
     if parsed.drivername == "postgresql":
         parsed = parsed.set(drivername="postgresql+psycopg")
     if parsed.get_backend_name() not in {"sqlite", "postgresql"}:
-        raise StoreError(f"no store of the kind {parsed.drivername!r}; write sqlite:///FILE or postgresql://USER@HOST/NAME")
+        raise StoreError(
+            f"no store of the kind {parsed.drivername!r}; write sqlite:///FILE or postgresql://USER@HOST/NAME"
+        )
     if parsed.get_backend_name() == "sqlite":
         return _sqlite_engine(parsed)
     try:
@@ -338,7 +340,9 @@ def _sqlite_engine(url: sa.URL) -> sa.Engine:
     path = Path(str(url.database)).absolute()
     kind = file_system(path)
     if kind in NETWORK_FILE_SYSTEMS:
-        raise StoreError(f"{path} lies on a network file system ({kind}) where SQLite loses data; give --store another URL")
+        raise StoreError(
+            f"{path} lies on a network file system ({kind}) where SQLite loses data; give --store another URL"
+        )
     try:
         # Created here, so that nobody but its owner can read it from its first moment.
         os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))

@@ -285,9 +285,7 @@ def open_study(
     return Study(store, record, fence, store.trials(record.key) if resume else (), clock)
 
 
-def _new_record(
-    space: Mapping[str, str], module: str, name: str | None, seed: int | None, clock: Clock
-) -> StudyRecord:
+def _new_record(space: Mapping[str, str], module: str, name: str | None, seed: int | None, clock: Clock) -> StudyRecord:
     key = uuid.uuid4().hex[:16]
     if seed is None:
         seed = int(np.random.SeedSequence().generate_state(1)[0])
@@ -296,7 +294,9 @@ def _new_record(
         # Two studies of one module may begin within a second.
         name = f"{module or 'study'}-{moment:%Y%m%d-%H%M%S}-{key[:4]}"
     if not name.strip() or len(name) > 200 or any(ord(char) < 32 or char in "/\\" for char in name) or name[0] == ".":
-        raise UsageError(f"{name[:60]!r} cannot name a study; use up to 200 characters without slashes or a leading dot")
+        raise UsageError(
+            f"{name[:60]!r} cannot name a study; use up to 200 characters without slashes or a leading dot"
+        )
     return StudyRecord(key=key, name=name, module=module, seed=seed, space=dict(space), created_at=clock.now())
 
 

@@ -58,7 +58,7 @@ def module_name(given: str) -> str:
     """`given` as a module's name: ``tasks/svm.py`` is ``tasks.svm``."""
     if given.endswith(".py"):
         path = Path(given)
-        given = ".".join((os.path.relpath(path) if path.is_absolute() else str(path))[:-3].split(os.sep))
+        given = ".".join(Path(os.path.relpath(path)).with_suffix("").parts)
     return given.strip(".")
 
 
@@ -81,16 +81,27 @@ def _literal_cores(path: Path) -> int:
     except (OSError, SyntaxError, ValueError):
         return 1
     for node in body:
-        targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
-        if any(isinstance(t, ast.Name) and t.id == "STUDY" for t in targets) and isinstance(node.value, ast.Dict):
-            for key, value in zip(node.value.keys, node.value.values, strict=True):
-                if isinstance(key, ast.Constant) and key.value == "cores" and isinstance(value, ast.Constant):
-                    return int(value.value) if isinstance(value.value, int) else 1
+        if isinstance(node, ast.Assign):
+            targets, value = node.targets, node.value
+        elif isinstance(node, ast.AnnAssign) and node.value is not None:
+            targets, value = [node.target], node.value
+        else:
+            continue
+        if any(isinstance(target, ast.Name) and target.id == "STUDY" for target in targets):
+            return _cores_in(value)
+    return 1
+
+
+def _cores_in(settings: ast.expr) -> int:
+    if isinstance(settings, ast.Dict):
+        for key, value in zip(settings.keys, settings.values, strict=True):
+            if isinstance(key, ast.Constant) and key.value == "cores" and isinstance(value, ast.Constant):
+                return value.value if isinstance(value.value, int) else 1
     return 1
 
 
 def _spec(name: str) -> Any:
-    here = os.getcwd()
+    here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)
     try:

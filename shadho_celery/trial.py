@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Any, Union
+from typing import Any
 
 
 class TrialState(str, Enum):
@@ -20,9 +20,12 @@ class TrialState(str, Enum):
     CANCELLED = "CANCELLED"
     LOST = "LOST"
 
-    # A str mixed into Enum would print as "TrialState.X" on some versions of Python.
-    __str__ = str.__str__
-    __format__ = str.__format__
+    def __str__(self) -> str:
+        # As a str mixed into Enum it would print as "TrialState.X" on some versions of Python.
+        return self.value
+
+    def __format__(self, specification: str) -> str:
+        return format(self.value, specification)
 
     @property
     def is_finished(self) -> bool:
@@ -144,4 +147,4 @@ class Lost:
     claimed: bool = True
 
 
-Event = Union[Started, Report, Result, Lost]
+Event = Started | Report | Result | Lost

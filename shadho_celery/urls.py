@@ -60,9 +60,13 @@ def url(variable: str) -> str:
 
 def refusal(error: ShadhoError) -> click.ClickException:
     """The error as click shows it: one line, and the error's exit code."""
-    shown = click.ClickException(" ".join(str(error).split()))
-    shown.exit_code = error.exit_code
-    return shown
+    return _Refusal(" ".join(str(error).split()), error.exit_code)
+
+
+class _Refusal(click.ClickException):
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code  # type: ignore[misc]  # click declares it for the class, and reads it from the instance
 
 
 def _read(path: Path) -> dict[str, str]:

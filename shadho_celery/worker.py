@@ -33,13 +33,11 @@ def main(
     slots: int | None,
     imports: tuple[str, ...],
     loglevel: str,
-    broker: str | None,
-    redis: str | None,
-    url_file: str | None,
+    **where: str | None,
 ) -> None:
     """Serve trials on this machine until stopped (Ctrl-C: once what runs has ended)."""
     try:
-        os.environ.update(urls.environment(broker, redis, url_file))
+        os.environ.update(urls.environment(**where))
     except ShadhoError as error:
         raise urls.refusal(error) from None
     if imports:

@@ -35,7 +35,9 @@ class SimulatedExecutor:
 
     def classes(self) -> Sequence[ComputeClass]:
         return [
-            ComputeClass(name=name, slots=slots, busy=self._busy[name], cores=len(self._slots) - place, ahead=self._ahead)
+            ComputeClass(
+                name=name, slots=slots, busy=self._busy[name], cores=len(self._slots) - place, ahead=self._ahead
+            )
             for place, (name, slots) in enumerate(self._slots.items())
         ]
 

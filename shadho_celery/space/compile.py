@@ -22,7 +22,7 @@ from shadho_celery.space.blocks import Block, Branch, Skeleton, merge
 from shadho_celery.space.discrete import Categorical, Discrete
 from shadho_celery.space.domains import CONTINUOUS, Domain, RandInt, make_domain
 from shadho_celery.space.space import Condition, Space
-from shadho_celery.space.tree import Call, Dict, Literal, Memo, Node, Param, Params, Sequence, Shared, Switch
+from shadho_celery.space.tree import Call, Dict, Literal, Node, Param, Params, Sequence, Shared, Switch
 
 __all__ = ["MAX_DEPTH", "Condition", "Space", "compile_space"]
 
@@ -53,18 +53,16 @@ def compile_space(expression: Any) -> Space:
     return space
 
 
-class _OpenCall(Call):
-    """A call that may return a pyll expression, which is then evaluated too."""
-
-    __slots__ = ()
-
-    def evaluate(self, params: Params, memo: Memo) -> Any:
-        value = Call.evaluate(self, params, memo)
-        return space_eval(value, params) if isinstance(value, pyll.Apply) else value
+def _finish(value: Any, params: Params) -> Any:
+    """What a function gave; where that is an expression of pyll's, what it evaluates to."""
+    return space_eval(value, params) if isinstance(value, pyll.Apply) else value
 
 
 def _as_graph(expression: Any) -> Any:
-    """Convert as hyperopt does, but container by container: alone it would recurse, and copy what is shared."""
+    """Convert as hyperopt does, but container by container: alone it would recurse, and copy what is shared.
+
+    A dict keeps its order, which hyperopt would sort away: it cannot where the dict is inside an hp.choice.
+    """
     converted: dict[int, Any] = {}
     try:
         for part in tree.postorder(expression, _contents):
@@ -76,6 +74,9 @@ def _as_graph(expression: Any) -> Any:
             else:
                 part_of = part
             converted[id(part)] = pyll.as_apply(part_of)
+            if isinstance(part, dict):
+                places = {key: place for place, key in enumerate(part)}
+                converted[id(part)].named_args.sort(key=lambda named: places[named[0]])  # noqa: B023 (used at once)
     except tree.CycleFound:
         raise SpaceError("The space contains itself: a dict or list holds itself; leave it out there.") from None
     except TypeError as error:  # hyperopt sorts a dict by its keys
@@ -156,7 +157,7 @@ class _Reader:
         function = pyll.scope._impls.get(apply.name)
         if function is None:
             raise SpaceError(f"The space calls scope.{apply.name}, which is not defined; import its module.")
-        return _OpenCall(apply.name, function, args, kwargs)
+        return Call(apply.name, function, args, kwargs, _finish)
 
     def _param(self, apply: Any) -> Param:
         label, law = _label_and_law(apply)

@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 DEFAULT_MAX_SUBSPACES = 64
 #: the subspace that is the whole space
 UNDIVIDED = "all"
-#: with more pairs to compare, choices that stand in several places count once in each: the answer takes milliseconds
+#: with more pairs to compare, a count of choices that stand in several places becomes a bound, to take milliseconds
 _MAX_PAIRS = 20_000
 
 #: the choices still open, nearest first, as a linked list
@@ -81,7 +81,7 @@ def split(space: Space, max_subspaces: int = DEFAULT_MAX_SUBSPACES) -> tuple[Sub
         chosen = within.outermost(max_subspaces)
         logger.warning(
             "the space has %s combinations of choices, more than %d: split on %s only",
-            within.count(), max_subspaces, ", ".join(chosen) or "none",
+            _readable(within.count()), max_subspaces, ", ".join(chosen) or "none",
         )  # fmt: skip
         combinations = list(within.combinations(frozenset(chosen)))
     names = _names(combinations, within.names)
@@ -91,8 +91,8 @@ def split(space: Space, max_subspaces: int = DEFAULT_MAX_SUBSPACES) -> tuple[Sub
 def count_subspaces(space: Space) -> int:
     """How many combinations of structural choices the space has, exactly, however many.
 
-    Where very many choices stand in several places (hundreds of combinations of these alone), each place counts for
-    itself, which gives too many.
+    Only where very many choices stand in several places (hundreds of combinations of these alone) it is an upper bound:
+    the product over all choices.
     """
     return _Structure(space).count()
 
@@ -124,18 +124,20 @@ class _Structure:
 
     def combinations(self, labels: frozenset[str]) -> Iterator[dict[str, int]]:
         """Every combination of options of these choices, the last choice varying fastest."""
-        todo: list[tuple[_Pending, dict[str, int]]] = [(_push(self._skeleton.root, None), {})]
+        todo: list[tuple[_Pending, dict[str, int], set[Branch]]] = [(_push(self._skeleton.root, None), {}, set())]
         while todo:
-            pending, pins = todo.pop()
+            pending, pins, seen = todo.pop()
             while pending is not None:
                 branch, pending = pending
-                if branch.label not in labels:
+                if branch.label not in labels or branch in seen:
                     continue
-                if branch.label in pins:
+                seen.add(branch)
+                if branch.label in pins:  # another list of options with the same index
                     pending = _push(branch.options[pins[branch.label]], pending)
                     continue
                 for place in reversed(self.reachable(branch)):
-                    todo.append((_push(branch.options[place], pending), {**pins, branch.label: place}))
+                    below_it = _push(branch.options[place], pending)
+                    todo.append((below_it, {**pins, branch.label: place}, set(seen)))
                 break
             else:
                 yield pins
@@ -177,7 +179,7 @@ class _Structure:
         try:
             return sum(self._counts(shared).values())
         except _TooManyPairs:
-            return sum(self._counts(frozenset()).values())
+            return math.prod(len(self.reachable(branch)) for branch in self._first.values())
 
     def _shared_labels(self) -> frozenset[str]:
         """The choices that can be met twice on the way through one assignment."""
@@ -232,6 +234,14 @@ def _taken(branch: Branch, pins: Pins) -> tuple[Block, ...]:
     """The options that may be taken under these pins."""
     place = pins.get(branch.label) if branch.label is not None else None
     return branch.options if place is None else (branch.options[place],)
+
+
+def _readable(count: int) -> str:
+    """A count of any size: 390 or 3.9e19."""
+    if count < 10**15:
+        return str(count)
+    power = math.log10(count)  # of an int: a float would overflow
+    return f"{10 ** (power % 1):.2g}e{math.floor(power)}"
 
 
 def _push(block: Block, pending: _Pending) -> _Pending:

@@ -100,17 +100,19 @@ class Call(Node):
     function: Callable[..., Any]
     args: tuple[Node, ...]
     kwargs: tuple[tuple[str, Node], ...]
+    #: what becomes of the function's result, given the params
+    finish: Callable[[Any, Params], Any]
 
     def evaluate(self, params: Params, memo: Memo) -> Any:
         args = []
         for argument in self.args:
             args.append(argument.evaluate(params, memo))
         if not self.kwargs:
-            return self.function(*args)
+            return self.finish(self.function(*args), params)
         kwargs = {}
         for name, argument in self.kwargs:
             kwargs[name] = argument.evaluate(params, memo)
-        return self.function(*args, **kwargs)
+        return self.finish(self.function(*args, **kwargs), params)
 
     @property
     def children(self) -> tuple[Node, ...]:

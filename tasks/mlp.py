@@ -1,0 +1,130 @@
+"""A small neural network on handwritten digits, which reports its loss after every epoch and stops when told to.
+
+    python -m shadho_celery.launch tasks.mlp --trials 30        # embedded, or on the fleet
+    python -m tasks.mlp                                         # alone, in this process
+
+On a slot with a GPU it trains there. A trial takes a few seconds.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from hyperopt import hp
+
+# torch and scikit-learn are imported where they are used: the scheduler reads SPACE and needs no training library.
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from shadho_celery.context import Context
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What is fixed in every trial."""
+
+    #: passes over the training digits where the trial's budget does not say otherwise
+    epochs: int = 20
+    #: digits per gradient step
+    batch: int = 64
+    #: share of the digits the loss is taken on
+    held_out: float = 0.25
+    #: seed of that split: the same digits for every trial, or losses could not be compared
+    split_seed: int = 0
+
+
+SETTINGS = Settings()
+
+SPACE = {
+    "width": hp.choice("width", [32, 64, 128, 256]),
+    "layers": hp.uniformint("layers", 1, 3),
+    "dropout": hp.uniform("dropout", 0.0, 0.5),
+    "learning_rate": hp.loguniform("learning_rate", np.log(1e-4), np.log(1e-1)),
+    # Two subspaces: each way of descending has a parameter of its own.
+    "descent": hp.choice(
+        "descent",
+        [
+            {"descent": "sgd", "momentum": hp.uniform("momentum", 0.0, 0.99)},
+            {"descent": "adamw", "weight_decay": hp.loguniform("weight_decay", np.log(1e-6), np.log(1e-1))},
+        ],
+    ),
+}
+
+STUDY = {"trials": 30}
+
+
+def digits(device: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Training and held-out pixels (64 each, scaled to 0..1), training and held-out labels."""
+    import torch
+    from sklearn.datasets import load_digits
+    from sklearn.model_selection import train_test_split
+
+    pixels, labels = load_digits(return_X_y=True)
+    parts = train_test_split(
+        pixels / 16, labels, test_size=SETTINGS.held_out, random_state=SETTINGS.split_seed, stratify=labels
+    )
+    kinds = (torch.float32, torch.float32, torch.int64, torch.int64)
+    train, held_out, train_labels, held_out_labels = (
+        torch.as_tensor(part, dtype=kind, device=device) for part, kind in zip(parts, kinds, strict=True)
+    )
+    return train, held_out, train_labels, held_out_labels
+
+
+def network(params: dict[str, Any]) -> nn.Module:
+    """`layers` hidden layers of `width`, ten outputs."""
+    from torch import nn
+
+    sizes = [64] + [params["width"]] * params["layers"]
+    hidden: list[nn.Module] = []
+    for size, next_size in itertools.pairwise(sizes):
+        hidden += [nn.Linear(size, next_size), nn.ReLU(), nn.Dropout(params["dropout"])]
+    return nn.Sequential(*hidden, nn.Linear(sizes[-1], 10))
+
+
+def objective(params: dict[str, Any], context: Context) -> dict[str, float]:
+    """Cross-entropy on held-out digits after the last epoch, which is the trial's budget or `Settings.epochs`."""
+    import torch
+    from torch.nn.functional import cross_entropy
+
+    torch.manual_seed(context.seed)
+    train, held_out, train_labels, held_out_labels = digits(context.device)
+    model = network(params).to(context.device)
+    descent: torch.optim.Optimizer
+    if params["descent"]["descent"] == "sgd":
+        descent = torch.optim.SGD(
+            model.parameters(), lr=params["learning_rate"], momentum=params["descent"]["momentum"]
+        )
+    else:
+        descent = torch.optim.AdamW(
+            model.parameters(), lr=params["learning_rate"], weight_decay=params["descent"]["weight_decay"]
+        )
+
+    result = {}
+    for epoch in range(1, int(context.budget or SETTINGS.epochs) + 1):
+        model.train()
+        for batch in torch.randperm(len(train), device=context.device).split(SETTINGS.batch):
+            descent.zero_grad()
+            cross_entropy(model(train[batch]), train_labels[batch]).backward()
+            descent.step()
+        model.eval()
+        with torch.no_grad():
+            scores = model(held_out)
+        result = {
+            "loss": cross_entropy(scores, held_out_labels).item(),
+            "accuracy": (scores.argmax(dim=1) == held_out_labels).float().mean().item(),
+            "epochs": epoch,
+        }
+        context.report(epoch, result["loss"])
+        if context.should_stop():
+            break
+    return result
+
+
+if __name__ == "__main__":
+    import shadho_celery
+
+    best = shadho_celery.minimize(objective, SPACE, trials=STUDY["trials"], seed=0).best
+    print(f"loss {best.loss:.4f} with {best.params}" if best else "no trial succeeded")

@@ -1,0 +1,94 @@
+"""Fixtures that several folders of tests share; where the services come from is told in services.py."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+import uuid
+from collections.abc import Callable, Iterator
+
+import pytest
+import services
+
+
+@pytest.fixture(scope="session")
+def redis_server() -> Iterator[str]:
+    """URL of a Redis that tests share."""
+    with services.redis_service() as (url, _):
+        yield url
+
+
+@pytest.fixture
+def redis_url(redis_server: str) -> Iterator[str]:
+    """URL of an empty Redis database that is this test's alone (one key in it says that it is lent)."""
+    with services.redis_db(redis_server) as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def amqp_server() -> Iterator[tuple[str, Callable[..., str]]]:
+    """URL of a RabbitMQ that tests share, and its rabbitmqctl."""
+    with services.amqp_service() as (url, server):
+        yield url, server.ctl if isinstance(server, services.RabbitServer) else services.system_rabbitmqctl
+
+
+@pytest.fixture
+def amqp_url(amqp_server: tuple[str, Callable[..., str]]) -> Iterator[str]:
+    """URL of a virtual host that is this test's alone; where none can be made, of the broker: use `unique`."""
+    with services.amqp_vhost(*amqp_server) as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[str]:
+    """SQLAlchemy URL of a PostgreSQL that tests share."""
+    with services.postgres_service() as (url, _):
+        yield url
+
+
+@pytest.fixture
+def postgres_url(postgres_server: str) -> Iterator[str]:
+    """SQLAlchemy URL of an empty database that is this test's alone."""
+    with services.postgres_database(postgres_server) as url:
+        yield url
+
+
+@pytest.fixture
+def private_redis() -> Iterator[services.RedisServer]:
+    """A Redis of this test's own, to be killed and restarted at will."""
+    server = services.start_any("a private Redis is needed", services.RedisServer)
+    assert isinstance(server, services.RedisServer)
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def private_rabbitmq() -> Iterator[services.RabbitServer]:
+    """A RabbitMQ node of this test's own, to be killed and restarted at will; it takes some seconds to boot."""
+    server = services.start_any("a private RabbitMQ is needed", services.RabbitServer)
+    assert isinstance(server, services.RabbitServer)
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def unique() -> Callable[[str], str]:
+    """Make a name nobody else uses: of a queue on a shared broker, of a study in a shared store."""
+    return lambda name: f"{name}-{uuid.uuid4().hex[:8]}"
+
+
+@pytest.fixture
+def no_orphans(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Five seconds after the test nothing that it started is alive, whoever is its parent now (Linux only)."""
+    mark = uuid.uuid4().hex
+    monkeypatch.setenv(services.MARK, mark)
+    yield
+    deadline = time.monotonic() + 5
+    while (left := services.marked_processes(mark)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    for pid, _ in left:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    assert not left, f"left behind: {left}"

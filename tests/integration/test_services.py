@@ -1,0 +1,197 @@
+"""The services that the other tests are lent: they work, and what one test does in them no other test sees."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import kombu
+import pytest
+import redis
+import services
+import sqlalchemy
+import yaml
+
+
+def test_a_redis_database_is_lent_empty_and_to_one_test_at_a_time(redis_server: str) -> None:
+    with services.redis_db(redis_server) as first, services.redis_db(redis_server) as second:
+        assert first != second
+        with redis.Redis.from_url(first) as one, redis.Redis.from_url(second) as other:
+            one.set("key", "value")
+            assert other.get("key") is None
+    with redis.Redis.from_url(first) as one:
+        assert one.dbsize() == 0
+
+
+def test_a_redis_database_with_somebody_elses_data_is_not_lent(private_redis: services.RedisServer) -> None:
+    for number in services.TEST_DBS:
+        with redis.Redis.from_url(private_redis.url.replace("/0", f"/{number}")) as client:
+            client.set("precious", "1")
+    with pytest.raises(services.Unavailable, match="in use"), services.redis_db(private_redis.url):
+        pass
+    assert client.get("precious") == b"1"
+
+
+def test_streams_work_in_the_lent_database(redis_url: str) -> None:
+    with redis.Redis.from_url(redis_url, decode_responses=True) as client:
+        client.xadd("stream", {"loss": "0.5"})
+        [(_, fields)] = client.xrange("stream")
+        assert fields == {"loss": "0.5"}
+
+
+def test_a_message_published_to_the_lent_broker_is_delivered(amqp_url: str, unique: Callable[[str], str]) -> None:
+    with kombu.Connection(amqp_url) as connection:
+        queue = connection.SimpleQueue(unique("hello"))
+        queue.put({"trial": 1})
+        message = queue.get(timeout=5)
+        assert message.payload == {"trial": 1}
+        message.ack()
+        queue.close()
+        queue.queue.delete()
+
+
+def test_two_virtual_hosts_do_not_see_each_others_queues(private_rabbitmq: services.RabbitServer) -> None:
+    lend = services.amqp_vhost
+    node = private_rabbitmq
+    with lend(node.url, node.ctl) as first, lend(node.url, node.ctl) as second:
+        assert first != second
+        with kombu.Connection(first) as connection:
+            kombu.Queue("seen")(connection.default_channel).declare()
+        with kombu.Connection(second) as connection, pytest.raises(connection.channel_errors, match="no queue 'seen'"):
+            kombu.Queue("seen")(connection.default_channel).queue_declare(passive=True)
+    assert "shadho-test-" not in node.ctl("list_vhosts")
+
+
+def test_a_broker_whose_rabbitmqctl_is_not_ours_is_lent_as_it_is() -> None:
+    def refused(*words: str) -> str:
+        raise services.Unavailable(words[0])
+
+    url = "amqp://somebody:secret@broker.example//"
+    with services.amqp_vhost(url, refused) as lent:
+        assert lent == url
+
+
+def test_a_postgres_database_is_lent_fresh_and_dropped_with_its_connections(postgres_server: str) -> None:
+    with services.postgres_database(postgres_server) as url:
+        engine = sqlalchemy.create_engine(url)
+        left_open = engine.connect()
+        left_open.execute(sqlalchemy.text("create table trials (id integer)"))
+        left_open.commit()
+        assert sqlalchemy.inspect(engine).get_table_names() == ["trials"]
+    with pytest.raises(sqlalchemy.exc.OperationalError):
+        services.postgres_answers(url)
+    left_open.invalidate()
+    left_open.close()
+    engine.dispose()
+
+
+def test_a_private_postgres_starts_and_leaves_nothing(no_orphans: None) -> None:
+    server = services.start_any("a private PostgreSQL is needed", services.PostgresServer)
+    assert isinstance(server, services.PostgresServer)
+    with services.postgres_database(server.url) as url:
+        assert services.postgres_answers(url)
+    server.stop()
+    assert not server.folder.exists()
+
+
+def test_a_killed_private_redis_comes_back_with_its_data(no_orphans: None, private_redis: services.RedisServer) -> None:
+    with redis.Redis.from_url(private_redis.url) as client:
+        client.set("kept", "1")
+        private_redis.kill()
+        with pytest.raises(redis.ConnectionError):
+            client.ping()
+        private_redis.restart()
+        assert client.get("kept") == b"1"
+
+
+def test_a_killed_private_rabbitmq_comes_back_with_its_messages(
+    no_orphans: None, private_rabbitmq: services.RabbitServer
+) -> None:
+    with kombu.Connection(private_rabbitmq.url, transport_options={"confirm_publish": True}) as connection:
+        connection.SimpleQueue("kept").put({"trial": 1})
+    private_rabbitmq.restart()
+    with kombu.Connection(private_rabbitmq.url) as connection:
+        assert connection.SimpleQueue("kept").get(timeout=5).payload == {"trial": 1}
+
+
+def test_the_environment_comes_first_then_the_standard_port_then_a_private_server(
+    monkeypatch: pytest.MonkeyPatch, no_orphans: None, private_redis: services.RedisServer
+) -> None:
+    def find(*standard: str) -> tuple[str, object]:
+        with services.service("SHADHO_TEST_URL", standard, services.redis_answers, services.RedisServer) as found:
+            services.redis_answers(found[0])
+            return found
+
+    nowhere = f"redis://127.0.0.1:{services.free_port()}/0"
+    url, server = find(nowhere)
+    assert isinstance(server, services.RedisServer)
+    assert url == server.url
+    assert find(nowhere, private_redis.url) == (private_redis.url, None)
+    monkeypatch.setenv("SHADHO_TEST_URL", private_redis.url + "?named")
+    assert find(private_redis.url) == (private_redis.url + "?named", None)
+    monkeypatch.setenv("SHADHO_TEST_URL", nowhere)
+    with pytest.raises(redis.ConnectionError):
+        find(private_redis.url)
+
+
+def test_the_last_resort_is_the_image_of_the_compose_file(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, private_redis: services.RedisServer
+) -> None:
+    """A stand-in for docker notes what it is asked to do, and answers as if the container were `private_redis`."""
+    docker = tmp_path / "docker"
+    docker.write_text(
+        f'#!/bin/sh\necho "$@" >> {tmp_path}/asked\n'
+        f"case $1 in run) echo an-id;; port) echo 127.0.0.1:{private_redis.port};; esac\n"
+    )
+    docker.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    container = services.Container("redis", 6379, "redis://127.0.0.1:{port}/0", services.redis_answers)
+    assert container.url == private_redis.url
+    container.stop()
+    asked = (tmp_path / "asked").read_text().splitlines()
+    image = yaml.safe_load(services.COMPOSE.read_text())["services"]["redis"]["image"]
+    assert asked == [f"run -d --rm -p 127.0.0.1::6379 {image}", "port an-id 6379", "rm -f an-id"]
+
+
+def test_real_servers_accept_the_configuration_of_deploy(no_orphans: None) -> None:
+    deploy = services.COMPOSE.parent
+    node = services.start_any("", lambda: services.RabbitServer((deploy / "rabbitmq" / "rabbitmq.conf").read_text()))
+    server = services.start_any("", lambda: services.RedisServer(deploy / "redis" / "redis.conf"))
+    assert isinstance(node, services.RabbitServer)
+    try:
+        assert "1209600000" in node.ctl("eval", "application:get_env(rabbit, consumer_timeout).")
+        with redis.Redis.from_url(server.url) as client:
+            assert client.config_get("tcp-keepalive") == {"tcp-keepalive": "30"}
+            assert client.config_get("maxmemory-policy") == {"maxmemory-policy": "noeviction"}
+    finally:
+        node.stop()
+        server.stop()
+
+
+def test_a_missing_service_skips_on_a_laptop_and_fails_in_ci(monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent() -> services.Server:
+        raise services.Unavailable("not installed")
+
+    monkeypatch.delenv("CI", raising=False)
+    with pytest.raises(pytest.skip.Exception, match="not installed"):
+        services.start_any("nothing answers", absent)
+    monkeypatch.setenv("CI", "true")
+    with pytest.raises(pytest.fail.Exception, match="not installed"):
+        services.start_any("nothing answers", absent)
+
+
+def test_a_process_left_behind_is_found_by_its_mark(monkeypatch: pytest.MonkeyPatch) -> None:
+    if not Path("/proc/self/environ").exists():
+        pytest.skip("processes are found in /proc")
+    monkeypatch.setenv(services.MARK, "of-this-test")
+    with tempfile.TemporaryFile() as log:
+        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], stdout=log)
+    try:
+        services.wait_until(lambda: child.pid in dict(services.marked_processes("of-this-test")))
+    finally:
+        child.kill()
+        child.wait()
+    assert not services.marked_processes("of-this-test")

@@ -1,0 +1,341 @@
+"""What a space may be written as, what is refused and how, and what a compiled space tells of itself."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hyperopt import hp, space_eval
+from hyperopt.pyll import as_apply, scope
+
+from shadho_celery.errors import SpaceError
+from shadho_celery.space.compile import MAX_DEPTH, compile_space
+from shadho_celery.space.domains import Categorical, LogUniform, QUniform, RandInt, Uniform
+
+
+def refusal(expression: Any) -> str:
+    """The message with which a space is refused, which must be one line."""
+    with pytest.raises(SpaceError) as caught:
+        compile_space(expression)
+    message = str(caught.value)
+    assert "\n" not in message
+    assert ";" in message or ":" in message
+    return message
+
+
+def unlabelled() -> Any:
+    return {"a": hp.uniform("x", 0, 1), "b": scope.normal(0, 1)}
+
+
+def looping() -> Any:
+    choice = hp.choice("x", [1, {"a": 2}])
+    choice.pos_args[2].named_args.append(["again", choice])
+    return choice
+
+
+def containing_itself() -> Any:
+    space: dict[str, Any] = {"x": hp.uniform("x", 0, 1)}
+    space["again"] = [space]
+    return space
+
+
+def same_label_in_two_branches() -> Any:
+    return hp.choice("c", [{"x": hp.uniform("x", 0, 1)}, {"x": hp.uniform("x", 0, 1)}])
+
+
+def bound_from_another() -> Any:
+    return hp.uniform("x", 0, 1 + hp.uniform("y", 1, 2))
+
+
+REFUSED: dict[str, tuple[Callable[[], Any], list[str]]] = {
+    "two nodes, one label": (lambda: [hp.uniform("x", 0, 1), hp.uniform("x", 0, 1)], ["'x'", "two different nodes"]),
+    "one label in two branches": (same_label_in_two_branches, ["'x'", "two different nodes"]),
+    "label as text and bytes": (lambda: [hp.uniform("x", 0, 1), hp.normal(b"x", 0, 1)], ["'x'", "two different nodes"]),
+    "low above high": (lambda: hp.uniform("x", 1, 0), ["'x'", "low = 1 is not below high = 0"]),
+    "low equals high": (lambda: hp.quniform("x", 0, 0, 1), ["'x'", "low = 0 is not below high = 0"]),
+    "NaN": (lambda: hp.uniform("x", 0, math.nan), ["'x'", "high of uniform is nan", "finite"]),
+    "infinite": (lambda: hp.uniform("x", -math.inf, 0), ["'x'", "low of uniform is -inf", "finite"]),
+    "range overflows": (lambda: hp.uniform("x", -1e308, 1e308), ["'x'", "overflows"]),
+    "huge integer": (lambda: hp.uniform("x", 0, 10**400), ["'x'", "too large"]),
+    "string": (lambda: hp.uniform("x", "a", "b"), ["'x'", "'a'", "number"]),
+    "None": (lambda: hp.uniform("x", None, 1), ["'x'", "None", "number"]),
+    "bool": (lambda: hp.uniform("x", False, True), ["'x'", "False", "number"]),
+    "list": (lambda: hp.uniform("x", 0, [1, 2]), ["'x'", "(1, 2)", "number"]),
+    "no bounds": (lambda: hp.uniform("x", 0), ["'x'", "lacks high"]),
+    "too many": (lambda: hp.uniform("x", 0, 1, 2), ["'x'", "low, high"]),
+    "size": (lambda: hp.uniform("x", 0, 1, size=3), ["'x'", "'size'", "leave it out"]),
+    "bound from another": (bound_from_another, ["'x'", "its high depends on 'y'", "scale"]),
+    "random bound": (lambda: hp.uniform("x", 0, scope.uniform(1, 2)), ["'x'", "its high is random"]),
+    "failing bound": (lambda: hp.uniform("x", 0, as_apply(1) / 0), ["'x'", "its high cannot be computed"]),
+    "raw bounds of a log": (lambda: hp.loguniform("x", 1e-5, 1e5), ["'x'", "logarithms", "np.log(low), np.log(high)"]),
+    "raw bounds of a log grid": (lambda: hp.qloguniform("x", 1, 1e4, 1), ["'x'", "logarithms", "np.log"]),
+    "lognormal overflows": (lambda: hp.lognormal("x", 1000, 1), ["'x'", "overflow", "np.log"]),
+    "sigma 0": (lambda: hp.normal("x", 0, 0), ["'x'", "sigma of normal is 0", "above 0"]),
+    "sigma below 0": (lambda: hp.lognormal("x", 0, -1), ["'x'", "sigma of lognormal is -1"]),
+    "q 0": (lambda: hp.quniform("x", 0, 1, 0), ["'x'", "q of quniform is 0", "above 0"]),
+    "q below 0": (lambda: hp.qnormal("x", 0, 1, -2), ["'x'", "q of qnormal is -2"]),
+    "q too small": (lambda: hp.quniform("x", 0, 1e10, 1e-310), ["'x'", "too small"]),
+    "empty choice": (lambda: hp.choice("x", []), ["'x'", "nothing to choose from"]),
+    "empty randint": (lambda: hp.randint("x", 0), ["'x'", "nothing to choose from"]),
+    "empty randint range": (lambda: hp.randint("x", 5, 5), ["'x'", "nothing to choose from", "low < high"]),
+    "randint of a fraction": (lambda: hp.randint("x", 2.5), ["'x'", "2.5", "whole number"]),
+    "randint beyond 64 bits": (lambda: hp.randint("x", 2**70), ["'x'", "64 bits"]),
+    "negative probability": (lambda: hp.pchoice("x", [(-0.5, 1), (1.5, 2)]), ["'x'", "probability", "0 to 1"]),
+    "probabilities sum to 0.6": (lambda: hp.pchoice("x", [(0.3, 1), (0.3, 2)]), ["'x'", "sum to 0.6"]),
+    "probability is text": (lambda: hp.pchoice("x", [("half", 1), (0.5, 2)]), ["'x'", "'half'", "number"]),
+    "NaN probability": (lambda: hp.pchoice("x", [(math.nan, 1), (0.5, 2)]), ["'x'", "probability"]),
+    "too few options": (lambda: scope.switch(hp.randint("x", 3), 1, 2), ["'x'", "2 options"]),
+    "option leads back": (looping, ["contains itself"]),
+    "dict in itself": (containing_itself, ["contains itself"]),
+    "keys of two types": (lambda: {1: hp.uniform("x", 0, 1), "a": 2}, ["keys", "strings"]),
+    "nothing to sample": (lambda: {"a": 1, "b": [2]}, ["no hyperparameter"]),
+    "empty": (dict, ["no hyperparameter"]),
+    "no expression": (lambda: None, ["no hyperparameter"]),
+    "unlabelled": (unlabelled, ["normal has no label", "hp.normal"]),
+    "unlabelled choice": (lambda: scope.one_of(1, 2), ["randint has no label"]),
+    "law unknown": (lambda: scope.hyperopt_param("x", as_apply(3)), ["'x'", "none of hyperopt's laws"]),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_space_that_cannot_be_searched_is_refused_in_one_line_with_cause_and_remedy(case: str) -> None:
+    make, parts = REFUSED[case]
+    message = refusal(make())
+    for part in parts:
+        assert part in message
+
+
+def test_bounds_of_a_log_law_that_look_raw_are_warned_of() -> None:
+    with pytest.warns(UserWarning, match=r"'x'.*np\.log\(low\), np\.log\(high\)") as caught:
+        space = compile_space(hp.loguniform("x", 1e-3, 10))
+    assert caught[0].filename == __file__
+    assert space.domains == {"x": LogUniform(1e-3, 10)}
+
+
+@pytest.mark.parametrize("bounds", [(np.log(1e-5), np.log(1e5)), (1, 99), (-10, 10), (0, 200)])
+def test_ordinary_bounds_of_a_log_law_are_not_warned_of(bounds: tuple[float, float]) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        compile_space(hp.loguniform("x", *bounds))
+
+
+def nested(depth: int) -> Any:
+    space: Any = hp.uniform("x", 0, 1)
+    for level in range(depth):
+        space = hp.choice(f"c{level}", [None, {"below": space}])
+    return space
+
+
+ACCEPTED: dict[str, Callable[[], Any]] = {
+    "q wider than the range": lambda: hp.quniform("x", 0, 1, 10),
+    "one option": lambda: hp.choice("x", ["only"]),
+    "one option with a hyperparameter": lambda: hp.choice("x", [{"y": hp.uniform("y", 0, 1)}]),
+    "a huge randint": lambda: hp.randint("x", 2**40),
+    "all of int64": lambda: hp.randint("x", 2**63),
+    "nesting of 50": lambda: nested(50),
+    "nesting of 150": lambda: nested(150),
+    "non-ASCII label": lambda: hp.uniform("学習率 η", 0, 1),
+    "very long label": lambda: hp.uniform("x" * 10_000, 0, 1),
+    "empty label": lambda: hp.uniform("", 0, 1),
+    "label with commas": lambda: hp.choice("a=1,b", [hp.uniform("x", 0, 1), 2]),
+    "literal label": lambda: hp.uniform(as_apply("x"), 0, 1),
+    "numpy bounds": lambda: hp.uniform("x", np.float32(0), np.array(3)),
+    "computed bounds": lambda: hp.uniform("x", 0, scope.add(as_apply(1), 2) * 2),
+    "keyword bounds": lambda: hp.quniform("x", low=0, high=4, q=2),
+    "integral float randint": lambda: hp.randint("x", 5.0),
+    "nearly 1": lambda: hp.pchoice("x", [(1 / 3 + 1e-8, 1), (1 / 3, 2), (1 / 3, 3)]),
+    "probability 0": lambda: hp.pchoice("x", [(0.0, {"y": hp.uniform("y", 0, 1)}), (1.0, 2)]),
+    "numbers as keys": lambda: {1: hp.uniform("x", 0, 1), 2: [3]},
+    "a bare node": lambda: hp.normal("x", 0, 1),
+}
+
+
+@pytest.mark.parametrize("case", ACCEPTED)
+def test_an_extreme_space_is_searched(case: str) -> None:
+    expression = ACCEPTED[case]()
+    space = compile_space(expression)
+    for params in space.sample(np.random.default_rng(0), 20):
+        space.check(params)
+        assert space.evaluate(params) == space_eval(expression, params)
+    assert set(space.describe()) == set(space.labels)
+
+
+def test_a_label_in_bytes_becomes_text() -> None:
+    space = compile_space({"a": hp.uniform(b"x", 0, 1)})
+    assert space.labels == ("x",)
+    assert space.evaluate({"x": 0.5}) == {"a": 0.5}
+
+
+def test_nesting_that_python_cannot_follow_is_refused_with_the_limit() -> None:
+    assert str(MAX_DEPTH) in refusal(nested(400))
+    plain: Any = hp.uniform("x", 0, 1)
+    for _ in range(5000):
+        plain = [plain]
+    assert str(MAX_DEPTH) in refusal(plain)
+    shallow: Any = hp.uniform("x", 0, 1)
+    for _ in range(400):
+        shallow = [shallow]
+    compile_space(shallow).evaluate({"x": 0.5})
+
+
+def test_what_stands_in_many_places_is_read_and_built_once() -> None:
+    space: Any = [hp.uniform("x", 0, 1), hp.choice("c", [1, {"y": hp.uniform("y", 0, 1)}])]
+    for _ in range(60):
+        space = {"left": space, "right": space}
+    compiled = compile_space(space)
+    (params,) = compiled.sample(np.random.default_rng(0), 1)
+    built = compiled.evaluate(params)
+    assert built["left"] is built["right"]
+    assert compiled.conditions == {"x": ((),), "c": ((),), "y": ((("c", 1),),)}
+
+
+def test_choices_shared_by_choices_do_not_multiply() -> None:
+    space: Any = hp.uniform("x", 0, 1)
+    for level in range(60):
+        space = [hp.choice(f"{side}{level}", [{"a": space}, {"b": space}, None]) for side in "lr"]
+    compiled = compile_space(space)
+    for params in compiled.sample(np.random.default_rng(0), 20):
+        assert set(compiled.active(params)) == set(params)
+    assert set(compiled.conditions) == set(compiled.labels)
+
+
+def test_ten_thousand_options_compile_and_draw_at_once() -> None:
+    expression = hp.choice("x", [{"place": place, "y": hp.uniform(f"y{place}", 0, 1)} for place in range(10_000)])
+    began = time.perf_counter()
+    space = compile_space(expression)
+    (params,) = space.sample(np.random.default_rng(0), 1)
+    assert len(params) == 2
+    assert space.evaluate(params)["place"] == params["x"]
+    assert time.perf_counter() - began < 5  # generous: it takes a tenth of a second
+    assert len(space.describe()["x"]) < 1000
+
+
+def test_labels_come_in_order_of_first_appearance() -> None:
+    space = compile_space([hp.choice("c", [hp.uniform("b", 0, 1), hp.uniform("a", 0, 1)]), hp.normal("z", 0, 1)])
+    assert space.labels == ("c", "b", "a", "z")
+    assert space.active({"c": 1, "a": 0.5, "z": 0.0, "b": 9.0}) == ("c", "a", "z")
+
+
+def test_each_form_has_its_domain() -> None:
+    space = compile_space(
+        [hp.choice("c", "ab"), hp.randint("r", 2, 5), hp.uniformint("u", 1, 9), hp.pchoice("p", [(1, 0), (0, 1)])]
+    )
+    assert space.domains == {
+        "c": Categorical((0.5, 0.5)),
+        "r": RandInt(2, 5),
+        "u": QUniform(1, 9, 1),
+        "p": Categorical((1.0, 0.0)),
+    }
+
+
+def test_a_missing_active_label_is_named() -> None:
+    space = compile_space(hp.choice("c", [hp.uniform("x", 0, 1), 2]))
+    assert space.evaluate({"c": 1}) == 2
+    for call in (space.evaluate, space.check):
+        with pytest.raises(SpaceError, match="'x'"):
+            call({"c": 0})
+    with pytest.raises(SpaceError, match="'c'"):
+        space.active({})
+
+
+@pytest.mark.parametrize(
+    ("params", "word"),
+    [
+        ({"c": 0, "x": 2.0}, "outside uniform"),
+        ({"c": 0, "x": "1"}, "outside uniform"),
+        ({"c": 0, "x": True}, "outside uniform"),
+        ({"c": 0, "x": math.nan}, "outside uniform"),
+        ({"c": 2}, "outside choice"),
+        ({"c": 1.0}, "outside choice"),
+        ({"c": 1, "zz": 3}, "'zz'"),
+    ],
+)
+def test_params_that_cannot_have_been_drawn_are_told(params: dict[str, Any], word: str) -> None:
+    with pytest.raises(SpaceError, match=word):
+        compile_space(hp.choice("c", [hp.uniform("x", 0, 1), 2])).check(params)
+
+
+def test_what_has_side_effects_happens_once_and_only_where_it_is_chosen() -> None:
+    calls: list[float] = []
+    counted = scope.call(lambda value: calls.append(value) or len(calls), [hp.uniform("x", 0, 1)])
+    space = compile_space({"a": counted, "b": [counted], "c": hp.choice("c", [counted, 0])})
+    assert space.evaluate({"x": 0.5, "c": 1}) == {"a": 1, "b": (1,), "c": 0}
+    assert calls == [0.5]
+
+
+def test_conditions_name_the_options_that_open_a_label() -> None:
+    both = hp.uniform("both", 0, 1)
+    some = hp.uniform("some", 0, 1)
+    space = compile_space(
+        {
+            "c": hp.choice("c", [{"a": both, "s": some}, {"b": both}]),
+            "d": hp.choice("d", [None, {"s": some, "e": hp.choice("e", [1, {"in": hp.uniform("in", 0, 1)}])}]),
+        }
+    )
+    assert space.conditions == {
+        "c": ((),),
+        "both": ((),),
+        "some": ((("c", 0),), (("d", 1),)),
+        "d": ((),),
+        "e": ((("d", 1),),),
+        "in": ((("d", 1), ("e", 1)),),
+    }
+
+
+def test_a_description_tells_law_options_and_condition() -> None:
+    space = compile_space(hp.choice("kernel", [{"kernel": "linear"}, {"C": 2 ** hp.uniform("C", -5, 15)}]))
+    assert space.describe() == {
+        "kernel": "choice(2) of {'kernel': 'linear'}, {'C': pow(2, float(<C>))}",
+        "C": "uniform(-5, 15) if kernel=1",
+    }
+    assert space.structure == "choose(<kernel>, {'kernel': 'linear'}, {'C': pow(2, float(<C>))})"
+
+
+def test_a_description_is_the_same_in_every_process() -> None:
+    script = (
+        "from hyperopt import hp; from shadho_celery.space.compile import compile_space;"
+        "options = [object(), print, {1, 'b', 'a'}, lambda x: x, {'x': hp.uniform('x', 0, 1)}];"
+        "space = compile_space(hp.choice('c', options));"
+        "print(space.describe(), space.structure)"
+    )
+    texts = {
+        subprocess.run(
+            [sys.executable, "-c", script],
+            env={"PYTHONHASHSEED": seed, "PYTHONPATH": "."},
+            capture_output=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert len(texts) == 1
+    assert b"0x" not in texts.pop()
+
+
+def test_changed_options_or_order_change_the_description() -> None:
+    texts = [
+        compile_space(hp.choice("c", options)).describe()["c"]
+        for options in (
+            ["a", "b"],
+            ["b", "a"],
+            ["a", 1],
+            ["a", "1"],
+            [("a",), "b"],
+            list(range(50)),
+            list(range(1, 51)),
+        )
+    ]
+    assert len(set(texts)) == len(texts)
+
+
+def test_a_report_shows_constants_as_they_are_and_other_options_by_index() -> None:
+    space = compile_space(hp.choice("c", ["a", None, (1, 2), {"k": 3}, {"x": hp.uniform("x", 0, 1)}, max]))
+    assert space.literal_options("c") == ("a", None, (1, 2), {"k": 3}, 4, max)
+    assert space.literal_options("x") == ()
+    assert space.domains["x"] == Uniform(0, 1)

@@ -1,0 +1,70 @@
+"""The network: it learns, reports every epoch, keeps to its budget and its seed, and stops when told to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+from hyperopt.pyll.stochastic import sample
+
+from tasks import mlp
+
+
+@dataclass
+class StubContext:
+    """Of a trial's context, what tasks/mlp.py uses."""
+
+    budget: float | None = None
+    seed: int = 0
+    device: str = "cpu"
+    stop_after: int = 1000
+    reports: list[tuple[int, float]] = field(default_factory=list)
+
+    def report(self, step: int, loss: float) -> None:
+        self.reports.append((step, loss))
+
+    def should_stop(self) -> bool:
+        return len(self.reports) >= self.stop_after
+
+
+def params(**changes: Any) -> dict[str, Any]:
+    good = {"width": 64, "layers": 1, "dropout": 0.1, "learning_rate": 5e-3}
+    return {**good, "descent": {"descent": "adamw", "weight_decay": 1e-4}, **changes}
+
+
+def test_it_learns_and_reports_every_epoch() -> None:
+    context = StubContext()
+    result = mlp.objective(params(), context)
+    assert [step for step, _ in context.reports] == list(range(1, mlp.SETTINGS.epochs + 1))
+    assert context.reports[-1][1] == result["loss"] < context.reports[0][1]
+    assert result["loss"] < 0.2
+    assert result["accuracy"] > 0.95
+
+
+def test_its_budget_is_a_number_of_epochs() -> None:
+    context = StubContext(budget=2.0)
+    assert mlp.objective(params(), context)["epochs"] == len(context.reports) == 2
+
+
+def test_it_stops_after_the_epoch_in_which_it_is_told_to() -> None:
+    context = StubContext(stop_after=3)
+    assert mlp.objective(params(), context)["epochs"] == 3
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_the_same_seed_trains_the_same_network(seed: int) -> None:
+    first, second = (mlp.objective(params(), StubContext(budget=2, seed=seed)) for _ in range(2))
+    assert first == second
+    assert first != mlp.objective(params(), StubContext(budget=2, seed=seed + 1))
+
+
+def test_every_draw_of_the_space_trains() -> None:
+    rng = np.random.default_rng(0)
+    descents = set()
+    for _ in range(6):
+        drawn = sample(mlp.SPACE, rng=rng)
+        descents.add(drawn["descent"]["descent"])
+        mlp.objective(drawn, StubContext(budget=1))
+    assert descents == {"sgd", "adamw"}
