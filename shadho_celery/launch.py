@@ -116,7 +116,7 @@ def main(study_module: str, resume: str | None, **given: Any) -> None:
     runs, twice stops at once; either way --resume carries on.
     """
     try:
-        found = urls.environment(broker, redis, url_file)
+        found = urls.environment(*(given.pop(name) for name in ("broker", "redis", "url_file")))
         os.environ.update(found)
         given["name"] = resume or given["name"]
         options = Options(study=study_module, resume=resume is not None, fleet=urls.is_fleet(found), **given)

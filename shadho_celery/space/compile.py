@@ -76,7 +76,7 @@ def _as_graph(expression: Any) -> Any:
             converted[id(part)] = pyll.as_apply(part_of)
             if isinstance(part, dict):
                 places = {key: place for place, key in enumerate(part)}
-                converted[id(part)].named_args.sort(key=lambda named: places[named[0]])  # noqa: B023 (used at once)
+                converted[id(part)].named_args.sort(key=lambda named: places[named[0]])
     except tree.CycleFound:
         raise SpaceError("The space contains itself: a dict or list holds itself; leave it out there.") from None
     except TypeError as error:  # hyperopt sorts a dict by its keys

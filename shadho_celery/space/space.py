@@ -127,8 +127,12 @@ class Space:
     def _texts(self) -> Mapping[Node, str]:
         return text.structure(self.root)
 
+    @cached_property
+    def _expressions(self) -> Mapping[str, list[str]]:
+        return text.expressions(self.root, self._texts)
+
     def describe(self) -> dict[str, str]:
-        """Label -> its law, its options and when it is active, as a text that is the same in every process.
+        """Label -> its law, options, use and condition, as a text that is the same in every process.
 
         Two spaces that describe alike give a recorded index or number the same meaning.
         """
@@ -143,6 +147,8 @@ class Space:
             uneven = isinstance(domain, Categorical) and not domain.is_uniform and len(options) > MAX_DESCRIBED
             law = f"pchoice({domain.count}, {text.digest(described)})" if uneven else described  # type: ignore[attr-defined]
             described = f"{law} of {listed}"
+        if calls := self._expressions.get(label):
+            described = f"{described} as {', '.join(calls)}"
         alternatives = [", ".join(f"{choice}={place}" for choice, place in chain) for chain in self.conditions[label]]
         return described if alternatives == [""] else f"{described} if {' or '.join(alternatives)}"
 

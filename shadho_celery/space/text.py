@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from collections.abc import Sequence as SequenceOf
 from enum import Enum
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -21,6 +23,29 @@ def structure(root: Node) -> dict[Node, str]:
     for node in postorder(root, lambda parent: parent.children):
         texts[node] = _shortened(_node_text(node, texts))
     return texts
+
+
+def expressions(root: Node, texts: Mapping[Node, str]) -> dict[str, list[str]]:
+    """Label -> the outermost calls that compute from this label alone; hyperopt's own float() and int() left out."""
+    labels: dict[Node, frozenset[str]] = {}
+    order = list(postorder(root, lambda parent: parent.children))
+    for node in order:
+        own = [node.label] if isinstance(node, Param) else []
+        # two are as good as many: a set of all labels at every node would take long in a large space
+        labels[node] = frozenset(
+            islice(sorted({*own, *(label for child in node.children for label in labels[child])}), 2)
+        )
+    found: dict[str, list[str]] = {}
+    inside: set[Node] = set()
+    for node in reversed(order):
+        is_call = isinstance(node, Call) and len(labels[node]) == 1
+        if is_call and node not in inside:
+            (label,) = labels[node]
+            if texts[node] not in (f"float(<{label}>)", f"int(<{label}>)", f"int(float(<{label}>))"):
+                found.setdefault(label, []).append(texts[node])
+        if is_call or node in inside:
+            inside.update(node.children)
+    return {label: sorted(set(calls)) for label, calls in found.items()}
 
 
 def _node_text(node: Node, texts: dict[Node, str]) -> str:

@@ -293,9 +293,35 @@ def test_a_description_tells_law_options_and_condition() -> None:
     space = compile_space(hp.choice("kernel", [{"kernel": "linear"}, {"C": 2 ** hp.uniform("C", -5, 15)}]))
     assert space.describe() == {
         "kernel": "choice(2) of {'kernel': 'linear'}, {'C': pow(2, float(<C>))}",
-        "C": "uniform(-5, 15) if kernel=1",
+        "C": "uniform(-5, 15) as pow(2, float(<C>)) if kernel=1",
     }
     assert space.structure == "choose(<kernel>, {'kernel': 'linear'}, {'C': pow(2, float(<C>))})"
+
+
+def test_a_description_tells_what_is_computed_from_a_label_alone() -> None:
+    x, y = hp.uniform("x", 0, 1), hp.uniformint("y", 1, 9)
+    both = {"sum": x + y, "list": [2**x, -x], "y": y, "inner": scope.sqrt(x * 2)}
+    assert compile_space(both).describe() == {
+        "x": "uniform(0, 1) as neg(float(<x>)), pow(2, float(<x>)), sqrt(mul(float(<x>), 2))",
+        "y": "quniform(1, 9, 1)",
+    }
+
+
+def test_a_plain_dict_keeps_its_order() -> None:
+    expression = {"b": hp.uniform("z", 0, 1), "a": {"d": hp.uniform("y", 0, 1), "c": hp.uniform("x", 0, 1)}}
+    space = compile_space(expression)
+    assert space.labels == ("z", "y", "x")
+    assert list(space.evaluate({"x": 1.0, "y": 2.0, "z": 3.0})) == ["b", "a"]
+
+
+def test_a_long_chain_of_arithmetic_is_computed_or_refused() -> None:
+    total: Any = hp.uniform("x", 0, 1)
+    for _ in range(400):
+        total = total + 1
+    assert compile_space(total).evaluate({"x": 0.5}) == pytest.approx(400.5)
+    for _ in range(400):
+        total = total + 1
+    assert str(MAX_DEPTH) in refusal(total)
 
 
 def test_a_description_is_the_same_in_every_process() -> None:

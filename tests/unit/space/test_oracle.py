@@ -183,6 +183,7 @@ def test_a_label_is_active_only_under_one_of_its_conditions(seed: int) -> None:
             assert any(all(params.get(choice) == place for choice, place in chain) for chain in chains)
 
 
+@pytest.mark.filterwarnings("ignore:Setting the shape:DeprecationWarning")  # hyperopt's own, under numpy 2.5
 @pytest.mark.parametrize("kind", LEAVES)
 def test_a_law_draws_as_hyperopts_does(kind: str) -> None:
     size = 4000

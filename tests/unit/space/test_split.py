@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import math
+import subprocess
+import sys
 import time
 from typing import Any
 
@@ -249,3 +251,8 @@ def test_many_choices_in_many_places_are_counted_in_time() -> None:
     began = time.perf_counter()
     assert len(split(compiled, 64)) == 9
     assert time.perf_counter() - began < 1
+
+
+def test_domains_and_splitting_do_without_hyperopt() -> None:
+    script = "import sys, shadho_celery.space.split, shadho_celery.space.domains; sys.exit('hyperopt' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0

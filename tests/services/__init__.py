@@ -1,0 +1,62 @@
+"""Real Redis, RabbitMQ and PostgreSQL for the tests.
+
+Each is looked for in this order: a URL in the environment (SHADHO_TEST_REDIS_URL, SHADHO_TEST_AMQP_URL,
+SHADHO_TEST_POSTGRES_URL); a server on its standard port of 127.0.0.1; the system's own programs, started as private
+processes on free ports; Docker with the images of deploy/compose.yml. Where none is found the test is skipped, and
+fails where CI=true.
+
+Private servers keep everything in one temporary folder each, and are children of the test session.
+"""
+
+from __future__ import annotations
+
+from services.lending import (
+    TEST_DBS,
+    amqp_service,
+    amqp_vhost,
+    postgres_database,
+    postgres_service,
+    redis_db,
+    redis_service,
+    service,
+    start_any,
+)
+from services.processes import MARK, Server, Unavailable, free_port, marked_processes, wait_until
+from services.servers import (
+    COMPOSE,
+    Container,
+    PostgresServer,
+    RabbitServer,
+    RedisServer,
+    amqp_answers,
+    postgres_answers,
+    redis_answers,
+    system_rabbitmqctl,
+)
+
+__all__ = [
+    "COMPOSE",
+    "MARK",
+    "TEST_DBS",
+    "Container",
+    "PostgresServer",
+    "RabbitServer",
+    "RedisServer",
+    "Server",
+    "Unavailable",
+    "amqp_answers",
+    "amqp_service",
+    "amqp_vhost",
+    "free_port",
+    "marked_processes",
+    "postgres_answers",
+    "postgres_database",
+    "postgres_service",
+    "redis_answers",
+    "redis_db",
+    "redis_service",
+    "service",
+    "start_any",
+    "system_rabbitmqctl",
+    "wait_until",
+]

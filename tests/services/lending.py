@@ -1,0 +1,154 @@
+"""Which server a test session uses, and how each test gets a part of it for itself."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import functools
+import os
+import tempfile
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from urllib.parse import quote, urlsplit
+
+import amqp
+import pytest
+import redis
+import sqlalchemy
+
+from services.processes import MARK, Server, Unavailable
+from services.servers import (
+    Container,
+    PostgresServer,
+    RabbitServer,
+    RedisServer,
+    amqp_answers,
+    postgres_answers,
+    redis_answers,
+)
+
+#: The databases of a shared Redis that tests may fill and flush; the others belong to whoever runs it.
+TEST_DBS = range(9, 16)
+
+
+@contextlib.contextmanager
+def service(
+    variable: str,
+    standard: tuple[str, ...],
+    answers: Callable[[str], object],
+    *started: Callable[[], Server | Container],
+) -> Iterator[tuple[str, Server | Container | None]]:
+    """Yield (URL, the server where it is ours) by the order above; `started` are what may be started, tried in turn."""
+    if url := os.environ.get(variable):
+        answers(url)  # who names one means it: no silent other
+        yield url, None
+        return
+    for url in standard:
+        with contextlib.suppress(Exception):
+            answers(url)
+            break
+    else:
+        url = None
+    if url:
+        yield url, None
+        return
+    server = start_any(f"nothing answers on {standard[0]}, {variable} is not set", *started)
+    try:
+        yield server.url, server
+    finally:
+        server.stop()
+
+
+def start_any(tried: str, *started: Callable[[], Server | Container]) -> Server | Container:
+    """Start the first that can be started; where none can, skip the test, and fail it where CI=true."""
+    reasons = [tried]
+    for make in started:
+        try:
+            server = make()
+            return server.start() if isinstance(server, Server) else server
+        except Unavailable as error:
+            reasons.append(str(error))
+    message = "no service: " + "; ".join(reasons)
+    if os.environ.get("CI") == "true":
+        pytest.fail(message, pytrace=False)
+    pytest.skip(message)
+
+
+def redis_service() -> contextlib.AbstractContextManager[tuple[str, Server | Container | None]]:
+    docker = functools.partial(Container, "redis", 6379, "redis://127.0.0.1:{port}/0", redis_answers)
+    return service("SHADHO_TEST_REDIS_URL", ("redis://127.0.0.1:6379/0",), redis_answers, RedisServer, docker)
+
+
+def amqp_service() -> contextlib.AbstractContextManager[tuple[str, Server | Container | None]]:
+    docker = functools.partial(Container, "rabbitmq", 5672, "amqp://guest:guest@127.0.0.1:{port}//", amqp_answers)
+    standard = ("amqp://guest:guest@127.0.0.1:5672//",)
+    return service("SHADHO_TEST_AMQP_URL", standard, amqp_answers, RabbitServer, docker)
+
+
+def postgres_service() -> contextlib.AbstractContextManager[tuple[str, Server | Container | None]]:
+    address = "127.0.0.1:5432/postgres"
+    standard = (f"postgresql+psycopg://postgres@{address}", f"postgresql+psycopg://postgres:postgres@{address}")
+    return service("SHADHO_TEST_POSTGRES_URL", standard, postgres_answers, PostgresServer)
+
+
+@contextlib.contextmanager
+def redis_db(server_url: str) -> Iterator[str]:
+    """Lend one empty database of that server, and flush it afterwards."""
+    base = urlsplit(server_url)
+    for number in TEST_DBS:
+        url = base._replace(path=f"/{number}").geturl()
+        # The lock keeps this machine's test sessions apart and ends with its process. It is one per number, whatever
+        # the server: a name per private server would leave a file behind for each.
+        lock_path = Path(tempfile.gettempdir()) / f"shadho-test-redis-{os.getuid()}-{number}.lock"
+        with lock_path.open("a") as lock, redis.Redis.from_url(url) as client:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                continue
+            if client.dbsize() and not client.exists(MARK):
+                continue  # somebody's data; what a killed session left carries the mark
+            client.flushdb()
+            client.set(MARK, os.getpid())
+            try:
+                yield url
+            finally:
+                client.flushdb()
+            return
+    message = f"databases {TEST_DBS[0]} to {TEST_DBS[-1]} of {base.hostname}:{base.port} are all in use: flush one"
+    raise Unavailable(message)
+
+
+@contextlib.contextmanager
+def amqp_vhost(url: str, ctl: Callable[..., str]) -> Iterator[str]:
+    """Lend a virtual host of that broker; where `ctl` may not make one, the URL as it is."""
+    name = f"shadho-test-{uuid.uuid4().hex[:12]}"
+    parts = urlsplit(url)
+    lent = parts._replace(path=f"/{name}").geturl()
+    made = False
+    try:
+        try:
+            ctl("add_vhost", name)
+            made = True
+            ctl("set_permissions", "-p", name, parts.username or "guest", ".*", ".*", ".*")
+            amqp_answers(lent)
+        except (Unavailable, OSError, amqp.AMQPError):
+            lent = url  # its rabbitmqctl is not ours to call, or is another broker's
+        yield lent
+    finally:
+        if made:
+            ctl("delete_vhost", name)
+
+
+@contextlib.contextmanager
+def postgres_database(server_url: str) -> Iterator[str]:
+    """Lend a fresh database of that server, and drop it afterwards with whoever is still connected."""
+    name = f"shadho_test_{uuid.uuid4().hex[:12]}"
+    engine = sqlalchemy.create_engine(server_url, poolclass=sqlalchemy.NullPool, isolation_level="AUTOCOMMIT")
+    with engine.connect() as connection:
+        connection.execute(sqlalchemy.text(f'create database "{name}"'))
+    try:
+        yield urlsplit(server_url)._replace(path=f"/{quote(name)}").geturl()
+    finally:
+        with engine.connect() as connection:
+            connection.execute(sqlalchemy.text(f'drop database "{name}" with (force)'))

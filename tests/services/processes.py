@@ -1,0 +1,140 @@
+"""A server as a private process of the tests, and how what is left of one is found."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+#: Set in the environment of everything a test starts, so that what it leaves behind is found whoever its parent is now.
+MARK = "SHADHO_TEST_MARK"
+
+
+class Unavailable(Exception):
+    """This way to a service is closed; the message says why."""
+
+
+def free_port() -> int:
+    """Return a TCP port of 127.0.0.1 that nobody holds at this moment."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def wait_until(ready: Callable[[], object], seconds: float = 30.0, alive: Callable[[], bool] = lambda: True) -> None:
+    """Poll `ready` until it neither raises nor returns False; `alive` turning false ends the wait early."""
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            if ready() is not False:
+                return
+            error: Exception | None = None
+        except Exception as caught:
+            error = caught
+        if not alive() or time.monotonic() > deadline:
+            raise Unavailable(f"it did not come up within {seconds:.0f} s: {error}")
+        time.sleep(0.05)
+
+
+def marked_processes(mark: str) -> list[tuple[int, str]]:
+    """Return (pid, command line) of every live process that inherited `mark` (Linux; elsewhere none are seen)."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        # A process may end, or turn out to be another user's, while it is looked at.
+        with contextlib.suppress(OSError):
+            if f"{MARK}={mark}".encode() in (folder / "environ").read_bytes().split(b"\0"):
+                command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+                found.append((int(folder.name), command))
+    return found
+
+
+class Server:
+    """A private server process: `kill` is SIGKILL, `restart` comes back on the same port with the same files."""
+
+    url: str
+    log: Path
+
+    def __init__(self) -> None:
+        self.port = free_port()
+        self.folder = Path(tempfile.mkdtemp(prefix="shadho-test-"))
+        self.log = self.folder / "log"
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def command(self) -> list[str]:
+        raise NotImplementedError
+
+    def check(self) -> object:
+        """Raise unless the server answers."""
+        raise NotImplementedError
+
+    def environment(self) -> dict[str, str]:
+        return dict(os.environ)
+
+    def credentials(self) -> dict[str, Any]:
+        """Return who shall run it, as Popen's arguments, where that is not the one who runs the tests."""
+        return {}
+
+    def start(self) -> Server:
+        try:
+            self._start()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def _start(self) -> None:
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                self.command(),
+                env=self.environment(),
+                cwd=self.folder,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,  # Ctrl-C is for the tests; and the group is how everything of it is ended
+                **self.credentials(),
+            )
+        try:
+            wait_until(self.check, alive=lambda: self.process is not None and self.process.poll() is None)
+        except Unavailable as error:
+            raise Unavailable(f"{error}; its log ends: {self.log.read_text(errors='replace')[-500:]}") from error
+
+    def kill(self, sign: signal.Signals = signal.SIGKILL) -> None:
+        """End the process and whatever it started; its files stay."""
+        if self.process is None:
+            return
+        if sign is not signal.SIGKILL and self.process.poll() is None:
+            self.process.send_signal(sign)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(10)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+        self.process = None
+
+    def restart(self) -> None:
+        """Kill it and start it again, with what it had kept."""
+        self.kill()
+        self.start()
+
+    def stop(self) -> None:
+        """End it and remove its files."""
+        self.kill(signal.SIGTERM)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def program(*names: str) -> str:
+    """Return the first of these programs that is on PATH (or among Debian's server programs)."""
+    path = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/local/sbin", "/usr/sbin"])
+    for name in names:
+        if found := shutil.which(name, path=path):
+            return found
+    raise Unavailable(f"no {' or '.join(names)} on PATH")
