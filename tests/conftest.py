@@ -1,4 +1,4 @@
-"""Fixtures that several folders of tests share; where the services come from is told in services.py."""
+"""Fixtures that several folders of tests share; where the services come from is told in services/."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The servers that tests can start: Redis, RabbitMQ, PostgreSQL, or a container; and how each is asked whether it is up."""
+"""The servers that tests can start: Redis, RabbitMQ, PostgreSQL, a container; and how one is asked if it is up."""
 
 from __future__ import annotations
 
