@@ -41,30 +41,35 @@ READ = 1000
 
 _NOW = "local t = redis.call('TIME'); local now = t[1] * 1000 + math.floor(t[2] / 1000)\n"
 
-#: KEYS attempts leases events; ARGV number attempt lease_ms event. 1: claimed, 0: refused.
-_CLAIM = (
+#: KEYS attempts leases events cancel; ARGV lease_ms, then number attempt event of a result and of a claim, each with an
+#: empty number where there is none. Returns for both 1: taken, 0: refused.
+_STEP = (
     _NOW
     + """
-local last = redis.call('HGET', KEYS[1], ARGV[1])
-if last == 'done' or (last and tonumber(last) >= tonumber(ARGV[2])) then return 0 end
-redis.call('HSET', KEYS[1], ARGV[1], ARGV[2])
-redis.call('ZADD', KEYS[2], now + ARGV[3], ARGV[1] .. '.' .. ARGV[2])
-redis.call('XADD', KEYS[3], '*', 'e', ARGV[4])
-return 1
+local function finish(number, attempt, event)
+  local last = redis.call('HGET', KEYS[1], number)
+  local lease = redis.call('ZSCORE', KEYS[2], number .. '.' .. attempt)
+  if last == 'done' or not last or not lease or tonumber(lease) == 0 then return 0 end
+  redis.call('XADD', KEYS[3], '*', 'e', event)
+  redis.call('HSET', KEYS[1], number, 'done')
+  for each = 1, tonumber(last) do redis.call('ZREM', KEYS[2], number .. '.' .. each) end
+  redis.call('SREM', KEYS[4], number)
+  return 1
+end
+local function claim(number, attempt, event)
+  local last = redis.call('HGET', KEYS[1], number)
+  if last == 'done' or (last and tonumber(last) >= tonumber(attempt)) then return 0 end
+  redis.call('HSET', KEYS[1], number, attempt)
+  redis.call('ZADD', KEYS[2], now + ARGV[1], number .. '.' .. attempt)
+  redis.call('XADD', KEYS[3], '*', 'e', event)
+  return 1
+end
+local finished, claimed = 0, 0
+if ARGV[2] ~= '' then finished = finish(ARGV[2], ARGV[3], ARGV[4]) end
+if ARGV[5] ~= '' then claimed = claim(ARGV[5], ARGV[6], ARGV[7]) end
+return {finished, claimed}
 """
 )
-
-#: KEYS attempts leases events cancel; ARGV number attempt event. 1: taken, 0: the lease was lost or the trial is done.
-_FINISH = """
-local last = redis.call('HGET', KEYS[1], ARGV[1])
-local lease = redis.call('ZSCORE', KEYS[2], ARGV[1] .. '.' .. ARGV[2])
-if last == 'done' or not last or not lease or tonumber(lease) == 0 then return 0 end
-redis.call('XADD', KEYS[3], '*', 'e', ARGV[3])
-redis.call('HSET', KEYS[1], ARGV[1], 'done')
-for attempt = 1, tonumber(last) do redis.call('ZREM', KEYS[2], ARGV[1] .. '.' .. attempt) end
-redis.call('SREM', KEYS[4], ARGV[1])
-return 1
-"""
 
 #: KEYS leases cancel; ARGV lease_ms number.attempt... Renews; returns per attempt 'ok', 'cancel' or 'gone'.
 _RENEW = (
@@ -174,15 +179,25 @@ class WorkerChannel:
     def __init__(self, client: Redis, lease_seconds: float = LEASE_SECONDS) -> None:
         self._client = client
         self._lease_ms = int(lease_seconds * 1000)
-        self._claim = client.register_script(_CLAIM)
-        self._finish = client.register_script(_FINISH)
+        self._step = client.register_script(_STEP)
         self._renew = client.register_script(_RENEW)
 
     def claim(self, study: str, started: Started) -> bool:
         """Take the attempt for this worker; False where it is not to be run (any more)."""
+        return self.step(study, None, started)[1]
+
+    def finish(self, study: str, result: Result) -> bool:
+        """Send a result and end the trial's leases; False where this attempt has lost its lease: nothing was sent."""
+        return self.step(study, result, None)[0]
+
+    def step(self, study: str, result: Result | None, started: Started | None) -> tuple[bool, bool]:
+        """Finish one attempt and claim the next in one round trip; either may be None."""
         keys = Keys(study)
-        arguments = [started.number, started.attempt, self._lease_ms, encode(started)]
-        return bool(self._claim(keys=[keys.attempts, keys.leases, keys.events], args=arguments))
+        parts = [part for event in (result, started) for part in _numbered(event)]
+        finished, claimed = self._step(
+            keys=[keys.attempts, keys.leases, keys.events, keys.cancel], args=[self._lease_ms, *parts]
+        )
+        return bool(finished), bool(claimed)
 
     def renew(self, study: str, attempts: Sequence[tuple[int, int]]) -> list[str]:
         """Renew the leases of (number, attempt) pairs; for each ``ok``, ``cancel`` or ``gone`` (not ours)."""
@@ -193,12 +208,6 @@ class WorkerChannel:
     def report(self, study: str, report: Report) -> None:
         """Send a report."""
         self._client.xadd(Keys(study).events, {"e": encode(report)})
-
-    def finish(self, study: str, result: Result) -> bool:
-        """Send a result and end the trial's leases; False where this attempt has lost its lease: nothing was sent."""
-        keys = Keys(study)
-        arguments = [result.number, result.attempt, encode(result)]
-        return bool(self._finish(keys=[keys.attempts, keys.leases, keys.events, keys.cancel], args=arguments))
 
 
 class SchedulerChannel:
@@ -278,6 +287,10 @@ def decode(text: str) -> Event:
     if kind is Result:
         values["state"] = TrialState(values["state"])
     return kind(**values)
+
+
+def _numbered(event: Result | Started | None) -> list[Any]:
+    return ["", "", ""] if event is None else [event.number, event.attempt, encode(event)]
 
 
 def _pair(member: str) -> tuple[int, int]:

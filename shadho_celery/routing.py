@@ -55,7 +55,7 @@ def message(payload: Mapping[str, Any]) -> tuple[Any, dict[str, Any], dict[str, 
         "retries": 0,
         "timelimit": [None, None],
         # Shown by monitors in place of the params, which may be long.
-        "argsrepr": f"({payload['study']} #{payload['number']}.{payload['attempt']})",
+        "argsrepr": f"(study {payload['study']}, trials {[attempt['number'] for attempt in payload['attempts']]})",
         "kwargsrepr": "{}",
         "origin": "shadho",
         "ignore_result": True,

@@ -49,8 +49,12 @@ class _Running:
     number: int
     attempt: int
     runner: Runner
-    #: why it was stopped, once it was
+    #: why it was stopped, once it was: ``cancel`` or ``gone``
     stopped: str = ""
+
+    @property
+    def key(self) -> tuple[str, int, int]:
+        return self.study, self.number, self.attempt
 
 
 class Slots:
@@ -113,39 +117,56 @@ class Slots:
             runner.kill()
 
     def run(self, payload: Mapping[str, Any]) -> None:
-        """Run one attempt to its end, if it is this worker's to run. Raises NotMine where its module is not known."""
+        """Run a message's attempts one after another, those that are this worker's to run.
+
+        Raises NotMine where their module is not known here.
+        """
         if payload["module"] not in self._imports:
             self._closing.wait(HAND_BACK_SECONDS)
             raise NotMine(f"this worker was not started with {payload['module']}; it has {', '.join(self._imports)}")
         slot = self._free.get()
         try:
-            self._run_in(slot, payload)
+            result = None
+            for attempt in payload["attempts"]:
+                result = self._run_in(slot, payload, attempt, result)
+            if result is not None:
+                self._step(payload["study"], result, None)
         finally:
             self._free.put(slot)
 
-    def _run_in(self, slot: int, payload: Mapping[str, Any]) -> None:
-        study, number, attempt = payload["study"], payload["number"], payload["attempt"]
-        started = Started(number=number, attempt=attempt, host=self._machine.host, at=self._clock.now())
-        if not self._persist(lambda: self._channel.claim(study, started)):
-            log.info("attempt %s of trial %s is not to be run: refused at its claim", attempt, number)
-            return
-        running = _Running(study, number, attempt, self._runners[slot])
+    def _run_in(
+        self, slot: int, payload: Mapping[str, Any], attempt: Mapping[str, Any], before: Result | None
+    ) -> Result | None:
+        """Send the result of the attempt `before`, claim the next and run it; its result, None where there is none."""
+        started = Started(
+            number=attempt["number"], attempt=attempt["attempt"], host=self._machine.host, at=self._clock.now()
+        )
+        if not self._step(payload["study"], before, started):
+            return None
+        running = _Running(payload["study"], started.number, started.attempt, self._runners[slot])
         with self._lock:
-            self._running[study, number, attempt] = running
+            self._running[running.key] = running
         try:
-            outcome = self._drive(running, slot, payload)
+            outcome = self._drive(running, slot, {**attempt, "module": payload["module"]})
         finally:
             with self._lock:
-                del self._running[study, number, attempt]
-        if running.stopped == "gone":
-            return
-        result = self._result(running, outcome)
-        if not self._persist(lambda: self._channel.finish(study, result)):
-            log.warning("the result of attempt %s of trial %s was refused: its lease was lost", attempt, number)
+                del self._running[running.key]
+        return None if running.stopped == "gone" else self._result(running, outcome)
 
-    def _drive(self, running: _Running, slot: int, payload: Mapping[str, Any]) -> Outcome:
+    def _step(self, study: str, result: Result | None, started: Started | None) -> bool:
+        """Send a result and claim an attempt; True where it was claimed."""
+        finished, claimed = self._persist(lambda: self._channel.step(study, result, started))
+        if result is not None and not finished:
+            log.warning(
+                "the result of trial %s, attempt %s was refused: its lease was lost", result.number, result.attempt
+            )
+        if started is not None and not claimed:
+            log.info("trial %s, attempt %s is not to be run: refused at its claim", started.number, started.attempt)
+        return claimed
+
+    def _drive(self, running: _Running, slot: int, attempt: Mapping[str, Any]) -> Outcome:
         trial = {
-            **{key: payload[key] for key in ("number", "attempt", "module", "params", "seed")},
+            **attempt,
             "checkpoint_dir": str(self._checkpoints / running.study / str(running.number)),
             "compute_class": self._class,
             "slot": slot,
@@ -234,7 +255,7 @@ class Slots:
 
         def kill_unless_ended() -> None:
             with self._lock:
-                still_there = (running.study, running.number, running.attempt) in self._running
+                still_there = running.key in self._running
             if still_there:
                 running.runner.kill()
 

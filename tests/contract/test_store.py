@@ -1,0 +1,497 @@
+"""Every store keeps what it is given, to one writer at a time."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import stat
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import services
+
+from shadho_celery import store as store_module
+from shadho_celery.errors import LockLost, StoreError, StudyExists, StudyLocked, StudyNotFound
+from shadho_celery.store import LOCK_SECONDS, Store, StudyRecord, file_system, holder_name
+from shadho_celery.trial import FINISHED, Report, Trial, TrialState
+
+#: a moment, in seconds since the epoch
+NOW = 1_700_000_000.0
+
+#: a scheduler on another machine
+ELSEWHERE = "elsewhere 4711 123"
+
+RECORD = StudyRecord(key="k1", name="first", module="tasks.svm", seed=3, space={"x": "uniform(0, 1)"}, created_at=NOW)
+
+FULL = Trial(
+    number=7,
+    subspace="Kern=größte",
+    params={"Kern": 0, "größte Tiefe": 2**40, "学习率": 1e-300, "huge": 1e22, "C": 0.1 + 0.2, "n": -3, "zero": -0.0},
+    seed=2**63 - 1,
+    state=TrialState.RUNNING,
+    attempt=3,
+    lost=2,
+    compute_class="gpu_large",
+    loss=0.1 + 0.2,
+    metrics={"z": 1, "a": {"nested": [1, 2.5, None, True, {"ü": "ß"}]}, "1": "str", "tokens": 2**53 + 1},
+    error='Traceback: "quoted" 文字 \U0001f600\nsecond line',
+    host="knoten-ü",
+    asked_at=NOW,
+    started_at=NOW + 0.125,
+    finished_at=None,
+    seconds=1e-9,
+)
+
+
+@pytest.fixture(params=["file", "memory", "postgresql"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Of a store of each kind, empty."""
+    if request.param == "postgresql":
+        return str(request.getfixturevalue("postgres_url"))
+    return "sqlite://" if request.param == "memory" else f"sqlite:///{tmp_path / 'shadho.db'}"
+
+
+@pytest.fixture
+def store(url: str) -> Iterator[Store]:
+    opened = Store(url)
+    yield opened
+    opened.close()
+
+
+def record(key: str, **changes: Any) -> StudyRecord:
+    fields = {"name": f"study {key}", "module": "tasks.svm", "seed": 0, "space": {}, "created_at": NOW, **changes}
+    return StudyRecord(key=key, **fields)
+
+
+def begun(store: Store, key: str = "k1") -> int:
+    """Create a study and take its lock for this process; the fence."""
+    store.create(record(key))
+    return store.lock(key, holder_name(), NOW)
+
+
+def trial(number: int, **changes: Any) -> Trial:
+    return Trial(number=number, subspace="all", params={"x": number / 7}, **changes)
+
+
+def report(step: int, *, loss: float = 0.5, number: int = 0, attempt: int = 1) -> Report:
+    return Report(number=number, attempt=attempt, step=step, loss=loss, at=NOW)
+
+
+# Studies
+
+
+def test_a_study_is_found_by_its_name_as_it_was_created(store: Store) -> None:
+    space = {"größte Tiefe": "randint(0, 5)", "学习率": "loguniform(-5, 0) if Kern=1"}
+    created = record("k1", name="Größe 1 – ω", seed=2**63 - 1, space=space, created_at=NOW + 1 / 3)
+    store.create(created)
+    assert store.find("Größe 1 – ω") == created
+
+
+def test_the_latest_study_of_a_module_is_the_youngest_of_that_module(store: Store) -> None:
+    store.create(record("old", created_at=NOW))
+    store.create(record("young", created_at=NOW + 2))
+    store.create(record("middle", created_at=NOW + 1))
+    store.create(record("other", module="tasks.mlp", created_at=NOW + 9))
+    assert store.latest("tasks.svm").key == "young"
+    assert store.latest("tasks.mlp").key == "other"
+
+
+def test_a_name_that_is_taken_is_refused_with_the_remedy(store: Store) -> None:
+    store.create(RECORD)
+    with pytest.raises(StudyExists, match="'first' .*--resume first"):
+        store.create(record("k2", name="first"))
+    assert store.find("first") == RECORD
+
+
+def test_what_is_not_there_is_not_found_and_the_message_names_it(store: Store) -> None:
+    store.create(RECORD)
+    with pytest.raises(StudyNotFound, match="named 'second'"):
+        store.find("second")
+    with pytest.raises(StudyNotFound, match="tasks.unet"):
+        store.latest("tasks.unet")
+
+
+# The lock
+
+
+def test_a_held_lock_is_refused_with_the_holders_name(store: Store) -> None:
+    store.create(RECORD)
+    store.lock("k1", ELSEWHERE, NOW)
+    with pytest.raises(StudyLocked, match=r"elsewhere .*4711"):
+        store.lock("k1", holder_name(), NOW + LOCK_SECONDS - 1)
+
+
+def test_a_living_holder_on_this_machine_keeps_its_lock_however_long_it_is_silent(store: Store) -> None:
+    begun(store)
+    with pytest.raises(StudyLocked, match=str(os.getpid())):
+        store.lock("k1", ELSEWHERE, NOW + 100 * LOCK_SECONDS)
+
+
+def test_a_lock_of_another_machine_is_taken_over_once_it_has_run_out(store: Store) -> None:
+    store.create(RECORD)
+    first = store.lock("k1", ELSEWHERE, NOW)
+    assert store.lock("k1", holder_name(), NOW + LOCK_SECONDS) > first
+
+
+def test_every_write_renews_the_lock(store: Store) -> None:
+    store.create(RECORD)
+    fence = store.lock("k1", ELSEWHERE, NOW)
+    store.write("k1", fence, NOW + LOCK_SECONDS - 1)
+    with pytest.raises(StudyLocked):
+        store.lock("k1", holder_name(), NOW + LOCK_SECONDS + 1)
+
+
+def test_a_dead_holders_lock_is_taken_over_at_once(store: Store, url: str) -> None:
+    """The holder is a real process that took the lock and died without a word."""
+    store.create(RECORD)
+    took = "fence = Store(sys.argv[1]).lock('k1', holder_name(), float(sys.argv[2]))"
+    if url == "sqlite://":  # no other process can reach it: this one takes the lock in the other's name
+        took = "fence = 0"
+    code = f"import os, sys; from shadho_celery.store import *; {took}; print(fence, holder_name(), flush=True)"
+    done = subprocess.run(
+        [sys.executable, "-c", code + "; os.kill(os.getpid(), 9)", url, str(NOW)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    fence, _, holder = done.stdout.strip().partition(" ")
+    assert done.returncode == -9
+    taken = int(fence) or store.lock("k1", holder, NOW)
+    assert store.lock("k1", holder_name(), NOW + 1) == taken + 1
+    with pytest.raises(LockLost):
+        store.write("k1", taken, NOW + 1, new=[trial(0)])
+
+
+def test_a_process_that_got_a_dead_holders_number_does_not_pass_for_it(store: Store) -> None:
+    store.create(RECORD)
+    host, pid, birth = holder_name().rsplit(" ", 2)
+    store.lock("k1", f"{host} {pid} {int(birth) - 1}", NOW)
+    assert store.lock("k1", holder_name(), NOW)
+
+
+def test_a_holder_that_died_and_is_not_buried_is_dead(store: Store) -> None:
+    """A zombie still has its entry in /proc: nobody waited for it."""
+    store.create(RECORD)
+    code = "from shadho_celery.store import *; print(holder_name(), flush=True)"
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        holder = child.stdout.readline().strip()
+        child.stdout.read()
+        services.wait_until(lambda: " Z " in Path(f"/proc/{child.pid}/stat").read_text())
+        store.lock("k1", holder, NOW)
+        assert store.lock("k1", holder_name(), NOW)
+
+
+def test_of_many_that_lock_at_once_one_gets_it(url: str, store: Store) -> None:
+    store.create(RECORD)
+    ready = threading.Barrier(6)
+    got: list[object] = []
+
+    def take(number: int) -> None:
+        ready.wait()
+        try:
+            got.append(store.lock("k1", f"host{number} 1 1", NOW))
+        except StudyLocked as error:
+            got.append(error)
+
+    if url == "sqlite://":
+        pytest.skip("a store in memory belongs to one scheduler")
+    threads = [threading.Thread(target=take, args=(number,)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(got) == 6
+    assert [answer for answer in got if not isinstance(answer, StudyLocked)] == [1]
+
+
+def test_a_study_given_back_can_be_taken_and_its_fences_only_grow(store: Store) -> None:
+    first = begun(store)
+    store.unlock("k1", first)
+    second = store.lock("k1", ELSEWHERE, NOW)
+    assert second > first
+    store.unlock("k1", first)
+    with pytest.raises(StudyLocked):
+        store.lock("k1", holder_name(), NOW)
+
+
+def test_an_old_fence_writes_nothing(store: Store) -> None:
+    store.create(RECORD)
+    old = store.lock("k1", ELSEWHERE, NOW)
+    store.write("k1", old, NOW, new=[trial(0, state=TrialState.RUNNING, attempt=1)])
+    kept = list(store.trials("k1"))
+    new = store.lock("k1", holder_name(), NOW + 2 * LOCK_SECONDS)
+    ended = kept[0].evolve(state=TrialState.COMPLETE, loss=1.0, finished_at=NOW)
+    with pytest.raises(LockLost):
+        store.write("k1", old, NOW, new=[trial(1)], changed=[ended], reported=[report(1)])
+    assert list(store.trials("k1")) == kept
+    assert store.reports("k1") == []
+    store.write("k1", new, NOW, changed=[ended])
+    assert list(store.trials("k1")) == [ended]
+
+
+# Trials
+
+
+def test_a_trial_comes_back_as_it_was_written_types_and_order_included(store: Store) -> None:
+    fence = begun(store)
+    store.write("k1", fence, NOW, new=[FULL])
+    [back] = store.trials("k1")
+    assert back == FULL
+    assert repr(back.params) == repr(FULL.params)
+    assert repr(back.metrics) == repr(FULL.metrics)
+
+
+def test_a_change_comes_back_with_every_field(store: Store) -> None:
+    fence = begun(store)
+    store.write("k1", fence, NOW, new=[Trial(number=7, subspace=FULL.subspace, params=FULL.params, seed=FULL.seed)])
+    store.write("k1", fence, NOW, changed=[FULL.evolve(asked_at=None)])
+    assert list(store.trials("k1")) == [FULL.evolve(asked_at=None)]
+
+
+@pytest.mark.parametrize("state", sorted(FINISHED))
+def test_a_finished_trial_keeps_its_first_result(store: Store, state: TrialState) -> None:
+    fence = begun(store)
+    running = trial(0, state=TrialState.RUNNING, attempt=1)
+    ended = running.evolve(state=state, loss=1.0, finished_at=NOW)
+    store.write("k1", fence, NOW, new=[running])
+    store.write("k1", fence, NOW, changed=[ended])
+    late = running.evolve(state=TrialState.COMPLETE, loss=0.0, finished_at=NOW + 1, attempt=2)
+    store.write("k1", fence, NOW, changed=[late, running])
+    assert list(store.trials("k1")) == [ended]
+
+
+def test_trials_come_in_the_order_of_their_numbers(store: Store) -> None:
+    fence = begun(store)
+    store.write("k1", fence, NOW, new=[trial(number) for number in (10, 2, 0)])
+    store.write("k1", fence, NOW, new=[trial(1)])
+    assert [t.number for t in store.trials("k1")] == [0, 1, 2, 10]
+
+
+def test_text_that_no_database_can_hold_costs_characters_and_not_the_study(store: Store) -> None:
+    """A trial's last words may be any bytes: NUL, and halves of surrogate pairs."""
+    fence = begun(store)
+    words = "before\x00\ud800after"
+    broken = trial(0, error=words, metrics={"out\x00": words}, host="h\x00")
+    store.write("k1", fence, NOW, new=[broken])
+    store.write("k1", fence, NOW, changed=[broken.evolve(state=TrialState.FAILED)])
+    [back] = store.trials("k1")
+    assert back.error is not None
+    assert back.error.startswith("before")
+    assert back.error.endswith("after")
+    assert list(back.metrics)
+
+
+def test_a_turn_is_written_whole_or_not_at_all(store: Store) -> None:
+    fence = begun(store)
+    store.write("k1", fence, NOW, new=[trial(0)])
+    with pytest.raises(Exception, match=r"(?i)unique"):
+        store.write("k1", fence, NOW, new=[trial(1), trial(0)], reported=[report(1)])
+    assert [t.number for t in store.trials("k1")] == [0]
+    assert store.reports("k1") == []
+
+
+def test_two_studies_do_not_see_each_other(store: Store) -> None:
+    one, two = begun(store, "k1"), begun(store, "k2")
+    store.write("k1", one, NOW, new=[trial(0, seed=1)], reported=[report(1, loss=0.1)])
+    store.write("k2", two, NOW, new=[trial(0, seed=2), trial(1)], reported=[report(1, loss=0.2)])
+    store.write("k1", one, NOW, changed=[trial(0, state=TrialState.FAILED, finished_at=NOW)])
+    assert [(t.number, t.seed, t.state) for t in store.trials("k1")] == [(0, 1, "FAILED")]
+    assert [(t.number, t.seed, t.state) for t in store.trials("k2")] == [(0, 2, "WAITING"), (1, 0, "WAITING")]
+    assert [r.loss for r in store.reports("k1")] == [0.1]
+    assert [r.loss for r in store.reports("k2")] == [0.2]
+
+
+def test_what_one_store_wrote_another_one_reads(url: str, store: Store) -> None:
+    if url == "sqlite://":
+        pytest.skip("a store in memory is nobody else's")
+    fence = begun(store)
+    store.write("k1", fence, NOW, new=[FULL])
+    second = Store(url)
+    assert second.find("study k1").key == "k1"
+    assert list(second.trials("k1")) == [FULL]
+    second.close()
+
+
+# Reports
+
+
+def test_a_report_that_comes_twice_is_kept_once_as_it_came_first(store: Store) -> None:
+    fence = begun(store)
+    store.write("k1", fence, NOW, reported=[report(1), report(1)])
+    store.write("k1", fence, NOW, reported=[report(1, loss=9.0), report(2)])
+    assert store.reports("k1") == [report(1), report(2)]
+
+
+def test_reports_come_by_trial_attempt_and_step(store: Store) -> None:
+    fence = begun(store)
+    mixed = [
+        report(2),
+        report(1, number=1),
+        report(10),
+        report(1, attempt=2),
+        report(0),
+    ]
+    store.write("k1", fence, NOW, reported=mixed)
+    places = [(r.number, r.attempt, r.step) for r in store.reports("k1")]
+    assert places == [(0, 1, 0), (0, 1, 2), (0, 1, 10), (0, 2, 1), (1, 1, 1)]
+
+
+@pytest.mark.parametrize("loss", [float("inf"), float("nan"), -1e300])
+def test_a_diverging_trials_reports_are_kept(store: Store, loss: float) -> None:
+    fence = begun(store)
+    store.write("k1", fence, NOW, reported=[report(1, loss=loss)])
+    assert [repr(r.loss) for r in store.reports("k1")] == [repr(loss)]
+
+
+def test_a_step_may_count_tokens(store: Store) -> None:
+    fence = begun(store)
+    store.write("k1", fence, NOW, reported=[report(2**40)])
+    assert store.reports("k1") == [report(2**40)]
+
+
+# One line for what goes wrong
+
+
+def refusal(url: str) -> str:
+    """What a store that cannot be opened says: one line that names the way out."""
+    with pytest.raises(StoreError) as caught:
+        Store(url)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+def test_a_password_is_hidden_wherever_the_store_is_named(postgres_url: str) -> None:
+    user, _, rest = postgres_url.partition("@")
+    with_password = f"{user.rpartition(':')[0] if user.count(':') > 1 else user}:secret%40word@{rest}"
+    store = Store(with_password)
+    assert "***" in store.safe_url
+    store.create(RECORD)
+    with pytest.raises(StudyExists) as exists:
+        store.create(RECORD)
+    with pytest.raises(StudyNotFound) as missing:
+        store.find("none")
+    store.close()
+    for text in (store.safe_url, str(exists.value), str(missing.value)):
+        assert "secret" not in text
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://me:secret@127.0.0.1:1/none",
+        "postgresql+psycopg://me:secret@127.0.0.1:1/none",
+        "postgresql://me:secret@127.0.0.1:port/none",
+        "postgresql:/me:secret@127.0.0.1/none",
+        "mysql://me:secret@127.0.0.1/none",
+        "postgresql+nodriver://me:secret@127.0.0.1/none",
+    ],
+)
+def test_a_store_that_cannot_be_used_is_one_line_without_its_password(url: str) -> None:
+    assert "secret" not in refusal(url)
+
+
+@pytest.mark.parametrize("url", ["", "shadho.db", "mysql://me@host/db", "://"])
+def test_what_is_no_database_url_is_refused_with_an_example(url: str) -> None:
+    assert "sqlite:///" in refusal(url)
+
+
+def test_a_folder_that_does_not_exist_is_named(tmp_path: Path) -> None:
+    message = refusal(f"sqlite:///{tmp_path}/missing/shadho.db")
+    assert "missing/shadho.db" in message
+    assert "--store" in message
+
+
+def test_a_folder_in_the_way_is_named(tmp_path: Path) -> None:
+    assert str(tmp_path) in refusal(f"sqlite:///{tmp_path}")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    assert "--store" in refusal(f"sqlite:///{tmp_path}/shadho.db")
+
+
+def test_a_file_that_is_no_database_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "notes.txt"
+    path.write_text("not a database\n" * 100)
+    assert "notes.txt" in refusal(f"sqlite:///{path}")
+    assert path.read_text().startswith("not a database")
+
+
+# SQLite's files
+
+
+def test_only_its_owner_can_read_the_file_whatever_the_umask(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        store = Store(f"sqlite:///{tmp_path / 'shadho.db'}")
+        begun(store)
+        modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir()}
+        store.close()
+    finally:
+        os.umask(before)
+    assert modes["shadho.db"] == 0o600
+    assert set(modes.values()) == {0o600}
+
+
+def test_others_read_while_the_scheduler_writes(tmp_path: Path) -> None:
+    """The journal is a write-ahead log."""
+    path = tmp_path / "shadho.db"
+    store = Store(f"sqlite:///{path}")
+    fence = begun(store)
+    with sqlite3.connect(path) as reader:
+        assert reader.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+        reader.execute("BEGIN")
+        assert reader.execute("SELECT count(*) FROM trials").fetchone() == (0,)
+        store.write("k1", fence, NOW, new=[trial(0)])
+        assert reader.execute("SELECT count(*) FROM trials").fetchone() == (0,)
+    assert reader.execute("SELECT count(*) FROM trials").fetchone() == (1,)
+    reader.close()
+    store.close()
+
+
+MOUNTS = r"""/dev/sda1 / ext4 rw 0 0
+server:/home /home nfs4 rw 0 0
+/dev/sdb1 /home/me/local xfs rw 0 0
+server:/our\040data /mnt/our\040data cifs rw 0 0
+me@host:/ /mnt/ssh fuse.sshfs rw 0 0
+"""
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [
+        ("/var/shadho.db", "ext4"),
+        ("/home/me/shadho.db", "nfs4"),
+        ("/home/me/local/shadho.db", "xfs"),
+        ("/homework/shadho.db", "ext4"),
+        ("/mnt/our data/shadho.db", "cifs"),
+        ("/mnt/ssh/shadho.db", "fuse.sshfs"),
+    ],
+)
+def test_the_file_system_is_that_of_the_innermost_mount(tmp_path: Path, path: str, kind: str) -> None:
+    mounts = tmp_path / "mounts"
+    mounts.write_text(MOUNTS)
+    assert file_system(Path(path), mounts) == kind
+
+
+def test_where_the_system_does_not_tell_the_file_system_is_unknown(tmp_path: Path) -> None:
+    assert file_system(tmp_path, tmp_path / "no-mounts") == ""
+
+
+@pytest.mark.parametrize("kind", ["nfs4", "cifs", "fuse.sshfs", "lustre"])
+def test_a_network_file_system_is_refused_and_nothing_is_created_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.setattr(store_module, "file_system", lambda path: kind)
+    message = refusal(f"sqlite:///{tmp_path}/shadho.db")
+    assert kind in message
+    assert "--store" in message
+    assert not list(tmp_path.iterdir())
