@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 from rich.console import Console
@@ -25,9 +25,6 @@ from shadho_celery.assignment import POLICIES
 from shadho_celery.errors import NoSuccessfulTrial, ShadhoError, UsageError
 from shadho_celery.samplers import SAMPLERS
 from shadho_celery.search import DEFAULT_POLICY, DEFAULT_SAMPLER
-
-if TYPE_CHECKING:
-    from shadho_celery.routing import Publisher
 
 EXAMPLES = f"""
 \b
@@ -181,12 +178,13 @@ class _Launch:
     def _open(self) -> None:
         from shadho_celery.channel import connect
         from shadho_celery.executors.queue import QueueExecutor
+        from shadho_celery.routing import Publisher
         from shadho_celery.search import make_scheduler
         from shadho_celery.study import open_study
 
         if self._options.fleet:
             # Before the study is recorded: a server that is down should leave no empty study behind.
-            client, publisher = connect(urls.url(urls.REDIS)), _publisher()
+            client, publisher = connect(urls.url(urls.REDIS)), Publisher.configured()
         self._study = open_study(
             self._store,
             self._space.describe(),
@@ -199,7 +197,7 @@ class _Launch:
             self._embedded = self._embed()
             os.environ.update({urls.BROKER: self._embedded.broker_url, urls.REDIS: self._embedded.redis_url})
             client = connect(self._embedded.redis_url)
-            publisher = _publisher()
+            publisher = Publisher.configured()
         self._executor = QueueExecutor(
             client,
             publisher,
@@ -341,15 +339,6 @@ class _Watch:
         new = [text for text in found if text not in self._said]
         self._said.update(new)
         return new
-
-
-def _publisher() -> Publisher:
-    """The way to the broker that the environment names, with the settings that the workers have."""
-    from shadho_celery.configuration import configuration
-    from shadho_celery.routing import Publisher
-
-    settings = configuration()
-    return Publisher(settings["broker_url"], settings.get("broker_transport_options"))
 
 
 if __name__ == "__main__":

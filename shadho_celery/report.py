@@ -39,7 +39,7 @@ class LiveView:
             console=console,
         )
         self._task = self._progress.add_task(scheduler.study.name, total=scheduler.limits.trials)
-        self._live = Live(self._render(), console=console, refresh_per_second=4, transient=True)
+        self._live = Live(self.picture(), console=console, refresh_per_second=4, transient=True)
 
     def __enter__(self) -> LiveView:
         self._live.start()
@@ -50,13 +50,14 @@ class LiveView:
 
     def update(self) -> None:
         """Show how things are now."""
-        self._live.update(self._render())
+        self._live.update(self.picture())
 
     def note(self, text: str) -> None:
         """Say something once, above the view."""
         self._live.console.print(Text(text))
 
-    def _render(self) -> Group:
+    def picture(self) -> Group:
+        """What the view shows now."""
         self._progress.update(self._task, completed=self._scheduler.study.counted)
         return Group(self._progress, Text(best_line(self._scheduler.study)), class_table(self._scheduler))
 

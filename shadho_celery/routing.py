@@ -16,6 +16,7 @@ from typing import Any
 import kombu
 import kombu.exceptions
 
+from shadho_celery.configuration import configuration
 from shadho_celery.errors import ServiceError
 
 #: what scheduler and worker must agree on: the form of a message and of the channel's records
@@ -77,6 +78,12 @@ class Publisher:
         self._declared: set[str] = set()
         self._unconfirmed = 0
         self._open()
+
+    @classmethod
+    def configured(cls) -> Publisher:
+        """The way to the broker that the environment names, with the settings that the workers have."""
+        settings = configuration()
+        return cls(settings["broker_url"], settings.get("broker_transport_options"))
 
     def publish(self, payloads: Iterable[tuple[str, Mapping[str, Any]]]) -> None:
         """Send each payload to the queue named beside it. Raises ServiceError where the broker does not take them."""

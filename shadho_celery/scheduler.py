@@ -71,7 +71,9 @@ class Scheduler:
 
     def collect(self) -> Sequence[Event]:
         """What happened since the last turn."""
-        return self._executor.poll(max(0.0, min(TURN_SECONDS, self._seconds_left())))
+        # Once the time is up there is nothing to be punctual for: what runs is waited for without haste.
+        left = TURN_SECONDS if self.stopping else self._seconds_left()
+        return self._executor.poll(max(0.0, min(TURN_SECONDS, left)))
 
     def tell(self, events: Sequence[Event]) -> None:
         """Take note of `events` and let policy and samplers learn from the trials that finished."""

@@ -6,7 +6,9 @@ every write checks the fence in the same transaction, so that a scheduler which 
 
 from __future__ import annotations
 
+import math
 import os
+import re
 import socket
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.dialects.postgresql import JSONB
 
 from shadho_celery.errors import LockLost, StoreError, StudyExists, StudyLocked, StudyNotFound
 from shadho_celery.trial import Report, Trial, TrialState
@@ -31,7 +32,8 @@ NETWORK_FILE_SYSTEMS = frozenset(
     | {"fuse.sshfs", "fuse.glusterfs", "fuse.ceph", "fuse.s3fs", "fuse.rclone", "pvfs2", "orangefs"}
 )
 
-_json = sa.JSON().with_variant(JSONB(), "postgresql")
+#: Not PostgreSQL's JSONB: it reorders keys, makes an int of 1e22 and refuses NUL characters.
+_json = sa.JSON()
 _schema = sa.MetaData()
 
 studies = sa.Table(
@@ -77,8 +79,9 @@ reports = sa.Table(
     sa.Column("study", sa.String(32), sa.ForeignKey("studies.key"), primary_key=True),
     sa.Column("number", sa.Integer, primary_key=True, autoincrement=False),
     sa.Column("attempt", sa.Integer, primary_key=True, autoincrement=False),
-    sa.Column("step", sa.Integer, primary_key=True, autoincrement=False),
-    sa.Column("loss", sa.Float, nullable=False),
+    sa.Column("step", sa.BigInteger, primary_key=True, autoincrement=False),
+    #: null for NaN, which SQLite cannot keep
+    sa.Column("loss", sa.Float),
     sa.Column("at", sa.Float, nullable=False),
 )
 
@@ -244,7 +247,10 @@ class Store:
         query = sa.select(*(reports.c[name] for name in names)).where(reports.c.study == key)
         with self._errors(), self._engine.connect() as connection:
             rows = connection.execute(query.order_by(reports.c.number, reports.c.attempt, reports.c.step))
-            return [Report(**dict(zip(names, row, strict=True))) for row in rows]
+            found = [dict(zip(names, row, strict=True)) for row in rows]
+        return [
+            Report(**{**values, "loss": math.nan if values["loss"] is None else values["loss"]}) for values in found
+        ]
 
     def close(self) -> None:
         """Let go of the database."""
@@ -293,18 +299,26 @@ UNKNOWN = "?"
 def _birth(pid: int) -> str:
     """Clock ticks between the machine's start and the process's, "" for no such process, UNKNOWN without /proc."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+        state, *rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return "" if state in "ZX" else rest[18]  # a zombie is dead
     except OSError:
         return "" if Path("/proc/self/stat").exists() else UNKNOWN
 
 
 def _row(key: str, trial: Trial) -> dict[str, Any]:
-    return {"study": key, **{name: getattr(trial, name) for name in _TRIAL_FIELDS}, "state": str(trial.state)}
+    values = {name: getattr(trial, name) for name in _TRIAL_FIELDS}
+    return {"study": key, **values, "state": str(trial.state), "error": _text(trial.error), "host": _text(trial.host)}
 
 
 def _change(key: str, trial: Trial) -> dict[str, Any]:
     values = {f"_{name}": getattr(trial, name) for name in _UPDATED}
-    return {"_study": key, "_number": trial.number, **values, "_state": str(trial.state)}
+    texts = {"_state": str(trial.state), "_error": _text(trial.error), "_host": _text(trial.host)}
+    return {"_study": key, "_number": trial.number, **values, **texts}
+
+
+def _text(text: str | None) -> str | None:
+    """`text` without what databases refuse: a trial's last words may hold NUL or half a surrogate pair."""
+    return text and text.replace("\0", "\ufffd").encode("utf-8", "replace").decode()
 
 
 def _insert_ignoring(dialect: str) -> Any:
@@ -314,14 +328,19 @@ def _insert_ignoring(dialect: str) -> Any:
     return insert(reports).on_conflict_do_nothing()
 
 
+#: The kinds of database that are tested, by SQLAlchemy's names.
+DRIVERS = frozenset({"sqlite", "sqlite+pysqlite", "postgresql+psycopg", "postgresql+psycopg2"})
+
+
 def _engine(url: str) -> sa.Engine:
     try:
         parsed = sa.make_url(url)
-    except sa.exc.ArgumentError:
-        raise StoreError(f"{url!r} is no database URL; write sqlite:///FILE or postgresql://USER@HOST/NAME") from None
+    except (sa.exc.ArgumentError, ValueError):  # ValueError: a port that is no number
+        shown = re.sub(r"^([^:]*:/*[^:]*):.*@", r"\1:***@", url)
+        raise StoreError(f"{shown!r} is no database URL; write sqlite:///FILE or postgresql://USER@HOST/NAME") from None
     if parsed.drivername == "postgresql":
         parsed = parsed.set(drivername="postgresql+psycopg")
-    if parsed.get_backend_name() not in {"sqlite", "postgresql"}:
+    if parsed.drivername not in DRIVERS:
         raise StoreError(
             f"no store of the kind {parsed.drivername!r}; write sqlite:///FILE or postgresql://USER@HOST/NAME"
         )

@@ -77,6 +77,9 @@ class Study:
         self._written_at = self.clock.now()
         for trial in trials:
             self._put(trial)
+            if trial.state is _S.WAITING and not trial.attempt:
+                # Recorded, and the scheduler was stopped before it was sent.
+                self._waiting.append(trial.number)
         self.trials.sort(key=lambda trial: trial.finished_at or 0.0)
 
     # What is known
@@ -289,6 +292,8 @@ def _new_record(space: Mapping[str, str], module: str, name: str | None, seed: i
     key = uuid.uuid4().hex[:16]
     if seed is None:
         seed = int(np.random.SeedSequence().generate_state(1)[0])
+    if not 0 <= seed < 2**63:
+        raise UsageError(f"a seed is a whole number from 0 to 2**63 - 1, not {seed:.6g}")
     if name is None:
         moment = np.datetime64(int(clock.now()), "s").item()
         # Two studies of one module may begin within a second.

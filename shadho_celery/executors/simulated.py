@@ -45,6 +45,9 @@ class SimulatedExecutor:
         for trial in trials:
             if trial.state is TrialState.RUNNING:
                 self._events.append(Lost(number=trial.number, attempt=trial.attempt, reason="not simulated any more"))
+            elif trial.compute_class not in self._slots:
+                reason = f"no worker serves {trial.compute_class}"
+                self._events.append(Lost(number=trial.number, attempt=trial.attempt, reason=reason, claimed=False))
             else:
                 self._queues[str(trial.compute_class)].append(trial)
         for name in self._queues:
@@ -65,7 +68,7 @@ class SimulatedExecutor:
                     Lost(number=trial.number, attempt=trial.attempt, reason="taken back", claimed=False)
                 )
         if running:
-            self._cancelled |= unwanted
+            self._cancelled |= unwanted & {trial.number for _, _, trial, _ in self._ends}
 
     def close(self) -> None:
         self._queues.clear()
@@ -94,6 +97,7 @@ class SimulatedExecutor:
             name = str(trial.compute_class)
             self._busy[name] -= 1
             cancelled = trial.number in self._cancelled
+            self._cancelled.discard(trial.number)
             self._events.append(
                 Result(
                     number=trial.number,

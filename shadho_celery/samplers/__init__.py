@@ -7,9 +7,13 @@ from collections.abc import Callable, Sequence
 from shadho_celery.errors import UsageError
 from shadho_celery.samplers.base import Sampler
 from shadho_celery.samplers.random import RandomSampler
+from shadho_celery.samplers.tpe import TpeSampler
 from shadho_celery.space.split import Subspace
 
-SAMPLERS: dict[str, Callable[[Subspace, Sequence[int]], Sampler]] = {"random": RandomSampler}
+SAMPLERS: dict[str, Callable[[Subspace, Sequence[int]], Sampler]] = {
+    "random": RandomSampler,
+    "tpe": TpeSampler,
+}
 
 
 def make_sampler(name: str, subspace: Subspace, entropy: Sequence[int]) -> Sampler:

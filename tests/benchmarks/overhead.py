@@ -212,7 +212,10 @@ def optuna(redis_url: str, trials: int) -> float:
     def seconds(each: int) -> float:
         began = time.monotonic()
         with ExitStack() as stack:
-            both = [stack.enter_context(python(ROOT, {}, "-c", OPTUNA, redis_url, name + str(each), str(each))) for _ in "12"]
+            both = [
+                stack.enter_context(python(ROOT, {}, "-c", OPTUNA, redis_url, name + str(each), str(each)))
+                for _ in "12"
+            ]
             for process in both:
                 process.wait(timeout=600)
         return time.monotonic() - began

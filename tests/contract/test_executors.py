@@ -165,15 +165,17 @@ def test_cancel_leaves_the_others_alone(rig: Rig) -> None:
 
 
 def test_with_running_the_running_trials_end_cancelled_without_a_loss(rig: Rig) -> None:
-    if not rig.catches_running:
-        pytest.skip("no trial is ever caught running")
-    rig.executor.submit([queued(rig, 0), queued(rig, 1, x=-1)])
+    rig.executor.submit([queued(rig, 0)])
     events = list(rig.executor.poll(0.0))
-    assert [type(event) for event in events] == [Started, Started]
-    rig.executor.cancel([0, 1], running=True)
-    for event in collect(rig, all_end(2)):
+    assert isinstance(events[0], Started)
+    # Inline a trial has ended by then.
+    assert (len(events) == 1) is rig.catches_running
+    rig.executor.cancel([0], running=True)
+    for event in collect(rig, lambda _: True):
         assert isinstance(event, Result)
         assert (event.state, event.loss) == (TrialState.CANCELLED, None)
+        events.append(event)
+    assert [type(event) for event in events] == [Started, Result]
 
 
 def test_a_trial_taken_back_runs_when_it_is_sent_again(rig: Rig) -> None:

@@ -1,0 +1,259 @@
+"""Tree-structured Parzen estimator: draw where good trials are dense and bad ones are not.
+
+Sources: [B] Bergstra, Bardenet, Bengio, Kégl, "Algorithms for Hyper-Parameter Optimization", NeurIPS 2011, section 4;
+[W] Watanabe, "Tree-Structured Parzen Estimator: Understanding Its Algorithm Components and Their Roles for Better
+Empirical Performance", arXiv 2304.11127, section 3.
+
+Both densities are mixtures over whole trials (the multivariate form of [W]): what worked together is drawn together. A
+trial's kernel is the product of its labels' kernels; for a label that is inactive in the trial it is the law itself. So
+each is a density over the tree: a choice is drawn first, then what is active under it.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import insort
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from scipy.special import logsumexp, ndtr, ndtri
+
+from shadho_celery.space.base import Array, Domain
+from shadho_celery.space.continuous import (
+    UNIT_MASS,
+    LogNormal,
+    Normal,
+    QLogNormal,
+    QLogUniform,
+    QNormal,
+    QUniform,
+)
+from shadho_celery.space.discrete import Categorical, RandInt
+from shadho_celery.space.split import Subspace
+from shadho_celery.trial import Trial, TrialState
+
+#: random trials before the first guess: the most, for the whole space, and the least, for a small part of it
+MOST_RANDOM, LEAST_RANDOM = 10, 5
+#: the share of trials that are good, gamma in [B], linear as in [W]; and their greatest number
+GOOD_SHARE, MOST_GOOD = 0.1, 25
+#: bad trials that a guess looks at; of more, a random part
+MOST_BAD = 500
+#: draws from l(x), of which the best ratio wins
+CANDIDATES = 24
+#: a kernel's width in units of the range: of a single trial, and at the least
+WIDTH, LEAST_WIDTH = 0.2, 0.03
+#: the share of a kernel's mass on a choice that does not stay on the trial's own option
+OPTION_WIDTH = 0.2
+#: the prior of a bounded law is a Gaussian as wide as the range ([W], section 3.3) ...
+PRIOR_WIDTH = 1.0
+#: ... that of a normal law is the law, whose range is its central interval
+NORMAL_WIDTH = 0.5 / float(ndtri((1 + UNIT_MASS) / 2))
+
+_TINY = np.finfo(float).tiny
+
+
+class TpeSampler:
+    """TPE within one subspace. Failed and pruned trials count as bad, and so does what was asked and not yet told."""
+
+    adaptive = True
+
+    def __init__(self, subspace: Subspace, entropy: Sequence[int]) -> None:
+        self._subspace = subspace
+        self._entropy = tuple(entropy)
+        self._axes = {label: _axis(domain) for label, domain in subspace.domains.items()}
+        self._random = min(MOST_RANDOM, max(LEAST_RANDOM, round(2 * MOST_RANDOM * subspace.probability)))
+        #: (loss, order of telling, the labels' values), the least loss first
+        self._told: list[tuple[float, int, list[float]]] = []
+        self._successes = 0
+        #: asked and not yet told: values -> values with NaN where inactive
+        self._pending: dict[tuple[Any, ...], list[float]] = {}
+        self._tried: set[tuple[Any, ...]] = set()
+
+    def ask(self, index: int) -> Mapping[str, Any]:
+        generator = np.random.default_rng([*self._entropy, index])
+        if len(self._told) < self._random or not self._axes:
+            params = self._subspace.sample(generator, 1)[0]
+        else:
+            params = self._guess(generator)
+        key = self._key(params)
+        self._pending[key] = _row(key)
+        return params
+
+    def tell(self, trial: Trial) -> None:
+        key = self._key(trial.params)
+        self._pending.pop(key, None)
+        if trial.state is TrialState.CANCELLED:
+            return
+        loss = math.inf  # a failed trial is worse than any other, so that regions that fail are left
+        if trial.state is TrialState.COMPLETE and trial.loss is not None and not math.isnan(trial.loss):
+            loss = float(trial.loss)
+            self._successes += 1
+        insort(self._told, (loss, len(self._told), _row(key)))
+        self._tried.add(key)
+
+    def _key(self, params: Mapping[str, Any]) -> tuple[Any, ...]:
+        return tuple(params.get(label) for label in self._axes)
+
+    def _guess(self, generator: np.random.Generator) -> dict[str, Any]:
+        """The candidate with the greatest l / g, so with the greatest expected improvement ([B], equation 3)."""
+        good, bad = self._split(generator)
+        candidates = self._candidates(good, generator)
+        rows = np.array([_row(self._key(params)) for params in candidates])
+        ratios = self._log_density(good, rows) - self._log_density(bad, rows)
+        best_first = [candidates[place] for place in np.argsort(-ratios, kind="stable")]
+        # What was tried or is under way is not tried again while there is something else.
+        fresh = (p for p in best_first if (key := self._key(p)) not in self._tried and key not in self._pending)
+        return next(fresh, best_first[0])
+
+    def _split(self, generator: np.random.Generator) -> tuple[Array, Array]:
+        """The values of good and bad trials ([B], equation 2), each (trials, labels); inactive ones are NaN."""
+        rows = [row for _, _, row in self._told]
+        count = min(math.ceil(GOOD_SHARE * len(rows)), MOST_GOOD, self._successes)
+        # What is under way counts as bad, so that many slots do not all get the same point.
+        pending = list(self._pending.values())[-MOST_BAD:]
+        bad, room = rows[count:], MOST_BAD - len(pending)
+        if len(bad) > room:
+            bad = [bad[place] for place in generator.choice(len(bad), room, replace=False)]
+        prior = [math.nan] * len(self._axes)  # a trial of which nothing is known: its kernel is the law
+        return np.array([*rows[:count], prior]), np.array([*bad, *pending, prior])
+
+    def _candidates(self, rows: Array, generator: np.random.Generator) -> list[dict[str, Any]]:
+        """Draws from the mixture over `rows`: all labels of one draw from one row's kernel."""
+        picks = generator.integers(len(rows), size=CANDIDATES)
+        widths = _widths(rows)
+        drawn = [
+            axis.draw(rows[picks, place], widths[picks], generator).tolist()
+            for place, axis in enumerate(self._axes.values())
+        ]
+        space, pinned = self._subspace.space, self._subspace.fixed
+        candidates = []
+        for values in zip(*drawn, strict=True):
+            params = {**pinned, **dict(zip(self._axes, values, strict=True))}
+            candidates.append({label: params[label] for label in space.active(params)})
+        return candidates
+
+    def _log_density(self, rows: Array, points: Array) -> Array:
+        """The logarithm of the mixture over `rows`, at each of `points`; shape (points,)."""
+        widths = _widths(rows)
+        total = np.zeros((len(points), len(rows)))
+        for place, axis in enumerate(self._axes.values()):
+            active = np.flatnonzero(~np.isnan(points[:, place]))
+            total[active] += axis.log_kernel(points[active, place], rows[:, place], widths)
+        density: Array = logsumexp(total, axis=1) - math.log(len(rows))
+        return density
+
+
+def _row(key: tuple[Any, ...]) -> list[float]:
+    return [math.nan if value is None else float(value) for value in key]
+
+
+def _widths(rows: Array) -> Array:
+    """The width of each row's kernel: narrower with more trials, wider with more labels (Scott's rule)."""
+    active = np.count_nonzero(~np.isnan(rows), axis=1)
+    # [W], section 3.3: no kernel is narrower than a fixed part of the range
+    widths: Array = np.maximum(WIDTH * float(len(rows)) ** (-1.0 / (active + 4)), LEAST_WIDTH)
+    return widths
+
+
+class _Axis(Protocol):
+    """The kernels of one label. `centres` are the trials' values, NaN where the label is inactive."""
+
+    def draw(self, centres: Array, widths: Array, generator: np.random.Generator) -> Array:
+        """A value from each kernel."""
+
+    def log_kernel(self, values: Array, centres: Array, widths: Array) -> Array:
+        """The logarithm of each kernel's density, or mass, at each value; shape (values, centres)."""
+
+
+class _Options:
+    """A choice: a trial's kernel is its option, with a part of the law mixed in."""
+
+    def __init__(self, domain: Categorical) -> None:
+        self._domain = domain
+        masses = np.array(domain.probabilities)
+        kernels = (1 - OPTION_WIDTH) * np.eye(len(masses)) + OPTION_WIDTH * masses
+        #: one row per option, the last one for trials without
+        self._logarithms = np.log(np.maximum(np.vstack([kernels, masses]), _TINY))
+
+    def draw(self, centres: Array, widths: Array, generator: np.random.Generator) -> Array:
+        leaves = np.isnan(centres) | (generator.random(len(centres)) < OPTION_WIDTH)
+        drawn = self._domain.sample(generator, len(centres))
+        return np.where(leaves, drawn, np.nan_to_num(centres)).astype(np.int64)
+
+    def log_kernel(self, values: Array, centres: Array, widths: Array) -> Array:
+        places = np.where(np.isnan(centres), self._domain.count, centres).astype(np.int64)
+        kernels: Array = self._logarithms[places][:, values.astype(np.int64)].T
+        return kernels
+
+
+class _Line:
+    """A numeric law: Gaussians in the unscaled variable, cut off at the ends of its range, which is [0, 1] here."""
+
+    def __init__(self, domain: Domain) -> None:
+        self._domain = domain
+        self._prior_width = (
+            NORMAL_WIDTH if isinstance(domain, Normal | LogNormal | QNormal | QLogNormal) else PRIOR_WIDTH
+        )
+        self._step = domain.q if isinstance(domain, QUniform | QLogUniform | QNormal | QLogNormal) else None
+
+    def draw(self, centres: Array, widths: Array, generator: np.random.Generator) -> Array:
+        means, sigmas = self._gaussians(centres, widths)
+        low, high = ndtr(-means / sigmas), ndtr((1 - means) / sigmas)
+        units = means + sigmas * ndtri(low + generator.random(len(means)) * (high - low))
+        return self._from_unit(np.clip(units, 0.0, 1.0))
+
+    def log_kernel(self, values: Array, centres: Array, widths: Array) -> Array:
+        means, sigmas = self._gaussians(centres, widths)
+        inside = ndtr((1 - means) / sigmas) - ndtr(-means / sigmas)
+        if (cells := self._cells(values)) is not None:  # a grid's value has the mass of what is rounded to it
+            low, high = (np.subtract.outer(edges, means) / sigmas for edges in cells)
+            masses: Array = np.log(np.maximum((ndtr(high) - ndtr(low)) / inside, _TINY))
+            return masses
+        distances = np.subtract.outer(self._domain.to_unit(values), means) / sigmas
+        densities: Array = -0.5 * distances**2 - np.log(sigmas * inside * math.sqrt(2 * math.pi))
+        return densities
+
+    def _gaussians(self, centres: Array, widths: Array) -> tuple[Array, Array]:
+        known = ~np.isnan(centres)
+        means, sigmas = np.full(len(centres), 0.5), np.full(len(centres), self._prior_width)
+        means[known] = self._to_unit(centres[known])
+        sigmas[known] = np.minimum(widths[known], self._prior_width)
+        if (cells := self._cells(centres[known])) is not None:  # wide enough to reach the neighbouring values
+            sigmas[known] = np.maximum(sigmas[known], (cells[1] - cells[0]) / 2)
+        return means, sigmas
+
+    def _to_unit(self, values: Array) -> Array:
+        return self._domain.to_unit(values)
+
+    def _from_unit(self, units: Array) -> Array:
+        return self._domain.from_unit(units)
+
+    def _cells(self, values: Array) -> tuple[Array, Array] | None:
+        """The ends of the intervals that are rounded to these values; None where nothing is rounded."""
+        if self._step is None:
+            return None
+        return self._to_unit(values - self._step / 2), self._to_unit(values + self._step / 2)
+
+
+class _WholeLine(_Line):
+    """hp.randint: each value has an equal part of [0, 1]."""
+
+    def __init__(self, domain: RandInt) -> None:
+        super().__init__(domain)
+        self._first, self._count = domain.first, domain.count
+
+    def _to_unit(self, values: Array) -> Array:
+        return (values - self._first + 0.5) / self._count
+
+    def _from_unit(self, units: Array) -> Array:
+        return self._domain.quantile(units)
+
+    def _cells(self, values: Array) -> tuple[Array, Array] | None:
+        return (values - self._first) / self._count, (values - self._first + 1) / self._count
+
+
+def _axis(domain: Domain) -> _Axis:
+    if isinstance(domain, Categorical):
+        return _Options(domain)
+    return _WholeLine(domain) if isinstance(domain, RandInt) else _Line(domain)

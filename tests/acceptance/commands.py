@@ -1,0 +1,303 @@
+"""The commands that people type, as real processes in a folder of their own."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import pty
+import signal
+import sqlite3
+import struct
+import subprocess
+import sys
+import termios
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import services
+
+ROOT = Path(__file__).parents[2]
+
+#: what would tell the commands something else than the test does
+CLEARED = ("CELERY_BROKER_URL", "SHADHO_REDIS_URL", "SHADHO_IMPORTS", "SHADHO_CORES", "CELERY_CONFIG_MODULE")
+
+#: A study of two subspaces whose trials take `{seconds}`, and say in runs.log that they began and that they ended.
+STUDY = """
+import os, time
+from hyperopt import hp
+
+SPACE = hp.choice("side", [
+    {{"side": "left", "x": hp.uniform("x", 0, 1)}},
+    {{"side": "right", "x": hp.uniform("x2", 0, 1), "n": hp.quniform("n", 0, 10, 1)}},
+])
+STUDY = {settings}
+
+def note(*words):
+    with open({log!r}, "a") as log:
+        log.write(" ".join(map(str, words)) + "\\n")
+
+def objective(params, context):
+    note("began", context.trial, context.attempt, context.compute_class, os.getpid())
+    {body}
+    time.sleep({seconds})
+    note("ended", context.trial, context.attempt, context.compute_class, os.getpid())
+    return params["x"]
+"""
+
+
+class Command:
+    """A running command, in a session of its own as a terminal would start it; its output goes to files."""
+
+    def __init__(self, words: list[str], folder: Path, environment: Mapping[str, str]) -> None:
+        number = len(list(folder.glob("command-*.out")))
+        self.out_path, self.err_path = (folder / f"command-{number}.{kind}" for kind in ("out", "err"))
+        with self.out_path.open("wb") as out, self.err_path.open("wb") as err:
+            self.process = subprocess.Popen(
+                words,
+                cwd=folder,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                start_new_session=True,
+            )
+        self.pid = self.process.pid
+
+    @property
+    def out(self) -> str:
+        return self.out_path.read_text(errors="replace")
+
+    @property
+    def err(self) -> str:
+        return self.err_path.read_text(errors="replace")
+
+    @property
+    def code(self) -> int | None:
+        return self.process.poll()
+
+    def json(self) -> dict[str, Any]:
+        """Standard output, which must be one JSON object and nothing else."""
+        assert self.out.count("\n") == 1, self.out
+        found = json.loads(self.out)
+        assert isinstance(found, dict)
+        return found
+
+    def wait(self, seconds: float = 60.0) -> Command:
+        try:
+            self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"it still runs after {seconds} s\n{self.out}\n{self.err}") from None
+        return self
+
+    def says(self, text: str, seconds: float = 30.0) -> None:
+        """Wait until it has printed `text`."""
+        until(lambda: text in self.out + self.err or self.code is not None, seconds, lambda: self.out + self.err)
+        assert text in self.out + self.err, f"it ended with {self.code}\n{self.out}\n{self.err}"
+
+    def interrupt(self) -> None:
+        """Ctrl-C: SIGINT to everything that the terminal runs in the foreground."""
+        os.killpg(self.pid, signal.SIGINT)
+
+    def send(self, sign: signal.Signals) -> None:
+        self.process.send_signal(sign)
+
+    def end(self) -> None:
+        """End it by force."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+        self.process.wait()
+
+
+class Terminal:
+    """A command with a terminal around it: `screen` is all that it has written there."""
+
+    def __init__(self, words: list[str], folder: Path, environment: Mapping[str, str]) -> None:
+        self._ours, theirs = pty.openpty()
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 120, 0, 0))
+        os.set_blocking(self._ours, False)
+        self.process = subprocess.Popen(
+            words,
+            cwd=folder,
+            env={**environment, "TERM": "xterm-256color"},
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            start_new_session=True,
+            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # noqa: PLW1509 -- Ctrl-C needs it
+        )
+        os.close(theirs)
+        self.screen = ""
+
+    def read(self) -> str:
+        with contextlib.suppress(OSError):  # nothing there now, or nobody there any more
+            while part := os.read(self._ours, 65536):
+                self.screen += part.decode(errors="replace")
+        return self.screen
+
+    def says(self, text: str, seconds: float = 30.0) -> None:
+        until(lambda: text in self.read(), seconds, self.read)
+
+    def press(self, keys: bytes) -> None:
+        os.write(self._ours, keys)
+
+    def wait(self, seconds: float = 60.0) -> int:
+        def ended() -> bool:
+            self.read()  # or it would wait for room in the terminal
+            return self.process.poll() is not None
+
+        until(ended, seconds, self.read)
+        self.read()
+        return int(self.process.returncode)
+
+    def end(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+        os.close(self._ours)
+
+
+class Desk:
+    """A folder in which somebody works: study files, a store, and the commands typed there."""
+
+    def __init__(self, folder: Path, temporary: Path) -> None:
+        self.folder = folder
+        self.temporary = temporary
+        self.environment = {name: value for name, value in os.environ.items() if name not in CLEARED}
+        self.environment |= {
+            # The checkout, whether it is installed or not; and the programs beside this Python, the same.
+            "PYTHONPATH": str(ROOT),
+            "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
+            "TMPDIR": str(temporary),
+            # The classes of a test are those it names, on machines with a GPU too.
+            "CUDA_VISIBLE_DEVICES": "",
+            "COLUMNS": "120",
+        }
+        self.commands: list[Command | Terminal] = []
+
+    # Files
+
+    def write(self, name: str, text: str) -> Path:
+        path = self.folder / name
+        path.write_text(text)
+        return path
+
+    def study(
+        self, name: str = "my_study", *, seconds: float = 0.05, body: str = "", settings: Mapping[str, Any] | None = None
+    ) -> str:
+        """Write a study file whose trials run the statement `body` and take `seconds`."""
+        text = STUDY.format(log=str(self.folder / "runs.log"), seconds=seconds, body=body, settings=dict(settings or {}))
+        self.write(f"{name}.py", text)
+        return name
+
+    def runs(self, what: str = "began") -> list[tuple[int, int, str, int]]:
+        """(trial, attempt, class, process) of every run that began, or ended, so far."""
+        path = self.folder / "runs.log"
+        lines = [line.split() for line in path.read_text().splitlines()] if path.exists() else []
+        return [(int(n), int(attempt), name, int(pid)) for word, n, attempt, name, pid in lines if word == what]
+
+    def await_runs(self, count: int, what: str = "began", seconds: float = 30.0) -> None:
+        until(lambda: len(self.runs(what)) >= count, seconds, lambda: f"{self.runs()} {self.said()}")
+
+    def trials(self, store: str = "shadho.db") -> list[dict[str, Any]]:
+        """The trials in the store, with the name of their study."""
+        with contextlib.closing(sqlite3.connect(f"file:{self.folder / store}?mode=ro", uri=True)) as connection:
+            connection.row_factory = sqlite3.Row
+            query = "select studies.name as name, trials.* from trials join studies on studies.key = trials.study"
+            found = [dict(row) for row in connection.execute(query + " order by name, number")]
+        return [{**row, "params": json.loads(row["params"])} for row in found]
+
+    def states(self) -> Counter[str]:
+        return Counter(trial["state"] for trial in self.trials())
+
+    def states_folder(self) -> Path:
+        """The state folder of the one embedded study."""
+        [folder] = [path for path in (self.folder / ".shadho").iterdir() if path.name != "checkpoints"]
+        return folder
+
+    def logs(self) -> str:
+        """What the embedded processes have logged."""
+        return "\n".join(f"{path.name}: {path.read_text()}" for path in self.folder.glob(".shadho/*/*.log"))
+
+    # Commands
+
+    def start(self, *words: str, **environment: str) -> Command:
+        command = Command(list(words), self.folder, {**self.environment, **environment})
+        self.commands.append(command)
+        return command
+
+    def launch(self, *words: str, **environment: str) -> Command:
+        return self.start(sys.executable, "-m", "shadho_celery.launch", *words, **environment)
+
+    def launch_in_terminal(self, *words: str) -> Terminal:
+        terminal = Terminal([sys.executable, "-m", "shadho_celery.launch", *words], self.folder, self.environment)
+        self.commands.append(terminal)
+        return terminal
+
+    def worker(self, queue: str, *words: str, **environment: str) -> Command:
+        """``celery -A shadho_celery worker -Q QUEUE``."""
+        return self.start("celery", "-A", "shadho_celery", "worker", "-Q", queue, *words, **environment)
+
+    def said(self) -> str:
+        """All that the commands have printed, for the message of a test that fails."""
+        parts = []
+        for command in self.commands:
+            if isinstance(command, Terminal):
+                parts.append(command.read())
+            else:
+                parts.append(f"{command.process.args!r} -> {command.code}\n{command.out[-3000:]}\n{command.err[-3000:]}")
+        return "\n".join(parts) + self.logs()[-3000:]
+
+    def close(self) -> None:
+        for command in reversed(self.commands):
+            command.end()
+
+    # What is alive
+
+    def processes(self) -> dict[int, str]:
+        """Command lines of all live processes that this test has started, by process id."""
+        return dict(services.marked_processes(os.environ[services.MARK]))
+
+    def pids(self, *words: str) -> list[int]:
+        """Live processes whose command line has all of `words`."""
+        return [pid for pid, line in self.processes().items() if all(word in line for word in words)]
+
+    def sockets(self) -> list[Path]:
+        """Sockets, and folders made for one, that lie about."""
+        places = [*self.folder.rglob("*"), *self.temporary.rglob("*")]
+        return [path for path in places if path.is_socket() or path.parent == self.temporary]
+
+    def nothing_left(self, seconds: float = 20.0) -> float:
+        """Wait until no process and no socket is left; seconds that it took, to be reported rather than asserted."""
+        began = time.monotonic()
+        until(lambda: not self.processes() and not self.sockets(), seconds, lambda: f"{self.processes()}")
+        return time.monotonic() - began
+
+
+def until(ready: Callable[[], Any], seconds: float, told: Callable[[], str] = str) -> None:
+    """Wait until `ready()` is true; the test fails after `seconds` with what `told()` says."""
+    deadline = time.monotonic() + seconds
+    while not ready():
+        if time.monotonic() > deadline:
+            raise AssertionError(f"not within {seconds:.0f} s: {told()}")
+        time.sleep(0.05)
+
+
+@contextlib.contextmanager
+def desk(folder: Path) -> Iterator[Desk]:
+    # A short path: sockets are put into the temporary folder where the state folder's own path is too long.
+    temporary = Path(f"/tmp/sh{os.getpid() % 10000}{time.monotonic_ns() % 10**6}")
+    temporary.mkdir(mode=0o700)
+    made = Desk(folder, temporary)
+    try:
+        yield made
+    finally:
+        made.close()
+        until(lambda: not made.processes(), 10, lambda: f"{made.processes()}")
+        for path in sorted(temporary.rglob("*"), reverse=True):
+            path.unlink() if not path.is_dir() else path.rmdir()
+        temporary.rmdir()

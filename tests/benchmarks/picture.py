@@ -1,0 +1,62 @@
+"""Makes the README's picture from a real run: ``python tests/benchmarks/picture.py .readme/live.svg``."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from io import StringIO
+from pathlib import Path
+
+from rich.console import Console
+
+from shadho_celery import report, study_file, urls
+from shadho_celery.channel import connect
+from shadho_celery.embedded import Embedded
+from shadho_celery.executors.queue import QueueExecutor
+from shadho_celery.routing import Publisher
+from shadho_celery.search import make_scheduler
+from shadho_celery.space.compile import compile_space
+from shadho_celery.store import Store
+from shadho_celery.study import Limits, open_study
+
+
+def main(target: Path, trials: int = 60) -> None:
+    """Run tasks.svm embedded, and draw the view two thirds of the way and the table at the end."""
+    file = study_file.load("tasks.svm")
+    space = compile_space(file.space)
+    console = Console(record=True, width=108, file=StringIO(), force_terminal=True, highlight=False)
+    target = target.absolute()
+    # Workers import tasks/ from the checkout; what the run leaves behind stays out of it.
+    os.environ["PYTHONPATH"] = str(Path.cwd())
+    with tempfile.TemporaryDirectory() as folder:
+        os.chdir(folder)
+        study = open_study(Store(), space.describe(), module=file.module, name="digits", seed=0)
+        fleet = Embedded(Path(folder), {"gpu_large": 1, "gpu_small": 1, "cpu": 1}, [file.module], os.cpu_count() or 1)
+        try:
+            os.environ.update({urls.BROKER: fleet.broker_url, urls.REDIS: fleet.redis_url})
+            client, publisher = connect(fleet.redis_url), Publisher.configured()
+            executor = QueueExecutor(client, publisher, study.record.key, file.module)
+            scheduler = make_scheduler(space, study, executor, Limits(trials=trials))
+            view = report.LiveView(scheduler, console)
+            drawn: list[bool] = []
+
+            def look() -> None:
+                if not drawn and study.counted >= 2 * trials // 3:
+                    console.print("[bold]$ python -m shadho_celery.launch tasks.svm --trials 60 --seed 0[/bold]\n")
+                    console.print(view.picture())
+                    drawn.append(True)
+
+            scheduler.run(look)
+            console.print("\n... and at the end:\n")
+            report.summary(
+                study, space, console, "python -m shadho_celery.launch tasks.svm --resume digits --trials 120"
+            )
+        finally:
+            fleet.close()
+    target.parent.mkdir(exist_ok=True)
+    console.save_svg(str(target), title="shadho_celery")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
