@@ -139,13 +139,18 @@ def read(returned: Any) -> tuple[float, dict[str, Any]]:
     if "loss" not in returned:
         raise ValueError(f"the objective returned a dict without 'loss' (it has {', '.join(map(repr, returned))})")
     loss = _number(returned["loss"], "'loss'")
-    return loss, {str(key): value for key, value in returned.items() if key != "loss" and _fits_json(key, value)}
+    rest = {key: _plain(value) for key, value in returned.items() if key != "loss"}
+    return loss, {str(key): value for key, value in rest.items() if _fits_json(key, value)}
+
+
+def _plain(value: Any) -> Any:
+    """The number in a numpy scalar, a 0-d array or a tensor; anything else as it is."""
+    return value.item() if getattr(value, "ndim", None) == 0 and hasattr(value, "item") else value
 
 
 def _number(value: Any, what: str) -> float:
     """`value` as a finite float; ValueError names `what` it is where it cannot be one."""
-    if hasattr(value, "item") and getattr(value, "size", 1) == 1 and getattr(value, "ndim", 0) == 0:
-        value = value.item()
+    value = _plain(value)
     if not isinstance(value, (numbers.Real, Decimal)):
         raise ValueError(f"{what} is no number but {type(value).__name__}: {_short(value)}")
     try:

@@ -168,7 +168,9 @@ class Publisher:
 
 def mask(url: str) -> str:
     """The URL with its password hidden."""
-    return re.sub(r"(://[^/:@]*):[^@/]*@", r"\1:***@", url)
+    # Rather too much than too little: a password may hold any character, and several URLs may be joined by semicolons.
+    url = re.sub(r"(://[^/:@;]*):[^;]*@", r"\1:***@", url)
+    return re.sub(r"([?&]password=)[^&;]*", r"\1***", url)
 
 
 def _cause(error: BaseException) -> str:

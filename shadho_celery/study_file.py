@@ -40,7 +40,8 @@ class StudyFile:
 def load(module: str) -> StudyFile:
     """Import `module` and read it. Raises UsageError, naming cause and remedy, where it is no study file."""
     name = module_name(module)
-    if importlib.util.find_spec(name.partition(".")[0]) is None or _spec(name) is None:
+    # The folder first: looking for a module in one that is missing raises.
+    if _spec(name.partition(".")[0]) is None or _spec(name) is None:
         raise UsageError(f"there is no module {name} here; run from the folder that holds it, or set PYTHONPATH")
     try:
         imported = importlib.import_module(name)

@@ -72,12 +72,12 @@ class _Refusal(click.ClickException):
 def _read(path: Path) -> dict[str, str]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        raise UsageError(f"the URL file {path} cannot be read: {error.strerror}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"the URL file {path} cannot be read: {getattr(error, 'strerror', 'it is no text')}") from None
     found = {}
     for number, line in enumerate(lines, 1):
         name, separator, value = line.strip().partition("=")
-        if not line.strip() or line.startswith("#"):
+        if not line.strip() or line.strip().startswith("#"):
             continue
         if not separator or name.strip() not in DEFAULTS:
             raise UsageError(f"line {number} of {path} is neither {BROKER}=URL nor {REDIS}=URL")

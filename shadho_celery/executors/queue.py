@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import redis
@@ -29,6 +29,9 @@ DESERTED_SECONDS = 10.0
 #: seconds of a class's work that should wait in its queue: about what the scheduler takes to notice and refill
 AHEAD_SECONDS = 0.2
 MAX_AHEAD = 256
+
+#: seconds that a message costs a worker
+MESSAGE_SECONDS = 0.001
 
 #: seconds of work that one message may carry, where trials are that short; and the most trials in it
 BUNDLE_SECONDS = 0.02
@@ -83,8 +86,7 @@ class QueueExecutor:
         self._looked_at = -math.inf
         self._announced: dict[str, dict[str, Any]] = {}
         self._classes: list[ComputeClass] = []
-        self._finished: Counter[str] = Counter()
-        self._rates: dict[str, float] = defaultdict(float)
+        #: mean seconds of a class's trials
         self._seconds: dict[str, float] = {}
         self._polled_at = -math.inf
         self._free_since: dict[str, float] = {}
@@ -94,7 +96,7 @@ class QueueExecutor:
 
     def classes(self) -> Sequence[ComputeClass]:
         self._look()
-        return self._classes
+        return [replace(each, ahead=self._ahead(each)) for each in self._classes]
 
     def workers(self) -> Mapping[str, Mapping[str, Any]]:
         """What every live worker announces, also those that cannot run this study."""
@@ -170,19 +172,23 @@ class QueueExecutor:
         elif isinstance(event, Result) or (isinstance(event, Lost) and event.attempt == sent.attempt):
             del self._sent[event.number]
             if isinstance(event, Result):
-                self._finished[sent.compute_class] += 1
                 self._time(sent.compute_class, event.seconds or 0.0)
+
+    def _ahead(self, compute_class: ComputeClass) -> int:
+        """Trials to keep waiting: what the class does while the scheduler takes its turn."""
+        seconds = self._seconds.get(compute_class.name, math.inf)
+        return min(MAX_AHEAD, round(compute_class.slots * AHEAD_SECONDS / seconds))
 
     def _pace(self) -> None:
         """Where the queues hold work ahead, let some events gather first."""
-        if any(compute_class.ahead for compute_class in self._classes):
+        if any(self._ahead(compute_class) for compute_class in self._classes):
             self._clock.sleep(max(0.0, self._polled_at + PACE_SECONDS - self._clock.now()))
         self._polled_at = self._clock.now()
 
     def _time(self, compute_class: str, seconds: float) -> None:
         """Learn how long a class's trials take: a mean that forgets, and never believes the first short one."""
         before = self._seconds.get(compute_class, 10 * BUNDLE_SECONDS)
-        self._seconds[compute_class] = before + 0.1 * (seconds - before)
+        self._seconds[compute_class] = before + 0.2 * (max(seconds, MESSAGE_SECONDS) - before)
 
     def _confirm(self) -> None:
         self._channel.confirm()
@@ -192,16 +198,15 @@ class QueueExecutor:
     def _look(self) -> None:
         """Every LOOK_SECONDS: who lives, whose lease has ended, what got lost."""
         now = self._clock.now()
-        passed = now - self._looked_at
-        if passed < LOOK_SECONDS:
+        if now - self._looked_at < LOOK_SECONDS:
             return
         self._looked_at = now
         self._announced = self._workers.living()
-        self._see_classes(now, passed)
+        self._see_classes(now)
         self._see_leases()
         self._see_strays(now)
 
-    def _see_classes(self, now: float, passed: float) -> None:
+    def _see_classes(self, now: float) -> None:
         able = [w for w in self._announced.values() if self._module in w["imports"] and w["protocol"] == PROTOCOL]
         by_name: dict[str, list[dict[str, Any]]] = defaultdict(list)
         for worker in able:
@@ -213,8 +218,6 @@ class QueueExecutor:
         for name, workers in by_name.items():
             slots = sum(w["slots"] for w in workers)
             busy = sum(w["busy"] for w in workers)
-            rate = self._finished.pop(name, 0) / passed
-            self._rates[name] = max(rate, 0.5 * self._rates[name])
             others = [(f["weight"], f["wants"].get(name, 0)) for f in fellows.values()]
             allowance = allow(slots, self._weight, others)
             in_flight = sum(sent.compute_class == name for sent in self._sent.values())
@@ -231,7 +234,6 @@ class QueueExecutor:
                     busy=busy,
                     workers=len(workers),
                     allowance=allowance,
-                    ahead=min(MAX_AHEAD, round(self._rates[name] * AHEAD_SECONDS)),
                     gpu_memory=min(w["machine"]["gpu_memory"] for w in workers),
                     cores=max(w["machine"]["cores"] for w in workers),
                 )
@@ -276,7 +278,7 @@ def bundles(trials: Sequence[Trial], seconds: float, slots: int) -> list[Sequenc
     A message costs about a millisecond of a worker's time: trials that take little longer travel together, as long as
     every slot gets its part.
     """
-    size = min(MAX_BUNDLE, int(BUNDLE_SECONDS / max(seconds, 1e-4)), math.ceil(len(trials) / slots))
+    size = min(MAX_BUNDLE, int(BUNDLE_SECONDS / seconds), math.ceil(len(trials) / slots))
     return [trials[i : i + size] for i in range(0, len(trials), size)] if size > 1 else [[t] for t in trials]
 
 

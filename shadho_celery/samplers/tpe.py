@@ -210,7 +210,7 @@ class _Line:
             low, high = (np.subtract.outer(edges, means) / sigmas for edges in cells)
             masses: Array = np.log(np.maximum((ndtr(high) - ndtr(low)) / inside, _TINY))
             return masses
-        distances = np.subtract.outer(self._domain.to_unit(values), means) / sigmas
+        distances = np.subtract.outer(self._to_unit(values), means) / sigmas
         densities: Array = -0.5 * distances**2 - np.log(sigmas * inside * math.sqrt(2 * math.pi))
         return densities
 

@@ -12,6 +12,7 @@ import sqlite3
 import struct
 import subprocess
 import sys
+import tempfile
 import termios
 import time
 from collections import Counter
@@ -289,15 +290,12 @@ def until(ready: Callable[[], Any], seconds: float, told: Callable[[], str] = st
 
 @contextlib.contextmanager
 def desk(folder: Path) -> Iterator[Desk]:
-    # A short path: sockets are put into the temporary folder where the state folder's own path is too long.
-    temporary = Path(f"/tmp/sh{os.getpid() % 10000}{time.monotonic_ns() % 10**6}")
-    temporary.mkdir(mode=0o700)
-    made = Desk(folder, temporary)
-    try:
-        yield made
-    finally:
-        made.close()
-        until(lambda: not made.processes(), 10, lambda: f"{made.processes()}")
-        for path in sorted(temporary.rglob("*"), reverse=True):
-            path.unlink() if not path.is_dir() else path.rmdir()
-        temporary.rmdir()
+    """A desk in `folder`; all that was started there ends with the block."""
+    # A short path: a socket is put into the temporary folder where the state folder's own path is too long for one.
+    with tempfile.TemporaryDirectory(prefix="sh-", dir="/tmp") as temporary:
+        made = Desk(folder, Path(temporary))
+        try:
+            yield made
+        finally:
+            made.close()
+            until(lambda: not made.processes(), 10, lambda: f"{made.processes()}")

@@ -234,7 +234,7 @@ def memory(trials: int) -> float:
 
 @contextmanager
 def python(
-    place: Path, environment: dict[str, str], *arguments: str, stdout: int | None = None
+    place: Path, environment: dict[str, str], *arguments: str, stdout: int = subprocess.DEVNULL
 ) -> Iterator[subprocess.Popen[str]]:
     """A Python process in `place` that is stopped at the end."""
     process = subprocess.Popen(

@@ -283,5 +283,5 @@ def test_policies_are_made_by_name_and_an_unknown_one_is_refused_with_the_known(
     generator, clock = np.random.default_rng(0), ManualClock()
     assert isinstance(make_policy("paper", complex_last(), generator, clock), PaperPolicy)
     assert isinstance(make_policy("fifo", complex_last(), generator, clock), FifoPolicy)
-    with pytest.raises(UsageError, match="'best'.*paper, fifo"):
+    with pytest.raises(UsageError, match=r"'best'.*paper, fifo"):
         make_policy("best", complex_last(), generator, clock)

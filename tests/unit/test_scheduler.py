@@ -48,7 +48,9 @@ def plain() -> Space:
     return compile_space({"x": hp.uniform("x", -1, 1)})
 
 
-def lasting(seconds: float | Callable[[Trial, str], float], *, fails: Callable[[Trial], bool] = lambda _: False) -> Play:
+def lasting(
+    seconds: float | Callable[[Trial, str], float], *, fails: Callable[[Trial], bool] = lambda _: False
+) -> Play:
     """Every trial lasts that long; its loss comes from its seed."""
 
     def play(trial: Trial, compute_class: str) -> Outcome:

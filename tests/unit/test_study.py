@@ -402,7 +402,9 @@ def test_a_seed_that_cannot_be_kept_is_refused_before_anything_is_recorded(seed:
         store.find("s")
 
 
-@pytest.mark.parametrize("name", ["", " ", "a/b", "a\\b", "..", ".hidden", "two\nlines", "nul\0", "x" * 201, "\x1b[31m"])
+@pytest.mark.parametrize(
+    "name", ["", " ", "a/b", "a\\b", "..", ".hidden", "two\nlines", "nul\0", "x" * 201, "\x1b[31m"]
+)
 def test_a_bad_name_is_refused_in_one_line(name: str) -> None:
     with pytest.raises(UsageError, match="cannot name a study") as caught:
         begin(name=name)

@@ -1,0 +1,399 @@
+"""Embedded mode as people use it: one command, no server anywhere, and nothing left behind."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import signal
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from acceptance.commands import ROOT, Desk, until
+
+import shadho_celery
+
+pytestmark = pytest.mark.timeout(180)
+
+
+def check_schema(report: dict[str, Any]) -> None:
+    """The object of ``--json`` has the fields that scripts were promised, and no others."""
+    assert set(report) == {"study", "store", "seconds", "trials", "best", "classes", "subspaces"}
+    assert isinstance(report["study"], str)
+    assert isinstance(report["store"], str)
+    assert report["seconds"] > 0
+    assert set(report["trials"]) == {"total", "complete", "failed", "pruned", "cancelled"}
+    if report["best"] is not None:
+        assert set(report["best"]) == {"loss", "params", "compute_class", "trial"}
+    for counts in report["classes"].values():
+        assert set(counts) == {"complete", "failed", "slots"}
+    for counts in report["subspaces"].values():
+        assert set(counts) == {"complete", "failed", "best"}
+    for state in ("complete", "failed"):
+        assert sum(counts[state] for counts in report["classes"].values()) == report["trials"][state]
+        assert sum(counts[state] for counts in report["subspaces"].values()) == report["trials"][state]
+
+
+def reference(desk: Desk, trials: int, seed: int, name: str = "my_study") -> Counter[str]:
+    """The params that an undisturbed study of that file and seed tries, in whatever order."""
+    spec = importlib.util.spec_from_file_location(f"reference_{desk.folder.name}", desk.folder / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    study = shadho_celery.minimize(lambda _: 0.0, module.SPACE, trials=trials, seed=seed)
+    return Counter(repr(sorted(trial.params.items())) for trial in study.trials)
+
+
+def tried(desk: Desk) -> Counter[str]:
+    """The params of the trials in the store that count."""
+    counted = [trial for trial in desk.trials() if trial["state"] in ("COMPLETE", "PRUNED", "FAILED")]
+    return Counter(repr(sorted(trial["params"].items())) for trial in counted)
+
+
+def test_a_study_finishes_without_any_server_and_stdout_is_one_json_object(desk: Desk) -> None:
+    """Exactly the trials asked for, every subspace tried, at least two classes used; all gone at the end."""
+    desk.study()
+    command = desk.launch("my_study", "--trials", "20", "--seed", "0", "--json").wait()
+    assert command.code == 0, desk.said()
+    report = command.json()
+    check_schema(report)
+    assert report["trials"] == {"total": 20, "complete": 20, "failed": 0, "pruned": 0, "cancelled": 0}
+    assert set(report["subspaces"]) == {"side=left", "side=right"}
+    assert all(counts["complete"] for counts in report["subspaces"].values())
+    assert {name: counts["slots"] for name, counts in report["classes"].items()} == {
+        "gpu_large": 1,
+        "gpu_small": 1,
+        "cpu": 1,
+    }
+    assert sum(counts["complete"] > 0 for counts in report["classes"].values()) >= 2
+    assert "CPU workers play the classes gpu_large, gpu_small, cpu" in command.err
+    trials = desk.trials()
+    assert report["best"]["loss"] == min(trial["loss"] for trial in trials)
+    assert trials[report["best"]["trial"]]["params"] == report["best"]["params"]
+    # Each trial was run once, on the class that the store names.
+    assert sorted((number, name) for number, _, name, _ in desk.runs("ended")) == [
+        (trial["number"], trial["compute_class"]) for trial in trials
+    ]
+    assert tried(desk) == reference(desk, 20, 0)
+    desk.nothing_left()
+    assert (desk.folder / ".shadho" / report["study"]).is_dir(), "the state folder stays"
+
+
+def test_workers_of_ones_own_choice_have_the_slots_asked_for(desk: Desk) -> None:
+    desk.study(seconds=0.3)
+    command = desk.launch("my_study", "--trials", "12", "--seed", "1", "--workers", "cpu=2", "--json").wait()
+    assert command.code == 0, desk.said()
+    report = command.json()
+    assert report["classes"] == {"cpu": {"complete": 12, "failed": 0, "slots": 2}}
+    assert len({pid for *_, pid in desk.runs()}) == 2, "each slot has a process that is used again and again"
+    assert "play" not in command.err
+    desk.nothing_left()
+
+
+def test_the_svm_task_runs_from_the_checkout(desk: Desk) -> None:
+    pytest.importorskip("sklearn")
+    store = f"sqlite:///{desk.folder}/svm.db"
+    (desk.folder / "tasks").symlink_to(ROOT / "tasks")
+    command = desk.launch("tasks.svm", "--trials", "12", "--seed", "0", "--json", "--store", store).wait(120)
+    assert command.code == 0, desk.said()
+    report = command.json()
+    check_schema(report)
+    assert report["store"] == store
+    assert report["trials"]["total"] == 12
+    assert {name for name, counts in report["subspaces"].items() if counts["complete"] + counts["failed"]} == {
+        "kernel=linear",
+        "kernel=rbf",
+        "kernel=sigmoid",
+        "kernel=poly",
+    }
+    assert sum(counts["complete"] > 0 for counts in report["classes"].values()) >= 2
+
+
+def test_without_a_terminal_the_output_is_plain_lines(desk: Desk) -> None:
+    """The table at the end, where the store lies, and a command that carries on and can be copied."""
+    desk.study()
+    command = desk.launch("my_study.py", "--trials", "8").wait()
+    assert command.code == 0, desk.said()
+    assert "\x1b" not in command.out + command.err
+    assert "store: sqlite:///shadho.db" in command.out
+    assert "8 complete, 0 failed" in command.out
+    [line] = [line for line in command.out.splitlines() if line.startswith("more trials of it: ")]
+    _, *words = line.removeprefix("more trials of it: ").split()
+    assert words[-2:] == ["--trials", "16"]
+    again = desk.start(sys.executable, *words).wait()
+    assert again.code == 0, desk.said()
+    assert "16 complete, 0 failed" in again.out
+    assert desk.states() == {"COMPLETE": 16}
+
+
+def test_a_terminal_shows_progress_the_best_and_every_class(desk: Desk) -> None:
+    desk.study(seconds=0.4)
+    terminal = desk.launch_in_terminal("my_study", "--trials", "14", "--study", "watched")
+    terminal.says("best loss")
+    for text in ("gpu_large", "gpu_small", "cpu", "busy", "waiting", "/14"):
+        terminal.says(text)
+    assert terminal.wait() == 0, terminal.screen
+    progress = {int(done) for done in re.findall(r"(\d+)/14", terminal.screen)}
+    assert len(progress) >= 3, "it moves"
+    assert "watched: 14 complete, 0 failed" in terminal.screen
+    assert "\x1b[?25h" in terminal.screen, "the cursor is shown again"
+    desk.nothing_left()
+
+
+def test_ctrl_c_in_a_terminal_ends_with_the_result(desk: Desk) -> None:
+    desk.study(seconds=0.5)
+    terminal = desk.launch_in_terminal("my_study", "--trials", "1000")
+    desk.await_runs(3)
+    terminal.press(b"\x03")
+    terminal.says("Ctrl-C again stops at once")
+    assert terminal.wait(30) == 0, terminal.screen
+    assert "more trials of it" in terminal.screen
+    assert "Traceback" not in terminal.screen
+    desk.nothing_left()
+
+
+def test_a_failing_trial_is_recorded_with_its_traceback_and_the_others_go_on(desk: Desk) -> None:
+    body = """
+    if context.trial % 4 == 1:
+        raise ArithmeticError("the numbers ran away")
+    if context.trial % 4 == 2:
+        return float("nan")
+    """.strip()
+    desk.study(body=body)
+    command = desk.launch("my_study", "--trials", "12", "--json").wait()
+    assert command.code == 0, desk.said()
+    report = command.json()
+    check_schema(report)
+    assert report["trials"] == {"total": 12, "complete": 6, "failed": 6, "pruned": 0, "cancelled": 0}
+    errors = {trial["number"]: trial["error"] for trial in desk.trials() if trial["state"] == "FAILED"}
+    assert set(errors) == {1, 5, 9, 2, 6, 10}
+    assert "Traceback (most recent call last)" in errors[1]
+    assert "my_study.py" in errors[1]
+    assert errors[1].rstrip().endswith("ArithmeticError: the numbers ran away")
+    assert "nan" in errors[2]
+
+
+def test_where_no_trial_succeeds_the_exit_code_is_1(desk: Desk) -> None:
+    desk.study(body="raise ValueError('not this one either')")
+    command = desk.launch("my_study", "--trials", "4").wait()
+    assert command.code == 1, desk.said()
+    assert "No successful trial" in command.err
+    assert "not this one either" in command.out
+    assert "Traceback" not in command.err
+    as_json = desk.launch("my_study", "--resume", "--trials", "4", "--json").wait()
+    assert as_json.code == 1, desk.said()
+    assert as_json.json()["best"] is None
+    assert as_json.json()["trials"]["failed"] == 4
+
+
+def test_ctrl_c_once_finishes_what_runs_and_keeps_what_waits(desk: Desk) -> None:
+    """What was begun is finished and counted, the result is printed, nothing is left; --resume finishes the rest."""
+    desk.study(seconds=1.0)
+    command = desk.launch("my_study", "--trials", "12", "--seed", "3", "--json")
+    desk.await_runs(4)
+    command.interrupt()
+    command.wait(30)
+    assert command.code == 0, desk.said()
+    desk.nothing_left()
+    report = command.json()
+    began, ended = desk.runs("began"), desk.runs("ended")
+    assert sorted(began) == sorted(ended), "what ran was finished"
+    assert report["trials"]["complete"] == len(ended) < 12
+    assert "Traceback" not in command.err
+    states = desk.states()
+    assert set(states) <= {"COMPLETE", "WAITING"}
+    assert states["COMPLETE"] == len(ended)
+    again = desk.launch("my_study", "--resume", "--trials", "12", "--json").wait()
+    assert again.code == 0, desk.said()
+    assert desk.states() == {"COMPLETE": 12}
+    assert tried(desk) == reference(desk, 12, 3)
+    assert Counter(number for number, *_ in desk.runs("ended")) == Counter(range(12)), "each was run once"
+
+
+@pytest.mark.parametrize("how", ["Ctrl-C twice", "SIGTERM"])
+def test_stopping_at_once_leaves_nothing_and_loses_no_trial(desk: Desk, how: str) -> None:
+    desk.study(seconds=0.05, body="context.trial < 3 or time.sleep(60)")
+    command = desk.launch("my_study", "--trials", "6", "--seed", "4", "--json")
+    desk.await_runs(6)
+    began = time.monotonic()
+    if how == "SIGTERM":
+        command.send(signal.SIGTERM)
+    else:
+        command.interrupt()
+        command.says("Ctrl-C again stops at once")
+        command.interrupt()
+    command.wait(20)
+    print(f"{how}: ended after {time.monotonic() - began:.1f} s, all gone {desk.nothing_left():.1f} s later")
+    assert command.code == (143 if how == "SIGTERM" else 130), desk.said()
+    assert command.json()["trials"]["complete"] == 3, "the result so far is printed"
+    assert "Traceback" not in command.err
+    # The trials that ran are not judged: they run again when the study is resumed.
+    desk.study(seconds=0.05)
+    again = desk.launch("my_study", "--resume", "--trials", "6", "--json").wait()
+    assert again.code == 0, desk.said()
+    assert again.json()["trials"] == {"total": 6, "complete": 6, "failed": 0, "pruned": 0, "cancelled": 0}
+    assert tried(desk) == reference(desk, 6, 4)
+
+
+def test_after_sigkill_of_the_scheduler_nothing_is_left_and_resume_finishes_exactly(desk: Desk) -> None:
+    """Within 5 s no process and no socket; the store and the state folder stay; each finished trial counts once."""
+    desk.study(seconds=0.4, body="import subprocess; subprocess.Popen(['sleep', '60'])")
+    command = desk.launch("my_study", "--trials", "15", "--seed", "5", "--study", "killed")
+    desk.await_runs(5)
+    kinds = ("redis", "shadho_celery.embedded", "-Q gpu_large", "-Q gpu_small", "-Q cpu", "shadho_celery.runner", "sleep 60")
+    assert all(desk.pids(kind) for kind in kinds), desk.processes()
+    assert desk.sockets()
+    command.send(signal.SIGKILL)
+    command.wait(5)
+    print(f"SIGKILL of the scheduler: all gone after {desk.nothing_left():.1f} s")
+    assert (desk.folder / ".shadho" / "killed").is_dir()
+    finished = {trial["number"] for trial in desk.trials() if trial["state"] == "COMPLETE"}
+    again = desk.launch("my_study", "--resume", "--trials", "15", "--json").wait()
+    assert again.code == 0, desk.said()
+    report = again.json()
+    check_schema(report)
+    assert report["study"] == "killed"
+    assert report["trials"] == {"total": 15, "complete": 15, "failed": 0, "pruned": 0, "cancelled": 0}
+    assert all(counts["slots"] == 1 for counts in report["classes"].values()), "workers of the former life do not count"
+    assert tried(desk) == reference(desk, 15, 5)
+    ended = Counter(number for number, *_ in desk.runs("ended"))
+    assert set(ended) == set(range(15))
+    assert all(ended[number] == 1 for number in finished), "what was recorded is not run again"
+    desk.nothing_left()
+
+
+def test_a_killed_worker_is_started_again_and_its_trial_is_run_again(desk: Desk) -> None:
+    """The lease of its running trial ends after 30 s at most; then the trial is sent as a new attempt."""
+    desk.study(seconds=0.05, body="context.attempt == 1 and context.trial == 4 and time.sleep(3600)")
+    command = desk.launch("my_study", "--trials", "6", "--seed", "6", "--json", "--workers", "cpu=1")
+    until(lambda: any(run[0] == 4 for run in desk.runs()), 30, desk.said)
+    until(lambda: Counter(trial["state"] for trial in desk.trials())["RUNNING"] == 1, 10, desk.said)
+    [worker] = desk.pids("-Q", "cpu")
+    time.sleep(5)  # a worker that dies within 5 s of its start is not started again at once
+    os.kill(worker, signal.SIGKILL)
+    until(lambda: [pid for pid in desk.pids("-Q", "cpu") if pid != worker], 20, desk.said)
+    command.wait(90)
+    assert command.code == 0, desk.said()
+    assert command.json()["trials"] == {"total": 6, "complete": 6, "failed": 0, "pruned": 0, "cancelled": 0}
+    assert [attempt for number, attempt, *_ in desk.runs() if number == 4] == [1, 2]
+    [trial] = [trial for trial in desk.trials() if trial["number"] == 4]
+    assert (trial["attempt"], trial["lost"]) == (2, 1)
+    assert tried(desk) == reference(desk, 6, 6)
+    desk.nothing_left()
+
+
+def test_a_dead_supervisor_ends_the_study_with_one_line_and_resume_goes_on(desk: Desk) -> None:
+    desk.study(seconds=0.3)
+    command = desk.launch("my_study", "--trials", "1000")
+    desk.await_runs(2)
+    [supervisor] = desk.pids("shadho_celery.embedded")
+    os.kill(supervisor, signal.SIGKILL)
+    command.wait(30)
+    assert command.code == 2, desk.said()
+    assert "Traceback" not in command.err
+    assert "--resume" in command.err.splitlines()[-1]
+    until(lambda: not desk.processes(), 20, lambda: f"{desk.processes()}")
+    count = desk.states()["COMPLETE"] + 6
+    again = desk.launch("my_study", "--resume", "--trials", str(count)).wait()
+    assert again.code == 0, desk.said()
+    assert desk.states()["COMPLETE"] == count
+    desk.nothing_left()
+
+
+def test_a_second_scheduler_on_a_study_is_refused_and_a_changed_space_names_the_label(desk: Desk) -> None:
+    desk.study(seconds=0.4)
+    first = desk.launch("my_study", "--trials", "1000", "--study", "mine")
+    desk.await_runs(1)
+    second = desk.launch("my_study", "--resume", "mine", "--trials", "10").wait()
+    refused(second, "this study is run by the scheduler on", str(first.pid))
+    taken = desk.launch("my_study", "--study", "mine", "--trials", "10").wait()
+    refused(taken, "'mine'", "already", "--resume mine", "--study")
+    assert first.code is None
+    first.interrupt()
+    first.wait(20)
+    assert first.code == 0, desk.said()
+    path = desk.folder / "my_study.py"
+    path.write_text(path.read_text().replace('hp.uniform("x2", 0, 1)', 'hp.uniform("x2", 0, 2)'))
+    changed = desk.launch("my_study", "--resume", "mine", "--trials", "10").wait()
+    refused(changed, "x2", "another space")
+    assert "n (was" not in changed.err
+
+
+def refused(command: Any, *texts: str) -> None:
+    """It ended with exit code 2 and one line that has all of `texts`."""
+    assert command.code == 2, command.err
+    assert command.out == ""
+    [line] = command.err.splitlines()
+    assert line.startswith("Error: "), line
+    for text in texts:
+        assert text in line, line
+
+
+FILES = {
+    "no_space": "def objective(params): return 0.0",
+    "no_objective": "from hyperopt import hp\nSPACE = hp.uniform('x', 0, 1)",
+    "bad_key": "from hyperopt import hp\nSPACE = hp.uniform('x', 0, 1)\nSTUDY = {'trails': 3}\ndef objective(p): return p",
+    "bad_value": "from hyperopt import hp\nSPACE = hp.uniform('x', 0, 1)\nSTUDY = {'trials': 'ten'}\ndef objective(p): return p",
+    "bad_classes": "from hyperopt import hp\nSPACE = hp.uniform('x', 0, 1)\nSTUDY = {'classes': 'cpu'}\ndef objective(p): return p",
+    "no_dict": "from hyperopt import hp\nSPACE = hp.uniform('x', 0, 1)\nSTUDY = 3\ndef objective(p): return p",
+    "bad_space": "from hyperopt import hp\nSPACE = hp.uniform('width', 3, 1)\ndef objective(p): return p",
+    "missing": "import no_such_library",
+    "broken": "def objective(params:",
+    "raises": "1 / 0",
+}
+
+
+@pytest.mark.parametrize(
+    ("words", "texts"),
+    [
+        (["nowhere"], ["no module nowhere", "PYTHONPATH"]),
+        (["no_package.study"], ["no module no_package.study"]),
+        (["no_space"], ["SPACE"]),
+        (["no_objective"], ["objective"]),
+        (["bad_key"], ["'trails'", "trials"]),
+        (["bad_value"], ["trials", "'ten'"]),
+        (["bad_classes"], ["classes", "'cpu'"]),
+        (["no_dict"], ["STUDY"]),
+        (["bad_space"], ["width"]),
+        (["missing"], ["no_such_library", "install"]),
+        (["broken"], ["broken.py", "line 1"]),
+        (["raises"], ["ZeroDivisionError", "raises.py", "line 1"]),
+        (["good", "--store", "nonsense"], ["nonsense", "sqlite:///"]),
+        (["good", "--store", "mysql://somebody:secret@host/name"], ["mysql"]),
+        (["good", "--store", "sqlite:////nowhere/at/all.db"], ["/nowhere/at/all.db", "--store"]),
+        (["good", "--workers", "cpu"], ["'cpu'", "CLASS=SLOTS"]),
+        (["good", "--workers", "cpu=0"], ["'cpu=0'"]),
+        (["good", "--workers", "a/b=1"], ["a/b"]),
+        (["good", "--resume", "never_begun"], ["'never_begun'", "--resume"]),
+        (["good", "--resume"], ["good", "--resume"]),
+        (["good", "--study", "../up"], ["../up"]),
+        (["good", "--seconds", "-1"], ["-1"]),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
+def test_what_a_user_gets_wrong_is_told_in_one_line(desk: Desk, words: list[str], texts: list[str]) -> None:
+    if words[0] in FILES:
+        desk.write(f"{words[0]}.py", FILES[words[0]])
+    desk.study("good")
+    command = desk.launch(*words).wait()
+    refused(command, *texts)
+    assert "secret" not in command.err
+    assert not desk.processes()
+    assert not list(desk.folder.glob(".shadho/*"))
+
+
+def test_a_short_path_keeps_the_socket_in_the_state_folder(desk: Desk) -> None:
+    """And a folder whose path is too long for a socket works too: every other test here has one."""
+    desk.folder = desk.temporary
+    desk.study(seconds=0.3)
+    command = desk.launch("my_study", "--trials", "4", "--study", "s")
+    desk.await_runs(1)
+    assert (Path(desk.folder) / ".shadho" / "s" / "redis.sock").is_socket()
+    command.wait()
+    assert command.code == 0, desk.said()
+    assert not (Path(desk.folder) / ".shadho" / "s" / "redis.sock").exists()
