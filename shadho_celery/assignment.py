@@ -121,11 +121,14 @@ POLICIES = ("paper", "fifo")
 
 def make_policy(name: str, subspaces: Sequence[Subspace], generator: np.random.Generator, clock: Clock) -> Policy:
     """The policy called `name`; UsageError for an unknown one."""
-    if name == "paper":
-        return PaperPolicy(subspaces, generator, clock)
-    if name == "fifo":
-        return FifoPolicy()
-    raise UsageError(f"there is no policy {name!r}; choose one of {', '.join(POLICIES)}")
+    check(name)
+    return PaperPolicy(subspaces, generator, clock) if name == "paper" else FifoPolicy()
+
+
+def check(name: str) -> None:
+    """Raise UsageError for a name that no policy has."""
+    if name not in POLICIES:
+        raise UsageError(f"there is no policy {name!r}; choose one of {', '.join(POLICIES)}")
 
 
 class Shares:

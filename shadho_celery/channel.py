@@ -36,6 +36,9 @@ LEASE_SECONDS = 30.0
 #: seconds after which a worker or a study that has not announced itself again is gone
 ANNOUNCE_SECONDS = 20.0
 
+#: seconds for which messages of a study that has ended are refused
+ERASED_SECONDS = 7 * 86400
+
 #: events read at once
 READ = 1000
 
@@ -60,6 +63,7 @@ local function claim(number, attempt, event)
   local last = redis.call('HGET', KEYS[1], number)
   if last == 'done' or (last and tonumber(last) >= tonumber(attempt)) then return 0 end
   redis.call('HSET', KEYS[1], number, attempt)
+  redis.call('SREM', KEYS[4], number)
   redis.call('ZADD', KEYS[2], now + ARGV[1], number .. '.' .. attempt)
   redis.call('XADD', KEYS[3], '*', 'e', event)
   return 1
@@ -160,6 +164,10 @@ class Registry:
         """Be forgotten at once."""
         self._client.delete(f"shadho:{self._kind}:{name}")
         self._client.srem(self._index, name)
+
+    def clear(self) -> None:
+        """Forget all: whoever lives announces itself again."""
+        self._client.delete(self._index)
 
     def living(self) -> dict[str, dict[str, Any]]:
         """Facts by name."""
@@ -267,10 +275,19 @@ class SchedulerChannel:
             arguments += [number, attempt, encode(lost)]
         self._cancel(keys=[self._keys.attempts, self._keys.cancel, self._keys.events], args=arguments)
 
+    def open(self) -> None:
+        """Take the study's keys up again, where an earlier scheduler has erased them."""
+        self._client.persist(self._keys.attempts)
+
     def erase(self) -> None:
-        """Remove all of the study's keys: it has ended and all is recorded."""
+        """Remove the study's keys: it has ended and all is recorded.
+
+        The attempts are kept for ERASED_SECONDS: messages that were taken back may still lie in a queue, and whoever
+        gets one must be told that it is not to be run.
+        """
         keys = self._keys
-        self._client.delete(keys.events, keys.attempts, keys.leases, keys.cancel)
+        self._client.delete(keys.events, keys.leases, keys.cancel)
+        self._client.expire(keys.attempts, ERASED_SECONDS)
 
 
 def encode(event: Event) -> str:

@@ -26,6 +26,7 @@ from typing import IO, Any
 import redis
 
 from shadho_celery import urls
+from shadho_celery.channel import Registry
 from shadho_celery.errors import ServiceError
 
 #: a unix socket's path may be little longer than this
@@ -87,6 +88,13 @@ class Embedded:
         """The same server as redis-py writes it."""
         return f"unix://{self._plan.socket}"
 
+    def check(self) -> None:
+        """Raise ServiceError where the supervisor has died: nothing runs any more."""
+        if self._supervisor.poll() is not None:
+            raise ServiceError(
+                f"the embedded supervisor died; see its log in {self.directory}, and carry on with --resume"
+            )
+
     def close(self) -> None:
         """Stop everything and wait until it has stopped."""
         with suppress(OSError):
@@ -94,6 +102,8 @@ class Embedded:
                 self._supervisor.stdin.close()
         with suppress(subprocess.TimeoutExpired):
             self._supervisor.wait(timeout=WORKER_SECONDS + REDIS_SECONDS + 5)
+            # It has done so itself, unless it was killed.
+            _remove_socket(self._plan)
 
     def _start(self) -> subprocess.Popen[bytes]:
         with (self.directory / "supervisor.log").open("ab") as log:
@@ -116,6 +126,8 @@ class Embedded:
         while True:
             try:
                 client.ping()
+                # The workers of an earlier life may have announced themselves a moment before it ended.
+                Registry(client, "worker").clear()
                 client.close()
                 return
             except redis.RedisError as error:
@@ -149,6 +161,14 @@ def _socket_path(directory: Path) -> str:
     return str(Path(tempfile.mkdtemp(prefix="shadho-")) / "redis.sock")
 
 
+def _remove_socket(plan: Plan) -> None:
+    socket = Path(plan.socket)
+    socket.unlink(missing_ok=True)
+    if socket.parent != Path(plan.directory):
+        with suppress(OSError):
+            socket.parent.rmdir()
+
+
 class Supervisor:
     """Owns Redis and the workers, and outlives nothing."""
 
@@ -174,11 +194,7 @@ class Supervisor:
         """Stop the workers, then Redis, with what they started, and remove the socket."""
         _end([*self._workers.values()], WORKER_SECONDS)
         _end([self._redis], REDIS_SECONDS)
-        socket = Path(self._plan.socket)
-        socket.unlink(missing_ok=True)
-        if socket.parent != Path(self._plan.directory):
-            with suppress(OSError):
-                socket.parent.rmdir()
+        _remove_socket(self._plan)
 
     def _stop(self, *_: Any) -> None:
         self._stopping = True
@@ -220,7 +236,8 @@ class Supervisor:
         return self._spawn(command, f"worker-{name}.log", environment)
 
     def _spawn(self, command: Sequence[str], log: str, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
-        with (Path(self._plan.directory) / log).open("ab") as output:
+        # Any name makes a class, but not every one a file.
+        with (Path(self._plan.directory) / log.replace("/", "_")).open("ab") as output:
             return subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,

@@ -113,7 +113,7 @@ def detect() -> Machine:
 def _cores() -> int:
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     told = os.environ.get("SHADHO_CORES", "")
-    return min(usable, int(told)) if told.isdigit() and int(told) > 0 else usable
+    return min(usable, int(told)) if told.isdecimal() and int(told) > 0 else usable
 
 
 def _nvidia_gpus() -> tuple[tuple[str, ...], str, int]:
@@ -133,7 +133,7 @@ def _nvidia_gpus() -> tuple[tuple[str, ...], str, int]:
     finally:
         pynvml.nvmlShutdown()
     indexes = _visible([str(i) for i in range(len(handles))])
-    return indexes, name if indexes else "", min((memory[int(i)] for i in indexes if i.isdigit()), default=0)
+    return indexes, name if indexes else "", min((memory[int(i)] for i in indexes if i.isdecimal()), default=0)
 
 
 def _visible(indexes: list[str]) -> tuple[str, ...]:

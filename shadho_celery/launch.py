@@ -73,8 +73,8 @@ def _workers(_: Any, __: Any, values: tuple[str, ...]) -> dict[str, int]:
     slots: dict[str, int] = {}
     for part in (part for value in values for part in value.split(",") if part.strip()):
         name, separator, count = part.strip().partition("=")
-        if not separator or not name or not count.isdigit() or int(count) < 1:
-            raise click.BadParameter(f"{part!r} is not of the form CLASS=SLOTS, such as cpu=4")
+        if not separator or not name or not count.isdecimal() or int(count) < 1:
+            raise urls.refusal(UsageError(f"--workers {part!r} is not of the form CLASS=SLOTS, such as cpu=4"))
         slots[name] = int(count)
     return slots
 
@@ -160,6 +160,7 @@ class _Launch:
         self._embedded: Any = None
         self._slots: dict[str, int] = {}
         self._interrupts = 0
+        self._taken_back = False
 
     def __enter__(self) -> _Launch:
         try:
@@ -245,6 +246,12 @@ class _Launch:
         watch = _Watch(self._expected, self._executor, self._file.module)
 
         def on_turn() -> None:
+            if self._interrupts and not self._taken_back:
+                self._taken_back = True
+                self._scheduler.stop()
+                view.note("stopping: what runs is finished first; Ctrl-C again stops at once")
+            if self._embedded is not None:
+                self._embedded.check()
             for compute_class in self._scheduler.classes:
                 self._slots[compute_class.name] = max(compute_class.slots, self._slots.get(compute_class.name, 0))
             for warning in watch.warnings():
@@ -252,11 +259,12 @@ class _Launch:
             view.update()
 
         self._say(f"study {self._study.name} (seed {self._study.record.seed}) in {self._store.safe_url}")
-        with view, self._signals(view.note):
+        with view, self._signals():
             try:
                 self._scheduler.run(on_turn)
             except _StopNow as stop:
-                self._scheduler.stop(running=True)
+                # Embedded workers end with us: what they run is lost rather than cancelled, and waits for --resume.
+                self._scheduler.stop(running=self._options.fleet)
                 return stop.code
         return 0 if self._study.best is not None or self._interrupts else NoSuccessfulTrial.exit_code
 
@@ -276,15 +284,15 @@ class _Launch:
             self._say(str(NoSuccessfulTrial()))
 
     @contextmanager
-    def _signals(self, note: Any) -> Iterator[None]:
+    def _signals(self) -> Iterator[None]:
         """Ctrl-C once: finish what runs; twice, or SIGTERM: stop now."""
 
         def on_interrupt(*_: Any) -> None:
             self._interrupts += 1
             if self._interrupts > 1:
                 raise _StopNow(130)
-            self._scheduler.stop()
-            note("stopping: what runs is finished first; Ctrl-C again stops at once")
+            # No more than a flag here: what waits is taken back between two turns, where nothing is half done.
+            self._scheduler.stopping = True
 
         def on_terminate(*_: Any) -> None:
             raise _StopNow(143)

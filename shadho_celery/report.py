@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any
 
 from rich.console import Console, Group
@@ -32,7 +33,7 @@ class LiveView:
     def __init__(self, scheduler: Scheduler, console: Console) -> None:
         self._scheduler = scheduler
         self._progress = Progress(
-            TextColumn("[bold]{task.description}"),
+            TextColumn("{task.description}", style="bold", markup=False),
             BarColumn(),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
@@ -120,7 +121,7 @@ def class_table(scheduler: Scheduler) -> Table:
             study.count(_S.COMPLETE, _S.PRUNED, compute_class=name),
             study.count(_S.FAILED, compute_class=name),
         )
-        table.add_row(name, *map(str, counts))
+        table.add_row(Text(name), *map(str, counts))
     return table
 
 
@@ -136,16 +137,18 @@ def summary(study: Study, space: Space, console: Console, resume_command: str) -
     if complete:
         table = Table(_right("trial"), _right("loss"), "class", "params as drawn", "what the objective got")
         for trial in complete[:BEST]:
-            table.add_row(
-                str(trial.number), f"{trial.loss:.6g}", trial.compute_class, drawn(trial.params), given(space, trial)
-            )
+            # Text: rich would read square brackets in a str as its markup.
+            words = (str(trial.compute_class), drawn(trial.params), given(space, trial))
+            table.add_row(str(trial.number), f"{trial.loss:.6g}", *map(Text, words))
         console.print(table)
+    # Lines to be copied from: without a terminal they would be wrapped at a width that nobody has chosen.
+    say = partial(console.print, soft_wrap=True)
     for trial in _failures(study):
-        console.print(Text(f"trial {trial.number} failed: {(trial.error or '').strip().splitlines()[-1][:300]}"))
+        say(Text(f"trial {trial.number} failed: {(trial.error or '').strip().splitlines()[-1][:300]}"))
     counts = f"{study.count(_S.COMPLETE)} complete, {study.count(_S.FAILED)} failed"
-    console.print(Text(f"study {study.name}: {counts}; {best_line(study)}"))
-    console.print(Text(f"store: {study.store.safe_url}"))
-    console.print(Text(f"more trials of it: {resume_command}"))
+    say(Text(f"study {study.name}: {counts}; {best_line(study)}"))
+    say(Text(f"store: {study.store.safe_url}"))
+    say(Text(f"more trials of it: {resume_command}"))
 
 
 def _failures(study: Study, most: int = 3) -> list[Trial]:

@@ -63,7 +63,8 @@ class Runner:
             self._output = tempfile.TemporaryFile()  # noqa: SIM115 -- lives as long as the process
             with theirs:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-m", "shadho_celery.runner", str(theirs.fileno()), *self._modules],
+                    # Unbuffered: what a trial printed before it crashed is in the file by then.
+                    [sys.executable, "-u", "-m", "shadho_celery.runner", str(theirs.fileno()), *self._modules],
                     pass_fds=[theirs.fileno()],
                     stdin=subprocess.DEVNULL,
                     stdout=self._output,
@@ -72,6 +73,7 @@ class Runner:
                     # Its own process group, to be killed as one, children of the trial included.
                     start_new_session=True,
                 )
+            threading.Thread(target=_end_group, args=(self._process.pid,), daemon=True).start()
             self._pipe = ours
             self._lines = ours.makefile("r", encoding="utf-8", newline="\n")
 
@@ -127,11 +129,27 @@ class Runner:
                 code = self._process.wait(timeout=5)
             except subprocess.TimeoutExpired:
                 code = 0
-            end = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+            end = f"signal {_signal_name(-code)}" if code < 0 else f"exit code {code}"
             self._output.seek(max(0, self._output.seek(0, os.SEEK_END) - TAIL))
             tail = self._output.read().decode("utf-8", "replace").strip()
             self._reap()
         return f"the trial's process ended with {end}" + (f"; it last printed:\n{tail}" if tail else "")
+
+
+def _end_group(leader: int) -> None:
+    """Once the process has died, end the children it left: one of them may hold the pipe, and so hide its death."""
+    if hasattr(os, "waitid"):
+        with suppress(ChildProcessError, ProcessLookupError, PermissionError):
+            os.waitid(os.P_PID, leader, os.WEXITED | os.WNOWAIT)
+            os.killpg(leader, signal.SIGKILL)
+
+
+def _signal_name(number: int) -> str:
+    """SIGSEGV; the number where it has no name."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return str(number)
 
 
 def _line(record: Mapping[str, Any]) -> bytes:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import warnings
+from contextlib import closing
 from typing import Any
 
 import numpy as np
 
+from shadho_celery import assignment, samplers
 from shadho_celery.assignment import make_policy
 from shadho_celery.context import Objective
 from shadho_celery.errors import NoSuccessfulTrial
@@ -52,15 +54,13 @@ def minimize(
     searched, UsageError for arguments that make no sense.
     """
     limits = Limits(trials=trials, seconds=seconds, target=target)
+    check_names(sampler, policy)
     compiled = compile_space(space)
-    database = Store(store)
-    search = open_study(database, compiled.describe(), name=study, resume=resume, seed=seed)
     executor = InlineExecutor(objective, compiled.evaluate)
-    try:
-        make_scheduler(compiled, search, executor, limits, sampler=sampler, policy=policy).run()
-    finally:
-        search.close()
-        database.close()
+    with closing(Store(store)) as database:
+        search = open_study(database, compiled.describe(), name=study, resume=resume, seed=seed)
+        with closing(search):
+            make_scheduler(compiled, search, executor, limits, sampler=sampler, policy=policy).run()
     return search
 
 
@@ -85,6 +85,12 @@ def fmin(
     if study.best is None:
         raise NoSuccessfulTrial
     return dict(study.best.params)
+
+
+def check_names(sampler: str, policy: str) -> None:
+    """Raise UsageError for a name that does not exist; to be asked before a study is recorded."""
+    samplers.check(sampler)
+    assignment.check(policy)
 
 
 def make_scheduler(

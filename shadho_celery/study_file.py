@@ -7,6 +7,7 @@ import importlib
 import importlib.util
 import os
 import sys
+import traceback
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -47,6 +48,9 @@ def load(module: str) -> StudyFile:
         imported = importlib.import_module(name)
     except ImportError as error:
         raise UsageError(f"{name} cannot be imported: {error}; install what it needs") from error
+    except Exception as error:
+        where = _where(error, str(_spec(name).origin))
+        raise UsageError(f"{name} cannot be imported: {type(error).__name__}: {error}{where}") from error
     missing = [part for part in ("SPACE", "objective") if not hasattr(imported, part)]
     if missing:
         raise UsageError(f"{name} is no study file: it lacks {' and '.join(missing)}; see the README's first study")
@@ -117,3 +121,40 @@ def _check(name: str, settings: Any) -> None:
     for key in settings:
         if key not in SETTINGS:
             raise UsageError(f"STUDY of {name} has an unknown key {key!r}; known are {', '.join(SETTINGS)}")
+        if not _FORMS[key](settings[key]):
+            raise UsageError(f"STUDY of {name} has {key!r}: {settings[key]!r}; it should be the {SETTINGS[key]}")
+
+
+def _where(error: Exception, path: str) -> str:
+    """The line of the file at `path` that led to `error`; "" where none did, as in a SyntaxError, which tells itself."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
+    return f" ({path}, line {frames[-1].lineno}: {frames[-1].line})" if frames else ""
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
+def _is_name(value: Any) -> bool:
+    return isinstance(value, str) and bool(value)
+
+
+def _are_names(value: Any) -> bool:
+    return isinstance(value, (list, tuple)) and all(map(_is_name, value))
+
+
+#: what each setting of STUDY must look like; what only its user can tell (is there such a sampler?) is asked there
+_FORMS: Mapping[str, Callable[[Any], bool]] = {
+    "trials": _is_count,
+    "seconds": _is_number,
+    "target": _is_number,
+    "sampler": _is_name,
+    "policy": _is_name,
+    "classes": _are_names,
+    "cores": _is_count,
+    "weight": lambda value: _is_number(value) and value > 0,
+}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,6 +17,9 @@ from shadho_celery.errors import ServiceError
 from shadho_celery.hardware import ComputeClass
 from shadho_celery.routing import PROTOCOL, Publisher
 from shadho_celery.trial import Event, Lost, Result, Started, Trial, TrialState
+
+#: Redis restarts or is cut off for a while: nothing is known to have happened, and nothing is lost.
+OUTAGES = (redis.ConnectionError, redis.TimeoutError)
 
 #: seconds between two looks at workers, leases and fellow studies
 LOOK_SECONDS = 1.0
@@ -83,6 +87,8 @@ class QueueExecutor:
         self._sent: dict[int, _Sent] = {}
         self._events: list[Event] = []
         self._ended: list[tuple[int, int]] = []
+        #: what is to be taken back, for as long as Redis does not answer
+        self._unwanted: list[tuple[list[tuple[int, int]], bool]] = []
         self._looked_at = -math.inf
         self._announced: dict[str, dict[str, Any]] = {}
         self._classes: list[ComputeClass] = []
@@ -91,16 +97,19 @@ class QueueExecutor:
         self._polled_at = -math.inf
         self._free_since: dict[str, float] = {}
         self._seen_at: dict[str, float] = {}
+        self._channel.open()
         if not adopt:
             self._channel.end_leases()
 
     def classes(self) -> Sequence[ComputeClass]:
-        self._look()
+        with suppress(*OUTAGES):
+            self._look()
         return [replace(each, ahead=self._ahead(each)) for each in self._classes]
 
     def workers(self) -> Mapping[str, Mapping[str, Any]]:
         """What every live worker announces, also those that cannot run this study."""
-        self._look()
+        with suppress(*OUTAGES):
+            self._look()
         return self._announced
 
     def submit(self, trials: Sequence[Trial]) -> None:
@@ -114,12 +123,12 @@ class QueueExecutor:
     def poll(self, seconds: float) -> Sequence[Event]:
         try:
             self._confirm()
+            self._take_back()
             self._look()
             self._pace()
             wait = 0.0 if self._events else min(seconds, LOOK_SECONDS if self._sent else 0.1)
             events = self._events + self._channel.drain(int(wait * 1000))
-        except (redis.ConnectionError, redis.TimeoutError):
-            # Redis restarts or is cut off for a while: nothing is known to have happened, and nothing is lost.
+        except OUTAGES:
             self._clock.sleep(min(seconds, LOOK_SECONDS))
             return []
         self._events = []
@@ -130,7 +139,9 @@ class QueueExecutor:
     def cancel(self, numbers: Iterable[int], *, running: bool) -> None:
         attempts = [(number, self._sent[number].attempt) for number in numbers if number in self._sent]
         if attempts:
-            self._channel.cancel(attempts, running=running)
+            self._unwanted.append((attempts, running))
+            with suppress(*OUTAGES):
+                self._take_back()
 
     def close(self) -> None:
         try:
@@ -141,6 +152,12 @@ class QueueExecutor:
         except redis.RedisError:
             pass
         self._publisher.close()
+
+    def _take_back(self) -> None:
+        while self._unwanted:
+            attempts, running = self._unwanted[0]
+            self._channel.cancel(attempts, running=running)
+            del self._unwanted[0]
 
     def _publish(self, trials: Sequence[Trial]) -> None:
         by_class: dict[str, list[Trial]] = defaultdict(list)

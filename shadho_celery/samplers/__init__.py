@@ -18,6 +18,11 @@ SAMPLERS: dict[str, Callable[[Subspace, Sequence[int]], Sampler]] = {
 
 def make_sampler(name: str, subspace: Subspace, entropy: Sequence[int]) -> Sampler:
     """The sampler called `name` for `subspace`, seeded with `entropy`; UsageError for an unknown name."""
+    check(name)
+    return SAMPLERS[name](subspace, entropy)
+
+
+def check(name: str) -> None:
+    """Raise UsageError for a name that no sampler has."""
     if name not in SAMPLERS:
         raise UsageError(f"there is no sampler {name!r}; choose one of {', '.join(SAMPLERS)}")
-    return SAMPLERS[name](subspace, entropy)

@@ -5,7 +5,7 @@ Sources: [B] Bergstra, Bardenet, Bengio, Kégl, "Algorithms for Hyper-Parameter 
 Empirical Performance", arXiv 2304.11127, section 3.
 
 Both densities are mixtures over whole trials (the multivariate form of [W]): what worked together is drawn together. A
-trial's kernel is the product of its labels' kernels; for a label that is inactive in the trial it is the law itself. So
+trial's kernel is the product of its labels' kernels; for a label that is inactive in the trial it is the prior's. So
 each is a density over the tree: a choice is drawn first, then what is active under it.
 """
 
@@ -20,36 +20,28 @@ import numpy as np
 from scipy.special import logsumexp, ndtr, ndtri
 
 from shadho_celery.space.base import Array, Domain
-from shadho_celery.space.continuous import (
-    UNIT_MASS,
-    LogNormal,
-    Normal,
-    QLogNormal,
-    QLogUniform,
-    QNormal,
-    QUniform,
-)
+from shadho_celery.space.continuous import UNIT_MASS, LogNormal, Normal, QLogNormal, QLogUniform, QNormal, QUniform
 from shadho_celery.space.discrete import Categorical, RandInt
 from shadho_celery.space.split import Subspace
 from shadho_celery.trial import Trial, TrialState
 
-#: random trials before the first guess: the most, for the whole space, and the least, for a small part of it
+#: results before the first guess: the most, for the whole space, and the least, for a small part of it
 MOST_RANDOM, LEAST_RANDOM = 10, 5
 #: the share of trials that are good, gamma in [B], linear as in [W]; and their greatest number
 GOOD_SHARE, MOST_GOOD = 0.1, 25
-#: bad trials that a guess looks at; of more, a random part
-MOST_BAD = 500
+#: bad trials that a guess looks at, for its time's sake; of more, a random part
+MOST_BAD = 300
 #: draws from l(x), of which the best ratio wins
 CANDIDATES = 24
-#: a kernel's width in units of the range: of a single trial, and at the least
-WIDTH, LEAST_WIDTH = 0.2, 0.03
-#: the share of a kernel's mass on a choice that does not stay on the trial's own option
+#: a kernel's greatest width, in units of the range: narrower than in [W], which on our benchmark was the better
+WIDTH = 0.1
+#: the share of a trial's mass on a choice that goes by the law and not by the trial's own option
 OPTION_WIDTH = 0.2
-#: the prior of a bounded law is a Gaussian as wide as the range ([W], section 3.3) ...
-PRIOR_WIDTH = 1.0
-#: ... that of a normal law is the law, whose range is its central interval
-NORMAL_WIDTH = 0.5 / float(ndtri((1 + UNIT_MASS) / 2))
+#: the prior of a bounded law is a Gaussian as wide as the range ([W]), that of a normal law is the law itself
+PRIOR_WIDTH, NORMAL_WIDTH = 1.0, 0.5 / float(ndtri((1 + UNIT_MASS) / 2))
 
+#: a trial's values by label, None where inactive
+_Key = tuple[Any, ...]
 _TINY = np.finfo(float).tiny
 
 
@@ -63,12 +55,12 @@ class TpeSampler:
         self._entropy = tuple(entropy)
         self._axes = {label: _axis(domain) for label, domain in subspace.domains.items()}
         self._random = min(MOST_RANDOM, max(LEAST_RANDOM, round(2 * MOST_RANDOM * subspace.probability)))
-        #: (loss, order of telling, the labels' values), the least loss first
+        #: (loss, order of telling, values with NaN where inactive), the least loss first
         self._told: list[tuple[float, int, list[float]]] = []
         self._successes = 0
-        #: asked and not yet told: values -> values with NaN where inactive
-        self._pending: dict[tuple[Any, ...], list[float]] = {}
-        self._tried: set[tuple[Any, ...]] = set()
+        self._tried: set[_Key] = set()
+        #: asked and not yet told
+        self._pending: dict[_Key, list[float]] = {}
 
     def ask(self, index: int) -> Mapping[str, Any]:
         generator = np.random.default_rng([*self._entropy, index])
@@ -92,22 +84,22 @@ class TpeSampler:
         insort(self._told, (loss, len(self._told), _row(key)))
         self._tried.add(key)
 
-    def _key(self, params: Mapping[str, Any]) -> tuple[Any, ...]:
+    def _key(self, params: Mapping[str, Any]) -> _Key:
         return tuple(params.get(label) for label in self._axes)
 
     def _guess(self, generator: np.random.Generator) -> dict[str, Any]:
         """The candidate with the greatest l / g, so with the greatest expected improvement ([B], equation 3)."""
         good, bad = self._split(generator)
         candidates = self._candidates(good, generator)
-        rows = np.array([_row(self._key(params)) for params in candidates])
-        ratios = self._log_density(good, rows) - self._log_density(bad, rows)
+        points = np.array([_row(self._key(params)) for params in candidates])
+        ratios = self._log_density(good, points) - self._log_density(bad, points)
         best_first = [candidates[place] for place in np.argsort(-ratios, kind="stable")]
         # What was tried or is under way is not tried again while there is something else.
         fresh = (p for p in best_first if (key := self._key(p)) not in self._tried and key not in self._pending)
         return next(fresh, best_first[0])
 
     def _split(self, generator: np.random.Generator) -> tuple[Array, Array]:
-        """The values of good and bad trials ([B], equation 2), each (trials, labels); inactive ones are NaN."""
+        """The values of good and of bad trials ([B], equation 2), each of shape (trials, labels)."""
         rows = [row for _, _, row in self._told]
         count = min(math.ceil(GOOD_SHARE * len(rows)), MOST_GOOD, self._successes)
         # What is under way counts as bad, so that many slots do not all get the same point.
@@ -115,75 +107,71 @@ class TpeSampler:
         bad, room = rows[count:], MOST_BAD - len(pending)
         if len(bad) > room:
             bad = [bad[place] for place in generator.choice(len(bad), room, replace=False)]
-        prior = [math.nan] * len(self._axes)  # a trial of which nothing is known: its kernel is the law
+        prior = [math.nan] * len(self._axes)  # a trial of which nothing is known
         return np.array([*rows[:count], prior]), np.array([*bad, *pending, prior])
 
     def _candidates(self, rows: Array, generator: np.random.Generator) -> list[dict[str, Any]]:
         """Draws from the mixture over `rows`: all labels of one draw from one row's kernel."""
         picks = generator.integers(len(rows), size=CANDIDATES)
-        widths = _widths(rows)
-        drawn = [
-            axis.draw(rows[picks, place], widths[picks], generator).tolist()
-            for place, axis in enumerate(self._axes.values())
-        ]
-        space, pinned = self._subspace.space, self._subspace.fixed
+        axes, narrowing = enumerate(self._axes.values()), _narrowing(rows)
+        drawn = [axis.draw(rows[:, place], narrowing, picks, generator).tolist() for place, axis in axes]
         candidates = []
         for values in zip(*drawn, strict=True):
-            params = {**pinned, **dict(zip(self._axes, values, strict=True))}
-            candidates.append({label: params[label] for label in space.active(params)})
+            params = {**self._subspace.fixed, **dict(zip(self._axes, values, strict=True))}
+            candidates.append({label: params[label] for label in self._subspace.space.active(params)})
         return candidates
 
     def _log_density(self, rows: Array, points: Array) -> Array:
-        """The logarithm of the mixture over `rows`, at each of `points`; shape (points,)."""
-        widths = _widths(rows)
-        total = np.zeros((len(points), len(rows)))
+        """The logarithm of the mixture over `rows` at each of `points`, shape (points,)."""
+        narrowing = _narrowing(rows)
+        kernels = np.zeros((len(points), len(rows)))
         for place, axis in enumerate(self._axes.values()):
             active = np.flatnonzero(~np.isnan(points[:, place]))
-            total[active] += axis.log_kernel(points[active, place], rows[:, place], widths)
-        density: Array = logsumexp(total, axis=1) - math.log(len(rows))
+            kernels[active] += axis.log_kernels(points[active, place], rows[:, place], narrowing)
+        density: Array = logsumexp(kernels, axis=1) - math.log(len(rows))
         return density
 
 
-def _row(key: tuple[Any, ...]) -> list[float]:
+def _row(key: _Key) -> list[float]:
     return [math.nan if value is None else float(value) for value in key]
 
 
-def _widths(rows: Array) -> Array:
-    """The width of each row's kernel: narrower with more trials, wider with more labels (Scott's rule)."""
-    active = np.count_nonzero(~np.isnan(rows), axis=1)
-    # [W], section 3.3: no kernel is narrower than a fixed part of the range
-    widths: Array = np.maximum(WIDTH * float(len(rows)) ** (-1.0 / (active + 4)), LEAST_WIDTH)
-    return widths
+def _narrowing(rows: Array) -> Array:
+    """The factor on each row's widths: narrower with more trials, less so with more labels (Scott's rule)."""
+    labels = np.count_nonzero(~np.isnan(rows), axis=1)
+    factors: Array = float(len(rows)) ** (-1.0 / (labels + 4))
+    return factors
 
 
 class _Axis(Protocol):
-    """The kernels of one label. `centres` are the trials' values, NaN where the label is inactive."""
+    """The kernels of one label: one for each of `centres`, the trials' values, NaN where the label is inactive."""
 
-    def draw(self, centres: Array, widths: Array, generator: np.random.Generator) -> Array:
-        """A value from each kernel."""
+    def draw(self, centres: Array, narrowing: Array, picks: Array, generator: np.random.Generator) -> Array:
+        """A value from each of the kernels at the places `picks`."""
 
-    def log_kernel(self, values: Array, centres: Array, widths: Array) -> Array:
-        """The logarithm of each kernel's density, or mass, at each value; shape (values, centres)."""
+    def log_kernels(self, values: Array, centres: Array, narrowing: Array) -> Array:
+        """The logarithms of the kernels' densities, or masses, at `values`; shape (values, centres)."""
 
 
 class _Options:
-    """A choice: a trial's kernel is its option, with a part of the law mixed in."""
+    """A choice: a trial's kernel is its own option, with a part of the law mixed in."""
 
     def __init__(self, domain: Categorical) -> None:
         self._domain = domain
-        masses = np.array(domain.probabilities)
-        kernels = (1 - OPTION_WIDTH) * np.eye(len(masses)) + OPTION_WIDTH * masses
-        #: one row per option, the last one for trials without
-        self._logarithms = np.log(np.maximum(np.vstack([kernels, masses]), _TINY))
+        law = np.array(domain.probabilities)
+        kernels = (1 - OPTION_WIDTH) * np.eye(len(law)) + OPTION_WIDTH * law
+        #: a row for each option, the last one for trials without
+        self._logarithms = np.log(np.maximum(np.vstack([kernels, law]), _TINY))
 
-    def draw(self, centres: Array, widths: Array, generator: np.random.Generator) -> Array:
-        leaves = np.isnan(centres) | (generator.random(len(centres)) < OPTION_WIDTH)
-        drawn = self._domain.sample(generator, len(centres))
-        return np.where(leaves, drawn, np.nan_to_num(centres)).astype(np.int64)
+    def draw(self, centres: Array, narrowing: Array, picks: Array, generator: np.random.Generator) -> Array:
+        own = centres[picks]
+        leaves = np.isnan(own) | (generator.random(len(own)) < OPTION_WIDTH)
+        by_law = self._domain.sample(generator, len(own))
+        return np.where(leaves, by_law, np.nan_to_num(own)).astype(np.int64)
 
-    def log_kernel(self, values: Array, centres: Array, widths: Array) -> Array:
-        places = np.where(np.isnan(centres), self._domain.count, centres).astype(np.int64)
-        kernels: Array = self._logarithms[places][:, values.astype(np.int64)].T
+    def log_kernels(self, values: Array, centres: Array, narrowing: Array) -> Array:
+        options = np.where(np.isnan(centres), self._domain.count, centres).astype(np.int64)
+        kernels: Array = self._logarithms[np.ix_(options, values.astype(np.int64))].T
         return kernels
 
 
@@ -192,35 +180,38 @@ class _Line:
 
     def __init__(self, domain: Domain) -> None:
         self._domain = domain
-        self._prior_width = (
-            NORMAL_WIDTH if isinstance(domain, Normal | LogNormal | QNormal | QLogNormal) else PRIOR_WIDTH
-        )
+        is_normal = isinstance(domain, Normal | LogNormal | QNormal | QLogNormal)
+        self._prior_width = NORMAL_WIDTH if is_normal else PRIOR_WIDTH
         self._step = domain.q if isinstance(domain, QUniform | QLogUniform | QNormal | QLogNormal) else None
 
-    def draw(self, centres: Array, widths: Array, generator: np.random.Generator) -> Array:
-        means, sigmas = self._gaussians(centres, widths)
+    def draw(self, centres: Array, narrowing: Array, picks: Array, generator: np.random.Generator) -> Array:
+        means, sigmas = (each[picks] for each in self._gaussians(centres, narrowing))
         low, high = ndtr(-means / sigmas), ndtr((1 - means) / sigmas)
         units = means + sigmas * ndtri(low + generator.random(len(means)) * (high - low))
         return self._from_unit(np.clip(units, 0.0, 1.0))
 
-    def log_kernel(self, values: Array, centres: Array, widths: Array) -> Array:
-        means, sigmas = self._gaussians(centres, widths)
+    def log_kernels(self, values: Array, centres: Array, narrowing: Array) -> Array:
+        means, sigmas = self._gaussians(centres, narrowing)
         inside = ndtr((1 - means) / sigmas) - ndtr(-means / sigmas)
-        if (cells := self._cells(values)) is not None:  # a grid's value has the mass of what is rounded to it
-            low, high = (np.subtract.outer(edges, means) / sigmas for edges in cells)
-            masses: Array = np.log(np.maximum((ndtr(high) - ndtr(low)) / inside, _TINY))
+        if (cells := self._cells(values)) is not None:  # a grid's value has the mass of all that is rounded to it
+            low, high = (ndtr(np.subtract.outer(edges, means) / sigmas) for edges in cells)
+            masses: Array = np.log(np.maximum((high - low) / inside, _TINY))
             return masses
         distances = np.subtract.outer(self._to_unit(values), means) / sigmas
         densities: Array = -0.5 * distances**2 - np.log(sigmas * inside * math.sqrt(2 * math.pi))
         return densities
 
-    def _gaussians(self, centres: Array, widths: Array) -> tuple[Array, Array]:
+    def _gaussians(self, centres: Array, narrowing: Array) -> tuple[Array, Array]:
+        """Means and standard deviations; the prior's where there is no value."""
         known = ~np.isnan(centres)
         means, sigmas = np.full(len(centres), 0.5), np.full(len(centres), self._prior_width)
-        means[known] = self._to_unit(centres[known])
-        sigmas[known] = np.minimum(widths[known], self._prior_width)
-        if (cells := self._cells(centres[known])) is not None:  # wide enough to reach the neighbouring values
-            sigmas[known] = np.maximum(sigmas[known], (cells[1] - cells[0]) / 2)
+        if known.any():
+            means[known] = own = self._to_unit(centres[known])
+            # The spread of the trials, the prior's 1/12 counted as one of them: so it stays above 0.
+            spread = math.sqrt((float(((own - own.mean()) ** 2).sum()) + 1 / 12) / (len(own) + 1))
+            sigmas[known] = min(spread, WIDTH) * narrowing[known]
+            if (cells := self._cells(centres[known])) is not None:  # wide enough to reach the next value
+                sigmas[known] = np.maximum(sigmas[known], (cells[1] - cells[0]) / 2)
         return means, sigmas
 
     def _to_unit(self, values: Array) -> Array:
@@ -230,7 +221,7 @@ class _Line:
         return self._domain.from_unit(units)
 
     def _cells(self, values: Array) -> tuple[Array, Array] | None:
-        """The ends of the intervals that are rounded to these values; None where nothing is rounded."""
+        """The ends of what is rounded to each of these values; None where nothing is rounded."""
         if self._step is None:
             return None
         return self._to_unit(values - self._step / 2), self._to_unit(values + self._step / 2)

@@ -152,7 +152,8 @@ class _Reader:
             return Dict(kwargs)
         if apply.name == "switch" and args and not kwargs:
             return self._switch(args[0], args[1:])
-        if apply.name in stochastic.implicit_stochastic_symbols:
+        # One with a generator of its own is noise of the space's author, no hyperparameter.
+        if apply.name in stochastic.implicit_stochastic_symbols and "rng" not in dict(kwargs):
             raise SpaceError(f"A {apply.name} has no label; write hp.{apply.name}('label', ...) instead.")
         function = pyll.scope._impls.get(apply.name)
         if function is None:

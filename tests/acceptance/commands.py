@@ -18,6 +18,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import services
@@ -40,7 +41,7 @@ STUDY = {settings}
 
 def note(*words):
     with open({log!r}, "a") as log:
-        log.write(" ".join(map(str, words)) + "\\n")
+        log.write("\\t".join(map(str, words)) + "\\n")
 
 def objective(params, context):
     note("began", context.trial, context.attempt, context.compute_class, os.getpid())
@@ -188,17 +189,27 @@ class Desk:
         return path
 
     def study(
-        self, name: str = "my_study", *, seconds: float = 0.05, body: str = "", settings: Mapping[str, Any] | None = None
+        self,
+        name: str = "my_study",
+        *,
+        seconds: float = 0.05,
+        body: str = "",
+        settings: Mapping[str, Any] = MappingProxyType({}),
     ) -> str:
         """Write a study file whose trials run the statement `body` and take `seconds`."""
-        text = STUDY.format(log=str(self.folder / "runs.log"), seconds=seconds, body=body, settings=dict(settings or {}))
+        log = str(self.folder / "runs.log")
+        text = STUDY.format(log=log, seconds=seconds, body=body, settings=dict(settings))
         self.write(f"{name}.py", text)
         return name
+
+    def slots(self) -> set[int]:
+        """The processes that trials have run in."""
+        return {pid for *_, pid in self.runs()}
 
     def runs(self, what: str = "began") -> list[tuple[int, int, str, int]]:
         """(trial, attempt, class, process) of every run that began, or ended, so far."""
         path = self.folder / "runs.log"
-        lines = [line.split() for line in path.read_text().splitlines()] if path.exists() else []
+        lines = [line.split("\t") for line in path.read_text().splitlines()] if path.exists() else []
         return [(int(n), int(attempt), name, int(pid)) for word, n, attempt, name, pid in lines if word == what]
 
     def await_runs(self, count: int, what: str = "began", seconds: float = 30.0) -> None:
@@ -250,7 +261,8 @@ class Desk:
             if isinstance(command, Terminal):
                 parts.append(command.read())
             else:
-                parts.append(f"{command.process.args!r} -> {command.code}\n{command.out[-3000:]}\n{command.err[-3000:]}")
+                ended = f"{command.process.args!r} -> {command.code}"
+                parts += [ended, command.out[-3000:], command.err[-3000:]]
         return "\n".join(parts) + self.logs()[-3000:]
 
     def close(self) -> None:
@@ -260,15 +272,24 @@ class Desk:
     # What is alive
 
     def processes(self) -> dict[int, str]:
-        """Command lines of all live processes that this test has started, by process id."""
-        return dict(services.marked_processes(os.environ[services.MARK]))
+        """Command lines of all live processes that this test has started, by process id.
+
+        Those that work in its folder, too: a Redis overwrites its environment with its title, and the mark with it.
+        """
+        found = dict(services.marked_processes(os.environ[services.MARK]))
+        for place in Path("/proc").glob("[0-9]*/cwd"):
+            with contextlib.suppress(OSError):  # it has ended, or is somebody else's
+                if (place.readlink() / "x").is_relative_to(self.folder):
+                    line = (place.parent / "cmdline").read_bytes().replace(b"\0", b" ")
+                    found[int(place.parent.name)] = line.decode(errors="replace").strip()
+        return found
 
     def pids(self, *words: str) -> list[int]:
         """Live processes whose command line has all of `words`."""
         return [pid for pid, line in self.processes().items() if all(word in line for word in words)]
 
     def sockets(self) -> list[Path]:
-        """Sockets, and folders made for one, that lie about."""
+        """Sockets, and folders made for one, that are there."""
         places = [*self.folder.rglob("*"), *self.temporary.rglob("*")]
         return [path for path in places if path.is_socket() or path.parent == self.temporary]
 
@@ -298,4 +319,9 @@ def desk(folder: Path) -> Iterator[Desk]:
             yield made
         finally:
             made.close()
-            until(lambda: not made.processes(), 10, lambda: f"{made.processes()}")
+            try:
+                until(lambda: not made.processes(), 10, lambda: f"left behind: {made.processes()}")
+            finally:
+                for pid in made.processes():
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)

@@ -86,11 +86,14 @@ def test_a_study_finishes_without_any_server_and_stdout_is_one_json_object(desk:
 
 def test_workers_of_ones_own_choice_have_the_slots_asked_for(desk: Desk) -> None:
     desk.study(seconds=0.3)
-    command = desk.launch("my_study", "--trials", "12", "--seed", "1", "--workers", "cpu=2", "--json").wait()
+    words = ["--workers", "cpu=2", "--workers", "rack 7/fast=1", "--json"]
+    command = desk.launch("my_study", "--trials", "12", "--seed", "1", *words).wait()
     assert command.code == 0, desk.said()
-    report = command.json()
-    assert report["classes"] == {"cpu": {"complete": 12, "failed": 0, "slots": 2}}
-    assert len({pid for *_, pid in desk.runs()}) == 2, "each slot has a process that is used again and again"
+    classes = command.json()["classes"]
+    assert {name: counts["slots"] for name, counts in classes.items()} == {"cpu": 2, "rack 7/fast": 1}
+    assert classes["cpu"]["complete"] + classes["rack 7/fast"]["complete"] == 12
+    assert len({trial["host"] for trial in desk.trials()}) == 1
+    assert len(desk.slots()) == 3, "each slot has a process that is used again and again"
     assert "play" not in command.err
     desk.nothing_left()
 
@@ -245,8 +248,8 @@ def test_after_sigkill_of_the_scheduler_nothing_is_left_and_resume_finishes_exac
     desk.study(seconds=0.4, body="import subprocess; subprocess.Popen(['sleep', '60'])")
     command = desk.launch("my_study", "--trials", "15", "--seed", "5", "--study", "killed")
     desk.await_runs(5)
-    kinds = ("redis", "shadho_celery.embedded", "-Q gpu_large", "-Q gpu_small", "-Q cpu", "shadho_celery.runner", "sleep 60")
-    assert all(desk.pids(kind) for kind in kinds), desk.processes()
+    for kind in ("redis", "shadho_celery.embedded", "-Q gpu_large", "-Q cpu", "shadho_celery.runner", "sleep 60"):
+        assert desk.pids(kind), desk.processes()
     assert desk.sockets()
     command.send(signal.SIGKILL)
     command.wait(5)
@@ -334,55 +337,62 @@ def refused(command: Any, *texts: str) -> None:
         assert text in line, line
 
 
+GOOD = "from hyperopt import hp\nSPACE = hp.uniform('width', 0, 1)\ndef objective(params): return params\n"
+
 FILES = {
     "no_space": "def objective(params): return 0.0",
     "no_objective": "from hyperopt import hp\nSPACE = hp.uniform('x', 0, 1)",
-    "bad_key": "from hyperopt import hp\nSPACE = hp.uniform('x', 0, 1)\nSTUDY = {'trails': 3}\ndef objective(p): return p",
-    "bad_value": "from hyperopt import hp\nSPACE = hp.uniform('x', 0, 1)\nSTUDY = {'trials': 'ten'}\ndef objective(p): return p",
-    "bad_classes": "from hyperopt import hp\nSPACE = hp.uniform('x', 0, 1)\nSTUDY = {'classes': 'cpu'}\ndef objective(p): return p",
-    "no_dict": "from hyperopt import hp\nSPACE = hp.uniform('x', 0, 1)\nSTUDY = 3\ndef objective(p): return p",
-    "bad_space": "from hyperopt import hp\nSPACE = hp.uniform('width', 3, 1)\ndef objective(p): return p",
+    "bad_key": GOOD + "STUDY = {'trails': 3}",
+    "bad_value": GOOD + "STUDY = {'trials': 'ten'}",
+    "bad_classes": GOOD + "STUDY = {'classes': 'cpu'}",
+    "no_dict": GOOD + "STUDY = 3",
+    "bad_space": GOOD.replace("0, 1", "3, 1"),
+    "two_nodes": GOOD + "SPACE = [hp.uniform('width', 0, 1), hp.uniform('width', 0, 2)]",
     "missing": "import no_such_library",
     "broken": "def objective(params:",
     "raises": "1 / 0",
 }
 
 
-@pytest.mark.parametrize(
-    ("words", "texts"),
-    [
-        (["nowhere"], ["no module nowhere", "PYTHONPATH"]),
-        (["no_package.study"], ["no module no_package.study"]),
-        (["no_space"], ["SPACE"]),
-        (["no_objective"], ["objective"]),
-        (["bad_key"], ["'trails'", "trials"]),
-        (["bad_value"], ["trials", "'ten'"]),
-        (["bad_classes"], ["classes", "'cpu'"]),
-        (["no_dict"], ["STUDY"]),
-        (["bad_space"], ["width"]),
-        (["missing"], ["no_such_library", "install"]),
-        (["broken"], ["broken.py", "line 1"]),
-        (["raises"], ["ZeroDivisionError", "raises.py", "line 1"]),
-        (["good", "--store", "nonsense"], ["nonsense", "sqlite:///"]),
-        (["good", "--store", "mysql://somebody:secret@host/name"], ["mysql"]),
-        (["good", "--store", "sqlite:////nowhere/at/all.db"], ["/nowhere/at/all.db", "--store"]),
-        (["good", "--workers", "cpu"], ["'cpu'", "CLASS=SLOTS"]),
-        (["good", "--workers", "cpu=0"], ["'cpu=0'"]),
-        (["good", "--workers", "a/b=1"], ["a/b"]),
-        (["good", "--resume", "never_begun"], ["'never_begun'", "--resume"]),
-        (["good", "--resume"], ["good", "--resume"]),
-        (["good", "--study", "../up"], ["../up"]),
-        (["good", "--seconds", "-1"], ["-1"]),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
-)
-def test_what_a_user_gets_wrong_is_told_in_one_line(desk: Desk, words: list[str], texts: list[str]) -> None:
-    if words[0] in FILES:
-        desk.write(f"{words[0]}.py", FILES[words[0]])
+#: what is typed, and what the answer must name
+MISTAKES = {
+    "nowhere": ["no module nowhere", "PYTHONPATH"],
+    "no_package.study": ["no module no_package.study"],
+    "no_space": ["SPACE"],
+    "no_objective": ["objective"],
+    "bad_key": ["'trails'", "trials"],
+    "bad_value": ["'trials'", "'ten'"],
+    "bad_classes": ["'classes'", "'cpu'"],
+    "no_dict": ["STUDY"],
+    "bad_space": ["bad_space.py, line 2", "width"],
+    "two_nodes": ["'width'"],
+    "missing": ["no_such_library", "install"],
+    "broken": ["broken.py", "line 1"],
+    "raises": ["ZeroDivisionError", "raises.py, line 1"],
+    "good --store nonsense": ["nonsense", "sqlite:///"],
+    "good --store mysql://somebody:secret@host/name": ["mysql"],
+    "good --store sqlite:////nowhere/at/all.db": ["/nowhere/at/all.db", "--store"],
+    "good --workers cpu": ["'cpu'", "CLASS=SLOTS"],
+    "good --workers cpu=0": ["'cpu=0'"],
+    "good --resume never_begun": ["'never_begun'", "--resume"],
+    "good --resume": ["good", "--resume"],
+    "good --study ../up": ["../up"],
+    "good --seconds -1": ["-1"],
+    "good --url-file nowhere.urls": ["nowhere.urls"],
+}
+
+
+def test_what_a_user_gets_wrong_is_told_in_one_line(desk: Desk) -> None:
+    """Exit code 2, nothing on standard output, no traceback, nothing started and no password shown."""
+    for name, text in FILES.items():
+        desk.write(f"{name}.py", text)
     desk.study("good")
-    command = desk.launch(*words).wait()
-    refused(command, *texts)
-    assert "secret" not in command.err
+    mistakes = list(MISTAKES.items())
+    for some in (mistakes[i : i + 4] for i in range(0, len(mistakes), 4)):
+        # Four at a time: each is an interpreter that starts and ends.
+        for command, (_, texts) in [(desk.launch(*typed.split()), (typed, texts)) for typed, texts in some]:
+            refused(command.wait(), *texts)
+            assert "secret" not in command.err
     assert not desk.processes()
     assert not list(desk.folder.glob(".shadho/*"))
 

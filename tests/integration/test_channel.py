@@ -1,0 +1,498 @@
+"""Redis decides who runs what: one claim an attempt, one result a trial, nothing forgotten before it is recorded."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import services
+from services.lending import MARK as LENT
+
+from shadho_celery import channel as channel_module
+from shadho_celery.channel import (
+    ERASED_SECONDS,
+    Registry,
+    SchedulerChannel,
+    WorkerChannel,
+    connect,
+    decode,
+    encode,
+)
+from shadho_celery.errors import ServiceError
+from shadho_celery.trial import Event, Lost, Report, Result, Started, TrialState
+
+S = TrialState
+
+#: seconds of a lease that is meant to run out
+SHORT = 0.03
+
+
+@pytest.fixture
+def client(redis_url: str) -> Iterator[Any]:
+    with connect(redis_url) as client:
+        yield client
+
+
+@pytest.fixture
+def worker(client: Any) -> WorkerChannel:
+    return WorkerChannel(client)
+
+
+@pytest.fixture
+def scheduler(client: Any) -> SchedulerChannel:
+    return SchedulerChannel(client, "k1")
+
+
+def started(number: int = 0, attempt: int = 1) -> Started:
+    return Started(number=number, attempt=attempt, host="h", at=1.5)
+
+
+def result(number: int = 0, attempt: int = 1, loss: float = 0.5) -> Result:
+    return Result(number=number, attempt=attempt, state=S.COMPLETE, loss=loss, at=2.5)
+
+
+def report(step: int = 1) -> Report:
+    return Report(number=0, attempt=1, step=step, loss=0.25, at=2.0)
+
+
+def taken_back(number: int, attempt: int) -> Lost:
+    return Lost(number=number, attempt=attempt, reason="taken back", claimed=False)
+
+
+def ended(scheduler: SchedulerChannel) -> list[tuple[int, int]]:
+    """The ended leases, once there are any."""
+    services.wait_until(lambda: bool(scheduler.ended_leases()), seconds=5)
+    return scheduler.ended_leases()
+
+
+# Claim
+
+
+def test_an_attempt_is_claimed_once_only(worker: WorkerChannel, scheduler: SchedulerChannel) -> None:
+    assert [worker.claim("k1", started()) for _ in range(3)] == [True, False, False]
+    assert scheduler.drain(0) == [started()]
+
+
+def test_of_many_workers_that_claim_at_once_one_gets_the_attempt(redis_url: str, scheduler: SchedulerChannel) -> None:
+    ready = threading.Barrier(8)
+    claimed: list[bool] = []
+
+    def claim() -> None:
+        with connect(redis_url) as client:
+            channel = WorkerChannel(client)
+            ready.wait()
+            claimed.append(channel.claim("k1", started()))
+
+    threads = [threading.Thread(target=claim) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(claimed) == [False] * 7 + [True]
+    assert len(scheduler.drain(0)) == 1
+
+
+def test_an_older_or_equal_attempt_is_refused_and_a_newer_one_is_not(worker: WorkerChannel) -> None:
+    assert worker.claim("k1", started(attempt=2))
+    assert not worker.claim("k1", started(attempt=1))
+    assert not worker.claim("k1", started(attempt=2))
+    assert worker.claim("k1", started(attempt=3))
+    # By number, not by letters.
+    assert worker.claim("k1", started(attempt=10))
+    assert not worker.claim("k1", started(attempt=9))
+
+
+def test_trials_and_studies_are_claimed_apart(worker: WorkerChannel) -> None:
+    for study in ("k1", "k2"):
+        for number in (0, 1, 10):
+            assert worker.claim(study, started(number))
+
+
+def test_a_trial_that_has_ended_is_not_claimed_again(worker: WorkerChannel) -> None:
+    worker.claim("k1", started())
+    worker.finish("k1", result())
+    assert not worker.claim("k1", started(attempt=2))
+
+
+# Finish
+
+
+def test_a_result_is_taken_only_from_a_live_lease(worker: WorkerChannel, scheduler: SchedulerChannel) -> None:
+    assert not worker.finish("k1", result())
+    worker.claim("k1", started())
+    assert not worker.finish("k1", result(attempt=2))
+    assert not worker.finish("k1", result(number=1))
+    assert not worker.finish("k2", result())
+    assert worker.finish("k1", result())
+    assert scheduler.drain(0) == [started(), result()]
+
+
+def test_a_trial_gets_one_result_whichever_attempt_is_first(worker: WorkerChannel, scheduler: SchedulerChannel) -> None:
+    for attempt in (1, 2, 3):
+        worker.claim("k1", started(attempt=attempt))
+    assert worker.finish("k1", result(attempt=2, loss=0.2))
+    assert not worker.finish("k1", result(attempt=1, loss=0.1))
+    assert not worker.finish("k1", result(attempt=3, loss=0.3))
+    assert [event for event in scheduler.drain(0) if isinstance(event, Result)] == [result(attempt=2, loss=0.2)]
+
+
+def test_a_result_ends_the_other_attempts_leases(worker: WorkerChannel, scheduler: SchedulerChannel) -> None:
+    for attempt in (1, 2, 3):
+        worker.claim("k1", started(attempt=attempt))
+    worker.claim("k1", started(number=1))
+    worker.finish("k1", result(attempt=1))
+    assert worker.renew("k1", [(0, 1), (0, 2), (0, 3), (1, 1)]) == ["gone", "gone", "gone", "ok"]
+    assert scheduler.leased([(0, 1), (0, 2), (0, 3), (1, 1)]) == [False, False, False, True]
+    assert scheduler.ended_leases() == []
+
+
+def test_one_step_ends_an_attempt_and_claims_the_next(worker: WorkerChannel, scheduler: SchedulerChannel) -> None:
+    assert worker.step("k1", None, started(0)) == (False, True)
+    assert worker.step("k1", result(0), started(1)) == (True, True)
+    assert worker.step("k1", result(0), started(2)) == (False, True)
+    assert worker.step("k1", result(1), started(2)) == (True, False)
+    assert worker.step("k1", result(2), None) == (True, False)
+    assert worker.step("k1", None, None) == (False, False)
+    events = scheduler.drain(0)
+    assert events == [started(0), result(0), started(1), started(2), result(1), result(2)]
+
+
+# Leases
+
+
+def test_a_lease_that_ran_out_is_told_until_it_is_forgotten_and_its_result_is_refused(
+    client: Any, scheduler: SchedulerChannel
+) -> None:
+    dying = WorkerChannel(client, lease_seconds=SHORT)
+    dying.claim("k1", started(number=12, attempt=3))
+    assert ended(scheduler) == scheduler.ended_leases() == [(12, 3)]
+    assert not dying.finish("k1", result(number=12, attempt=3))
+    assert dying.renew("k1", [(12, 3)]) == ["gone"]
+    assert scheduler.leased([(12, 3)]) == [True]
+    assert SchedulerChannel(client, "k1").ended_leases() == [(12, 3)], "a new scheduler is told too"
+    scheduler.forget([(12, 3)])
+    assert scheduler.ended_leases() == []
+    assert not dying.finish("k1", result(number=12, attempt=3))
+    assert scheduler.drain(0) == [started(number=12, attempt=3)]
+
+
+def test_a_lease_that_is_renewed_does_not_run_out(client: Any, scheduler: SchedulerChannel) -> None:
+    short = WorkerChannel(client, lease_seconds=SHORT)
+    short.claim("k1", started(0))
+    short.claim("k1", started(1))
+    WorkerChannel(client).renew("k1", [(1, 1)])
+    assert ended(scheduler) == [(0, 1)]
+    assert short.finish("k1", result(1))
+
+
+def test_a_lost_trial_is_run_by_its_next_attempt(
+    client: Any, worker: WorkerChannel, scheduler: SchedulerChannel
+) -> None:
+    slow = WorkerChannel(client, lease_seconds=SHORT)
+    slow.claim("k1", started(attempt=1))
+    scheduler.forget(ended(scheduler))
+    assert worker.claim("k1", started(attempt=2))
+    assert not slow.finish("k1", result(attempt=1))
+    assert worker.finish("k1", result(attempt=2))
+
+
+def test_all_leases_can_be_ended_at_once(worker: WorkerChannel, scheduler: SchedulerChannel) -> None:
+    for number in range(3):
+        worker.claim("k1", started(number))
+    worker.claim("k2", started())
+    scheduler.end_leases()
+    assert sorted(scheduler.ended_leases()) == [(0, 1), (1, 1), (2, 1)]
+    assert worker.renew("k1", [(0, 1)]) == ["gone"]
+    assert worker.renew("k2", [(0, 1)]) == ["ok"]
+
+
+def test_nothing_to_ask_after_is_no_question(worker: WorkerChannel, scheduler: SchedulerChannel) -> None:
+    assert worker.renew("k1", []) == []
+    assert scheduler.leased([]) == []
+    assert scheduler.ended_leases() == []
+    scheduler.forget([])
+    scheduler.end_leases()
+    scheduler.cancel([], running=True)
+    scheduler.confirm()
+    assert scheduler.drain(0) == []
+
+
+# Cancel
+
+
+def test_cancel_takes_back_what_is_unclaimed_so_that_nobody_can_claim_it(
+    worker: WorkerChannel, scheduler: SchedulerChannel
+) -> None:
+    scheduler.cancel([(0, 1), (1, 2)], running=False)
+    assert scheduler.drain(0) == [taken_back(0, 1), taken_back(1, 2)]
+    assert not worker.claim("k1", started(0, 1))
+    assert not worker.claim("k1", started(1, 1))
+    assert not worker.claim("k1", started(1, 2))
+    assert worker.claim("k1", started(0, 2))
+
+
+def test_taking_back_twice_is_told_once(scheduler: SchedulerChannel) -> None:
+    for _ in range(2):
+        scheduler.cancel([(0, 1)], running=True)
+    assert scheduler.drain(0) == [taken_back(0, 1)]
+
+
+@pytest.mark.parametrize(("running", "answer"), [(False, "ok"), (True, "cancel")])
+def test_what_runs_is_asked_to_stop_only_where_that_is_wanted(
+    worker: WorkerChannel, scheduler: SchedulerChannel, running: bool, answer: str
+) -> None:
+    for number in range(2):
+        worker.claim("k1", started(number))
+    scheduler.drain(0)
+    scheduler.cancel([(0, 1)], running=running)
+    assert scheduler.drain(0) == []
+    assert worker.renew("k1", [(0, 1), (1, 1)]) == [answer, "ok"]
+    assert worker.renew("k1", [(0, 1)]) == [answer], "the lease itself is kept"
+    assert worker.finish("k1", result())
+
+
+def test_what_has_ended_is_not_taken_back(worker: WorkerChannel, scheduler: SchedulerChannel) -> None:
+    worker.claim("k1", started())
+    worker.finish("k1", result())
+    scheduler.drain(0)
+    scheduler.cancel([(0, 1)], running=True)
+    assert scheduler.drain(0) == []
+
+
+def test_a_wish_to_stop_does_not_reach_the_next_attempt(
+    client: Any, worker: WorkerChannel, scheduler: SchedulerChannel
+) -> None:
+    WorkerChannel(client, lease_seconds=SHORT).claim("k1", started(attempt=1))
+    scheduler.cancel([(0, 1)], running=True)
+    scheduler.forget(ended(scheduler))
+    assert worker.claim("k1", started(attempt=2))
+    assert worker.renew("k1", [(0, 2)]) == ["ok"]
+
+
+# Events
+
+
+def test_events_come_in_order_and_once(worker: WorkerChannel, scheduler: SchedulerChannel) -> None:
+    worker.claim("k1", started())
+    worker.report("k1", report(1))
+    assert scheduler.drain(0) == [started(), report(1)]
+    assert scheduler.drain(0) == []
+    worker.report("k1", report(2))
+    worker.finish("k1", result())
+    assert scheduler.drain(0) == [report(2), result()]
+
+
+def test_what_was_not_confirmed_is_seen_again_by_the_next_scheduler_and_what_was_is_not(
+    client: Any, worker: WorkerChannel
+) -> None:
+    first = SchedulerChannel(client, "k1")
+    for step in range(3):
+        worker.report("k1", report(step))
+    assert len(first.drain(0)) == 3
+    assert len(SchedulerChannel(client, "k1").drain(0)) == 3
+    worker.report("k1", report(3))
+    first.confirm()
+    second = SchedulerChannel(client, "k1")
+    assert second.drain(0) == [report(3)]
+    second.confirm()
+    second.confirm()
+    assert SchedulerChannel(client, "k1").drain(0) == []
+
+
+def test_more_events_than_one_read_takes_come_in_several(
+    client: Any, worker: WorkerChannel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(channel_module, "READ", 4)
+    scheduler = SchedulerChannel(client, "k1")
+    for step in range(10):
+        worker.report("k1", report(step))
+    seen: list[Event] = []
+    while events := scheduler.drain(0):
+        assert len(events) <= 4
+        seen += events
+        scheduler.confirm()
+    assert seen == [report(step) for step in range(10)]
+
+
+def test_a_drain_that_waits_ends_with_the_first_event(redis_url: str, scheduler: SchedulerChannel) -> None:
+    """It would wait a minute; the test's own limit is below that."""
+
+    def later() -> None:
+        with connect(redis_url) as client:
+            WorkerChannel(client).report("k1", report())
+
+    timer = threading.Timer(0.05, later)
+    timer.start()
+    assert scheduler.drain(25_000) == [report()]
+    timer.join()
+
+
+def test_two_studies_do_not_see_each_others_events(client: Any, worker: WorkerChannel) -> None:
+    one, two = SchedulerChannel(client, "k1"), SchedulerChannel(client, "k2")
+    worker.claim("k1", started(0))
+    worker.claim("k2", started(1))
+    two.cancel([(1, 1)], running=True)
+    assert one.drain(0) == [started(0)]
+    assert two.drain(0) == [started(1)]
+    assert worker.renew("k1", [(0, 1)]) == ["ok"]
+
+
+EVENTS: list[Event] = [
+    started(2**31, 3),
+    report(2**40),
+    Report(number=0, attempt=1, step=0, loss=-math.inf, at=0.1 + 0.2),
+    Result(
+        number=7,
+        attempt=2,
+        state=S.FAILED,
+        loss=None,
+        metrics={"ü": [1, {"a": None, "b": 2**53 + 1}], "text": 'quoted "\n'},
+        error="Traceback 文字 \x00 \ud800",
+        host="knoten-ü",
+        compute_class="größte",
+        seconds=1e-9,
+        at=1.7e9,
+    ),
+    *(Result(number=0, attempt=1, state=state, loss=1e-300, at=0.0) for state in (S.COMPLETE, S.PRUNED, S.CANCELLED)),
+    Lost(number=3, attempt=1, reason="why", claimed=True),
+    taken_back(1, 1),
+]
+
+
+@pytest.mark.parametrize("event", EVENTS, ids=lambda event: type(event).__name__)
+def test_an_event_arrives_as_it_was_sent(client: Any, scheduler: SchedulerChannel, event: Event) -> None:
+    assert decode(encode(event)) == event
+    client.xadd("shadho:k1:events", {"e": encode(event)})
+    [arrived] = scheduler.drain(0)
+    assert arrived == event
+    assert type(arrived) is type(event)
+    if isinstance(arrived, Result):
+        assert type(arrived.state) is TrialState
+
+
+def test_a_diverged_loss_arrives_as_nan(worker: WorkerChannel, scheduler: SchedulerChannel) -> None:
+    worker.report("k1", Report(number=0, attempt=1, step=1, loss=math.nan, at=0.0))
+    [arrived] = scheduler.drain(0)
+    assert isinstance(arrived, Report)
+    assert math.isnan(arrived.loss)
+
+
+# The end
+
+
+def keys_of(client: Any) -> set[str]:
+    return set(client.keys("*")) - {LENT}
+
+
+def lived(worker: WorkerChannel, scheduler: SchedulerChannel) -> None:
+    """Use every kind of key."""
+    for number in range(3):
+        worker.claim("k1", started(number))
+    worker.finish("k1", result(0))
+    scheduler.cancel([(1, 1), (5, 1)], running=True)
+    scheduler.drain(0)
+
+
+def test_an_erased_study_leaves_only_the_memory_of_its_attempts_and_that_ends(
+    client: Any, worker: WorkerChannel, scheduler: SchedulerChannel
+) -> None:
+    lived(worker, scheduler)
+    worker.claim("k2", started())
+    others = {key for key in keys_of(client) if ":k2:" in key}
+    scheduler.erase()
+    assert keys_of(client) - others == {"shadho:k1:attempts"}
+    assert 0 < client.ttl("shadho:k1:attempts") <= ERASED_SECONDS
+    assert client.ttl("shadho:k2:attempts") == -1
+
+
+def test_messages_of_an_erased_study_are_still_refused(
+    client: Any, worker: WorkerChannel, scheduler: SchedulerChannel
+) -> None:
+    """What was taken back may lie in a queue long after the study's end."""
+    lived(worker, scheduler)
+    scheduler.erase()
+    for number, attempt in [(0, 1), (0, 2), (1, 1), (5, 1)]:
+        assert not worker.claim("k1", started(number, attempt))
+    assert not worker.finish("k1", result(1))
+    assert "shadho:k1:events" not in keys_of(client)
+
+
+def test_a_resumed_studys_attempts_do_not_end_meanwhile(
+    client: Any, worker: WorkerChannel, scheduler: SchedulerChannel
+) -> None:
+    lived(worker, scheduler)
+    scheduler.erase()
+    SchedulerChannel(client, "k1").open()
+    assert client.ttl("shadho:k1:attempts") == -1
+    assert worker.claim("k1", started(5, 2))
+
+
+# Who lives
+
+
+@pytest.fixture(params=["worker", "study"])
+def registry(request: pytest.FixtureRequest, client: Any) -> Registry:
+    return Registry(client, request.param)
+
+
+def test_who_announces_itself_lives_with_its_latest_facts(registry: Registry) -> None:
+    assert registry.living() == {}
+    registry.announce("a", {"slots": 1, "größe": [1.5, None]})
+    registry.announce("b", {})
+    registry.announce("a", {"slots": 2})
+    assert registry.living() == {"a": {"slots": 2}, "b": {}}
+
+
+def test_who_falls_silent_is_forgotten(registry: Registry, client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    registry.announce("b", {})
+    monkeypatch.setattr(channel_module, "ANNOUNCE_SECONDS", SHORT)
+    registry.announce("a", {})
+    services.wait_until(lambda: "a" not in registry.living(), seconds=5)
+    assert registry.living() == {"b": {}}
+    assert all(":a" not in key for key in keys_of(client))
+    [index] = [key for key in keys_of(client) if client.type(key) == "set"]
+    assert client.smembers(index) == {"b"}
+
+
+def test_who_withdraws_is_forgotten_at_once_and_without_a_trace(registry: Registry, client: Any) -> None:
+    registry.announce("a", {})
+    registry.withdraw("a")
+    registry.withdraw("never was there")
+    assert registry.living() == {}
+    assert keys_of(client) == set()
+
+
+def test_workers_and_studies_of_one_name_are_not_mixed_up(client: Any) -> None:
+    Registry(client, "worker").announce("x", {"is": "worker"})
+    Registry(client, "study").announce("x", {"is": "study"})
+    assert Registry(client, "worker").living() == {"x": {"is": "worker"}}
+    assert Registry(client, "study").living() == {"x": {"is": "study"}}
+
+
+# Connecting
+
+
+def test_a_redis_that_does_not_answer_is_one_line_without_its_password() -> None:
+    with pytest.raises(ServiceError) as caught:
+        connect(f"redis://:secret@127.0.0.1:{services.free_port()}/0")
+    assert "secret" not in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("url", ["", "amqp://127.0.0.1", "redis://127.0.0.1:port/0"])
+def test_what_is_no_url_of_a_redis_is_one_line(url: str) -> None:
+    with pytest.raises(ServiceError, match="SHADHO_REDIS_URL"):
+        connect(url)
+
+
+def test_the_scripts_are_found_again_after_the_server_has_forgotten_them(
+    client: Any, worker: WorkerChannel, scheduler: SchedulerChannel
+) -> None:
+    """As after a restart, or a failover to a replica."""
+    worker.claim("k1", started(0))
+    client.script_flush()
+    assert worker.claim("k1", started(1))
+    assert worker.renew("k1", [(0, 1)]) == ["ok"]

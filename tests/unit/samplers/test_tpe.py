@@ -1,0 +1,303 @@
+"""TPE proposes lawful params, learns from good trials and from failed ones, and keeps its slots apart."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hyperopt import hp
+
+from shadho_celery import minimize
+from shadho_celery.samplers import make_sampler
+from shadho_celery.samplers.tpe import MOST_BAD, MOST_RANDOM, TpeSampler, _axis
+from shadho_celery.space.compile import compile_space
+from shadho_celery.space.continuous import QLogNormal, QLogUniform, QNormal, QUniform
+from shadho_celery.space.domains import make_domain
+from shadho_celery.space.split import Subspace, split
+from shadho_celery.trial import Trial, TrialState
+
+Params = Mapping[str, Any]
+Loss = Callable[[Params], float | TrialState]
+
+LAWS: dict[str, tuple[str, dict[str, Any]]] = {
+    "uniform": ("uniform", {"low": -2, "high": 3}),
+    "quniform": ("quniform", {"low": 1, "high": 10, "q": 4}),
+    "loguniform": ("loguniform", {"low": -6, "high": 2}),
+    "qloguniform": ("qloguniform", {"low": -1, "high": 4, "q": 3}),
+    "normal": ("normal", {"mu": 5, "sigma": 2}),
+    "qnormal": ("qnormal", {"mu": 5, "sigma": 2, "q": 2}),
+    "lognormal": ("lognormal", {"mu": 0, "sigma": 1}),
+    "qlognormal": ("qlognormal", {"mu": 1, "sigma": 1, "q": 1}),
+    "randint": ("randint", {"low": 3, "high": 9}),
+    "categorical": ("categorical", {"p": [0.5, 0.2, 0.3]}),
+}
+
+
+def every_law() -> dict[str, Any]:
+    space = {
+        name: getattr(hp, name)(name, *arguments.values())
+        for name, (_, arguments) in LAWS.items()
+        if name != "categorical"
+    }
+    return {**space, "categorical": hp.pchoice("categorical", [(0.5, "a"), (0.2, "b"), (0.3, "c")])}
+
+
+def nested() -> Any:
+    """A choice in an option of a choice; left unsplit here."""
+    inner = hp.choice("inner", [hp.uniform("deep", 0, 1), {"n": hp.randint("n", 4)}, "nothing"])
+    return {"top": hp.choice("top", [hp.uniform("shallow", 0, 1), inner]), "x": hp.uniform("x", 0, 1)}
+
+
+def whole(space: Any) -> Subspace:
+    """The undivided space as one subspace."""
+    return split(compile_space(space), max_subspaces=1)[0]
+
+
+def told(params: Params, outcome: float | TrialState) -> Trial:
+    if isinstance(outcome, TrialState):
+        return Trial(number=0, subspace="all", params=params, state=outcome)
+    return Trial(number=0, subspace="all", params=params, state=TrialState.COMPLETE, loss=outcome)
+
+
+def run(sampler: TpeSampler, trials: int, loss: Loss) -> list[Params]:
+    asked = []
+    for index in range(trials):
+        params = sampler.ask(index)
+        sampler.tell(told(params, loss(params)))
+        asked.append(params)
+    return asked
+
+
+def tpe(space: Any, seed: int = 0) -> TpeSampler:
+    return TpeSampler(whole(space), (seed, 0))
+
+
+# What is proposed
+
+
+def test_the_same_seed_and_history_give_the_same_params() -> None:
+    def history(seed: int) -> list[Params]:
+        return run(tpe(nested(), seed), 40, lambda p: p["x"] + p.get("deep", 0.5))
+
+    assert history(3) == history(3)
+    assert history(3) != history(4)
+
+
+def test_params_lie_in_their_laws_with_the_types_that_random_search_has() -> None:
+    subspace = whole(every_law())
+    types = {label: type(value) for label, value in subspace.sample(np.random.default_rng(0), 1)[0].items()}
+    for params in run(TpeSampler(subspace, (0,)), 60, lambda p: p["uniform"] ** 2 - p["randint"]):
+        subspace.space.check(params)
+        assert {label: type(value) for label, value in params.items()} == types
+        for label, domain in subspace.domains.items():
+            if isinstance(domain, QUniform | QLogUniform | QNormal | QLogNormal):
+                assert params[label] == np.round(params[label] / domain.q) * domain.q
+
+
+@pytest.mark.parametrize("sign", [-1, 1])
+@pytest.mark.parametrize(("label", "low", "high"), [("quniform", 0, 8), ("qloguniform", 0, 54), ("randint", 3, 8)])
+def test_the_ends_of_a_grid_are_reached(label: str, low: int, high: int, sign: int) -> None:
+    space = {label: every_law()[label]}
+    values = {params[label] for params in run(tpe(space), 40, lambda p: sign * p[label])}
+    assert (low if sign > 0 else high) in values
+    assert all(low <= value <= high for value in values)
+
+
+def test_only_active_labels_are_proposed() -> None:
+    subspace = whole(nested())
+    asked = run(TpeSampler(subspace, (0,)), 60, lambda p: p["x"])
+    assert all(set(params) == set(subspace.space.active(params)) for params in asked)
+    assert {params.get("inner") for params in asked} == {None, 0, 1, 2}
+
+
+def test_pinned_choices_are_among_the_params() -> None:
+    subspace = next(s for s in split(compile_space(nested())) if s.fixed == {"top": 1, "inner": 0})
+    for params in run(TpeSampler(subspace, (0,)), 20, lambda p: p["x"]):
+        assert set(params) == {"top", "inner", "deep", "x"}
+        assert subspace.contains(params)
+
+
+def test_a_subspace_without_leaves_has_its_pinned_choices_only() -> None:
+    space = compile_space(hp.choice("c", ["nothing", hp.uniform("x", 0, 1)]))
+    assert run(TpeSampler(split(space)[0], (0,)), 30, lambda p: 0.0) == [{"c": 0}] * 30
+
+
+# What is learnt
+
+
+def test_guesses_gather_where_losses_are_low() -> None:
+    asked = run(tpe({"x": hp.uniform("x", -10, 10), "y": hp.loguniform("y", -9, 0)}), 60, lambda p: abs(p["x"] - 4))
+    late = [abs(params["x"] - 4) for params in asked[30:]]
+    assert np.median(late) < 1.0  # of the prior it would be 5
+
+
+def test_labels_that_work_together_are_drawn_together() -> None:
+    """Two valleys, at (0, 0) and (1, 1): a product of one density per label would also draw from (0, 1) and (1, 0)."""
+    space = {"x": hp.uniform("x", -0.5, 1.5), "y": hp.uniform("y", -0.5, 1.5)}
+
+    def loss(p: Params) -> float:
+        return min(math.hypot(p["x"] - place, p["y"] - place) for place in (0, 1))
+
+    late = [loss(params) for seed in range(3) for params in run(tpe(space, seed), 60, loss)[30:]]
+    assert np.median(late) < 0.25
+
+
+def test_the_better_branch_is_taken_more_often() -> None:
+    asked = run(tpe(nested()), 80, lambda p: (p["deep"] - 0.3) ** 2 if "deep" in p else 1.0)
+    late = asked[40:]
+    assert np.mean(["deep" in params for params in late]) > 0.5  # of the prior it would be a sixth
+
+
+def test_a_branch_without_trials_is_drawn_from_its_law() -> None:
+    sampler = tpe({"c": hp.choice("c", [hp.uniform("a", 0, 1), hp.uniform("b", 0, 1)])})
+    for place in range(30):
+        sampler.tell(told({"c": 0, "a": place / 30}, place))
+    unseen = np.array([p["b"] for index in range(200) if "b" in (p := sampler.ask(index))])
+    assert len(unseen) > 20
+    assert unseen.min() < 0.2
+    assert unseen.max() > 0.8
+
+
+def test_failing_settings_are_left_at_least_as_fast_as_random_search_would() -> None:
+    space = {"x": hp.uniform("x", 0, 1), "c": hp.choice("c", [0, 1, 2, 3]), "n": hp.quniform("n", 0, 10, 1)}
+
+    def loss(p: Params) -> float | TrialState:
+        fails = p["c"] == 2 or p["n"] > 7 or p["x"] < 0.2
+        return TrialState.FAILED if fails else 1 - p["x"]
+
+    def failing(name: str) -> float:
+        outcomes = []
+        for seed in range(6):
+            asked = run(make_sampler(name, whole(space), (seed,)), 60, loss)  # type: ignore[arg-type]
+            outcomes += [loss(params) is TrialState.FAILED for params in asked[20:]]
+        return float(np.mean(outcomes))
+
+    assert failing("tpe") < failing("random") / 2
+
+
+def test_failures_are_left_even_before_the_first_success() -> None:
+    sampler = tpe({"x": hp.uniform("x", 0, 1)})
+    for place in range(30):
+        sampler.tell(told({"x": place / 60}, TrialState.FAILED))
+    assert np.mean([sampler.ask(index)["x"] > 0.5 for index in range(20)]) > 0.8
+
+
+@pytest.mark.parametrize("state", [TrialState.PRUNED, TrialState.FAILED, TrialState.COMPLETE])
+def test_only_a_completed_trials_loss_can_be_good(state: TrialState) -> None:
+    loss = math.nan if state is TrialState.COMPLETE else -100.0
+    sampler = tpe({"x": hp.uniform("x", 0, 1)})
+    for place in range(30):
+        sampler.tell(told({"x": 0.5 + place / 60}, 1.0 + place))
+        sampler.tell(Trial(number=place, subspace="all", params={"x": place / 60}, state=state, loss=loss))
+    assert np.mean([sampler.ask(index)["x"] > 0.45 for index in range(20)]) > 0.8
+
+
+# Many slots, long histories
+
+
+def test_slots_that_are_filled_at_once_get_different_params() -> None:
+    """What is under way counts as bad, so later guesses keep off it."""
+    sampler = tpe({"x": hp.uniform("x", 0, 1)})
+    run(sampler, 30, lambda p: abs(p["x"] - 0.5))
+    waiting = [sampler.ask(index)["x"] for index in range(30, 60)]
+    assert len(set(waiting)) == 30
+    assert np.ptp(waiting) > 0.5
+
+
+def test_nothing_is_proposed_twice_while_there_is_something_else() -> None:
+    sampler = tpe({"c": hp.choice("c", list(range(4))), "n": hp.randint("n", 3)})
+    asked = run(sampler, MOST_RANDOM, lambda p: p["c"])
+    before = {tuple(params.values()) for params in asked}
+    assert tuple(sampler.ask(MOST_RANDOM).values()) not in before
+
+
+def test_a_cancelled_trial_teaches_nothing() -> None:
+    sampler, other = tpe(nested()), tpe(nested())
+    run(sampler, 20, lambda p: p["x"])
+    run(other, 20, lambda p: p["x"])
+    other.tell(told(other.ask(20), TrialState.CANCELLED))
+    assert sampler.ask(21) == other.ask(21)
+
+
+def test_trials_of_an_earlier_run_are_learnt_from() -> None:
+    sampler = tpe({"x": hp.uniform("x", 0, 1)})
+    for place in range(40):
+        sampler.tell(told({"x": place / 40}, place / 40))
+    assert np.median([sampler.ask(index)["x"] for index in range(40, 50)]) < 0.3
+
+
+def test_a_history_longer_than_is_looked_at_gives_the_same_guess_each_time() -> None:
+    def guess() -> Params:
+        sampler = tpe({"x": hp.uniform("x", 0, 1)})
+        for place in range(4 * MOST_BAD):
+            sampler.tell(told({"x": place / MOST_BAD / 4}, place))
+        return sampler.ask(0)
+
+    assert guess() == guess()
+    assert guess()["x"] < 0.2
+
+
+def test_more_slots_than_is_looked_at_are_filled() -> None:
+    sampler = tpe({"x": hp.uniform("x", 0, 1)})
+    run(sampler, MOST_RANDOM, lambda p: p["x"])
+    assert len({sampler.ask(index)["x"] for index in range(MOST_BAD + 20)}) == MOST_BAD + 20
+
+
+# Densities
+
+
+def grid(name: str) -> tuple[Sequence[float], float]:
+    """All values of a law, finely spaced where it is continuous, and the mass of each unit of density."""
+    domain = make_domain(name, *LAWS[name])
+    if name == "categorical":
+        return [0, 1, 2], 1.0
+    units = (np.arange(20_000) + 0.5) / 20_000
+    values = domain.quantile(units) if name == "randint" else domain.from_unit(units)
+    is_grid = name.startswith("q") or name == "randint"
+    return (sorted(set(values.tolist())), 1.0) if is_grid else (values.tolist(), 1 / 20_000)
+
+
+@pytest.mark.parametrize("name", LAWS)
+def test_every_kernel_is_a_density(name: str) -> None:
+    """Its mass is 1: over the values of a grid, over the unscaled variable of a continuum; and the prior's too."""
+    values, mass = grid(name)
+    centres = np.array([values[0], values[len(values) // 2], values[-1], math.nan])
+    kernels = np.exp(_axis(make_domain(name, *LAWS[name])).log_kernels(np.array(values), centres, np.full(4, 0.7)))
+    assert kernels.shape == (len(values), 4)
+    np.testing.assert_allclose(kernels.sum(axis=0) * mass, 1.0, rtol=1e-3)
+
+
+@pytest.mark.parametrize("name", LAWS)
+def test_draws_follow_their_kernel(name: str) -> None:
+    values, mass = grid(name)
+    centres, narrowing = np.array([values[len(values) // 3], math.nan]), np.full(2, 0.7)
+    axis, size = _axis(make_domain(name, *LAWS[name])), 4000
+    for kernel in (0, 1):
+        drawn = axis.draw(centres, narrowing, np.full(size, kernel), np.random.default_rng(1))
+        density = np.exp(axis.log_kernels(np.array(values), centres, narrowing))[:, kernel] * mass
+        for part in (0.25, 0.5, 0.75):
+            edge = values[int(part * (len(values) - 1))]
+            assert np.mean(drawn <= edge) == pytest.approx(density[np.array(values) <= edge].sum(), abs=0.03)
+
+
+# As part of a search
+
+
+def test_minimize_finds_a_narrow_optimum_in_one_branch() -> None:
+    space = hp.choice(
+        "branch", [{"a": hp.uniform("a", 0, 1)}, {"x": hp.uniform("x", 0, 1), "y": hp.uniform("y", 0, 1)}]
+    )
+
+    def objective(params: Any) -> float:
+        if "a" in params:
+            return 0.5 + float(params["a"])
+        return 1.0 - math.exp(-20 * ((params["x"] - 0.7) ** 2 + (params["y"] - 0.2) ** 2))
+
+    best = {name: minimize(objective, space, trials=60, seed=1, sampler=name).best for name in ("tpe", "random")}
+    assert best["tpe"] is not None
+    assert best["random"] is not None
+    assert best["tpe"].params["branch"] == 1
+    assert (best["tpe"].loss or 0.0) < (best["random"].loss or 0.0)

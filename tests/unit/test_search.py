@@ -1,0 +1,296 @@
+"""`minimize` and `fmin` search in this process; what they return and keep is true to hyperopt."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from pprint import pformat
+from typing import Any
+
+import hyperopt
+import numpy as np
+import pytest
+from hyperopt import hp
+from hyperopt.pyll import scope
+from hyperopt.tests.unit import test_domains as domains
+
+import shadho_celery
+from shadho_celery.errors import NoSuccessfulTrial, SpaceError, StudyExists, StudyNotFound, UsageError
+from shadho_celery.store import Store
+from shadho_celery.study import Study
+from shadho_celery.trial import TrialState
+
+S = TrialState
+
+
+@pytest.fixture(autouse=True)
+def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def x_squared(params: dict[str, float]) -> float:
+    return params["x"] ** 2
+
+
+SPACE = {"x": hp.uniform("x", -1, 1)}
+
+
+def values(study: Study) -> list[dict[str, Any]]:
+    return [dict(trial.params) for trial in sorted(study.trials, key=lambda trial: trial.number)]
+
+
+# The study that comes back
+
+
+def test_trials_come_in_the_order_in_which_they_finished_with_params_loss_and_state() -> None:
+    seen: list[float] = []
+
+    def objective(params: dict[str, float]) -> float:
+        seen.append(params["x"])
+        return x_squared(params)
+
+    study = shadho_celery.minimize(objective, SPACE, trials=15, seed=0)
+    assert [trial.params["x"] for trial in study.trials] == seen
+    assert [trial.loss for trial in study.trials] == [x**2 for x in seen]
+    assert {trial.state for trial in study.trials} == {S.COMPLETE}
+    assert study.best is not None
+    assert study.best.loss == min(x**2 for x in seen)
+    finished = [trial.finished_at or 0.0 for trial in study.trials]
+    assert finished == sorted(finished)
+
+
+def test_the_same_seed_gives_the_same_trials_and_another_one_others() -> None:
+    def params(**options: Any) -> list[dict[str, Any]]:
+        return values(shadho_celery.minimize(x_squared, SPACE, trials=10, **options))
+
+    assert params(seed=3) == params(seed=3)
+    assert params(seed=3) != params(seed=4)
+    assert params(seed=3, policy="fifo") == params(seed=3)
+    assert params() != params()
+
+
+def test_failed_trials_are_trials_and_without_a_success_there_is_no_best() -> None:
+    def objective(params: dict[str, float]) -> float:
+        raise ArithmeticError("never")
+
+    study = shadho_celery.minimize(objective, SPACE, trials=5, seed=0)
+    assert [trial.state for trial in study.trials] == [S.FAILED] * 5
+    assert all(trial.loss is None and "never" in str(trial.error) for trial in study.trials)
+    assert study.best is None
+
+
+def test_a_nan_among_losses_is_a_failure_and_never_the_best() -> None:
+    def objective(params: dict[str, float]) -> float:
+        return math.nan if params["x"] < 0 else params["x"]
+
+    study = shadho_celery.minimize(objective, SPACE, trials=30, seed=0)
+    assert study.count(S.FAILED) == sum(trial.params["x"] < 0 for trial in study.trials) > 5
+    assert study.best is not None
+    assert study.best.loss == min(t.params["x"] for t in study.trials if t.params["x"] >= 0)
+
+
+def test_it_stops_at_the_target() -> None:
+    study = shadho_celery.minimize(x_squared, SPACE, target=0.05, seed=0)
+    losses = [trial.loss for trial in study.trials]
+    assert losses[-1] is not None
+    assert losses[-1] <= 0.05
+    assert all(loss is not None and loss > 0.05 for loss in losses[:-1])
+
+
+def test_it_stops_after_the_seconds() -> None:
+    study = shadho_celery.minimize(x_squared, SPACE, seconds=0.2, seed=0)
+    assert study.counted > 0
+    assert study.in_flight == 0
+
+
+def test_the_objective_may_take_a_context_and_report() -> None:
+    seeds = []
+
+    def objective(params: dict[str, float], context: Any) -> dict[str, Any]:
+        for step in range(3):
+            context.report(step, params["x"] + step)
+        seeds.append(context.seed)
+        return {"loss": params["x"], "device": context.device, "class": context.compute_class}
+
+    study = shadho_celery.minimize(objective, SPACE, trials=4, seed=0, store="sqlite:///s.db")
+    assert [trial.metrics for trial in study.trials] == [{"device": "cpu", "class": "local"}] * 4
+    assert [trial.seed for trial in study.trials] == seeds
+    assert len(set(seeds)) == 4
+    kept = Store("sqlite:///s.db")
+    reports = kept.reports(study.record.key)
+    kept.close()
+    assert [(r.number, r.step) for r in reports] == [(number, step) for number in range(4) for step in range(3)]
+    assert [r.loss for r in reports] == [t.params["x"] + step for t in study.trials for step in range(3)]
+
+
+def test_ctrl_c_ends_the_search_and_the_study_can_be_resumed() -> None:
+    def interrupted(params: dict[str, float]) -> float:
+        if len(asked) == 5:
+            raise KeyboardInterrupt
+        asked.append(params["x"])
+        return 0.0
+
+    asked: list[float] = []
+    options: dict[str, Any] = {"store": "sqlite:///s.db", "study": "s", "trials": 12}
+    with pytest.raises(KeyboardInterrupt):
+        shadho_celery.minimize(interrupted, SPACE, seed=0, **options)
+    study = shadho_celery.minimize(x_squared, SPACE, resume=True, **options)
+    assert study.count(S.COMPLETE) == len(study) == 12
+    assert values(study) == values(shadho_celery.minimize(x_squared, SPACE, seed=0, trials=12))
+
+
+# The store
+
+
+def test_by_default_nothing_is_left_on_the_disk(tmp_path: Path) -> None:
+    shadho_celery.minimize(x_squared, SPACE, trials=3)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_kept_study_is_resumed_where_it_ended() -> None:
+    options: dict[str, Any] = {"store": "sqlite:///s.db", "study": "größe 1"}
+    first = shadho_celery.minimize(x_squared, SPACE, trials=6, seed=1, **options)
+    second = shadho_celery.minimize(x_squared, SPACE, trials=14, resume=True, **options)
+    assert second.trials[:6] == first.trials
+    assert values(second) == values(shadho_celery.minimize(x_squared, SPACE, trials=14, seed=1))
+    assert second.best is not None
+    assert second.best.loss == min(trial.loss for trial in second.trials if trial.loss is not None)
+    again = shadho_celery.minimize(lambda params: 1 / 0, SPACE, trials=14, resume=True, **options)
+    assert again.trials == second.trials
+
+
+def test_a_name_is_given_once_and_resumed_only_where_it_exists() -> None:
+    options: dict[str, Any] = {"store": "sqlite:///s.db", "trials": 1}
+    shadho_celery.minimize(x_squared, SPACE, study="s", **options)
+    with pytest.raises(StudyExists):
+        shadho_celery.minimize(x_squared, SPACE, study="s", **options)
+    with pytest.raises(StudyNotFound, match="'t'"):
+        shadho_celery.minimize(x_squared, SPACE, study="t", resume=True, **options)
+    assert shadho_celery.minimize(x_squared, SPACE, resume=True, **options).name == "s"
+
+
+# Arguments
+
+
+@pytest.mark.parametrize(
+    ("options", "about"),
+    [
+        ({}, "--trials"),
+        ({"trials": 0}, "--trials"),
+        ({"trials": 1, "sampler": "oracle"}, "oracle"),
+        ({"trials": 1, "policy": "best"}, "best"),
+        ({"trials": 1, "seed": -1}, "seed"),
+        ({"trials": 1, "study": "a/b"}, "a/b"),
+    ],
+)
+def test_arguments_that_make_no_sense_are_refused(options: dict[str, Any], about: str) -> None:
+    with pytest.raises(UsageError, match=about):
+        shadho_celery.minimize(x_squared, SPACE, **options)
+
+
+@pytest.mark.parametrize("bad", [{"sampler": "oracle"}, {"policy": "best"}])
+def test_a_refused_search_leaves_no_study_behind(bad: dict[str, str]) -> None:
+    options: dict[str, Any] = {"store": "sqlite:///s.db", "study": "s", "trials": 1}
+    with pytest.raises(UsageError):
+        shadho_celery.minimize(x_squared, SPACE, **options, **bad)
+    assert shadho_celery.minimize(x_squared, SPACE, **options).counted == 1
+
+
+def test_a_space_without_anything_to_sample_is_refused() -> None:
+    with pytest.raises(SpaceError):
+        shadho_celery.minimize(x_squared, {"x": 1.0}, trials=1)
+
+
+# True to hyperopt
+
+
+def typed(value: Any) -> Any:
+    """The types in a nested value."""
+    if isinstance(value, dict):
+        return {key: typed(part) for key, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value), [typed(part) for part in value]
+    return type(value)
+
+
+SPACES = {
+    "flat": {"u": hp.uniform("u", -1, 1), "n": scope.int(hp.quniform("n", 1, 9, 1)), "fixed": "text"},
+    "nested": hp.choice(
+        "model",
+        [
+            {"name": "a", "layers": [hp.randint("l1", 4), hp.randint("l2", 2, 9)], "deep": (hp.normal("w", 0, 1),)},
+            {"name": "b", "inner": hp.choice("inner", [None, {"rate": hp.loguniform("rate", -9, 0)}, "text"])},
+        ],
+    ),
+    "computed": {"C": 2 ** hp.uniform("C", -5, 15), "twice": hp.uniform("t", 0, 1) * 2, "p": hp.pchoice("p", [(1, 3)])},
+    "a list": [hp.lognormal("ln", 0, 1), hp.qnormal("qn", 0, 10, 2), hp.uniformint("ui", 0, 9)],
+}
+
+
+@pytest.mark.parametrize("name", SPACES)
+def test_the_objective_gets_what_hyperopts_space_eval_gives_types_included(name: str) -> None:
+    got: list[Any] = []
+
+    def objective(params: Any) -> float:
+        got.append(params)
+        return 0.0
+
+    study = shadho_celery.minimize(objective, SPACES[name], trials=20, seed=0)
+    for trial, params in zip(study.trials, got, strict=True):
+        expected = hyperopt.space_eval(SPACES[name], dict(trial.params))
+        assert params == expected
+        # Types too; hyperopt sorts a dict by its keys, we leave it as it was written.
+        assert pformat(params, sort_dicts=True) == pformat(expected, sort_dicts=True)
+        assert typed(params) == typed(expected)
+
+
+@pytest.mark.parametrize(
+    "make", ["coin_flip", "quadratic1", "q1_choice", "q1_lognormal", "distractor", "gauss_wave", "branin"]
+)
+def test_hyperopts_own_test_domains_are_searched_and_their_losses_are_hyperopts(make: str) -> None:
+    """Such a domain computes its loss inside the space."""
+    domain = getattr(domains, make)()
+    study = shadho_celery.minimize(lambda result: result, domain.expr, trials=12, seed=0)
+    assert study.count(S.COMPLETE) == 12, study.trials[0].error
+    for trial in study.trials:
+        expected = hyperopt.space_eval(domain.expr, dict(trial.params))
+        assert trial.loss == pytest.approx(expected["loss"])
+    assert study.best is not None
+    assert study.best.loss == min(trial.loss for trial in study.trials if trial.loss is not None)
+
+
+@pytest.mark.parametrize("make", ["n_arms", "gauss_wave2", "many_dists"])
+def test_domains_that_add_noise_or_use_every_distribution_are_searched(make: str) -> None:
+    domain = getattr(domains, make)()
+    study = shadho_celery.minimize(lambda result: result, domain.expr, trials=20, seed=0)
+    assert study.count(S.COMPLETE) == 20, study.trials[0].error
+    assert len({trial.loss for trial in study.trials}) == 20
+    assert {label for trial in study.trials for label in trial.params} == set(domain.params)
+
+
+# fmin
+
+
+def test_fmin_returns_the_best_draws_as_hyperopts_does() -> None:
+    best = shadho_celery.fmin(lambda params: abs(params["x"] - 0.5), SPACE, max_evals=60, rstate=0)
+    assert set(best) == {"x"}
+    assert abs(best["x"] - 0.5) < 0.1
+    assert hyperopt.space_eval(SPACE, best) == best
+
+
+def test_fmin_is_seeded_by_hyperopts_generator() -> None:
+    def best(seed: int) -> dict[str, Any]:
+        return shadho_celery.fmin(x_squared, SPACE, 5, rstate=np.random.default_rng(seed))
+
+    assert best(1) == best(1) != best(2)
+
+
+def test_fmin_says_that_hyperopts_own_suggest_is_not_run() -> None:
+    with pytest.warns(UserWarning, match="algo='random'"):
+        best = shadho_celery.fmin(x_squared, SPACE, 3, algo=hyperopt.rand.suggest, rstate=0)
+    assert best == shadho_celery.fmin(x_squared, SPACE, 3, algo="random", rstate=0)
+
+
+def test_fmin_without_a_success_says_so() -> None:
+    with pytest.raises(NoSuccessfulTrial, match="No successful trial"):
+        shadho_celery.fmin(lambda params: {"status": "fail"}, SPACE, 3)
