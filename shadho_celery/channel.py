@@ -25,6 +25,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from shadho_celery.errors import ServiceError
 from shadho_celery.routing import mask
@@ -38,6 +40,9 @@ ANNOUNCE_SECONDS = 20.0
 
 #: seconds for which messages of a study that has ended are refused
 ERASED_SECONDS = 7 * 86400
+
+#: seconds to wait for a connection to Redis
+CONNECT_SECONDS = 3.0
 
 #: events read at once
 READ = 1000
@@ -132,16 +137,23 @@ class Keys:
 def connect(url: str) -> Redis:
     """A client of the Redis at `url`, tested. Raises ServiceError where it does not answer."""
     try:
-        client = redis.Redis.from_url(
-            url, decode_responses=True, socket_connect_timeout=4, socket_timeout=30, health_check_interval=15
+        # Asked with less patience than later: somebody waits for the answer.
+        with redis.Redis.from_url(
+            url, socket_connect_timeout=CONNECT_SECONDS, socket_timeout=CONNECT_SECONDS, retry=Retry(NoBackoff(), 1)
+        ) as first:
+            first.ping()
+        return redis.Redis.from_url(
+            url,
+            decode_responses=True,
+            socket_connect_timeout=CONNECT_SECONDS,
+            socket_timeout=30,
+            health_check_interval=15,
         )
-        client.ping()
     except (redis.RedisError, OSError, ValueError) as error:
         cause = " ".join(str(error).split())[:200]
         raise ServiceError(
             f"Redis at {mask(url)} cannot be used ({cause}); start it, or check SHADHO_REDIS_URL"
         ) from error
-    return client
 
 
 class Registry:

@@ -331,18 +331,18 @@ class _Watch:
         """What has to be said now."""
         if time.monotonic() - self._began < MISSING_SECONDS:
             return []
-        from shadho_celery.executors.queue import unable
+        from shadho_celery.executors.queue import start_command, unable
 
         live = self._executor.workers()
         found = []
         trouble = unable(live, self._module)
         if trouble is not None:
             found.append(f"Warning: {trouble}")
-        classes = {worker["compute_class"] for worker in live.values()}
+        able = {worker["compute_class"] for worker in live.values() if self._module in worker["imports"]}
         found += [
-            f"Warning: no worker serves the queue {name}; start one: celery -A shadho_celery worker -Q {name}"
+            f"Warning: no worker serves the queue {name}; start one: {start_command(name, self._module)}"
             for name in self._expected
-            if name not in classes
+            if name not in able
         ]
         new = [text for text in found if text not in self._said]
         self._said.update(new)

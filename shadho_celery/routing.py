@@ -26,7 +26,7 @@ PROTOCOL = 1
 TASK = "shadho.trial"
 
 #: seconds to wait for a broker's answer
-BROKER_SECONDS = 8.0
+BROKER_SECONDS = 6.0
 
 #: messages in one batch (Redis), or before the broker's confirms are waited for (RabbitMQ)
 BATCH = 500
@@ -71,8 +71,12 @@ class Publisher:
     def __init__(self, url: str, options: Mapping[str, Any] | None = None) -> None:
         """`options` are Celery's `broker_transport_options`. Raises ServiceError where no broker answers."""
         self._url = url
+        settings = dict(options or {})
+        if "socket_timeout" in settings:
+            # A worker waits in a read for its next message; what is asked here is answered at once.
+            settings["socket_timeout"] = BROKER_SECONDS / 2
         self._connection = kombu.Connection(
-            url, connect_timeout=BROKER_SECONDS / 2, heartbeat=0, transport_options=dict(options or {})
+            url, connect_timeout=BROKER_SECONDS / 2, heartbeat=0, transport_options=settings
         )
         self._producer: kombu.Producer | None = None
         self._declared: set[str] = set()

@@ -126,7 +126,7 @@ def _check(name: str, settings: Any) -> None:
 
 
 def _where(error: Exception, path: str) -> str:
-    """The line of the file at `path` that led to `error`; "" where none did, as in a SyntaxError, which tells itself."""
+    """The line of the file at `path` that led to `error`; "" where none did: a SyntaxError tells its own."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
     return f" ({path}, line {frames[-1].lineno}: {frames[-1].line})" if frames else ""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -194,7 +195,7 @@ class QueueExecutor:
     def _ahead(self, compute_class: ComputeClass) -> int:
         """Trials to keep waiting: what the class does while the scheduler takes its turn."""
         seconds = self._seconds.get(compute_class.name, math.inf)
-        return min(MAX_AHEAD, round(compute_class.slots * AHEAD_SECONDS / seconds))
+        return min(MAX_AHEAD, round(compute_class.share * AHEAD_SECONDS / seconds))
 
     def _pace(self) -> None:
         """Where the queues hold work ahead, let some events gather first."""
@@ -317,11 +318,15 @@ def unable(workers: Mapping[str, Mapping[str, Any]], module: str) -> ServiceErro
     """Why none of the live `workers` runs `module`, with the remedy; None where one does."""
     if any(module in worker["imports"] for worker in workers.values()):
         return None
-    start = f"SHADHO_IMPORTS={module} celery -A shadho_celery worker -Q "
     if not workers:
-        return ServiceError(f"no worker is live; start one on a node: {start}gpu_large")
-    classes = sorted({str(worker["compute_class"]) for worker in workers.values()})
-    return ServiceError(f"no live worker has {module}; start one that has: {start}{classes[0]}")
+        return ServiceError(f"no worker is live; start one on a node: {start_command('gpu_large', module)}")
+    name = min(str(worker["compute_class"]) for worker in workers.values())
+    return ServiceError(f"no live worker has {module}; start one that has: {start_command(name, module)}")
 
 
-__all__ = ["QueueExecutor", "allow", "unable"]
+def start_command(compute_class: str, module: str) -> str:
+    """What a person types on a node to serve trials of `module` there."""
+    return f"SHADHO_IMPORTS={module} celery -A shadho_celery worker -Q {shlex.quote(compute_class)}"
+
+
+__all__ = ["QueueExecutor", "allow", "start_command", "unable"]

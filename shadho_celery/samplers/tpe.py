@@ -33,7 +33,7 @@ GOOD_SHARE, MOST_GOOD = 0.1, 25
 MOST_BAD = 300
 #: draws from l(x), of which the best ratio wins
 CANDIDATES = 24
-#: a kernel's greatest width, in units of the range: narrower than in [W], which on our benchmark was the better
+#: a kernel's greatest width, in units of the range; what did best on our own benchmark (tests/benchmarks/samplers.py)
 WIDTH = 0.1
 #: the share of a trial's mass on a choice that goes by the law and not by the trial's own option
 OPTION_WIDTH = 0.2

@@ -276,7 +276,7 @@ class Desk:
 
         Those that work in its folder, too: a Redis overwrites its environment with its title, and the mark with it.
         """
-        found = dict(services.marked_processes(os.environ[services.MARK]))
+        found = dict(services.marked_processes(os.environ.get(services.MARK, "of no test")))
         for place in Path("/proc").glob("[0-9]*/cwd"):
             with contextlib.suppress(OSError):  # it has ended, or is somebody else's
                 if (place.readlink() / "x").is_relative_to(self.folder):

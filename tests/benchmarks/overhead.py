@@ -28,7 +28,12 @@ from pathlib import Path
 import redis
 from figures import finish, goal, quartiles
 
+from shadho_celery.channel import Registry, connect
+
 ROOT = Path(__file__).parents[2]
+
+#: in the name of every queue, so that no worker of another run takes part
+RUN = uuid.uuid4().hex[:8]
 
 #: a study file whose trials do nothing
 NOOP_STUDY = """
@@ -156,14 +161,29 @@ def study_runner(
 ) -> Callable[[], float]:
     """Start two workers; returns what runs one study on them and gives its seconds."""
     environment = {"CELERY_BROKER_URL": url, "SHADHO_REDIS_URL": redis_url, "SHADHO_IMPORTS": "noop_study"}
-    command = ["-m", "celery", "-A", "shadho_celery", "worker", "-Q", "overhead", "-c", str(slots), "-l", "WARNING"]
+    command = [
+        "-m",
+        "celery",
+        "-A",
+        "shadho_celery",
+        "worker",
+        "-Q",
+        f"overhead-{RUN}",
+        "-c",
+        str(slots),
+        "-l",
+        "WARNING",
+    ]
     for _ in range(2):
         stack.enter_context(python(place, environment, *command, "--without-gossip", "--without-mingle"))
     arguments = ["-m", "shadho_celery.launch", "noop_study", "--trials", str(trials), "--json", "--store"]
 
+    # Both workers must take part from the first trial on.
+    registry = Registry(connect(redis_url), "worker")
+    while sum(worker["compute_class"] == f"overhead-{RUN}" for worker in registry.living().values()) < 2:
+        time.sleep(0.1)
+
     def run() -> float:
-        # Both workers must be there from the first trial on: the first, unmeasured run waits for them.
-        time.sleep(1.0)
         store = f"sqlite:///{place}/{uuid.uuid4().hex}.db"
         with python(place, environment, *arguments, store, stdout=subprocess.PIPE) as process:
             answer = json.loads(process.communicate(timeout=600)[0])
@@ -177,7 +197,7 @@ def bare_runner(
     place: Path, url: str, redis_url: str, trials: int, slots: int, pool: str, stack: ExitStack
 ) -> Callable[[], float]:
     """Start two plain Celery workers; returns what sends them the tasks and gives the seconds until the last ended."""
-    environment = {"CELERY_BROKER_URL": url, "SHADHO_REDIS_URL": redis_url, "BARE_QUEUE": f"bare-{pool}"}
+    environment = {"CELERY_BROKER_URL": url, "SHADHO_REDIS_URL": redis_url, "BARE_QUEUE": f"bare-{pool}-{RUN}"}
     command = ["-m", "celery", "-A", "bare", "worker", "-P", pool, "-c", str(slots), "-l", "WARNING"]
     for i in range(2):
         name = ["-n", f"{pool}{i}@%h", "--without-gossip", "--without-mingle"]

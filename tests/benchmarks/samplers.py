@@ -93,13 +93,14 @@ def hartmann6(p: Sequence[float]) -> float:
 
 def svm(p: Mapping[str, Any]) -> float:
     """Four kernels; the best losses lie in a narrow valley of one of them, the others are easier to do fairly in."""
-    log_c = math.log10(p["C"])
+    log_c, coef0 = math.log10(p["C"]), float(p.get("coef0", 0.0))
     if p["kernel"] == "linear":
         return 0.20 + 0.01 * (log_c - 1) ** 2
     if p["kernel"] == "sigmoid":
-        return 0.35 + 0.02 * (log_c + 1) ** 2 + 0.01 * p["coef0"] ** 2
+        return 0.35 + 0.02 * (log_c + 1) ** 2 + 0.01 * coef0**2
     if p["kernel"] == "poly":
-        return 0.18 + 0.02 * (p["degree"] - 3) ** 2 + 0.01 * (log_c - 0.5) ** 2 + 0.01 * (p["coef0"] - 0.5) ** 2
+        degree = float(p["degree"])
+        return 0.18 + 0.02 * (degree - 3) ** 2 + 0.01 * (log_c - 0.5) ** 2 + 0.01 * (coef0 - 0.5) ** 2
     log_gamma = math.log10(p["gamma"])
     return 0.40 - 0.35 * math.exp(-((log_c - 2) ** 2) / 2 - (log_gamma + 3) ** 2 / 0.5)
 

@@ -1,0 +1,521 @@
+"""The executor on real queues, with a real worker: the contract of every executor, and what only a fleet can do wrong."""
+
+from __future__ import annotations
+
+import pickle
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import kombu
+import pytest
+import services
+from acceptance.commands import Desk, desk, until
+
+# The tests that every executor passes; those that are defined below again speak of what is different here.
+from contract.test_executors import *  # noqa: F403
+from contract.test_executors import Rig, all_end, collect, ends, queued
+
+from shadho_celery.channel import Registry, WorkerChannel, connect
+from shadho_celery.executors import queue as queue_module
+from shadho_celery.executors.queue import QueueExecutor
+from shadho_celery.routing import PROTOCOL, TASK, Publisher, message, queue
+from shadho_celery.trial import Lost, Result, Started, Trial, TrialState
+
+pytestmark = pytest.mark.timeout(120)
+
+#: The contract's objective; slow enough that trials wait behind one another.
+STUDY = """
+import time
+from hyperopt import hp
+
+SPACE = {"x": hp.uniform("x", -10, 10)}
+
+def objective(params, context):
+    with open("runs.log", "a") as log:
+        log.write(f"began\\t{context.trial}\\t{context.attempt}\\t{context.compute_class}\\t0\\n")
+    if params["x"] < 0:
+        raise ArithmeticError("x is negative")
+    end = time.monotonic() + (60 if params["x"] == 9 else params["x"] * 0.05)
+    while time.monotonic() < end and not context.should_stop():
+        time.sleep(0.005)
+    return {"loss": params["x"], "half": params["x"] / 2}
+"""
+
+MARKER = 'open("imported", "w").close()\n'
+
+
+@dataclass(frozen=True)
+class Place:
+    """A broker and a Redis with one real worker of two slots."""
+
+    desk: Desk
+    broker: str
+    redis: str
+    compute_class: str = "real"
+
+    def publisher(self) -> Publisher:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("CELERY_BROKER_URL", self.broker)
+            return Publisher.configured()
+
+    @contextmanager
+    def executor(self, study: str, **options: Any) -> Iterator[QueueExecutor]:
+        with connect(self.redis) as client:
+            made = QueueExecutor(client, self.publisher(), study, "contract_study", **options)
+            try:
+                yield made
+            finally:
+                made.close()
+
+    def channel(self, lease_seconds: float = 30.0) -> WorkerChannel:
+        return WorkerChannel(connect(self.redis), lease_seconds)
+
+    def waiting(self, name: str | None = None) -> int:
+        """Messages that lie in a class's queue."""
+        publisher = self.publisher()
+        try:
+            return int(queue(name or self.compute_class)(publisher.channel).queue_declare().message_count)
+        finally:
+            publisher.close()
+
+    @property
+    def log(self) -> str:
+        return self.desk.said()
+
+
+@pytest.fixture(scope="module")
+def place_on(
+    redis_server: str, amqp_server: tuple[str, Callable[..., str]], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[[str], Place]]:
+    """Make the place of a broker, once for all tests."""
+    with ExitStack() as stack:
+        places: dict[str, Place] = {}
+
+        def make(broker: str) -> Place:
+            if broker not in places:
+                here = stack.enter_context(desk(tmp_path_factory.mktemp(broker)))
+                redis_url = stack.enter_context(services.redis_db(redis_server))
+                url = redis_url if broker == "redis" else stack.enter_context(services.amqp_vhost(*amqp_server))
+                places[broker] = place = Place(here, url, redis_url)
+                here.environment |= {"CELERY_BROKER_URL": url, "SHADHO_REDIS_URL": redis_url}
+                here.environment |= {"SHADHO_IMPORTS": "contract_study"}
+                here.write("contract_study.py", STUDY)
+                here.write("stranger.py", MARKER + STUDY)
+                here.worker(place.compute_class, "-c", "2", "-l", "INFO")
+                with connect(redis_url) as client:
+                    until(lambda: len(Registry(client, "worker").living()) == 1, 30, here.said)
+            return places[broker]
+
+        yield make
+
+
+@pytest.fixture(params=["redis", "rabbitmq"])
+def place(request: pytest.FixtureRequest, place_on: Callable[[str], Place]) -> Place:
+    return place_on(request.param)
+
+
+@pytest.fixture
+def on_redis(place_on: Callable[[str], Place]) -> Place:
+    return place_on("redis")
+
+
+@pytest.fixture
+def rig(place: Place, unique: Callable[[str], str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
+    # Nothing here lasts long, and no test should.
+    monkeypatch.setattr(queue_module, "DESERTED_SECONDS", 1.0)
+    with place.executor(unique("study")) as executor:
+        yield Rig(executor=executor, compute_class=place.compute_class, catches_running=True)
+
+
+def trial(number: int, x: float = 1.0, attempt: int = 1, compute_class: str = "real") -> Trial:
+    return Trial(
+        number=number,
+        subspace="all",
+        params={"x": x},
+        state=TrialState.QUEUED,
+        attempt=attempt,
+        compute_class=compute_class,
+    )
+
+
+def poll_until(executor: QueueExecutor, enough: Callable[[list[Any]], bool], seconds: float = 20.0) -> list[Any]:
+    events: list[Any] = []
+    deadline = time.monotonic() + seconds
+    while not enough(events):
+        assert time.monotonic() < deadline, events
+        events += executor.poll(0.2)
+    return events
+
+
+# The contract, where a fleet takes its time
+
+
+def test_with_running_the_running_trials_end_cancelled_without_a_loss(rig: Rig) -> None:
+    rig.executor.submit([queued(rig, 0, x=9)])
+    assert [type(event) for event in poll_until(rig.executor, bool)] == [Started]
+    rig.executor.cancel([0], running=True)
+    [end] = collect(rig, all_end(1))
+    assert isinstance(end, Result)
+    assert (end.state, end.loss) == (TrialState.CANCELLED, None)
+
+
+def test_there_is_a_class_with_room_before_and_after_trials_ran(rig: Rig, place: Place) -> None:
+    """What workers announce is a few seconds old, but they do announce that they are free again."""
+
+    def check() -> None:
+        [served] = rig.executor.classes()
+        assert (served.name, served.slots, served.workers) == (place.compute_class, 2, 1)
+        assert 0 < served.share <= 2
+
+    check()
+    rig.executor.submit([queued(rig, number) for number in range(4)])
+    collect(rig, all_end(4))
+    check()
+
+    def idle() -> bool:
+        rig.executor.poll(0.2)
+        return rig.executor.classes()[0].busy == 0
+
+    until(idle, 15)
+
+
+# Duplicates and losses
+
+
+def test_an_attempt_that_is_published_twice_runs_once(rig: Rig, place: Place) -> None:
+    for _ in range(3):
+        rig.executor.submit([queued(rig, 0), queued(rig, 1)])
+    events = collect(rig, all_end(2))
+    assert Counter(type(event) for event in events) == {Started: 2, Result: 2}
+    until(lambda: place.waiting() == 0, 10)
+    assert not list(rig.executor.poll(0.2)), "the copies were refused"
+
+
+def test_what_nobody_claimed_is_taken_back_and_its_message_refused_even_after_the_studys_end(
+    place: Place, unique: Callable[[str], str]
+) -> None:
+    study, name = unique("study"), unique("late")
+    before = len(place.desk.runs())
+    with place.executor(study) as executor:
+        executor.submit([trial(number, compute_class=name) for number in range(3)])
+        executor.cancel(range(3), running=False)
+        events = poll_until(executor, lambda events: len(events) >= 3)
+        assert all(isinstance(event, Lost) and not event.claimed for event in events)
+        executor.poll(0.0)
+    assert place.waiting(name) == 3
+    worker = place.desk.worker(name, "-c", "1", "-l", "INFO")
+    until(lambda: worker.err.count("refused at its claim") == 3, 30, lambda: worker.err)
+    worker.end()
+    assert len(place.desk.runs()) == before
+    with connect(place.redis) as client:
+        assert [key for key in client.scan_iter(f"shadho:{study}:*")] == [f"shadho:{study}:attempts"]
+        assert client.ttl(f"shadho:{study}:attempts") > 0, "and that ends too"
+
+
+def test_a_message_that_got_lost_is_sent_again_once_there_was_room_for_it(
+    on_redis: Place, unique: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queue_module, "UNCLAIMED_SECONDS", 0.5)
+    with on_redis.executor(unique("study")) as executor:
+        monkeypatch.setattr(executor._publisher, "publish", list)  # into the void
+        executor.submit([trial(0)])
+        monkeypatch.undo()
+        monkeypatch.setattr(queue_module, "UNCLAIMED_SECONDS", 0.5)
+        [lost] = poll_until(executor, bool)
+        assert (lost.number, lost.attempt, lost.claimed) == (0, 1, False)
+        executor.submit([trial(0, attempt=2)])
+        assert [event.attempt for event in poll_until(executor, lambda events: len(events) == 2)] == [2, 2]
+
+
+def test_after_its_lease_a_silent_attempt_is_lost_and_its_late_result_refused(
+    on_redis: Place, unique: Callable[[str], str]
+) -> None:
+    study, name = unique("study"), unique("silent")
+    silent = on_redis.channel(lease_seconds=0.3)
+    late = Result(number=0, attempt=1, state=TrialState.COMPLETE, loss=-5.0, at=0.0)
+    with on_redis.executor(study) as executor:
+        executor.submit([trial(0, compute_class=name)])
+        assert silent.claim(study, Started(number=0, attempt=1, host="h", at=0.0))
+        events = poll_until(executor, ends)
+        assert [type(event) for event in events] == [Started, Lost]
+        assert events[1].claimed
+        assert not silent.finish(study, late), "between the loss and the next attempt"
+        executor.submit([trial(0, x=2.0, attempt=2)])
+        [_, result] = poll_until(executor, lambda events: len(events) >= 2)
+        assert (result.attempt, result.loss) == (2, 2.0)
+        assert not silent.finish(study, late), "and after it"
+        assert not poll_until(executor, lambda _: True)
+
+
+def test_a_claimed_attempt_of_which_redis_knows_nothing_is_lost(
+    on_redis: Place, unique: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after a FLUSHALL: a re-run, never a trial that is waited for without end."""
+    monkeypatch.setattr(queue_module, "LOOK_SECONDS", 0.1)
+    study = unique("study")
+    with on_redis.executor(study) as executor:
+        executor.submit([trial(0, compute_class=unique("nobody"))])
+        assert on_redis.channel().claim(study, Started(number=0, attempt=1, host="h", at=0.0))
+        assert poll_until(executor, bool)
+        with connect(on_redis.redis) as client:
+            client.delete(f"shadho:{study}:leases", f"shadho:{study}:attempts")
+        [lost] = poll_until(executor, ends)
+        assert lost.claimed
+
+
+# A scheduler's life and death
+
+
+def test_events_survive_a_scheduler_that_dies_before_it_has_recorded_them(
+    on_redis: Place, unique: Callable[[str], str]
+) -> None:
+    study = unique("study")
+    first = QueueExecutor(connect(on_redis.redis), on_redis.publisher(), study, "contract_study")
+    first.submit([trial(0), trial(1)])
+    events = poll_until(first, lambda events: len(events) >= 4)
+    # It dies here: no further poll, which would have confirmed the last of them, and no close.
+    second = QueueExecutor(connect(on_redis.redis), on_redis.publisher(), study, "contract_study")
+    again = poll_until(second, bool)
+    assert again
+    assert again == events[-len(again) :]
+    second.poll(0.0)
+    third = QueueExecutor(connect(on_redis.redis), on_redis.publisher(), study, "contract_study")
+    assert not list(third.poll(0.3)), "what was confirmed does not come again"
+    for executor in (first, second, third):
+        executor.close()
+
+
+def test_a_scheduler_that_resumes_adopts_what_runs(on_redis: Place, unique: Callable[[str], str]) -> None:
+    study = unique("study")
+    first = QueueExecutor(connect(on_redis.redis), on_redis.publisher(), study, "contract_study")
+    first.submit([trial(0, x=8.0)])
+    [started] = poll_until(first, bool)
+    first._publisher.close()
+    with on_redis.executor(study) as second:
+        second.submit([trial(0, x=8.0).evolve(state=TrialState.RUNNING, host=started.host, started_at=started.at)])
+        [result] = [event for event in poll_until(second, ends) if event != started]
+        assert (result.attempt, result.state, result.loss) == (1, TrialState.COMPLETE, 8.0)
+
+
+def test_without_adoption_what_ran_is_lost_at_once(on_redis: Place, unique: Callable[[str], str]) -> None:
+    """As in embedded mode, whose workers die with the scheduler."""
+    study = unique("study")
+    assert on_redis.channel().claim(study, Started(number=0, attempt=1, host="h", at=0.0))
+    with on_redis.executor(study, adopt=False) as executor:
+        executor.submit([trial(0).evolve(state=TrialState.RUNNING, host="h", started_at=0.0)])
+        began = time.monotonic()
+        events = poll_until(executor, ends)
+        assert time.monotonic() - began < 5, "and not when the lease ends"
+        assert {type(event) for event in events} <= {Started, Lost}
+        assert ends(events)[0].claimed
+
+
+def fake_worker(url: str, name: str, **facts: Any) -> None:
+    """Announce a worker of class `name` that is not there."""
+    machine = {"gpu_memory": 0, "cores": 1}
+    announced = {"protocol": PROTOCOL, "compute_class": name, "slots": 1, "busy": 0, "imports": ["contract_study"]}
+    with connect(url) as client:
+        Registry(client, "worker").announce(name, {**announced, "machine": machine, **facts})
+
+
+@pytest.mark.parametrize(
+    "facts", [{"protocol": PROTOCOL + 1}, {"imports": ["another_study"]}], ids=["other protocol", "other study"]
+)
+def test_a_worker_that_cannot_run_the_study_makes_no_class(
+    on_redis: Place, unique: Callable[[str], str], facts: Mapping[str, Any]
+) -> None:
+    name = unique("stranger")
+    fake_worker(on_redis.redis, name, **facts)
+    with on_redis.executor(unique("study")) as executor:
+        assert [compute_class.name for compute_class in executor.classes()] == ["real"]
+        assert name in executor.workers()
+    with connect(on_redis.redis) as client:
+        Registry(client, "worker").withdraw(name)
+
+
+# The servers fail
+
+
+def test_the_publisher_connects_again_after_redis_was_restarted(private_redis: services.RedisServer) -> None:
+    place = Place(None, private_redis.url, private_redis.url)  # type: ignore[arg-type]  # no worker here
+    publisher = place.publisher()
+    publisher.publish([("kept", {"study": "s", "attempts": []})])
+    private_redis.restart()
+    publisher.publish([("kept", {"study": "s", "attempts": []}) for _ in range(2)])
+    assert place.waiting("kept") == 3
+    publisher.close()
+
+
+def test_the_publisher_connects_again_after_rabbitmq_was_restarted(private_rabbitmq: services.RabbitServer) -> None:
+    place = Place(None, private_rabbitmq.url, "")  # type: ignore[arg-type]
+    publisher = place.publisher()
+    publisher.publish([("kept", {"study": "s", "attempts": []})])
+    private_rabbitmq.restart()
+    publisher.publish([("kept", {"study": "s", "attempts": []}) for _ in range(2)])
+    assert place.waiting("kept") == 3, "a queue and its messages survive the broker"
+    private_rabbitmq.ctl("close_all_connections", "for a test")
+    publisher.publish([("kept", {"study": "s", "attempts": []})])
+    assert place.waiting("kept") == 4
+    publisher.close()
+
+
+def test_while_redis_is_away_nothing_happens_and_nothing_is_forgotten(private_redis: services.RedisServer) -> None:
+    """Polls are empty; what was to be taken back meanwhile is taken back afterwards."""
+    place = Place(None, private_redis.url, private_redis.url)  # type: ignore[arg-type]
+    fake_worker(private_redis.url, "away")
+    with connect(private_redis.url) as client:
+        executor = QueueExecutor(client, place.publisher(), "study", "contract_study")
+        executor.submit([trial(0, compute_class="away"), trial(1, compute_class="away")])
+        assert place.channel().claim("study", Started(number=0, attempt=1, host="h", at=0.0))
+        assert [type(event) for event in poll_until(executor, bool)] == [Started]
+        private_redis.kill()
+        for _ in range(4):
+            assert list(executor.poll(0.4)) == []
+            assert [compute_class.name for compute_class in executor.classes()] == ["away"]
+            assert executor.workers()
+        executor.cancel([1], running=False)
+        private_redis.start()
+        [lost] = poll_until(executor, bool)
+        assert (lost.number, lost.claimed) == (1, False)
+        executor.close()
+
+
+# What travels
+
+
+def send(place: Place, payload: Mapping[str, Any], **changes: Any) -> None:
+    """Publish a trial's message of one's own making."""
+    body, headers, properties = message(payload)
+    with kombu.Connection(place.broker, transport_options={"global_keyprefix": "shadho:queue:"}) as connection:
+        producer = kombu.Producer(connection.default_channel)
+        producer.publish(
+            **{
+                "body": body,
+                "routing_key": place.compute_class,
+                "exchange": "",
+                "headers": headers,
+                "serializer": "json",
+            }
+            | properties
+            | changes
+        )
+
+
+def payload(study: str, module: str = "contract_study") -> dict[str, Any]:
+    return {
+        "study": study,
+        "module": module,
+        "attempts": [{"number": 0, "attempt": 1, "params": {"x": 1.0}, "seed": 1}],
+    }
+
+
+def claims(place: Place, study: str) -> bool:
+    with connect(place.redis) as client:
+        return bool(client.exists(f"shadho:{study}:attempts"))
+
+
+def test_messages_are_json(on_redis: Place, unique: Callable[[str], str]) -> None:
+    name = unique("read")
+    with on_redis.executor(unique("study")) as executor:
+        executor.submit([trial(0, compute_class=name)])
+        publisher = on_redis.publisher()
+        found = queue(name)(publisher.channel).get()
+        publisher.close()
+        executor.cancel([0], running=False)
+        poll_until(executor, bool)
+    assert (found.content_type, found.content_encoding) == ("application/json", "utf-8")
+    assert found.headers["task"] == TASK
+    assert found.headers["shadho_protocol"] == PROTOCOL
+    assert found.payload[0][0]["attempts"] == [{"number": 0, "attempt": 1, "params": {"x": 1.0}, "seed": 0}]
+
+
+def test_a_pickle_is_refused_unread_and_the_worker_goes_on(place: Place, unique: Callable[[str], str]) -> None:
+    class Bomb:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return Path.touch, (place.desk.folder / "exploded",)
+
+    with pytest.warns() if False else suppress():
+        kombu.enable_insecure_serializers(["pickle"])
+    try:
+        body = pickle.dumps(([Bomb()], {}, {}))
+        send(place, payload("s"), body=body, content_type="application/x-python-serialize", content_encoding="binary")
+    finally:
+        kombu.disable_insecure_serializers(["json"])
+    until(lambda: "ContentDisallowed" in place.log or "Refusing to deserialize" in place.log, 20, lambda: place.log)
+    assert not (place.desk.folder / "exploded").exists()
+    works(place, unique("study"))
+
+
+def works(place: Place, study: str) -> None:
+    """The worker runs trials."""
+    with place.executor(study) as executor:
+        executor.submit([trial(0)])
+        assert isinstance(poll_until(executor, ends)[-1], Result)
+
+
+def test_a_message_of_another_protocol_is_refused_and_the_worker_goes_on(
+    place: Place, unique: Callable[[str], str]
+) -> None:
+    study = unique("study")
+    _, headers, _ = message(payload(study))
+    send(place, payload(study), headers={**headers, "shadho_protocol": PROTOCOL + 1})
+    until(lambda: f"a message of protocol {PROTOCOL + 1} was refused" in place.log, 20, lambda: place.log)
+    assert not claims(place, study)
+    works(place, unique("study"))
+
+
+def test_a_module_that_the_worker_was_not_started_with_is_neither_run_nor_imported(
+    on_redis: Place, unique: Callable[[str], str]
+) -> None:
+    """Its message goes back to the queue, where a worker that has the module may come for it."""
+    study = unique("study")
+    send(on_redis, payload(study, "stranger"))
+    until(lambda: "this worker was not started with stranger" in on_redis.log, 20, lambda: on_redis.log)
+    works(on_redis, unique("study"))
+    assert not claims(on_redis, study)
+    assert not (on_redis.desk.folder / "imported").exists()
+    # A copy may be on its way back to the queue: gone is what has not been seen for longer than it takes.
+    publisher = on_redis.publisher()
+    taken = []
+    until(lambda: taken.append(queue("real")(publisher.channel).purge()) or sum(taken), 20)
+    publisher.close()
+
+
+def test_short_trials_travel_together_and_end_one_by_one(place: Place, unique: Callable[[str], str]) -> None:
+    with place.executor(unique("study")) as executor:
+        for first in range(0, 64, 8):  # it learns how short they are
+            executor.submit([trial(number, x=0.0) for number in range(first, first + 8)])
+            poll_until(executor, lambda events: len(ends(events)) == 8)
+        before = place.log.count(f"Task {TASK}")
+        executor.submit([trial(number, x=0.0) for number in range(100, 164)])
+        events = poll_until(executor, lambda events: len(ends(events)) == 64)
+        until(lambda: place.log.count("succeeded in") > 0, 5)
+    received = place.log.count(f"Task {TASK}") - before
+    print(f"64 trials in about {received / 2:.0f} messages")
+    assert Counter((type(event), event.number) for event in events) == Counter(
+        (kind, number) for kind in (Started, Result) for number in range(100, 164)
+    )
+    assert received / 2 <= 32, "a message carries several"
+
+
+def test_a_bundle_goes_on_where_one_of_its_trials_is_taken_back_or_fails(
+    place: Place, unique: Callable[[str], str]
+) -> None:
+    study = unique("study")
+    attempts = [
+        {"number": number, "attempt": 1, "params": {"x": x}, "seed": 0}
+        for number, x in enumerate([1.0, -1.0, 1.0, 1.0])
+    ]
+    with place.executor(study) as executor:
+        executor._publisher.publish([])
+        assert place.channel().claim(study, Started(number=2, attempt=1, host="h", at=0.0)), "by another worker"
+        send(place, {"study": study, "module": "contract_study", "attempts": attempts})
+        events = poll_until(executor, lambda events: len(ends(events)) == 3)
+    states = {event.number: event.state for event in ends(events)}
+    complete, failed = TrialState.COMPLETE, TrialState.FAILED
+    assert states == {0: complete, 1: failed, 3: complete}
