@@ -1,4 +1,4 @@
-"""The executor on real queues, with a real worker: the contract of every executor, and what only a fleet can do wrong."""
+"""The executor on real queues, with a real worker: every executor's contract, and what only a fleet can do wrong."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pickle
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -75,17 +75,22 @@ class Place:
     def channel(self, lease_seconds: float = 30.0) -> WorkerChannel:
         return WorkerChannel(connect(self.redis), lease_seconds)
 
+    @contextmanager
+    def broker_channel(self) -> Iterator[Any]:
+        """A channel to the broker, past everything of ours."""
+        options = {"global_keyprefix": "shadho:queue:"} if self.broker.startswith("redis") else {}
+        with kombu.Connection(self.broker, transport_options=options) as connection:
+            yield connection.default_channel
+
     def waiting(self, name: str | None = None) -> int:
         """Messages that lie in a class's queue."""
-        publisher = self.publisher()
-        try:
-            return int(queue(name or self.compute_class)(publisher.channel).queue_declare().message_count)
-        finally:
-            publisher.close()
+        with self.broker_channel() as channel:
+            return int(queue(name or self.compute_class)(channel).queue_declare().message_count)
 
     @property
     def log(self) -> str:
-        return self.desk.said()
+        """What the worker has logged."""
+        return self.desk.commands[0].err
 
 
 @pytest.fixture(scope="module")
@@ -128,6 +133,7 @@ def on_redis(place_on: Callable[[str], Place]) -> Place:
 def rig(place: Place, unique: Callable[[str], str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
     # Nothing here lasts long, and no test should.
     monkeypatch.setattr(queue_module, "DESERTED_SECONDS", 1.0)
+    monkeypatch.setattr(queue_module, "LOOK_SECONDS", 0.2)
     with place.executor(unique("study")) as executor:
         yield Rig(executor=executor, compute_class=place.compute_class, catches_running=True)
 
@@ -192,7 +198,7 @@ def test_an_attempt_that_is_published_twice_runs_once(rig: Rig, place: Place) ->
         rig.executor.submit([queued(rig, 0), queued(rig, 1)])
     events = collect(rig, all_end(2))
     assert Counter(type(event) for event in events) == {Started: 2, Result: 2}
-    until(lambda: place.waiting() == 0, 10)
+    until(lambda: place.waiting() == 0, 10, lambda: f"{place.waiting()}")
     assert not list(rig.executor.poll(0.2)), "the copies were refused"
 
 
@@ -213,7 +219,7 @@ def test_what_nobody_claimed_is_taken_back_and_its_message_refused_even_after_th
     worker.end()
     assert len(place.desk.runs()) == before
     with connect(place.redis) as client:
-        assert [key for key in client.scan_iter(f"shadho:{study}:*")] == [f"shadho:{study}:attempts"]
+        assert list(client.scan_iter(f"shadho:{study}:*")) == [f"shadho:{study}:attempts"]
         assert client.ttl(f"shadho:{study}:attempts") > 0, "and that ends too"
 
 
@@ -332,7 +338,9 @@ def test_a_worker_that_cannot_run_the_study_makes_no_class(
     name = unique("stranger")
     fake_worker(on_redis.redis, name, **facts)
     with on_redis.executor(unique("study")) as executor:
-        assert [compute_class.name for compute_class in executor.classes()] == ["real"]
+        classes = {compute_class.name for compute_class in executor.classes()}
+        assert "real" in classes
+        assert name not in classes
         assert name in executor.workers()
     with connect(on_redis.redis) as client:
         Registry(client, "worker").withdraw(name)
@@ -391,9 +399,8 @@ def test_while_redis_is_away_nothing_happens_and_nothing_is_forgotten(private_re
 def send(place: Place, payload: Mapping[str, Any], **changes: Any) -> None:
     """Publish a trial's message of one's own making."""
     body, headers, properties = message(payload)
-    with kombu.Connection(place.broker, transport_options={"global_keyprefix": "shadho:queue:"}) as connection:
-        producer = kombu.Producer(connection.default_channel)
-        producer.publish(
+    with place.broker_channel() as channel:
+        kombu.Producer(channel).publish(
             **{
                 "body": body,
                 "routing_key": place.compute_class,
@@ -423,9 +430,8 @@ def test_messages_are_json(on_redis: Place, unique: Callable[[str], str]) -> Non
     name = unique("read")
     with on_redis.executor(unique("study")) as executor:
         executor.submit([trial(0, compute_class=name)])
-        publisher = on_redis.publisher()
-        found = queue(name)(publisher.channel).get()
-        publisher.close()
+        with on_redis.broker_channel() as channel:
+            found = queue(name)(channel).get()
         executor.cancel([0], running=False)
         poll_until(executor, bool)
     assert (found.content_type, found.content_encoding) == ("application/json", "utf-8")
@@ -439,13 +445,8 @@ def test_a_pickle_is_refused_unread_and_the_worker_goes_on(place: Place, unique:
         def __reduce__(self) -> tuple[Any, ...]:
             return Path.touch, (place.desk.folder / "exploded",)
 
-    with pytest.warns() if False else suppress():
-        kombu.enable_insecure_serializers(["pickle"])
-    try:
-        body = pickle.dumps(([Bomb()], {}, {}))
-        send(place, payload("s"), body=body, content_type="application/x-python-serialize", content_encoding="binary")
-    finally:
-        kombu.disable_insecure_serializers(["json"])
+    body = pickle.dumps(([Bomb()], {}, {}))
+    send(place, payload("s"), body=body, content_type="application/x-python-serialize", content_encoding="binary")
     until(lambda: "ContentDisallowed" in place.log or "Refusing to deserialize" in place.log, 20, lambda: place.log)
     assert not (place.desk.folder / "exploded").exists()
     works(place, unique("study"))
@@ -473,17 +474,13 @@ def test_a_module_that_the_worker_was_not_started_with_is_neither_run_nor_import
     on_redis: Place, unique: Callable[[str], str]
 ) -> None:
     """Its message goes back to the queue, where a worker that has the module may come for it."""
-    study = unique("study")
-    send(on_redis, payload(study, "stranger"))
-    until(lambda: "this worker was not started with stranger" in on_redis.log, 20, lambda: on_redis.log)
-    works(on_redis, unique("study"))
+    study, name = unique("study"), unique("strange")
+    send(on_redis, payload(study, "stranger"), routing_key=name)
+    worker = on_redis.desk.worker(name, "-c", "1")
+    until(lambda: worker.err.count("this worker was not started with stranger") >= 2, 30, lambda: worker.err)
+    worker.end()
     assert not claims(on_redis, study)
     assert not (on_redis.desk.folder / "imported").exists()
-    # A copy may be on its way back to the queue: gone is what has not been seen for longer than it takes.
-    publisher = on_redis.publisher()
-    taken = []
-    until(lambda: taken.append(queue("real")(publisher.channel).purge()) or sum(taken), 20)
-    publisher.close()
 
 
 def test_short_trials_travel_together_and_end_one_by_one(place: Place, unique: Callable[[str], str]) -> None:
@@ -491,16 +488,15 @@ def test_short_trials_travel_together_and_end_one_by_one(place: Place, unique: C
         for first in range(0, 64, 8):  # it learns how short they are
             executor.submit([trial(number, x=0.0) for number in range(first, first + 8)])
             poll_until(executor, lambda events: len(ends(events)) == 8)
-        before = place.log.count(f"Task {TASK}")
+        before = place.log.count("received")
         executor.submit([trial(number, x=0.0) for number in range(100, 164)])
         events = poll_until(executor, lambda events: len(ends(events)) == 64)
-        until(lambda: place.log.count("succeeded in") > 0, 5)
-    received = place.log.count(f"Task {TASK}") - before
-    print(f"64 trials in about {received / 2:.0f} messages")
+    messages = place.log.count("received") - before
+    print(f"64 trials in {messages} messages")
     assert Counter((type(event), event.number) for event in events) == Counter(
         (kind, number) for kind in (Started, Result) for number in range(100, 164)
     )
-    assert received / 2 <= 32, "a message carries several"
+    assert 1 <= messages <= 32, "a message carries several"
 
 
 def test_a_bundle_goes_on_where_one_of_its_trials_is_taken_back_or_fails(
@@ -512,7 +508,6 @@ def test_a_bundle_goes_on_where_one_of_its_trials_is_taken_back_or_fails(
         for number, x in enumerate([1.0, -1.0, 1.0, 1.0])
     ]
     with place.executor(study) as executor:
-        executor._publisher.publish([])
         assert place.channel().claim(study, Started(number=2, attempt=1, host="h", at=0.0)), "by another worker"
         send(place, {"study": study, "module": "contract_study", "attempts": attempts})
         events = poll_until(executor, lambda events: len(ends(events)) == 3)

@@ -40,6 +40,7 @@ def test_a_celeryconfig_in_the_working_directory_overrides_single_settings(elsew
     before = configuration()
     (elsewhere / "celeryconfig.py").write_text("worker_prefetch_multiplier = 7\nbroker_heartbeat = 99\nnew_one = 'x'\n")
     settings = configuration()
+    assert before.keys() <= settings.keys()
     changed = {name for name in settings if settings[name] != before.get(name)}
     assert changed == {"worker_prefetch_multiplier", "broker_heartbeat", "new_one"}
     assert settings["worker_prefetch_multiplier"] == 7

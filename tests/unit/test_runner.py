@@ -30,7 +30,7 @@ def objective(params, context):
     return globals()[params["do"]](params, context)
 
 def plain(params, context):
-    print("a plain trial printed this")
+    print("a plain trial printed this\\n" * 100)
     return {"loss": params["x"], "twice": 2 * params["x"], "pid": os.getpid()}
 
 def tell(params, context):
@@ -264,6 +264,7 @@ def test_params_that_do_not_fit_the_space_fail_the_trial(real: Runner) -> None:
 def test_a_death_is_a_failed_outcome_with_its_cause_and_what_was_printed_last(
     shared: Runner, deed: str, end: str, printed: str
 ) -> None:
+    run(shared, "plain")
     outcome = run(shared, deed)
     assert (outcome.state, outcome.loss) == (TrialState.FAILED, None)
     assert end in str(outcome.error)
