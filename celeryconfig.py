@@ -64,8 +64,6 @@ else:
         "socket_connect_timeout": 5,
         "socket_keepalive": True,
         "health_check_interval": 10,
-        # Other applications may live in the same Redis.
-        "global_keyprefix": "shadho:queue:",
     }
 
 # The class queues are declared by the workers and schedulers that use them, through one function.

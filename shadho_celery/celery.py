@@ -15,9 +15,9 @@ from celery import Celery, Task, current_app, shared_task, signals
 from celery.exceptions import Reject
 
 from shadho_celery import hardware, routing
-from shadho_celery.channel import connect
 from shadho_celery.configuration import configuration
 from shadho_celery.errors import ShadhoError
+from shadho_celery.registry import connect
 from shadho_celery.slots import NotMine, Slots
 from shadho_celery.study_file import cores_per_trial
 

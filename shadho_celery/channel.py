@@ -12,37 +12,23 @@ attempts  hash    trial number -> highest attempt that was claimed or taken back
 leases    zset    ``number.attempt`` -> moment the lease ends (ms, the server's clock); 0 once it has
 cancel    set     numbers of running trials that should stop
 ========  ======  ===================================================================================
-
-Keys of the fleet: ``shadho:workers`` and ``shadho:studies`` (sets of names), ``shadho:worker:NAME`` and
-``shadho:study:NAME`` (JSON that expires unless it is renewed).
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import redis
-from redis.backoff import NoBackoff
-from redis.retry import Retry
-
-from shadho_celery.errors import ServiceError
-from shadho_celery.routing import mask
+from shadho_celery.registry import Redis
 from shadho_celery.trial import Event, Lost, Report, Result, Started, TrialState
 
 #: seconds for which the silence of a running trial is believed
 LEASE_SECONDS = 30.0
 
-#: seconds after which a worker or a study that has not announced itself again is gone
-ANNOUNCE_SECONDS = 20.0
-
 #: seconds for which messages of a study that has ended are refused
 ERASED_SECONDS = 7 * 86400
-
-#: seconds to wait for a connection to Redis
-CONNECT_SECONDS = 3.0
 
 #: events read at once
 READ = 1000
@@ -118,9 +104,6 @@ for i = 2, #ARGV, 3 do
 end
 """
 
-#: With `decode_responses` every answer is text; redis-py's hints do not know which client they describe.
-Redis = Any
-
 _KINDS: dict[str, Callable[..., Event]] = {"started": Started, "report": Report, "result": Result, "lost": Lost}
 
 
@@ -132,65 +115,6 @@ class Keys:
 
     def __getattr__(self, name: str) -> str:
         return f"shadho:{self.study}:{name}"
-
-
-def connect(url: str) -> Redis:
-    """A client of the Redis at `url`, tested. Raises ServiceError where it does not answer."""
-    try:
-        # Asked with less patience than later: somebody waits for the answer.
-        with redis.Redis.from_url(
-            url, socket_connect_timeout=CONNECT_SECONDS, socket_timeout=CONNECT_SECONDS, retry=Retry(NoBackoff(), 1)
-        ) as first:
-            first.ping()
-        return redis.Redis.from_url(
-            url,
-            decode_responses=True,
-            socket_connect_timeout=CONNECT_SECONDS,
-            socket_timeout=30,
-            health_check_interval=15,
-        )
-    except (redis.RedisError, OSError, ValueError) as error:
-        cause = " ".join(str(error).split())[:200]
-        raise ServiceError(
-            f"Redis at {mask(url)} cannot be used ({cause}); start it, or check SHADHO_REDIS_URL"
-        ) from error
-
-
-class Registry:
-    """Who lives on the fleet: workers and studies announce themselves, and are forgotten when they fall silent."""
-
-    def __init__(self, client: Redis, kind: str) -> None:
-        """`kind` is ``worker`` or ``study``."""
-        self._client = client
-        self._kind = kind
-        self._index = f"shadho:{kind}s" if kind != "study" else "shadho:studies"
-
-    def announce(self, name: str, facts: Mapping[str, Any]) -> None:
-        """Be known as `name` with `facts` for the next ANNOUNCE_SECONDS."""
-        with self._client.pipeline(transaction=False) as pipe:
-            pipe.sadd(self._index, name)
-            pipe.set(f"shadho:{self._kind}:{name}", json.dumps(facts), px=int(ANNOUNCE_SECONDS * 1000))
-            pipe.execute()
-
-    def withdraw(self, name: str) -> None:
-        """Be forgotten at once."""
-        self._client.delete(f"shadho:{self._kind}:{name}")
-        self._client.srem(self._index, name)
-
-    def clear(self) -> None:
-        """Forget all: whoever lives announces itself again."""
-        self._client.delete(self._index)
-
-    def living(self) -> dict[str, dict[str, Any]]:
-        """Facts by name."""
-        names = sorted(self._client.smembers(self._index))
-        if not names:
-            return {}
-        found = dict(zip(names, self._client.mget([f"shadho:{self._kind}:{name}" for name in names]), strict=True))
-        silent = [name for name, text in found.items() if text is None]
-        if silent:
-            self._client.srem(self._index, *silent)
-        return {name: json.loads(text) for name, text in found.items() if text is not None}
 
 
 class WorkerChannel:

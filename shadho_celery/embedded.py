@@ -26,8 +26,8 @@ from typing import IO, Any
 import redis
 
 from shadho_celery import urls
-from shadho_celery.channel import Registry
 from shadho_celery.errors import ServiceError
+from shadho_celery.registry import Registry
 
 #: a unix socket's path may be little longer than this
 MAX_SOCKET_PATH = 90

@@ -54,7 +54,9 @@ class Machine:
         gpus = self.gpus_for(compute_class)
         threads = str(max(1, self.cores // max(1, slots)))
         visible = gpus[slot % len(gpus)] if gpus else ""
-        return {"CUDA_VISIBLE_DEVICES": visible, **dict.fromkeys(THREAD_VARIABLES, threads)}
+        # CUDA counts GPUs by speed unless told to count them as the driver does, which is where our numbers come from.
+        order = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+        return {"CUDA_VISIBLE_DEVICES": visible, **order, **dict.fromkeys(THREAD_VARIABLES, threads)}
 
     def to_json(self) -> dict[str, Any]:
         """The facts as a worker announces them."""

@@ -15,12 +15,13 @@ from shadho_celery.errors import NoSuccessfulTrial
 from shadho_celery.executors.base import Executor
 from shadho_celery.executors.inline import InlineExecutor
 from shadho_celery.hardware import DEFAULT_CLASSES
+from shadho_celery.opening import open_study
 from shadho_celery.samplers import make_sampler
 from shadho_celery.scheduler import Scheduler
 from shadho_celery.space.compile import Space, compile_space
 from shadho_celery.space.split import split
 from shadho_celery.store import Store
-from shadho_celery.study import Limits, Study, open_study
+from shadho_celery.study import Limits, Study
 
 DEFAULT_POLICY = "paper"
 DEFAULT_SAMPLER = "random"

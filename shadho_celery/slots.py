@@ -15,10 +15,11 @@ from typing import Any, TypeVar
 
 import redis
 
-from shadho_celery.channel import Registry, WorkerChannel
+from shadho_celery.channel import WorkerChannel
 from shadho_celery.clock import Clock, SystemClock
 from shadho_celery.context import Outcome
 from shadho_celery.hardware import Machine
+from shadho_celery.registry import Registry
 from shadho_celery.routing import PROTOCOL
 from shadho_celery.runner import STOP_SECONDS, Runner
 from shadho_celery.trial import Report, Result, Started, TrialState

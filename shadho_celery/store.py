@@ -7,83 +7,23 @@ every write checks the fence in the same transaction, so that a scheduler which 
 from __future__ import annotations
 
 import math
-import os
-import re
-import socket
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
-from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
 
+from shadho_celery.database import make_engine
 from shadho_celery.errors import LockLost, StoreError, StudyExists, StudyLocked, StudyNotFound
+from shadho_celery.holder import is_held
+from shadho_celery.tables import reports, schema, studies, trials
 from shadho_celery.trial import Report, Trial, TrialState
 
 DEFAULT_STORE = "sqlite:///shadho.db"
 
 #: seconds without a write after which a scheduler's lock may be taken over from another machine
 LOCK_SECONDS = 30.0
-
-#: File systems on which SQLite's locks and shared memory do not work between machines.
-NETWORK_FILE_SYSTEMS = frozenset(
-    {"nfs", "nfs4", "cifs", "smb3", "smbfs", "ncpfs", "afs", "lustre", "gpfs", "beegfs", "ceph", "glusterfs"}
-    | {"fuse.sshfs", "fuse.glusterfs", "fuse.ceph", "fuse.s3fs", "fuse.rclone", "pvfs2", "orangefs"}
-)
-
-#: Not PostgreSQL's JSONB: it reorders keys, makes an int of 1e22 and refuses NUL characters.
-_json = sa.JSON()
-_schema = sa.MetaData()
-
-studies = sa.Table(
-    "studies",
-    _schema,
-    sa.Column("key", sa.String(32), primary_key=True),
-    sa.Column("name", sa.String(255), nullable=False, unique=True),
-    sa.Column("module", sa.String(255), nullable=False, index=True),
-    sa.Column("seed", sa.BigInteger, nullable=False),
-    #: label -> its domain and condition, to notice a space that has changed
-    sa.Column("space", _json, nullable=False),
-    sa.Column("created_at", sa.Float, nullable=False),
-    sa.Column("holder", sa.String(255)),
-    sa.Column("lock_expires", sa.Float),
-    sa.Column("fence", sa.BigInteger, nullable=False, default=0),
-)
-
-trials = sa.Table(
-    "trials",
-    _schema,
-    sa.Column("study", sa.String(32), sa.ForeignKey("studies.key"), primary_key=True),
-    sa.Column("number", sa.Integer, primary_key=True, autoincrement=False),
-    sa.Column("subspace", sa.Text, nullable=False),
-    sa.Column("params", _json, nullable=False),
-    sa.Column("seed", sa.BigInteger, nullable=False),
-    sa.Column("state", sa.String(16), nullable=False),
-    sa.Column("attempt", sa.Integer, nullable=False),
-    sa.Column("lost", sa.Integer, nullable=False),
-    sa.Column("compute_class", sa.String(255)),
-    sa.Column("loss", sa.Float),
-    sa.Column("metrics", _json, nullable=False),
-    sa.Column("error", sa.Text),
-    sa.Column("host", sa.String(255)),
-    sa.Column("asked_at", sa.Float),
-    sa.Column("started_at", sa.Float),
-    sa.Column("finished_at", sa.Float),
-    sa.Column("seconds", sa.Float),
-)
-
-reports = sa.Table(
-    "reports",
-    _schema,
-    sa.Column("study", sa.String(32), sa.ForeignKey("studies.key"), primary_key=True),
-    sa.Column("number", sa.Integer, primary_key=True, autoincrement=False),
-    sa.Column("attempt", sa.Integer, primary_key=True, autoincrement=False),
-    sa.Column("step", sa.BigInteger, primary_key=True, autoincrement=False),
-    #: null for NaN, which SQLite cannot keep
-    sa.Column("loss", sa.Float),
-    sa.Column("at", sa.Float, nullable=False),
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,9 +67,9 @@ class Store:
 
     def __init__(self, url: str = DEFAULT_STORE) -> None:
         self.url = url
-        self._engine = _engine(url)
+        self._engine = make_engine(url)
         with self._errors():
-            _schema.create_all(self._engine)
+            schema.create_all(self._engine)
 
     @property
     def safe_url(self) -> str:
@@ -170,7 +110,7 @@ class Store:
                 .where(studies.c.key == key)
                 .with_for_update()
             ).one()
-            if row.holder and _is_held(row.holder, row.lock_expires or 0.0, now):
+            if row.holder and is_held(row.holder, row.lock_expires or 0.0, now):
                 host, pid, _ = row.holder.rsplit(" ", 2)
                 raise StudyLocked(
                     f"this study is run by the scheduler on {host} (process {pid}); stop it first, or begin "
@@ -279,32 +219,6 @@ class Store:
             raise StoreError(f"the store {self.safe_url} cannot be used: {cause}; check --store") from error
 
 
-def holder_name() -> str:
-    """How this process names itself in a lock: host, process and the process's moment of birth."""
-    return f"{socket.gethostname()} {os.getpid()} {_birth(os.getpid())}"
-
-
-def _is_held(holder: str, expires: float, now: float) -> bool:
-    """True where `holder` may still be at work."""
-    host, pid, birth = holder.rsplit(" ", 2)
-    if host == socket.gethostname() and birth != UNKNOWN:
-        # Beats waiting for the expiry, and a number that another process got since does not pass for the holder.
-        return _birth(int(pid)) == birth
-    return now < expires
-
-
-UNKNOWN = "?"
-
-
-def _birth(pid: int) -> str:
-    """Clock ticks between the machine's start and the process's, "" for no such process, UNKNOWN without /proc."""
-    try:
-        state, *rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        return "" if state in "ZX" else rest[18]  # a zombie is dead
-    except OSError:
-        return "" if Path("/proc/self/stat").exists() else UNKNOWN
-
-
 def _row(key: str, trial: Trial) -> dict[str, Any]:
     values = {name: getattr(trial, name) for name in _TRIAL_FIELDS}
     return {"study": key, **values, "state": str(trial.state), "error": _text(trial.error), "host": _text(trial.host)}
@@ -326,69 +240,3 @@ def _insert_ignoring(dialect: str) -> Any:
 
     insert = postgresql.insert if dialect == "postgresql" else sqlite.insert
     return insert(reports).on_conflict_do_nothing()
-
-
-#: The kinds of database that are tested, by SQLAlchemy's names.
-DRIVERS = frozenset({"sqlite", "sqlite+pysqlite", "postgresql+psycopg", "postgresql+psycopg2"})
-
-
-def _engine(url: str) -> sa.Engine:
-    try:
-        parsed = sa.make_url(url)
-    except (sa.exc.ArgumentError, ValueError):  # ValueError: a port that is no number
-        shown = re.sub(r"^([^:]*:/*[^:]*):.*@", r"\1:***@", url)
-        raise StoreError(f"{shown!r} is no database URL; write sqlite:///FILE or postgresql://USER@HOST/NAME") from None
-    if parsed.drivername == "postgresql":
-        parsed = parsed.set(drivername="postgresql+psycopg")
-    if parsed.drivername not in DRIVERS:
-        raise StoreError(
-            f"no store of the kind {parsed.drivername!r}; write sqlite:///FILE or postgresql://USER@HOST/NAME"
-        )
-    if parsed.get_backend_name() == "sqlite":
-        return _sqlite_engine(parsed)
-    try:
-        return sa.create_engine(parsed, pool_pre_ping=True, hide_parameters=True)
-    except ModuleNotFoundError:
-        raise StoreError('PostgreSQL needs its driver: pip install "shadho_celery[postgres]"') from None
-
-
-def _sqlite_engine(url: sa.URL) -> sa.Engine:
-    if url.database in {None, "", ":memory:"}:
-        # One connection for all threads: every new one would be another, empty database.
-        return sa.create_engine("sqlite://", poolclass=sa.StaticPool, connect_args={"check_same_thread": False})
-    path = Path(str(url.database)).absolute()
-    kind = file_system(path)
-    if kind in NETWORK_FILE_SYSTEMS:
-        raise StoreError(
-            f"{path} lies on a network file system ({kind}) where SQLite loses data; give --store another URL"
-        )
-    try:
-        # Created here, so that nobody but its owner can read it from its first moment.
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
-    except OSError as error:
-        raise StoreError(f"the store {path} cannot be opened: {error.strerror}; check --store") from None
-    engine = sa.create_engine(url, connect_args={"timeout": 30}, hide_parameters=True)
-    sa.event.listen(engine, "connect", _set_up_sqlite)
-    return engine
-
-
-def _set_up_sqlite(connection: Any, _: Any) -> None:
-    # WAL lets others read while the scheduler writes; NORMAL syncs at checkpoints, which survives a process's death.
-    connection.execute("PRAGMA journal_mode = WAL")
-    connection.execute("PRAGMA synchronous = NORMAL")
-
-
-def file_system(path: Path, mounts: Path = Path("/proc/self/mounts")) -> str:
-    """The kind of file system `path` lies on, "" where the system does not tell."""
-    try:
-        lines = mounts.read_text().splitlines()
-    except OSError:
-        return ""
-    target = os.path.realpath(path)
-    best, kind = "", ""
-    for line in lines:
-        _, place, this, *_ = line.split(" ")
-        place = place.replace("\\040", " ")
-        if len(place) >= len(best) and (target + "/").startswith(place.rstrip("/") + "/"):
-            best, kind = place, this
-    return kind

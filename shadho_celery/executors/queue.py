@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import shlex
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -12,10 +11,11 @@ from typing import Any
 
 import redis
 
-from shadho_celery.channel import Registry, SchedulerChannel
+from shadho_celery.channel import SchedulerChannel
 from shadho_celery.clock import Clock, SystemClock
-from shadho_celery.errors import ServiceError
+from shadho_celery.executors.sharing import BUNDLE_SECONDS, MESSAGE_SECONDS, allow, bundles
 from shadho_celery.hardware import ComputeClass
+from shadho_celery.registry import Registry
 from shadho_celery.routing import PROTOCOL, Publisher
 from shadho_celery.trial import Event, Lost, Result, Started, Trial, TrialState
 
@@ -34,13 +34,6 @@ DESERTED_SECONDS = 10.0
 #: seconds of a class's work that should wait in its queue: about what the scheduler takes to notice and refill
 AHEAD_SECONDS = 0.2
 MAX_AHEAD = 256
-
-#: seconds that a message costs a worker
-MESSAGE_SECONDS = 0.001
-
-#: seconds of work that one message may carry, where trials are that short; and the most trials in it
-BUNDLE_SECONDS = 0.02
-MAX_BUNDLE = 16
 
 #: seconds between two turns while the queues hold work ahead: each turn then does more at once
 PACE_SECONDS = 0.04
@@ -288,45 +281,3 @@ class QueueExecutor:
         if again:
             # Taken back and sent as a new attempt: it costs the trial nothing, and the old message is refused.
             self.cancel(again, running=False)
-
-
-def bundles(trials: Sequence[Trial], seconds: float, slots: int) -> list[Sequence[Trial]]:
-    """`trials` of one class in the messages that carry them, where one takes about `seconds` and there are `slots`.
-
-    A message costs about a millisecond of a worker's time: trials that take little longer travel together, as long as
-    every slot gets its part.
-    """
-    size = min(MAX_BUNDLE, int(BUNDLE_SECONDS / seconds), math.ceil(len(trials) / slots))
-    return [trials[i : i + size] for i in range(0, len(trials), size)] if size > 1 else [[t] for t in trials]
-
-
-def allow(slots: int, weight: float, others: Sequence[tuple[float, float]]) -> float:
-    """Slots that a study of `weight` may fill beside `others`, pairs of weight and slots wanted.
-
-    Slots go by weight; what one does not want goes to those that do (water filling).
-    """
-    free, total = float(slots), weight + sum(other for other, _ in others)
-    # Those that want least for their weight are served first, in full, as long as their part covers it.
-    for other, want in sorted(others, key=lambda pair: pair[1] / pair[0]):
-        part = min(want, free * other / total)
-        free -= part
-        total -= other
-    return free
-
-
-def unable(workers: Mapping[str, Mapping[str, Any]], module: str) -> ServiceError | None:
-    """Why none of the live `workers` runs `module`, with the remedy; None where one does."""
-    if any(module in worker["imports"] for worker in workers.values()):
-        return None
-    if not workers:
-        return ServiceError(f"no worker is live; start one on a node: {start_command('gpu_large', module)}")
-    name = min(str(worker["compute_class"]) for worker in workers.values())
-    return ServiceError(f"no live worker has {module}; start one that has: {start_command(name, module)}")
-
-
-def start_command(compute_class: str, module: str) -> str:
-    """What a person types on a node to serve trials of `module` there."""
-    return f"SHADHO_IMPORTS={module} celery -A shadho_celery worker -Q {shlex.quote(compute_class)}"
-
-
-__all__ = ["QueueExecutor", "allow", "start_command", "unable"]

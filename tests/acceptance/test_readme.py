@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import pytest
 from acceptance.commands import ROOT, Desk, until
 
-from shadho_celery.channel import Registry, connect
+from shadho_celery.registry import Registry, connect
 
 pytestmark = pytest.mark.timeout(240)
 

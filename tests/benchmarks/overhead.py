@@ -28,7 +28,7 @@ from pathlib import Path
 import redis
 from figures import finish, goal, quartiles
 
-from shadho_celery.channel import Registry, connect
+from shadho_celery.registry import Registry, connect
 
 ROOT = Path(__file__).parents[2]
 

@@ -15,9 +15,11 @@ from typing import Any
 import pytest
 import services
 
-from shadho_celery import store as store_module
+from shadho_celery import database
+from shadho_celery.database import file_system
 from shadho_celery.errors import LockLost, StoreError, StudyExists, StudyLocked, StudyNotFound
-from shadho_celery.store import LOCK_SECONDS, Store, StudyRecord, file_system, holder_name
+from shadho_celery.holder import holder_name
+from shadho_celery.store import LOCK_SECONDS, Store, StudyRecord
 from shadho_celery.trial import FINISHED, Report, Trial, TrialState
 
 #: a moment, in seconds since the epoch
@@ -162,7 +164,7 @@ def test_a_dead_holders_lock_is_taken_over_at_once(shared_url: str) -> None:
     store = Store(shared_url)
     store.create(RECORD)
     code = (
-        "import os, sys; from shadho_celery.store import Store, holder_name;"
+        "import os, sys; from shadho_celery.store import Store; from shadho_celery.holder import holder_name;"
         "print(Store(sys.argv[1]).lock('k1', holder_name(), float(sys.argv[2])), flush=True);"
         "os.kill(os.getpid(), 9)"
     )
@@ -186,7 +188,7 @@ def test_a_process_that_got_a_dead_holders_number_does_not_pass_for_it(store: St
 def test_a_holder_that_died_and_is_not_buried_is_dead(store: Store) -> None:
     """A zombie still has its entry in /proc: nobody waited for it."""
     store.create(RECORD)
-    code = "from shadho_celery.store import *; print(holder_name(), flush=True)"
+    code = "from shadho_celery.holder import holder_name; print(holder_name(), flush=True)"
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as child:
         assert child.stdout is not None
         holder = child.stdout.readline().strip()
@@ -499,7 +501,7 @@ def test_where_the_system_does_not_tell_the_file_system_is_unknown(tmp_path: Pat
 def test_a_network_file_system_is_refused_and_nothing_is_created_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    monkeypatch.setattr(store_module, "file_system", lambda path: kind)
+    monkeypatch.setattr(database, "file_system", lambda path: kind)
     message = refusal(f"sqlite:///{tmp_path}/shadho.db")
     assert kind in message
     assert "--store" in message

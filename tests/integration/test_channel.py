@@ -12,16 +12,16 @@ import services
 from services.lending import MARK as LENT
 
 from shadho_celery import channel as channel_module
+from shadho_celery import registry as registry_module
 from shadho_celery.channel import (
     ERASED_SECONDS,
-    Registry,
     SchedulerChannel,
     WorkerChannel,
-    connect,
     decode,
     encode,
 )
 from shadho_celery.errors import ServiceError
+from shadho_celery.registry import Registry, connect
 from shadho_celery.trial import Event, Lost, Report, Result, Started, TrialState
 
 S = TrialState
@@ -448,7 +448,7 @@ def test_who_announces_itself_lives_with_its_latest_facts(registry: Registry) ->
 
 def test_who_falls_silent_is_forgotten(registry: Registry, client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     registry.announce("b", {})
-    monkeypatch.setattr(channel_module, "ANNOUNCE_SECONDS", SHORT)
+    monkeypatch.setattr(registry_module, "ANNOUNCE_SECONDS", SHORT)
     registry.announce("a", {})
     services.wait_until(lambda: "a" not in registry.living(), seconds=5)
     assert registry.living() == {"b": {}}

@@ -20,9 +20,10 @@ from acceptance.commands import Desk, desk, until
 from contract.test_executors import *  # noqa: F403
 from contract.test_executors import Rig, all_end, collect, ends, queued
 
-from shadho_celery.channel import Registry, WorkerChannel, connect
+from shadho_celery.channel import WorkerChannel
 from shadho_celery.executors import queue as queue_module
 from shadho_celery.executors.queue import QueueExecutor
+from shadho_celery.registry import Registry, connect
 from shadho_celery.routing import PROTOCOL, TASK, Publisher, message, queue
 from shadho_celery.trial import Lost, Result, Started, Trial, TrialState
 
@@ -78,8 +79,7 @@ class Place:
     @contextmanager
     def broker_channel(self) -> Iterator[Any]:
         """A channel to the broker, past everything of ours."""
-        options = {"global_keyprefix": "shadho:queue:"} if self.broker.startswith("redis") else {}
-        with kombu.Connection(self.broker, transport_options=options) as connection:
+        with kombu.Connection(self.broker) as connection:
             yield connection.default_channel
 
     def waiting(self, name: str | None = None) -> int:

@@ -11,7 +11,8 @@ import services
 from click.testing import CliRunner, Result
 
 from shadho_celery import launch
-from shadho_celery.launch import Options, main
+from shadho_celery.launch import main
+from shadho_celery.session import Options
 from shadho_celery.store import Store
 from shadho_celery.urls import BROKER, REDIS
 

@@ -16,12 +16,13 @@ from shadho_celery.context import Outcome
 from shadho_celery.executors.base import Executor
 from shadho_celery.executors.simulated import Play, SimulatedExecutor
 from shadho_celery.hardware import ComputeClass
+from shadho_celery.opening import open_study
 from shadho_celery.scheduler import TURN_SECONDS, Scheduler
 from shadho_celery.search import make_scheduler
 from shadho_celery.space.compile import Space, compile_space
 from shadho_celery.space.split import split
 from shadho_celery.store import Store
-from shadho_celery.study import MAX_LOST, Limits, Study, open_study
+from shadho_celery.study import MAX_LOST, Limits, Study
 from shadho_celery.trial import Event, Lost, Result, Started, Trial, TrialState
 
 S = TrialState

@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 
 from shadho_celery.clock import ManualClock
 from shadho_celery.errors import LockLost, SpaceChanged, StudyExists, StudyLocked, StudyNotFound, UsageError
-from shadho_celery.store import Store, holder_name
-from shadho_celery.study import MAX_LOST, Limits, Study, open_study
+from shadho_celery.holder import holder_name
+from shadho_celery.opening import open_study
+from shadho_celery.store import Store
+from shadho_celery.study import MAX_LOST, Limits, Study
 from shadho_celery.trial import FINISHED, Event, Lost, Report, Result, Started, Trial, TrialState
 
 S = TrialState

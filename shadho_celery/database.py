@@ -1,0 +1,84 @@
+"""Opens the store's database: SQLite or PostgreSQL, by URL."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+
+from shadho_celery.errors import StoreError
+
+#: File systems on which SQLite's locks and shared memory do not work between machines.
+NETWORK_FILE_SYSTEMS = frozenset(
+    {"nfs", "nfs4", "cifs", "smb3", "smbfs", "ncpfs", "afs", "lustre", "gpfs", "beegfs", "ceph", "glusterfs"}
+    | {"fuse.sshfs", "fuse.glusterfs", "fuse.ceph", "fuse.s3fs", "fuse.rclone", "pvfs2", "orangefs"}
+)
+
+#: The kinds of database that are tested, by SQLAlchemy's names.
+DRIVERS = frozenset({"sqlite", "sqlite+pysqlite", "postgresql+psycopg", "postgresql+psycopg2"})
+
+
+def make_engine(url: str) -> sa.Engine:
+    """The engine of the database at `url`. Raises StoreError, naming cause and remedy, where there can be none."""
+    try:
+        parsed = sa.make_url(url)
+    except (sa.exc.ArgumentError, ValueError):  # ValueError: a port that is no number
+        shown = re.sub(r"^([^:]*:/*[^:]*):.*@", r"\1:***@", url)
+        raise StoreError(f"{shown!r} is no database URL; write sqlite:///FILE or postgresql://USER@HOST/NAME") from None
+    if parsed.drivername == "postgresql":
+        parsed = parsed.set(drivername="postgresql+psycopg")
+    if parsed.drivername not in DRIVERS:
+        raise StoreError(
+            f"no store of the kind {parsed.drivername!r}; write sqlite:///FILE or postgresql://USER@HOST/NAME"
+        )
+    if parsed.get_backend_name() == "sqlite":
+        return _sqlite_engine(parsed)
+    try:
+        return sa.create_engine(parsed, pool_pre_ping=True, hide_parameters=True)
+    except ModuleNotFoundError:
+        raise StoreError('PostgreSQL needs its driver: pip install "shadho_celery[postgres]"') from None
+
+
+def _sqlite_engine(url: sa.URL) -> sa.Engine:
+    if url.database in {None, "", ":memory:"}:
+        # One connection for all threads: every new one would be another, empty database.
+        return sa.create_engine("sqlite://", poolclass=sa.StaticPool, connect_args={"check_same_thread": False})
+    path = Path(str(url.database)).absolute()
+    kind = file_system(path)
+    if kind in NETWORK_FILE_SYSTEMS:
+        raise StoreError(
+            f"{path} lies on a network file system ({kind}) where SQLite loses data; give --store another URL"
+        )
+    try:
+        # Created here, so that nobody but its owner can read it from its first moment.
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+    except OSError as error:
+        raise StoreError(f"the store {path} cannot be opened: {error.strerror}; check --store") from None
+    engine = sa.create_engine(url, connect_args={"timeout": 30}, hide_parameters=True)
+    sa.event.listen(engine, "connect", _set_up_sqlite)
+    return engine
+
+
+def _set_up_sqlite(connection: Any, _: Any) -> None:
+    # WAL lets others read while the scheduler writes; NORMAL syncs at checkpoints, which survives a process's death.
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.execute("PRAGMA synchronous = NORMAL")
+
+
+def file_system(path: Path, mounts: Path = Path("/proc/self/mounts")) -> str:
+    """The kind of file system `path` lies on, "" where the system does not tell."""
+    try:
+        lines = mounts.read_text().splitlines()
+    except OSError:
+        return ""
+    target = os.path.realpath(path)
+    best, kind = "", ""
+    for line in lines:
+        _, place, this, *_ = line.split(" ")
+        place = place.replace("\\040", " ")
+        if len(place) >= len(best) and (target + "/").startswith(place.rstrip("/") + "/"):
+            best, kind = place, this
+    return kind

@@ -1,0 +1,258 @@
+"""One run of one study from the command line: what is opened, in which order, and how it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from shadho_celery import hardware, report, urls
+from shadho_celery.embedded import Embedded
+from shadho_celery.errors import NoSuccessfulTrial
+from shadho_celery.executors.queue import QueueExecutor
+from shadho_celery.opening import open_study
+from shadho_celery.registry import connect, start_command, unable
+from shadho_celery.routing import Publisher
+from shadho_celery.search import DEFAULT_POLICY, DEFAULT_SAMPLER, check_names, make_scheduler
+from shadho_celery.space.compile import compile_space
+from shadho_celery.store import DEFAULT_STORE, Store
+from shadho_celery.study import Limits
+from shadho_celery.study_file import StudyFile
+
+DEFAULT_TRIALS = 100
+
+#: seconds after which a class that is expected but has no live worker is warned of
+MISSING_SECONDS = 10.0
+
+#: columns of the result where there is no terminal to ask
+PLAIN_WIDTH = 120
+
+#: exit codes of a run that was stopped at once, as shells have them: 128 and the signal's number
+STOPPED = {signal.SIGINT: 130, signal.SIGTERM: 143}
+
+
+@dataclass(kw_only=True)
+class Options:
+    """The command line, as it was given."""
+
+    study: str
+    trials: int | None = None
+    seconds: float | None = None
+    target: float | None = None
+    seed: int | None = None
+    sampler: str | None = None
+    policy: str | None = None
+    name: str | None = None
+    resume: bool = False
+    store: str = DEFAULT_STORE
+    #: slots by class of the embedded workers; empty for the default
+    workers: Mapping[str, int] = field(default_factory=dict)
+    weight: float | None = None
+    as_json: bool = False
+    #: True where broker and Redis are somebody else's
+    fleet: bool = False
+
+    def over(self, settings: Mapping[str, Any]) -> Mapping[str, Any]:
+        """What holds: the option where it is given, else what the study file says, else the default."""
+        defaults = {"sampler": DEFAULT_SAMPLER, "policy": DEFAULT_POLICY, "weight": 1.0}
+        names = ("trials", "seconds", "target", "sampler", "policy", "weight")
+        given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        return {**dict.fromkeys(names), **defaults, **settings, **given}
+
+
+class _StopNow(Exception):
+    """Leave the loop."""
+
+
+class Session:
+    """Runs one study to its end, on this machine or on the fleet. A context manager; raises ShadhoError."""
+
+    def __init__(self, options: Options, file: StudyFile) -> None:
+        self._options = options
+        self._file = file
+        self._began = time.monotonic()
+        self._settings = options.over(file.settings)
+        check_names(self._settings["sampler"], self._settings["policy"])
+        bounds = {name: self._settings[name] for name in ("trials", "seconds", "target")}
+        self._limits = Limits(**(bounds if set(bounds.values()) != {None} else {"trials": DEFAULT_TRIALS}))
+        self._space = compile_space(file.space)
+        self._expected = tuple(file.settings.get("classes", ()))
+        is_plain = not sys.stdout.isatty() and "COLUMNS" not in os.environ
+        self._console = Console(stderr=options.as_json, width=PLAIN_WIDTH if is_plain else None)
+        self._embedded: Embedded | None = None
+        self._slots: dict[str, int] = {}
+        self._signals: list[int] = []
+        self._opened = ExitStack()
+
+    def __enter__(self) -> Session:
+        with ExitStack() as opened:
+            self._open(opened)
+            self._opened = opened.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._opened.close()
+
+    def _open(self, opened: ExitStack) -> None:
+        """Open store, servers, study and scheduler; what is opened last is closed first."""
+        self._store = opened.enter_context(closing(Store(self._options.store)))
+        if self._options.fleet:
+            # Before the study is recorded: a server that is down should leave no empty study behind.
+            client, publisher = connect(urls.url(urls.REDIS)), Publisher.configured()
+        self._study = open_study(
+            self._store,
+            self._space.describe(),
+            module=self._file.module,
+            name=self._options.name,
+            resume=self._options.resume,
+            seed=self._options.seed,
+        )
+        opened.callback(self._study.close)
+        if not self._options.fleet:
+            self._embedded = opened.enter_context(closing(self._embed()))
+            os.environ.update({urls.BROKER: self._embedded.broker_url, urls.REDIS: self._embedded.redis_url})
+            client, publisher = connect(self._embedded.redis_url), Publisher.configured()
+        self._executor = QueueExecutor(
+            client,
+            publisher,
+            self._study.record.key,
+            self._file.module,
+            weight=self._settings["weight"],
+            adopt=self._options.fleet,
+        )
+        opened.callback(self._executor.close)
+        self._scheduler = make_scheduler(
+            self._space,
+            self._study,
+            self._executor,
+            self._limits,
+            sampler=self._settings["sampler"],
+            policy=self._settings["policy"],
+            expected=self._expected,
+        )
+
+    def _embed(self) -> Embedded:
+        machine = hardware.detect()
+        workers = self._options.workers or self._play_classes(machine)
+        return Embedded(Path(".shadho") / self._study.name, workers, [self._file.module], machine.cores)
+
+    def _play_classes(self, machine: hardware.Machine) -> dict[str, int]:
+        """The embedded workers by default."""
+        if machine.gpus:
+            return {machine.compute_class: len(machine.gpus), "cpu": max(1, machine.cores - len(machine.gpus))}
+        names = self._expected or hardware.DEFAULT_CLASSES
+        _say(
+            f"no GPU here: CPU workers play the classes {', '.join(names)}; --workers cpu={machine.cores} for real use"
+        )
+        return dict.fromkeys(names, 1)
+
+    def search(self) -> int:
+        """Turn the loop to its end under a view; the exit code."""
+        is_terminal = self._console.is_terminal
+        view = report.LiveView(self._scheduler, self._console) if is_terminal else report.PlainView(self._scheduler)
+        watch = _Watch(self._expected, self._executor, self._file.module)
+
+        def on_turn() -> None:
+            self._heed_signals(view.note)
+            if self._embedded is not None:
+                self._embedded.check()
+            for compute_class in self._scheduler.classes:
+                self._slots[compute_class.name] = max(compute_class.slots, self._slots.get(compute_class.name, 0))
+            for warning in watch.warnings():
+                view.note(warning)
+            view.update()
+
+        _say(f"study {self._study.name} (seed {self._study.record.seed}) in {self._store.safe_url}")
+        with view, self._note_signals():
+            try:
+                self._scheduler.run(on_turn)
+            except _StopNow:
+                # Embedded workers end with us: what they run is lost rather than cancelled, and waits for --resume.
+                self._scheduler.stop(running=self._options.fleet)
+                return STOPPED[signal.Signals(self._signals[-1])]
+        return 0 if self._study.best is not None or self._signals else NoSuccessfulTrial.exit_code
+
+    def show_result(self) -> None:
+        """The table, or the JSON object."""
+        self._study.commit()
+        seconds = time.monotonic() - self._began
+        resume = ["python", "-m", "shadho_celery.launch", self._file.module, "--resume", self._study.name]
+        if self._options.store != DEFAULT_STORE:
+            resume += ["--store", self._store.safe_url]
+        resume += ["--trials", str(2 * max(1, self._study.counted))]
+        if self._options.as_json:
+            sys.stdout.write(
+                json.dumps(report.as_json(self._study, seconds, self._scheduler.subspaces, self._slots)) + "\n"
+            )
+        else:
+            report.summary(self._study, self._space, self._console, shlex.join(resume))
+        if self._study.best is None:
+            _say(str(NoSuccessfulTrial()))
+
+    @contextmanager
+    def _note_signals(self) -> Iterator[None]:
+        """Take Ctrl-C and SIGTERM down, to be heeded between two turns of the loop, where nothing is half done."""
+
+        def note(number: int, _: Any) -> None:
+            self._signals.append(number)
+            if len(self._signals) > 2:
+                # Somebody insists: the turn hangs, in a network that does not answer perhaps.
+                raise _StopNow
+
+        before = {number: signal.signal(number, note) for number in STOPPED}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _heed_signals(self, say: Any) -> None:
+        """Ctrl-C once: finish what runs; twice, or SIGTERM: stop now."""
+        if len(self._signals) > 1 or signal.SIGTERM in self._signals:
+            raise _StopNow
+        if self._signals and not self._scheduler.stopping:
+            self._scheduler.stop()
+            say("stopping: what runs is finished first; Ctrl-C again stops at once")
+
+
+class _Watch:
+    """Notices classes without workers and workers without the study, and says so once each."""
+
+    def __init__(self, expected: tuple[str, ...], executor: QueueExecutor, module: str) -> None:
+        self._expected = expected
+        self._executor = executor
+        self._module = module
+        self._began = time.monotonic()
+        self._said: set[str] = set()
+
+    def warnings(self) -> list[str]:
+        """What has to be said now."""
+        if time.monotonic() - self._began < MISSING_SECONDS:
+            return []
+        live = self._executor.workers()
+        trouble = unable(live, self._module)
+        found = [f"Warning: {trouble}"] if trouble is not None else []
+        able = {worker["compute_class"] for worker in live.values() if self._module in worker["imports"]}
+        found += [
+            f"Warning: no worker serves the queue {name}; start one: {start_command(name, self._module)}"
+            for name in self._expected
+            if name not in able
+        ]
+        new = [text for text in found if text not in self._said]
+        self._said.update(new)
+        return new
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(text + "\n")
+    sys.stderr.flush()

@@ -1,0 +1,58 @@
+"""The three tables of the store."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+
+#: Not PostgreSQL's JSONB: it reorders keys, makes an int of 1e22 and refuses NUL characters.
+json = sa.JSON()
+schema = sa.MetaData()
+
+studies = sa.Table(
+    "studies",
+    schema,
+    sa.Column("key", sa.String(32), primary_key=True),
+    sa.Column("name", sa.String(255), nullable=False, unique=True),
+    sa.Column("module", sa.String(255), nullable=False, index=True),
+    sa.Column("seed", sa.BigInteger, nullable=False),
+    #: label -> its domain and condition, to notice a space that has changed
+    sa.Column("space", json, nullable=False),
+    sa.Column("created_at", sa.Float, nullable=False),
+    sa.Column("holder", sa.String(255)),
+    sa.Column("lock_expires", sa.Float),
+    sa.Column("fence", sa.BigInteger, nullable=False, default=0),
+)
+
+trials = sa.Table(
+    "trials",
+    schema,
+    sa.Column("study", sa.String(32), sa.ForeignKey("studies.key"), primary_key=True),
+    sa.Column("number", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("subspace", sa.Text, nullable=False),
+    sa.Column("params", json, nullable=False),
+    sa.Column("seed", sa.BigInteger, nullable=False),
+    sa.Column("state", sa.String(16), nullable=False),
+    sa.Column("attempt", sa.Integer, nullable=False),
+    sa.Column("lost", sa.Integer, nullable=False),
+    sa.Column("compute_class", sa.String(255)),
+    sa.Column("loss", sa.Float),
+    sa.Column("metrics", json, nullable=False),
+    sa.Column("error", sa.Text),
+    sa.Column("host", sa.String(255)),
+    sa.Column("asked_at", sa.Float),
+    sa.Column("started_at", sa.Float),
+    sa.Column("finished_at", sa.Float),
+    sa.Column("seconds", sa.Float),
+)
+
+reports = sa.Table(
+    "reports",
+    schema,
+    sa.Column("study", sa.String(32), sa.ForeignKey("studies.key"), primary_key=True),
+    sa.Column("number", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("attempt", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("step", sa.BigInteger, primary_key=True, autoincrement=False),
+    #: null for NaN, which SQLite cannot keep
+    sa.Column("loss", sa.Float),
+    sa.Column("at", sa.Float, nullable=False),
+)
