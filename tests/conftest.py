@@ -11,6 +11,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import services
+import sqlalchemy as sa
+
+from shadho_celery import database, store
 
 
 @pytest.fixture(scope="session")
@@ -77,6 +80,21 @@ def private_rabbitmq() -> Iterator[services.RabbitServer]:
 def unique() -> Callable[[str], str]:
     """Make a name nobody else uses: of a queue on a shared broker, of a study in a shared store."""
     return lambda name: f"{name}-{uuid.uuid4().hex[:8]}"
+
+
+@pytest.fixture(autouse=True)
+def closed_databases(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Close what a test's stores have opened; Python 3.13 warns of a connection that is merely forgotten."""
+    engines = []
+
+    def make_engine(url: str) -> sa.Engine:
+        engines.append(database.make_engine(url))
+        return engines[-1]
+
+    monkeypatch.setattr(store, "make_engine", make_engine)
+    yield
+    for engine in engines:
+        engine.dispose()
 
 
 @pytest.fixture
