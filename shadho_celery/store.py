@@ -7,6 +7,7 @@ every write checks the fence in the same transaction, so that a scheduler which 
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
@@ -69,7 +70,7 @@ class Store:
         self.url = url
         self._engine = make_engine(url)
         with self._errors():
-            schema.create_all(self._engine)
+            self._create_tables()
 
     @property
     def safe_url(self) -> str:
@@ -202,6 +203,17 @@ class Store:
         if row is None:
             raise StudyNotFound(f"there is no study {which} in {self.safe_url}; leave out --resume to begin one")
         return StudyRecord(**row._mapping)
+
+    def _create_tables(self, attempts: int = 10) -> None:
+        """Create what is missing; of two that begin in an empty database at once, one finds the other's tables."""
+        for left in reversed(range(attempts)):
+            try:
+                schema.create_all(self._engine)
+                return
+            except sa.exc.DBAPIError as error:
+                if not left or not any(words in str(error.orig) for words in ("already exists", "locked")):
+                    raise
+                time.sleep(0.05)
 
     @contextmanager
     def _begin(self) -> Iterator[sa.Connection]:

@@ -9,7 +9,6 @@ import signal
 import sys
 import time
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -58,6 +57,7 @@ def tried(desk: Desk) -> Counter[str]:
 def test_a_study_finishes_without_any_server_and_stdout_is_one_json_object(desk: Desk) -> None:
     """Exactly the trials asked for, every subspace tried, at least two classes used; all gone at the end."""
     desk.study()
+    typed_at = time.time()
     command = desk.launch("my_study", "--trials", "20", "--seed", "0", "--json").wait()
     assert command.code == 0, desk.said()
     report = command.json()
@@ -73,6 +73,9 @@ def test_a_study_finishes_without_any_server_and_stdout_is_one_json_object(desk:
     assert sum(counts["complete"] > 0 for counts in report["classes"].values()) >= 2
     assert "CPU workers play the classes gpu_large, gpu_small, cpu" in command.err
     trials = desk.trials()
+    waited = min(trial["started_at"] for trial in trials) - typed_at
+    print(f"the first trial started {waited:.1f} s after the command")
+    assert waited < 20, "5 s on a machine that has nothing else to do"
     assert report["best"]["loss"] == min(trial["loss"] for trial in trials)
     assert trials[report["best"]["trial"]]["params"] == report["best"]["params"]
     # Each trial was run once, on the class that the store names.
@@ -85,9 +88,14 @@ def test_a_study_finishes_without_any_server_and_stdout_is_one_json_object(desk:
 
 
 def test_workers_of_ones_own_choice_have_the_slots_asked_for(desk: Desk) -> None:
+    """Here the path is short, and the socket lies in the state folder; elsewhere it is too long for a socket."""
+    desk.folder = desk.temporary
     desk.study(seconds=0.3)
-    words = ["--workers", "cpu=2", "--workers", "rack 7/fast=1", "--json"]
-    command = desk.launch("my_study", "--trials", "12", "--seed", "1", *words).wait()
+    words = ["--workers", "cpu=2", "--workers", "rack 7/fast=1", "--json", "--study", "short"]
+    command = desk.launch("my_study", "--trials", "12", "--seed", "1", *words)
+    desk.await_runs(1)
+    assert (desk.folder / ".shadho" / "short" / "redis.sock").is_socket()
+    command.wait()
     assert command.code == 0, desk.said()
     classes = command.json()["classes"]
     assert {name: counts["slots"] for name, counts in classes.items()} == {"cpu": 2, "rack 7/fast": 1}
@@ -95,7 +103,8 @@ def test_workers_of_ones_own_choice_have_the_slots_asked_for(desk: Desk) -> None
     assert len({trial["host"] for trial in desk.trials()}) == 1
     assert len(desk.slots()) == 3, "each slot has a process that is used again and again"
     assert "play" not in command.err
-    desk.nothing_left()
+    until(lambda: not desk.processes(), 20, lambda: f"{desk.processes()}")
+    assert not (desk.folder / ".shadho" / "short" / "redis.sock").exists()
 
 
 def test_the_svm_task_runs_from_the_checkout(desk: Desk) -> None:
@@ -183,20 +192,19 @@ def test_a_failing_trial_is_recorded_with_its_traceback_and_the_others_go_on(des
 
 def test_where_no_trial_succeeds_the_exit_code_is_1(desk: Desk) -> None:
     desk.study(body="raise ValueError('not this one either')")
-    command = desk.launch("my_study", "--trials", "4").wait()
+    command = desk.launch("my_study", "--trials", "4", "--json").wait()
     assert command.code == 1, desk.said()
-    assert "No successful trial" in command.err
-    assert "not this one either" in command.out
+    assert command.err.splitlines()[-1].startswith("No successful trial")
     assert "Traceback" not in command.err
-    as_json = desk.launch("my_study", "--resume", "--trials", "4", "--json").wait()
-    assert as_json.code == 1, desk.said()
-    assert as_json.json()["best"] is None
-    assert as_json.json()["trials"]["failed"] == 4
+    check_schema(command.json())
+    assert command.json()["best"] is None
+    assert command.json()["trials"]["failed"] == 4
+    assert all("not this one either" in trial["error"] for trial in desk.trials())
 
 
 def test_ctrl_c_once_finishes_what_runs_and_keeps_what_waits(desk: Desk) -> None:
     """What was begun is finished and counted, the result is printed, nothing is left; --resume finishes the rest."""
-    desk.study(seconds=1.0)
+    desk.study(seconds=0.6)
     command = desk.launch("my_study", "--trials", "12", "--seed", "3", "--json")
     desk.await_runs(4)
     command.interrupt()
@@ -218,6 +226,16 @@ def test_ctrl_c_once_finishes_what_runs_and_keeps_what_waits(desk: Desk) -> None
     assert Counter(number for number, *_ in desk.runs("ended")) == Counter(range(12)), "each was run once"
 
 
+def test_ctrl_c_while_it_starts_leaves_nothing(desk: Desk) -> None:
+    desk.study()
+    command = desk.launch("my_study", "--trials", "1000")
+    until(lambda: desk.pids("shadho_celery.embedded"), 20, desk.said)
+    command.interrupt()
+    command.wait(20)
+    assert "Traceback" not in command.err
+    desk.nothing_left()
+
+
 @pytest.mark.parametrize("how", ["Ctrl-C twice", "SIGTERM"])
 def test_stopping_at_once_leaves_nothing_and_loses_no_trial(desk: Desk, how: str) -> None:
     desk.study(seconds=0.05, body="context.trial < 3 or time.sleep(60)")
@@ -235,6 +253,8 @@ def test_stopping_at_once_leaves_nothing_and_loses_no_trial(desk: Desk, how: str
     assert command.code == (143 if how == "SIGTERM" else 130), desk.said()
     assert command.json()["trials"]["complete"] == 3, "the result so far is printed"
     assert "Traceback" not in command.err
+    if how == "SIGTERM":
+        return
     # The trials that ran are not judged: they run again when the study is resumed.
     desk.study(seconds=0.05)
     again = desk.launch("my_study", "--resume", "--trials", "6", "--json").wait()
@@ -277,7 +297,6 @@ def test_a_killed_worker_is_started_again_and_its_trial_is_run_again(desk: Desk)
     until(lambda: any(run[0] == 4 for run in desk.runs()), 30, desk.said)
     until(lambda: Counter(trial["state"] for trial in desk.trials())["RUNNING"] == 1, 10, desk.said)
     [worker] = desk.pids("-Q", "cpu")
-    time.sleep(5)  # a worker that dies within 5 s of its start is not started again at once
     os.kill(worker, signal.SIGKILL)
     until(lambda: [pid for pid in desk.pids("-Q", "cpu") if pid != worker], 20, desk.said)
     command.wait(90)
@@ -341,14 +360,10 @@ GOOD = "from hyperopt import hp\nSPACE = hp.uniform('width', 0, 1)\ndef objectiv
 
 FILES = {
     "no_space": "def objective(params): return 0.0",
-    "no_objective": "from hyperopt import hp\nSPACE = hp.uniform('x', 0, 1)",
     "bad_key": GOOD + "STUDY = {'trails': 3}",
     "bad_value": GOOD + "STUDY = {'trials': 'ten'}",
-    "bad_classes": GOOD + "STUDY = {'classes': 'cpu'}",
-    "no_dict": GOOD + "STUDY = 3",
     "bad_space": GOOD.replace("0, 1", "3, 1"),
     "two_nodes": GOOD + "SPACE = [hp.uniform('width', 0, 1), hp.uniform('width', 0, 2)]",
-    "missing": "import no_such_library",
     "broken": "def objective(params:",
     "raises": "1 / 0",
 }
@@ -357,27 +372,19 @@ FILES = {
 #: what is typed, and what the answer must name
 MISTAKES = {
     "nowhere": ["no module nowhere", "PYTHONPATH"],
-    "no_package.study": ["no module no_package.study"],
     "no_space": ["SPACE"],
-    "no_objective": ["objective"],
     "bad_key": ["'trails'", "trials"],
     "bad_value": ["'trials'", "'ten'"],
-    "bad_classes": ["'classes'", "'cpu'"],
-    "no_dict": ["STUDY"],
     "bad_space": ["bad_space.py, line 2", "width"],
     "two_nodes": ["'width'"],
-    "missing": ["no_such_library", "install"],
     "broken": ["broken.py", "line 1"],
     "raises": ["ZeroDivisionError", "raises.py, line 1"],
     "good --store nonsense": ["nonsense", "sqlite:///"],
     "good --store mysql://somebody:secret@host/name": ["mysql"],
     "good --store sqlite:////nowhere/at/all.db": ["/nowhere/at/all.db", "--store"],
     "good --workers cpu": ["'cpu'", "CLASS=SLOTS"],
-    "good --workers cpu=0": ["'cpu=0'"],
     "good --resume never_begun": ["'never_begun'", "--resume"],
-    "good --resume": ["good", "--resume"],
     "good --study ../up": ["../up"],
-    "good --seconds -1": ["-1"],
     "good --url-file nowhere.urls": ["nowhere.urls"],
 }
 
@@ -395,15 +402,3 @@ def test_what_a_user_gets_wrong_is_told_in_one_line(desk: Desk) -> None:
             assert "secret" not in command.err
     assert not desk.processes()
     assert not list(desk.folder.glob(".shadho/*"))
-
-
-def test_a_short_path_keeps_the_socket_in_the_state_folder(desk: Desk) -> None:
-    """And a folder whose path is too long for a socket works too: every other test here has one."""
-    desk.folder = desk.temporary
-    desk.study(seconds=0.3)
-    command = desk.launch("my_study", "--trials", "4", "--study", "s")
-    desk.await_runs(1)
-    assert (Path(desk.folder) / ".shadho" / "s" / "redis.sock").is_socket()
-    command.wait()
-    assert command.code == 0, desk.said()
-    assert not (Path(desk.folder) / ".shadho" / "s" / "redis.sock").exists()
