@@ -21,8 +21,8 @@ def minimize(objective: Any, space: Any, **options: Any) -> Study:
     return run(objective, space, **options)
 
 
-def fmin(fn: Any, space: Any, max_evals: int, **options: Any) -> dict[str, Any]:
+def fmin(fn: Any, space: Any, algo: Any = None, max_evals: int | None = None, **options: Any) -> dict[str, Any]:
     """The way in that hyperopt has: the best params by label; see `shadho_celery.search.fmin`."""
     from shadho_celery.search import fmin as run
 
-    return run(fn, space, max_evals, **options)
+    return run(fn, space, algo, max_evals, **options)

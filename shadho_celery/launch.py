@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import nullcontext, redirect_stdout
 from typing import Any
 
 import click
@@ -91,7 +92,9 @@ def main(study_module: str, resume: str | None, **given: Any) -> None:
 
 def run(options: Options) -> int:
     """Run the study; the exit code. Raises ShadhoError."""
-    file = study_file.load(options.study)
+    # What a study file prints as it is imported is not the result.
+    with redirect_stdout(sys.stderr) if options.as_json else nullcontext():
+        file = study_file.load(options.study)
     with Session(options, file) as session:
         code = session.search()
         session.show_result()

@@ -162,6 +162,9 @@ class Publisher:
             *self._connection.channel_errors,
             kombu.exceptions.KombuError,
             OSError,
+            # A URL of a kind that no transport has, or that cannot be read.
+            KeyError,
+            ValueError,
         )
 
     def _unreachable(self, error: BaseException) -> ServiceError:

@@ -10,6 +10,7 @@ Both ends of the pipe between them are in this file. The worker's end is `Runner
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import queue
@@ -51,6 +52,7 @@ class Runner:
         self._pipe: Any = None
         self._lines: Any = None
         self._output: Any = None
+        self._lifeline = -1
         self._lock = threading.Lock()
 
     def start(self) -> None:
@@ -60,12 +62,14 @@ class Runner:
                 return
             self._reap()
             ours, theirs = socket.socketpair()
+            lifeline, self._lifeline = os.pipe()
+            descriptors = [theirs.fileno(), lifeline]
             self._output = tempfile.TemporaryFile()  # noqa: SIM115 -- lives as long as the process
             with theirs:
                 self._process = subprocess.Popen(
                     # Unbuffered: what a trial printed before it crashed is in the file by then.
-                    [sys.executable, "-u", "-m", "shadho_celery.runner", str(theirs.fileno()), *self._modules],
-                    pass_fds=[theirs.fileno()],
+                    [sys.executable, "-u", "-m", "shadho_celery.runner", *map(str, descriptors), *self._modules],
+                    pass_fds=descriptors,
                     stdin=subprocess.DEVNULL,
                     stdout=self._output,
                     stderr=subprocess.STDOUT,
@@ -73,6 +77,7 @@ class Runner:
                     # Its own process group, to be killed as one, children of the trial included.
                     start_new_session=True,
                 )
+            os.close(lifeline)
             threading.Thread(target=_end_group, args=(self._process.pid,), daemon=True).start()
             self._pipe = ours
             self._lines = ours.makefile("r", encoding="utf-8", newline="\n")
@@ -118,6 +123,7 @@ class Runner:
             self._lines.close()
             self._pipe.close()
             self._output.close()
+            os.close(self._lifeline)
         self._process = None
 
     def _obituary(self) -> str:
@@ -226,11 +232,24 @@ class _Process:
             self._pipe.sendall(_line(record))
 
 
+def _hang_on(lifeline: int) -> None:
+    """Have the kernel kill this process group when the worker's end of the pipe `lifeline` closes (Linux only).
+
+    `_listen` sees the end of its own pipe everywhere, but not while a trial keeps Python's lock in a long call into C.
+    """
+    if sys.platform == "linux":
+        with suppress(OSError):
+            fcntl.fcntl(lifeline, fcntl.F_SETOWN, -os.getpgrp())
+            fcntl.fcntl(lifeline, fcntl.F_SETSIG, signal.SIGKILL)
+            fcntl.fcntl(lifeline, fcntl.F_SETFL, os.O_ASYNC)
+
+
 def main() -> None:
-    """Serve on the socket whose descriptor is the first argument; the others name modules to import."""
+    """Serve on the socket whose descriptor is the first argument; the second's end is ours; the others are modules."""
     # Ctrl-C at a terminal is for the scheduler; this process ends with its worker.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    descriptor, *modules = sys.argv[1:]
+    descriptor, lifeline, *modules = sys.argv[1:]
+    _hang_on(int(lifeline))
     _Process(socket.socket(fileno=int(descriptor))).serve(modules)
 
 

@@ -26,6 +26,9 @@ from shadho_celery.study import Limits, Study
 DEFAULT_POLICY = "paper"
 DEFAULT_SAMPLER = "random"
 
+#: our samplers for the modules of hyperopt's ``suggest`` functions
+_HYPEROPT = {"hyperopt.tpe": "tpe", "hyperopt.rand": "random"}
+
 #: mixed into the study's seed for the policy's own draws, so that they are not those of a sampler
 _POLICY_STREAM = 0x70
 
@@ -68,21 +71,25 @@ def minimize(
 def fmin(
     fn: Objective,
     space: Any,
-    max_evals: int,
-    *,
     algo: Any = None,
+    max_evals: int | None = None,
+    *,
     rstate: np.random.Generator | int | None = None,
-    **options: Any,
+    timeout: float | None = None,
+    loss_threshold: float | None = None,
+    **ignored: Any,
 ) -> dict[str, Any]:
-    """Drop-in for hyperopt's ``fmin``: the best trial's drawn value of every active label.
+    """Search as hyperopt's ``fmin`` is called: the best trial's drawn value of every active label.
 
-    `rstate` seeds the search. `algo` may name a sampler; hyperopt's own ``suggest`` functions are not run.
+    `algo` is a sampler's name, or hyperopt's ``tpe.suggest`` or ``rand.suggest``, for which ours of that name runs.
+    `rstate` seeds the search. What else hyperopt takes (`trials`, `verbose`...) is ignored, with a warning. Raises
+    NoSuccessfulTrial where no trial succeeded.
     """
-    if algo is not None and not isinstance(algo, str):
-        warnings.warn("fmin runs this project's samplers; name one with algo='random'", stacklevel=2)
-        algo = None
+    if ignored:
+        warnings.warn(f"fmin ignores {', '.join(ignored)}", stacklevel=3)
+    sampler = algo if isinstance(algo, str) else _HYPEROPT.get(getattr(algo, "__module__", ""), DEFAULT_SAMPLER)
     seed = int(rstate.integers(2**31)) if isinstance(rstate, np.random.Generator) else rstate
-    study = minimize(fn, space, trials=max_evals, seed=seed, sampler=algo or DEFAULT_SAMPLER, **options)
+    study = minimize(fn, space, trials=max_evals, seconds=timeout, target=loss_threshold, seed=seed, sampler=sampler)
     if study.best is None:
         raise NoSuccessfulTrial
     return dict(study.best.params)

@@ -96,6 +96,8 @@ class Session:
 
     def __enter__(self) -> Session:
         with ExitStack() as opened:
+            # First in, last out: opening and closing are not to be cut in half either.
+            opened.enter_context(self._note_signals())
             self._open(opened)
             self._opened = opened.pop_all()
         return self
@@ -173,7 +175,7 @@ class Session:
             view.update()
 
         _say(f"study {self._study.name} (seed {self._study.record.seed}) in {self._store.safe_url}")
-        with view, self._note_signals():
+        with view:
             try:
                 self._scheduler.run(on_turn)
             except _StopNow:
@@ -189,7 +191,8 @@ class Session:
         resume = ["python", "-m", "shadho_celery.launch", self._file.module, "--resume", self._study.name]
         if self._options.store != DEFAULT_STORE:
             resume += ["--store", self._store.safe_url]
-        resume += ["--trials", str(2 * max(1, self._study.counted))]
+        asked = self._limits.trials or 0
+        resume += ["--trials", str(asked if asked > self._study.counted else 2 * max(1, self._study.counted))]
         if self._options.as_json:
             sys.stdout.write(
                 json.dumps(report.as_json(self._study, seconds, self._scheduler.subspaces, self._slots)) + "\n"
@@ -197,7 +200,7 @@ class Session:
         else:
             report.summary(self._study, self._space, self._console, shlex.join(resume))
         if self._study.best is None:
-            _say(str(NoSuccessfulTrial()))
+            _say(str(NoSuccessfulTrial()) if self._study.counted else "No trial has ended.")
 
     @contextmanager
     def _note_signals(self) -> Iterator[None]:
@@ -206,8 +209,8 @@ class Session:
         def note(number: int, _: Any) -> None:
             self._signals.append(number)
             if len(self._signals) > 2:
-                # Somebody insists: the turn hangs, in a network that does not answer perhaps.
-                raise _StopNow
+                # Somebody insists: something hangs, in a network that does not answer perhaps.
+                raise SystemExit(STOPPED[signal.Signals(number)])
 
         before = {number: signal.signal(number, note) for number in STOPPED}
         try:
@@ -226,7 +229,7 @@ class Session:
 
 
 class _Watch:
-    """Notices classes without workers and workers without the study, and says so once each."""
+    """Notices a broker that is away, classes without workers and workers without the study; says so once each."""
 
     def __init__(self, expected: tuple[str, ...], executor: QueueExecutor, module: str) -> None:
         self._expected = expected
@@ -237,8 +240,14 @@ class _Watch:
 
     def warnings(self) -> list[str]:
         """What has to be said now."""
-        if time.monotonic() - self._began < MISSING_SECONDS:
-            return []
+        found = [f"Warning: {self._executor.trouble}; trying on"] if self._executor.trouble is not None else []
+        if time.monotonic() - self._began >= MISSING_SECONDS:
+            found += self._missing()
+        new = [text for text in found if text not in self._said]
+        self._said.update(new)
+        return new
+
+    def _missing(self) -> list[str]:
         live = self._executor.workers()
         trouble = unable(live, self._module)
         found = [f"Warning: {trouble}"] if trouble is not None else []
@@ -248,9 +257,7 @@ class _Watch:
             for name in self._expected
             if name not in able
         ]
-        new = [text for text in found if text not in self._said]
-        self._said.update(new)
-        return new
+        return found
 
 
 def _say(text: str) -> None:

@@ -54,6 +54,8 @@ def load(module: str) -> StudyFile:
     missing = [part for part in ("SPACE", "objective") if not hasattr(imported, part)]
     if missing:
         raise UsageError(f"{name} is no study file: it lacks {' and '.join(missing)}; see the README's first study")
+    if not callable(imported.objective):
+        raise UsageError(f"objective of {name} is no function but {type(imported.objective).__name__}")
     settings = getattr(imported, "STUDY", {})
     _check(name, settings)
     return StudyFile(module=name, space=imported.SPACE, objective=imported.objective, settings=settings)
@@ -122,7 +124,7 @@ def _check(name: str, settings: Any) -> None:
         if key not in SETTINGS:
             raise UsageError(f"STUDY of {name} has an unknown key {key!r}; known are {', '.join(SETTINGS)}")
         if not _FORMS[key](settings[key]):
-            raise UsageError(f"STUDY of {name} has {key!r}: {settings[key]!r}; it should be the {SETTINGS[key]}")
+            raise UsageError(f"STUDY of {name} has {key!r}: {settings[key]!r}; it should be: {SETTINGS[key]}")
 
 
 def _where(error: Exception, path: str) -> str:

@@ -13,6 +13,7 @@ import redis
 
 from shadho_celery.channel import SchedulerChannel
 from shadho_celery.clock import Clock, SystemClock
+from shadho_celery.errors import ServiceError
 from shadho_celery.executors.sharing import BUNDLE_SECONDS, MESSAGE_SECONDS, allow, bundles
 from shadho_celery.hardware import ComputeClass
 from shadho_celery.registry import Registry
@@ -30,6 +31,9 @@ UNCLAIMED_SECONDS = 30.0
 
 #: seconds after which what waits for a class without live workers is taken back
 DESERTED_SECONDS = 10.0
+
+#: seconds between two attempts to reach a broker that is away
+RETRY_SECONDS = 2.0
 
 #: seconds of a class's work that should wait in its queue: about what the scheduler takes to notice and refill
 AHEAD_SECONDS = 0.2
@@ -81,6 +85,11 @@ class QueueExecutor:
         self._sent: dict[int, _Sent] = {}
         self._events: list[Event] = []
         self._ended: list[tuple[int, int]] = []
+        #: why the broker takes nothing at the moment; None while it does
+        self.trouble: ServiceError | None = None
+        #: what it has not taken, and the moment to try again
+        self._unsent: list[Trial] = []
+        self._retry_at = -math.inf
         #: what is to be taken back, for as long as Redis does not answer
         self._unwanted: list[tuple[list[tuple[int, int]], bool]] = []
         self._looked_at = -math.inf
@@ -112,9 +121,11 @@ class QueueExecutor:
             name = str(trial.compute_class)
             running = trial.state is TrialState.RUNNING
             self._sent[trial.number] = _Sent(attempt=trial.attempt, compute_class=name, at=now, claimed=running)
-        self._publish([trial for trial in trials if trial.state is TrialState.QUEUED])
+        self._unsent += [trial for trial in trials if trial.state is TrialState.QUEUED]
+        self._send()
 
     def poll(self, seconds: float) -> Sequence[Event]:
+        self._send()
         try:
             self._confirm()
             self._take_back()
@@ -152,6 +163,19 @@ class QueueExecutor:
             attempts, running = self._unwanted[0]
             self._channel.cancel(attempts, running=running)
             del self._unwanted[0]
+
+    def _send(self) -> None:
+        """Publish what is to be sent; a broker that is away is asked again now and then, while what runs goes on."""
+        if not self._unsent or self._clock.now() < self._retry_at:
+            return
+        attempts = {number: sent.attempt for number, sent in self._sent.items()}
+        try:
+            self._publish([trial for trial in self._unsent if attempts.get(trial.number) == trial.attempt])
+        except ServiceError as error:
+            self.trouble, self._retry_at = error, self._clock.now() + RETRY_SECONDS
+        else:
+            self.trouble, self._retry_at = None, -math.inf
+            self._unsent.clear()
 
     def _publish(self, trials: Sequence[Trial]) -> None:
         by_class: dict[str, list[Trial]] = defaultdict(list)

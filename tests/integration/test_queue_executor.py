@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,9 @@ from contract.test_executors import Rig, all_end, collect, ends, queued
 
 from shadho_celery.channel import WorkerChannel
 from shadho_celery.executors import queue as queue_module
+from shadho_celery.executors.base import Executor
 from shadho_celery.executors.queue import QueueExecutor
+from shadho_celery.hardware import ComputeClass
 from shadho_celery.registry import Registry, connect
 from shadho_celery.routing import PROTOCOL, TASK, Publisher, message, queue
 from shadho_celery.trial import Lost, Result, Started, Trial, TrialState
@@ -57,7 +59,7 @@ class Place:
     desk: Desk
     broker: str
     redis: str
-    compute_class: str = "real"
+    compute_class: str
 
     def publisher(self) -> Publisher:
         with pytest.MonkeyPatch.context() as patch:
@@ -97,23 +99,24 @@ class Place:
 def place_on(
     redis_server: str, amqp_server: tuple[str, Callable[..., str]], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Callable[[str], Place]]:
-    """Make the place of a broker, once for all tests."""
+    """Make the place of a broker, once for all tests; one Redis serves both."""
     with ExitStack() as stack:
+        redis_url = stack.enter_context(services.redis_db(redis_server))
         places: dict[str, Place] = {}
 
         def make(broker: str) -> Place:
             if broker not in places:
-                here = stack.enter_context(desk(tmp_path_factory.mktemp(broker)))
-                redis_url = stack.enter_context(services.redis_db(redis_server))
                 url = redis_url if broker == "redis" else stack.enter_context(services.amqp_vhost(*amqp_server))
-                places[broker] = place = Place(here, url, redis_url)
+                here = stack.enter_context(desk(tmp_path_factory.mktemp(broker)))
                 here.environment |= {"CELERY_BROKER_URL": url, "SHADHO_REDIS_URL": redis_url}
                 here.environment |= {"SHADHO_IMPORTS": "contract_study"}
                 here.write("contract_study.py", STUDY)
                 here.write("stranger.py", MARKER + STUDY)
-                here.worker(place.compute_class, "-c", "2", "-l", "INFO")
+                here.worker(f"on-{broker}", "-c", "2", "-l", "INFO")
                 with connect(redis_url) as client:
-                    until(lambda: len(Registry(client, "worker").living()) == 1, 30, here.said)
+                    registry = Registry(client, "worker")
+                    until(lambda: any(name.startswith(f"on-{broker}") for name in registry.living()), 30, here.said)
+                places[broker] = Place(here, url, redis_url, f"on-{broker}")
             return places[broker]
 
         yield make
@@ -138,7 +141,7 @@ def rig(place: Place, unique: Callable[[str], str], monkeypatch: pytest.MonkeyPa
         yield Rig(executor=executor, compute_class=place.compute_class, catches_running=True)
 
 
-def trial(number: int, x: float = 1.0, attempt: int = 1, compute_class: str = "real") -> Trial:
+def trial(number: int, x: float = 1.0, attempt: int = 1, compute_class: str = "on-redis") -> Trial:
     return Trial(
         number=number,
         subspace="all",
@@ -170,12 +173,17 @@ def test_with_running_the_running_trials_end_cancelled_without_a_loss(rig: Rig) 
     assert (end.state, end.loss) == (TrialState.CANCELLED, None)
 
 
+def of(name: str, executor: Executor) -> ComputeClass:
+    [found] = [compute_class for compute_class in executor.classes() if compute_class.name == name]
+    return found
+
+
 def test_there_is_a_class_with_room_before_and_after_trials_ran(rig: Rig, place: Place) -> None:
     """What workers announce is a few seconds old, but they do announce that they are free again."""
 
     def check() -> None:
-        [served] = rig.executor.classes()
-        assert (served.name, served.slots, served.workers) == (place.compute_class, 2, 1)
+        served = of(place.compute_class, rig.executor)
+        assert (served.slots, served.workers) == (2, 1)
         assert 0 < served.share <= 2
 
     check()
@@ -185,7 +193,7 @@ def test_there_is_a_class_with_room_before_and_after_trials_ran(rig: Rig, place:
 
     def idle() -> bool:
         rig.executor.poll(0.2)
-        return rig.executor.classes()[0].busy == 0
+        return of(place.compute_class, rig.executor).busy == 0
 
     until(idle, 15)
 
@@ -339,7 +347,7 @@ def test_a_worker_that_cannot_run_the_study_makes_no_class(
     fake_worker(on_redis.redis, name, **facts)
     with on_redis.executor(unique("study")) as executor:
         classes = {compute_class.name for compute_class in executor.classes()}
-        assert "real" in classes
+        assert on_redis.compute_class in classes
         assert name not in classes
         assert name in executor.workers()
     with connect(on_redis.redis) as client:
@@ -350,7 +358,7 @@ def test_a_worker_that_cannot_run_the_study_makes_no_class(
 
 
 def test_the_publisher_connects_again_after_redis_was_restarted(private_redis: services.RedisServer) -> None:
-    place = Place(None, private_redis.url, private_redis.url)  # type: ignore[arg-type]  # no worker here
+    place = Place(None, private_redis.url, private_redis.url, "none")  # type: ignore[arg-type]  # no worker here
     publisher = place.publisher()
     publisher.publish([("kept", {"study": "s", "attempts": []})])
     private_redis.restart()
@@ -360,7 +368,7 @@ def test_the_publisher_connects_again_after_redis_was_restarted(private_redis: s
 
 
 def test_the_publisher_connects_again_after_rabbitmq_was_restarted(private_rabbitmq: services.RabbitServer) -> None:
-    place = Place(None, private_rabbitmq.url, "")  # type: ignore[arg-type]
+    place = Place(None, private_rabbitmq.url, "", "none")  # type: ignore[arg-type]
     publisher = place.publisher()
     publisher.publish([("kept", {"study": "s", "attempts": []})])
     private_rabbitmq.restart()
@@ -374,7 +382,7 @@ def test_the_publisher_connects_again_after_rabbitmq_was_restarted(private_rabbi
 
 def test_while_redis_is_away_nothing_happens_and_nothing_is_forgotten(private_redis: services.RedisServer) -> None:
     """Polls are empty; what was to be taken back meanwhile is taken back afterwards."""
-    place = Place(None, private_redis.url, private_redis.url)  # type: ignore[arg-type]
+    place = Place(None, private_redis.url, private_redis.url, "none")  # type: ignore[arg-type]
     fake_worker(private_redis.url, "away")
     with connect(private_redis.url) as client:
         executor = QueueExecutor(client, place.publisher(), "study", "contract_study")
@@ -391,6 +399,29 @@ def test_while_redis_is_away_nothing_happens_and_nothing_is_forgotten(private_re
         [lost] = poll_until(executor, bool)
         assert (lost.number, lost.claimed) == (1, False)
         executor.close()
+
+
+def test_what_the_broker_does_not_take_is_sent_when_it_is_back(
+    on_redis: Place,
+    private_redis: services.RedisServer,
+    monkeypatch: pytest.MonkeyPatch,
+    unique: Callable[[str], str],
+) -> None:
+    """The scheduler goes on meanwhile, and can say what is wrong; what was taken back in between is not sent."""
+    monkeypatch.setattr(queue_module, "RETRY_SECONDS", 0.2)
+    name = unique("waiting")
+    place = replace(on_redis, broker=private_redis.url)
+    fake_worker(place.redis, name)
+    with place.executor(unique("study")) as executor:
+        private_redis.kill()
+        executor.submit([trial(number, compute_class=name) for number in range(3)])
+        assert private_redis.url in str(executor.trouble)
+        assert list(executor.poll(0.1)) == []
+        executor.cancel([1], running=False)
+        assert [event.number for event in poll_until(executor, bool)] == [1]
+        private_redis.start()
+        poll_until(executor, lambda _: executor.trouble is None)
+        assert place.waiting(name) == 2
 
 
 # What travels
@@ -455,7 +486,7 @@ def test_a_pickle_is_refused_unread_and_the_worker_goes_on(place: Place, unique:
 def works(place: Place, study: str) -> None:
     """The worker runs trials."""
     with place.executor(study) as executor:
-        executor.submit([trial(0)])
+        executor.submit([trial(0, compute_class=place.compute_class)])
         assert isinstance(poll_until(executor, ends)[-1], Result)
 
 
@@ -486,10 +517,10 @@ def test_a_module_that_the_worker_was_not_started_with_is_neither_run_nor_import
 def test_short_trials_travel_together_and_end_one_by_one(place: Place, unique: Callable[[str], str]) -> None:
     with place.executor(unique("study")) as executor:
         for first in range(0, 64, 8):  # it learns how short they are
-            executor.submit([trial(number, x=0.0) for number in range(first, first + 8)])
+            executor.submit([trial(number, 0.0, 1, place.compute_class) for number in range(first, first + 8)])
             poll_until(executor, lambda events: len(ends(events)) == 8)
         before = place.log.count("received")
-        executor.submit([trial(number, x=0.0) for number in range(100, 164)])
+        executor.submit([trial(number, 0.0, 1, place.compute_class) for number in range(100, 164)])
         events = poll_until(executor, lambda events: len(ends(events)) == 64)
     messages = place.log.count("received") - before
     print(f"64 trials in {messages} messages")

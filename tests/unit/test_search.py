@@ -280,17 +280,21 @@ def test_fmin_returns_the_best_draws_as_hyperopts_does() -> None:
 
 def test_fmin_is_seeded_by_hyperopts_generator() -> None:
     def best(seed: int) -> dict[str, Any]:
-        return shadho_celery.fmin(x_squared, SPACE, 5, rstate=np.random.default_rng(seed))
+        return shadho_celery.fmin(x_squared, SPACE, max_evals=5, rstate=np.random.default_rng(seed))
 
     assert best(1) == best(1) != best(2)
 
 
-def test_fmin_says_that_hyperopts_own_suggest_is_not_run() -> None:
-    with pytest.warns(UserWarning, match="algo='random'"):
-        best = shadho_celery.fmin(x_squared, SPACE, 3, algo=hyperopt.rand.suggest, rstate=0)
-    assert best == shadho_celery.fmin(x_squared, SPACE, 3, algo="random", rstate=0)
+def test_fmin_is_called_as_hyperopts_is() -> None:
+    """hyperopt's suggest functions name our samplers; what it takes beside is ignored with a warning."""
+    with pytest.warns(UserWarning, match="ignores trials"):
+        best = shadho_celery.fmin(x_squared, SPACE, hyperopt.rand.suggest, 3, rstate=0, trials=hyperopt.Trials())
+    assert best == shadho_celery.fmin(x_squared, SPACE, algo="random", max_evals=3, rstate=0)
+    guessed = shadho_celery.fmin(x_squared, SPACE, algo=hyperopt.tpe.suggest, max_evals=30, rstate=0)
+    assert guessed == shadho_celery.fmin(x_squared, SPACE, algo="tpe", max_evals=30, rstate=0)
+    assert guessed != shadho_celery.fmin(x_squared, SPACE, algo="random", max_evals=30, rstate=0)
 
 
 def test_fmin_without_a_success_says_so() -> None:
     with pytest.raises(NoSuccessfulTrial, match="No successful trial"):
-        shadho_celery.fmin(lambda params: {"status": "fail"}, SPACE, 3)
+        shadho_celery.fmin(lambda params: {"status": "fail"}, SPACE, max_evals=3)
