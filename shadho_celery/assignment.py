@@ -10,6 +10,7 @@ import numpy as np
 
 from shadho_celery import heuristics, ranking
 from shadho_celery.clock import Clock
+from shadho_celery.cost_model import CostModel
 from shadho_celery.errors import UsageError
 from shadho_celery.space.split import Subspace
 from shadho_celery.trial import Trial
@@ -19,6 +20,12 @@ REFRESH_RESULTS = 10
 
 #: seconds between two refreshes at least, so that a search of very short trials does not spend its time on them
 REFRESH_SECONDS = 1.0
+
+#: k of the index rule: by how many trials a subspace must fall behind to count twice as much
+PATIENCE = 15.0
+
+#: standard deviations by which a pair of subspace and class is taken to be faster than it is believed to be
+OPTIMISM = 1.0
 
 #: latest trials of a subspace that its performance is judged by
 HISTORY = 1000
@@ -33,8 +40,38 @@ class Policy(Protocol):
     def tell(self, trial: Trial) -> None:
         """A trial has finished."""
 
-    def pick(self, compute_class: str, choices: Sequence[str]) -> str:
-        """One of `choices`: subspaces that may get a trial, the one most behind its share first."""
+    def pick(self, compute_class: str, backlogs: Mapping[str, float]) -> str:
+        """One of the subspaces that may get a trial, given by how far each is behind its share, in their turn."""
+
+
+class CostPolicy:
+    """A slot takes what its class is comparatively good at, the more so the less the others are behind.
+
+    That is the subspace j with the greatest (backlog_j + k) * min_c' S_jc' / S_jc, S the predicted seconds on the live
+    classes. The backlogs find by themselves the prices at which the linear program of the best placement would have its
+    trials done. Source: MaxWeight, Tassiulas and Ephremides, IEEE TAC 37, 1992; k keeps it from following mere noise.
+    """
+
+    def __init__(self, cost_model: CostModel) -> None:
+        self._model = cost_model
+        self._classes: tuple[str, ...] = ()
+        self._efficiencies: Mapping[str, Mapping[str, float]] = {}
+        self._version = -1
+
+    def see_classes(self, names: Sequence[str]) -> None:
+        if tuple(names) != self._classes:
+            self._classes = tuple(names)
+            self._version = -1
+
+    def tell(self, trial: Trial) -> None:
+        pass
+
+    def pick(self, compute_class: str, backlogs: Mapping[str, float]) -> str:
+        if self._version != self._model.version:
+            self._version = self._model.version
+            self._efficiencies = self._model.efficiencies(self._classes, OPTIMISM)
+        efficiency = self._efficiencies[compute_class]
+        return max(backlogs, key=lambda name: (backlogs[name] + PATIENCE) * efficiency[name])
 
 
 class FifoPolicy:
@@ -46,8 +83,8 @@ class FifoPolicy:
     def tell(self, trial: Trial) -> None:
         pass
 
-    def pick(self, compute_class: str, choices: Sequence[str]) -> str:
-        return choices[0]
+    def pick(self, compute_class: str, backlogs: Mapping[str, float]) -> str:
+        return next(iter(backlogs))
 
 
 class PaperPolicy:
@@ -92,11 +129,10 @@ class PaperPolicy:
         if self._results >= REFRESH_RESULTS and self._clock.now() - self._refreshed_at >= REFRESH_SECONDS:
             self._refresh()
 
-    def pick(self, compute_class: str, choices: Sequence[str]) -> str:
-        open_ones = set(choices)
-        ranked = [name for name in self._mapping.get(compute_class, ()) if name in open_ones]
+    def pick(self, compute_class: str, backlogs: Mapping[str, float]) -> str:
+        ranked = [name for name in self._mapping.get(compute_class, ()) if name in backlogs]
         if not ranked:
-            return choices[0]
+            return next(iter(backlogs))
         if len(ranked) == 1:
             return ranked[0]
         return ranked[int(self._generator.choice(len(ranked), p=ranking.planck_weights(len(ranked))))]
@@ -116,42 +152,20 @@ class PaperPolicy:
         self._mapping = ranking.pair(ranked, self._classes) if self._classes else {}
 
 
-POLICIES = ("paper", "fifo")
+POLICIES = ("cost", "paper", "fifo")
 
 
-def make_policy(name: str, subspaces: Sequence[Subspace], generator: np.random.Generator, clock: Clock) -> Policy:
+def make_policy(
+    name: str, subspaces: Sequence[Subspace], cost_model: CostModel, generator: np.random.Generator, clock: Clock
+) -> Policy:
     """The policy called `name`; UsageError for an unknown one."""
     check(name)
-    return PaperPolicy(subspaces, generator, clock) if name == "paper" else FifoPolicy()
+    if name == "paper":
+        return PaperPolicy(subspaces, generator, clock)
+    return CostPolicy(cost_model) if name == "cost" else FifoPolicy()
 
 
 def check(name: str) -> None:
     """Raise UsageError for a name that no policy has."""
     if name not in POLICIES:
         raise UsageError(f"there is no policy {name!r}; choose one of {', '.join(POLICIES)}")
-
-
-class Shares:
-    """How many of a study's trials each subspace gets: in proportion to its probability under the search space.
-
-    Trials are dealt out by Webster's (Sainte-Laguë's) rule: the next one goes to the subspace with the greatest
-    p / (2 d + 1), d the trials it has. So the first n trials of a longer study are those of a study of n.
-    """
-
-    def __init__(self, probabilities: Mapping[str, float]) -> None:
-        self._names = list(probabilities)
-        self._probabilities = np.array([probabilities[name] for name in self._names], dtype=float)
-
-    def in_order(self, dealt: Mapping[str, int]) -> list[str]:
-        """The subspaces, the one whose turn it is first."""
-        counts = np.array([dealt[name] for name in self._names], dtype=float)
-        order = np.argsort(-self._probabilities / (2 * counts + 1), kind="stable")
-        return [self._names[i] for i in order]
-
-    def quotas(self, trials: int) -> dict[str, int]:
-        """Trials by subspace when `trials` have been dealt out."""
-        # A rounded multiple of the probabilities is where the rule stands after as many trials: start there, step on.
-        counts = np.floor(self._probabilities * max(0, trials - len(self._names)) + 0.5)
-        for _ in range(trials - int(counts.sum())):
-            counts[np.argmax(self._probabilities / (2 * counts + 1))] += 1
-        return {name: int(n) for name, n in zip(self._names, counts, strict=True)}

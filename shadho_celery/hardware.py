@@ -79,6 +79,8 @@ class ComputeClass:
     allowance: float | None = None
     #: trials to keep waiting beyond the slots, so that a freed slot need not wait for the scheduler
     ahead: int = 0
+    #: bytes a trial may use on the class's smallest machine: of a GPU, else of its RAM; 0 where unknown
+    memory: int = 0
     #: bytes of the smallest GPU among the class's machines
     gpu_memory: int = 0
     #: most cores among the class's machines

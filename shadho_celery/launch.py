@@ -16,8 +16,9 @@ from shadho_celery import study_file, urls
 from shadho_celery.assignment import POLICIES
 from shadho_celery.errors import ShadhoError, UsageError
 from shadho_celery.samplers import SAMPLERS
-from shadho_celery.search import DEFAULT_POLICY, DEFAULT_SAMPLER
+from shadho_celery.search import DEFAULT_POLICY, DEFAULT_SAMPLER, DEFAULT_SHARES
 from shadho_celery.session import DEFAULT_TRIALS, Options, Session
+from shadho_celery.shares import SHARES
 from shadho_celery.store import DEFAULT_STORE
 
 EXAMPLES = f"""
@@ -51,6 +52,11 @@ def _workers(_: Any, __: Any, values: tuple[str, ...]) -> dict[str, int]:
 @click.option("--seed", type=click.IntRange(min=0), help="Makes the search repeatable.  [default: drawn]")
 @click.option("--sampler", type=click.Choice([*SAMPLERS]), help=f"Proposes params.  [default: {DEFAULT_SAMPLER}]")
 @click.option("--policy", type=click.Choice(POLICIES), help=f"Places trials on classes.  [default: {DEFAULT_POLICY}]")
+@click.option(
+    "--shares",
+    type=click.Choice(SHARES),
+    help=f"Trials a subspace gets: evenly, or more where the best loss may be beaten.  [default: {DEFAULT_SHARES}]",
+)
 @click.option("--study", "name", metavar="NAME", help="Name of the study.  [default: module and time]")
 @click.option(
     "--resume",

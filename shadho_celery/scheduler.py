@@ -7,16 +7,27 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from shadho_celery.assignment import Policy, Shares
+from shadho_celery.assignment import Policy
+from shadho_celery.cost_model import CostModel
 from shadho_celery.executors.base import Executor
 from shadho_celery.hardware import DEFAULT_CLASSES, ComputeClass, by_strength
 from shadho_celery.samplers.base import Sampler
+from shadho_celery.shares import Shares
 from shadho_celery.space.split import Subspace
 from shadho_celery.study import Limits, Study
 from shadho_celery.trial import Event, Trial, TrialState
 
 #: seconds that one turn of the loop waits for something to happen
 TURN_SECONDS = 0.5
+
+#: trials after which a class is ranked by how fast it has been, and no more by its hardware
+TIMED_TRIALS = 5
+
+#: new trials that are drawn for a slot until one fits its memory
+DRAWS = 20
+
+#: trials a slot that may wait for a class with more memory
+WAITING_PER_SLOT = 4
 
 MakeSampler = Callable[[Subspace, Sequence[int]], Sampler]
 
@@ -31,12 +42,15 @@ class Scheduler:
         executor: Executor,
         *,
         policy: Policy,
+        shares: Shares,
+        cost_model: CostModel,
         make_sampler: MakeSampler,
         limits: Limits,
         expected: Sequence[str] = DEFAULT_CLASSES,
     ) -> None:
         """`expected` orders the classes that do not differ in their hardware, strongest first."""
         self.study = study
+        self.cost_model = cost_model
         self.limits = limits
         self.expected = expected
         self.classes: list[ComputeClass] = []
@@ -49,7 +63,8 @@ class Scheduler:
         self.subspaces = tuple(subspace.name for subspace in subspaces)
         self._index = {subspace.name: place for place, subspace in enumerate(subspaces)}
         self._samplers = {s.name: make_sampler(s, (self._seed, place)) for place, s in enumerate(subspaces)}
-        self._shares = Shares({subspace.name: subspace.probability for subspace in subspaces})
+        self._shares = shares
+        self._adaptive = any(sampler.adaptive for sampler in self._samplers.values())
         self._quotas: dict[str, int] = {}
         self._quotas_for = -1
         self._began = study.clock.now()
@@ -84,20 +99,19 @@ class Scheduler:
 
     def assign(self) -> None:
         """See which classes live, how strong they are, and whether the study is at its end."""
-        self.classes = by_strength(self._executor.classes(), self.expected)
+        self.classes = self._in_order(self._executor.classes())
         self._policy.see_classes([compute_class.name for compute_class in self.classes])
         if not self.stopping and self._limit_reached():
             self.stop(running=self._target_reached())
 
     def fill(self) -> None:
         """Give every class the trials it has room for, recorded before they are sent."""
-        batch = []
-        for compute_class in self._places():
-            trial = self._next_trial(compute_class)
-            batch.append(self.study.queue(trial, compute_class))
+        batch = [self.study.queue(trial, compute_class) for compute_class, trial in self._placed()]
         self.study.commit()
         if batch:
             self._executor.submit(batch)
+        else:
+            self._spill()
 
     def stop(self, *, running: bool = False) -> None:
         """Send nothing more and take back what no worker has claimed; with `running` stop the others too.
@@ -106,7 +120,7 @@ class Scheduler:
         """
         self.stopping = True
         if self.study.in_flight:
-            self._executor.cancel([trial.number for trial in self._sent()], running=running)
+            self._executor.cancel([trial.number for trial in self.study.sent], running=running)
 
     @property
     def done(self) -> bool:
@@ -117,36 +131,66 @@ class Scheduler:
 
     def _take_up(self) -> None:
         """Learn from the trials of earlier runs, and take up those that were in flight."""
+        for trial in self.study:
+            self._shares.deal(trial.subspace)
         for trial in self.study.trials:
             self._learn(trial)
         if self.study.in_flight:
-            self._executor.submit(self._sent())
-
-    def _sent(self) -> list[Trial]:
-        """Trials that were sent and have not ended."""
-        return [trial for trial in self.study if trial.state in (TrialState.QUEUED, TrialState.RUNNING)]
+            self._executor.submit(self.study.sent)
 
     def _learn(self, trial: Trial) -> None:
+        self.cost_model.tell(trial, on_gpu=self._has_gpus(trial.compute_class))
+        self._shares.tell(trial)
         self._policy.tell(trial)
         if trial.subspace in self._samplers:
             self._samplers[trial.subspace].tell(trial)
 
-    def _places(self) -> Iterator[str]:
-        """The class of each trial to send: one a class in turn, the strongest first, until no class has room."""
-        left = self._left()
+    def _has_gpus(self, name: str | None) -> bool:
+        return any(compute_class.name == name and compute_class.gpu_memory for compute_class in self.classes)
+
+    def _in_order(self, classes: Sequence[ComputeClass]) -> list[ComputeClass]:
+        """Strongest first: by their hardware, until every class has shown how fast it is."""
+        ordered = by_strength(classes, self.expected)
+        if all(self.cost_model.timed(compute_class.name) >= TIMED_TRIALS for compute_class in ordered):
+            ordered.sort(key=lambda compute_class: self.cost_model.slowness(compute_class.name))
+        return ordered
+
+    def _placed(self) -> Iterator[tuple[str, Trial]]:
+        """Trials to send and their class: one a class in turn, the strongest first, until no class has room."""
         # Near the end a trial that waits in a queue is better sent to whichever slot falls free first.
-        near_end = left <= sum(compute_class.slots for compute_class in self.classes)
-        room = {c.name: self._room(c, 0 if near_end else c.ahead) for c in self.classes}
-        while left > 0 and any(free > 0 for free in room.values()):
-            for name, free in room.items():
-                if free > 0 and left > 0:
-                    room[name] -= 1
-                    left -= 1
-                    yield name
+        near_end = self._left() <= sum(compute_class.slots for compute_class in self.classes)
+        room = [(c, self._room(c, 0 if near_end else c.ahead)) for c in self.classes]
+        for place in range(max((free for _, free in room), default=0)):
+            for compute_class in [c for c, free in room if free > place]:
+                trial = self._next_trial(compute_class) if self._left() > 0 else None
+                if trial is not None:
+                    yield compute_class.name, trial
 
     def _room(self, compute_class: ComputeClass, ahead: int) -> int:
         in_flight = self.study.count(TrialState.QUEUED, TrialState.RUNNING, compute_class=compute_class.name)
         return math.ceil(compute_class.share) + ahead - in_flight
+
+    def _spill(self) -> None:
+        """With nothing left to send, take back what waits in one class's queue while a slot of another is free."""
+        if self.stopping or self._left() > 0:
+            return
+        room = [(c, self._room(c, 0)) for c in self.classes]
+        crowded = {c.name for c, free in room if free < 0}
+        if not crowded:
+            return
+        waiting = [t for t in self.study.sent if t.state is TrialState.QUEUED and t.compute_class in crowded]
+        for compute_class, free in room:
+            fitting = [trial.number for trial in waiting if self._fits(trial, compute_class)]
+            if free > 0 and fitting:
+                self._executor.cancel(fitting[-free:], running=False)
+
+    def _fits(self, trial: Trial, compute_class: ComputeClass) -> bool:
+        """False where the trial will need more memory than the class has, and another class has more."""
+        if compute_class.memory >= max(c.memory for c in self.classes):
+            return True
+        on_gpu = bool(compute_class.gpu_memory)
+        needed = self.cost_model.memory(trial.subspace, [trial.params], on_gpu=on_gpu, budget=trial.budget)
+        return needed is None or not compute_class.memory or float(needed[0]) <= compute_class.memory
 
     def _left(self) -> float:
         """Trials that may still be sent."""
@@ -156,30 +200,42 @@ class Scheduler:
             return math.inf
         return self.limits.trials - self.study.counted - self.study.in_flight
 
-    def _next_trial(self, compute_class: str) -> Trial:
-        """A trial for a free slot of `compute_class`: one that waits to be sent again, else a new one."""
-        waiting = self.study.next_waiting()
+    def _next_trial(self, compute_class: ComputeClass) -> Trial | None:
+        """A trial for a free slot: one that waits to be sent and fits, else a new one; None where none fits."""
+        waiting = self.study.next_waiting(lambda trial: self._fits(trial, compute_class))
         if waiting is not None:
             return waiting
-        name = self._policy.pick(compute_class, self._choices())
+        for _ in range(DRAWS):
+            held_back = self.study.count(TrialState.WAITING)
+            if held_back >= self._left() or held_back > WAITING_PER_SLOT * sum(c.slots for c in self.classes):
+                return None
+            trial = self._draw(self._policy.pick(compute_class.name, self._backlogs()))
+            if self._fits(trial, compute_class):
+                return trial
+            # It stays in the study until a class has room that it fits.
+            self.study.hold_back(trial)
+        return None
+
+    def _draw(self, name: str) -> Trial:
+        """A new trial in the subspace called `name`."""
         place = self.study.asked(name)
         params = self._samplers[name].ask(place)
+        self._shares.deal(name)
         return self.study.add(name, params, trial_seed(self._seed, self._index[name], place))
 
-    def _choices(self) -> list[str]:
-        """Subspaces that may get a trial, the one most behind its share first.
+    def _backlogs(self) -> dict[str, float]:
+        """Subspaces that may get a trial, with how far each is behind its share, the furthest first.
 
         Where the proposals do not depend on the losses, a limit on trials fixes each subspace's number of them: the
         policy decides on order and place, the seed on the set.
         """
-        dealt = {name: self.study.asked(name) for name in self.subspaces}
-        order = self._shares.in_order(dealt)
-        if self.limits.trials is None or any(sampler.adaptive for sampler in self._samplers.values()):
-            return order
+        backlogs = self._shares.backlogs()
+        if self.limits.trials is None or not self._shares.fixed or self._adaptive:
+            return backlogs
         total = self.limits.trials + self.study.count(TrialState.CANCELLED)
         if total != self._quotas_for:
             self._quotas, self._quotas_for = self._shares.quotas(total), total
-        return [name for name in order if dealt[name] < self._quotas[name]] or order
+        return {n: behind for n, behind in backlogs.items() if self.study.asked(n) < self._quotas[n]} or backlogs
 
     def _seconds_left(self) -> float:
         if self.limits.seconds is None:

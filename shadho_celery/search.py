@@ -9,21 +9,26 @@ from typing import Any
 import numpy as np
 
 from shadho_celery import assignment, samplers
+from shadho_celery import shares as sharing
 from shadho_celery.assignment import make_policy
 from shadho_celery.context import Objective
+from shadho_celery.cost_model import CostModel
 from shadho_celery.errors import NoSuccessfulTrial
 from shadho_celery.executors.base import Executor
 from shadho_celery.executors.inline import InlineExecutor
 from shadho_celery.hardware import DEFAULT_CLASSES
+from shadho_celery.hints import Cost, make_hint
 from shadho_celery.opening import open_study
 from shadho_celery.samplers import make_sampler
 from shadho_celery.scheduler import Scheduler
+from shadho_celery.shares import make_shares
 from shadho_celery.space.compile import Space, compile_space
 from shadho_celery.space.split import split
 from shadho_celery.store import Store
 from shadho_celery.study import Limits, Study
 
-DEFAULT_POLICY = "paper"
+DEFAULT_POLICY = "cost"
+DEFAULT_SHARES = "uniform"
 DEFAULT_SAMPLER = "random"
 
 #: our samplers for the modules of hyperopt's ``suggest`` functions
@@ -43,6 +48,7 @@ def minimize(
     seed: int | None = None,
     sampler: str = DEFAULT_SAMPLER,
     policy: str = DEFAULT_POLICY,
+    shares: str = DEFAULT_SHARES,
     store: str = "sqlite://",
     study: str | None = None,
     resume: bool = False,
@@ -50,7 +56,8 @@ def minimize(
     """Search `space` (a hyperopt expression) for the params with the least loss, trial after trial in this process.
 
     The search ends after `trials`, after `seconds`, or at a loss of `target` or less, whichever comes first. The same
-    `seed` gives the same trials. `store` keeps them: in memory, or at a database URL such as ``sqlite:///shadho.db``,
+    `seed` gives the same trials. `shares` says how trials are shared out between subspaces: "uniform", by the space's
+    own law, or by "promise". `store` keeps them: in memory, or at a database URL such as ``sqlite:///shadho.db``,
     where `study` names the search and `resume` carries it on.
 
     Returns the study: `.trials` in the order they finished, each with `.params` by label, `.loss` and `.state`;
@@ -58,13 +65,13 @@ def minimize(
     searched, UsageError for arguments that make no sense.
     """
     limits = Limits(trials=trials, seconds=seconds, target=target)
-    check_names(sampler, policy)
+    check_names(sampler, policy, shares)
     compiled = compile_space(space)
     executor = InlineExecutor(objective, compiled.evaluate)
     with closing(Store(store)) as database:
         search = open_study(database, compiled.describe(), name=study, resume=resume, seed=seed)
         with closing(search):
-            make_scheduler(compiled, search, executor, limits, sampler=sampler, policy=policy).run()
+            make_scheduler(compiled, search, executor, limits, sampler=sampler, policy=policy, shares=shares).run()
     return search
 
 
@@ -95,10 +102,11 @@ def fmin(
     return dict(study.best.params)
 
 
-def check_names(sampler: str, policy: str) -> None:
+def check_names(sampler: str, policy: str, shares: str = DEFAULT_SHARES) -> None:
     """Raise UsageError for a name that does not exist; to be asked before a study is recorded."""
     samplers.check(sampler)
     assignment.check(policy)
+    sharing.check(shares)
 
 
 def make_scheduler(
@@ -109,16 +117,24 @@ def make_scheduler(
     *,
     sampler: str = DEFAULT_SAMPLER,
     policy: str = DEFAULT_POLICY,
+    shares: str = DEFAULT_SHARES,
+    cost: Cost | None = None,
     expected: tuple[str, ...] = (),
 ) -> Scheduler:
-    """The scheduler of `study`, its parts chosen by name; UsageError for a name that does not exist."""
+    """The scheduler of `study`, its parts chosen by name; UsageError for a name that does not exist.
+
+    `cost` says what trials are thought to cost beside one another, see `hints.make_hint`.
+    """
     subspaces = split(space)
+    cost_model = CostModel(subspaces, None if cost is None else make_hint(cost, space, subspaces))
     generator = np.random.default_rng([study.record.seed, _POLICY_STREAM])
     return Scheduler(
         study,
         subspaces,
         executor,
-        policy=make_policy(policy, subspaces, generator, study.clock),
+        policy=make_policy(policy, subspaces, cost_model, generator, study.clock),
+        shares=make_shares(shares, {subspace.name: subspace.probability for subspace in subspaces}),
+        cost_model=cost_model,
         make_sampler=lambda subspace, entropy: make_sampler(sampler, subspace, entropy),
         limits=limits,
         expected=expected or DEFAULT_CLASSES,

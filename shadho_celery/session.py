@@ -23,7 +23,7 @@ from shadho_celery.executors.queue import QueueExecutor
 from shadho_celery.opening import open_study
 from shadho_celery.registry import connect, start_command, unable
 from shadho_celery.routing import Publisher
-from shadho_celery.search import DEFAULT_POLICY, DEFAULT_SAMPLER, check_names, make_scheduler
+from shadho_celery.search import DEFAULT_POLICY, DEFAULT_SAMPLER, DEFAULT_SHARES, check_names, make_scheduler
 from shadho_celery.space.compile import compile_space
 from shadho_celery.store import DEFAULT_STORE, Store
 from shadho_celery.study import Limits
@@ -52,6 +52,7 @@ class Options:
     seed: int | None = None
     sampler: str | None = None
     policy: str | None = None
+    shares: str | None = None
     name: str | None = None
     resume: bool = False
     store: str = DEFAULT_STORE
@@ -64,8 +65,8 @@ class Options:
 
     def over(self, settings: Mapping[str, Any]) -> Mapping[str, Any]:
         """What holds: the option where it is given, else what the study file says, else the default."""
-        defaults = {"sampler": DEFAULT_SAMPLER, "policy": DEFAULT_POLICY, "weight": 1.0}
-        names = ("trials", "seconds", "target", "sampler", "policy", "weight")
+        defaults = {"sampler": DEFAULT_SAMPLER, "policy": DEFAULT_POLICY, "shares": DEFAULT_SHARES, "weight": 1.0}
+        names = ("trials", "seconds", "target", "sampler", "policy", "shares", "weight")
         given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
         return {**dict.fromkeys(names), **defaults, **settings, **given}
 
@@ -82,7 +83,7 @@ class Session:
         self._file = file
         self._began = time.monotonic()
         self._settings = options.over(file.settings)
-        check_names(self._settings["sampler"], self._settings["policy"])
+        check_names(self._settings["sampler"], self._settings["policy"], self._settings["shares"])
         bounds = {name: self._settings[name] for name in ("trials", "seconds", "target")}
         self._limits = Limits(**(bounds if set(bounds.values()) != {None} else {"trials": DEFAULT_TRIALS}))
         self._space = compile_space(file.space)
@@ -140,6 +141,8 @@ class Session:
             self._limits,
             sampler=self._settings["sampler"],
             policy=self._settings["policy"],
+            shares=self._settings["shares"],
+            cost=self._settings.get("cost"),
             expected=self._expected,
         )
 

@@ -7,7 +7,7 @@ A study takes events in any order and any number of times; a trial gets at most 
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,6 +66,7 @@ class Study:
         self._changed: set[int] = set()
         self._reports: list[Report] = []
         self._waiting: deque[int] = deque()
+        self._sent: dict[int, Trial] = {}
         self._by_state: Counter[TrialState] = Counter()
         self._by_class: Counter[tuple[str | None, TrialState]] = Counter()
         self._by_subspace: Counter[tuple[str, TrialState]] = Counter()
@@ -113,7 +114,12 @@ class Study:
     @property
     def in_flight(self) -> int:
         """Trials that were sent and have not ended."""
-        return self.count(_S.QUEUED, _S.RUNNING)
+        return len(self._sent)
+
+    @property
+    def sent(self) -> list[Trial]:
+        """Trials that were sent and have not ended, the one sent last at the end."""
+        return list(self._sent.values())
 
     @property
     def compute_classes(self) -> list[str]:
@@ -144,12 +150,18 @@ class Study:
         self._put(trial)
         return trial
 
-    def next_waiting(self) -> Trial | None:
-        """A trial that waits to be sent again, taken off the list of those; None where there is none."""
-        while self._waiting:
+    def hold_back(self, trial: Trial) -> None:
+        """Have a new trial wait until `next_waiting` is asked for one like it."""
+        self._waiting.append(trial.number)
+
+    def next_waiting(self, fits: Callable[[Trial], bool] = lambda trial: True) -> Trial | None:
+        """The first trial that waits to be sent and `fits`, taken off the list of those; None where there is none."""
+        for _ in range(len(self._waiting)):
             trial = self._by_number[self._waiting.popleft()]
             if trial.state is _S.WAITING:
-                return trial
+                if fits(trial):
+                    return trial
+                self._waiting.append(trial.number)
         return None
 
     def queue(self, trial: Trial, compute_class: str) -> Trial:
@@ -244,6 +256,10 @@ class Study:
         else:
             self._tally(before, -1)
         self._tally(trial, +1)
+        if trial.state in (_S.QUEUED, _S.RUNNING):
+            self._sent[trial.number] = trial
+        else:
+            self._sent.pop(trial.number, None)
         if trial.state is _S.WAITING and trial.attempt:
             self._waiting.append(trial.number)
         if trial.state.is_finished:

@@ -85,6 +85,11 @@ class Trial:
     finished_at: float | None = None
     #: seconds the objective itself took
     seconds: float | None = None
+    #: peak bytes the objective used: of GPU memory where it ran on a GPU, else of the process's resident memory; None
+    #: where it was not measured
+    memory: int | None = None
+    #: how much of the fidelity the trial is given; None for all of it
+    budget: float | None = None
 
     def evolve(self, **changes: Any) -> Trial:
         """A copy with `changes` made; a change of state must be lawful."""
@@ -132,6 +137,8 @@ class Result:
     compute_class: str | None = None
     #: seconds the objective itself took
     seconds: float | None = None
+    #: peak bytes the objective used, None where it was not measured
+    memory: int | None = None
     #: seconds since the epoch
     at: float
 

@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[1]
 FLOORS = [
     ["errors clock trial hardware"],
     ["space.*"],
-    ["heuristics ranking cost_model rounds", "assignment"],
+    ["heuristics ranking speeds neighbours shares rounds", "cost_model", "assignment hints"],
     ["tables holder database", "store", "study", "opening"],
     ["samplers.* pruners.*", "study_file context runner executors executors.base executors.inline executors.simulated"],
     ["scheduler"],

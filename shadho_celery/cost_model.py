@@ -1,0 +1,161 @@
+"""What a trial costs on a class of machines, in seconds and in memory: predicted from the trials that have finished."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shadho_celery import heuristics
+from shadho_celery.neighbours import Neighbours
+from shadho_celery.space.split import Subspace
+from shadho_celery.speeds import Speeds
+from shadho_celery.trial import Trial, TrialState
+
+Array = NDArray[np.float64]
+
+#: (subspace, params) -> a number that the seconds are thought to be in proportion to
+Hint = Callable[[str, Mapping[str, Any]], float]
+
+QUANTILES = (0.1, 0.5, 0.9)
+
+#: trials shorter than this are all alike to a scheduler
+LEAST_SECONDS = 1e-3
+#: what the most complex subspace is thought to take beside the simplest one, where there is no hint
+COMPLEXITY_RATIO = 4.0
+#: memory has no groups: every trial departs from log(1 byte)
+_ONE_GROUP = np.zeros(1)
+#: spread of log bytes within a subspace that is believed in as long as there are few trials
+_MEMORY_SPREAD = 0.5
+#: budgets are thought to reach this far at most: their logarithm's feature then lies in about [0, 1]
+_BUDGETS = math.log(1000.0)
+
+
+class CostModel:
+    """Learns online from finished trials; asks nothing of them but that they come one by one.
+
+    Log seconds of a trial = what its subspace and class take (`Speeds`) + log hint + log budget + how trials of alike
+    params departed from that (`Neighbours`). Failed and pruned trials teach nothing: they end when they like.
+    """
+
+    def __init__(self, subspaces: Sequence[Subspace], hint: Hint | None = None) -> None:
+        self._subspaces = {subspace.name: subspace for subspace in subspaces}
+        self._row = {subspace.name: row for row, subspace in enumerate(subspaces)}
+        self._column: dict[str, int] = {}
+        self._hint = hint or _by_complexity(subspaces)
+        self._speeds = Speeds(len(subspaces))
+        self._past = {s.name: Neighbours(len(s.domains) + 1) for s in subspaces}
+        #: by subspace and whether the memory is a GPU's
+        self._memory: dict[tuple[str, bool], Neighbours] = {}
+
+    @property
+    def version(self) -> int:
+        """A number that changes whenever what is believed of the classes' speeds does."""
+        self._speeds.estimate()
+        return self._speeds.version
+
+    def tell(self, trial: Trial, *, on_gpu: bool = False) -> None:
+        """Learn from a finished trial; `on_gpu` says whose memory it reports."""
+        if trial.state is not TrialState.COMPLETE or trial.subspace not in self._row or trial.compute_class is None:
+            return
+        features = self._features(trial.subspace, [trial.params], trial.budget)
+        if trial.seconds is not None:
+            row, column = self._row[trial.subspace], self._column_of(trial.compute_class)
+            value = math.log(max(trial.seconds, LEAST_SECONDS))
+            value -= float(self._offsets(trial.subspace, [trial.params], trial.budget)[0])
+            self._speeds.tell(row, column, value)
+            self._past[trial.subspace].tell(features[0], value, column, self._speeds.estimate().mean[row])
+        if trial.memory:
+            past = self._memory.setdefault((trial.subspace, on_gpu), Neighbours(features.shape[1]))
+            past.tell(features[0], math.log(trial.memory), 0, _ONE_GROUP)
+
+    def seconds(
+        self,
+        subspace: str,
+        compute_class: str,
+        params_list: Sequence[Mapping[str, Any]],
+        *,
+        quantiles: Sequence[float] = QUANTILES,
+        budget: float | None = None,
+    ) -> Array:
+        """Seconds that trials of n sets of params will take on a class, shape (n, q): quantiles, ascending with q.
+
+        Raises KeyError for a subspace that is none. Before there are trials, a second in the middle.
+        """
+        row, column = self._row[subspace], self._column_of(compute_class)
+        estimate = self._speeds.estimate()
+        spread = math.hypot(estimate.noise, float(estimate.deviation[row, column]))
+        departures = self._past[subspace].departures(
+            self._features(subspace, params_list, budget), np.asarray(quantiles), estimate.mean[row], spread
+        )
+        centre = estimate.mean[row, column] + self._offsets(subspace, params_list, budget)
+        seconds: Array = np.exp(centre[:, None] + departures)
+        return seconds
+
+    def memory(
+        self,
+        subspace: str,
+        params_list: Sequence[Mapping[str, Any]],
+        *,
+        on_gpu: bool = False,
+        quantile: float = 0.5,
+        budget: float | None = None,
+    ) -> Array | None:
+        """Peak bytes that trials of n sets of params will use, shape (n,); None where no trial has measured any."""
+        past = self._memory.get((subspace, on_gpu))
+        if past is None:
+            return None
+        rows = self._features(subspace, params_list, budget)
+        logs = past.departures(rows, np.array([quantile]), _ONE_GROUP, _MEMORY_SPREAD)
+        bytes_: Array = np.exp(logs[:, 0])
+        return bytes_
+
+    def efficiencies(self, classes: Sequence[str], optimism: float = 0.0) -> dict[str, dict[str, float]]:
+        """By class and subspace, the fastest class's seconds over this class's: 1 where no class is faster.
+
+        With `optimism` a pair counts as so many standard deviations faster than it is believed to be, so pairs of
+        which little is known get tried (an upper confidence bound).
+        """
+        columns = [self._column_of(name) for name in classes]
+        estimate = self._speeds.estimate()
+        logs = estimate.mean[:, columns] - optimism * estimate.deviation[:, columns]
+        ratios = np.exp(logs.min(axis=1, keepdims=True) - logs)
+        return {c: dict(zip(self._row, ratios[:, place].tolist(), strict=True)) for place, c in enumerate(classes)}
+
+    def slowness(self, compute_class: str) -> float:
+        """Log seconds of a class beside the mean of all classes: what is slow about it whatever the subspace."""
+        column = self._column_of(compute_class)
+        return float(self._speeds.estimate().by_class[column])
+
+    def timed(self, compute_class: str) -> int:
+        """Trials of a class that the model has learned from."""
+        column = self._column_of(compute_class)
+        return int(self._speeds.counts[:, column].sum())
+
+    def _column_of(self, compute_class: str) -> int:
+        if compute_class not in self._column:
+            self._column[compute_class] = len(self._column)
+            self._speeds.add_column()
+        return self._column[compute_class]
+
+    def _features(self, subspace: str, params_list: Sequence[Mapping[str, Any]], budget: float | None) -> Array:
+        """The params as `heuristics.features`, and the budget's logarithm; shape (n, d + 1)."""
+        columns = heuristics.features(params_list, self._subspaces[subspace].domains)
+        last = 0.0 if budget is None else math.log(budget) / _BUDGETS
+        return np.column_stack([columns, np.full(len(params_list), last)])
+
+    def _offsets(self, subspace: str, params_list: Sequence[Mapping[str, Any]], budget: float | None) -> Array:
+        """Log of hint and budget: what is known of the seconds without having seen a trial; shape (n,)."""
+        known = math.log(budget) if budget else 0.0
+        return np.array([known + math.log(self._hint(subspace, params)) for params in params_list])
+
+
+def _by_complexity(subspaces: Sequence[Subspace]) -> Hint:
+    """Seconds by the rank of the complexities, from simple to complex in equal steps of their logarithm."""
+    ordered = sorted(subspaces, key=lambda subspace: heuristics.complexity(subspace.leaves))
+    steps = max(1, len(ordered) - 1)
+    relative = {s.name: COMPLEXITY_RATIO ** (place / steps - 0.5) for place, s in enumerate(ordered)}
+    return lambda subspace, params: relative[subspace]
