@@ -91,6 +91,8 @@ class Outcome:
     error: str | None = None
     #: seconds the call took
     seconds: float = 0.0
+    #: peak bytes, None where they were not measured
+    memory: int | None = None
 
 
 def call(objective: Objective, make_params: Callable[[], Any], context: Context, clock: Clock | None = None) -> Outcome:

@@ -26,7 +26,7 @@ QUANTILES = (0.1, 0.5, 0.9)
 LEAST_SECONDS = 1e-3
 #: what the most complex subspace is thought to take beside the simplest one, where there is no hint
 COMPLEXITY_RATIO = 4.0
-#: memory has no groups: every trial departs from log(1 byte)
+#: memory has no groups: which value its trials depart from does not matter as they are told
 _ONE_GROUP = np.zeros(1)
 #: spread of log bytes within a subspace that is believed in as long as there are few trials
 _MEMORY_SPREAD = 0.5
@@ -109,8 +109,9 @@ class CostModel:
         if past is None:
             return None
         rows = self._features(subspace, params_list, budget)
-        logs = past.departures(rows, np.array([quantile]), _ONE_GROUP, _MEMORY_SPREAD)
-        bytes_: Array = np.exp(logs[:, 0])
+        middle = past.middle
+        departures = past.departures(rows, np.array([quantile]), np.array([middle]), _MEMORY_SPREAD)
+        bytes_: Array = np.exp(middle + departures[:, 0])
         return bytes_
 
     def efficiencies(self, classes: Sequence[str], optimism: float = 0.0) -> dict[str, dict[str, float]]:
@@ -144,7 +145,7 @@ class CostModel:
     def _features(self, subspace: str, params_list: Sequence[Mapping[str, Any]], budget: float | None) -> Array:
         """The params as `heuristics.features`, and the budget's logarithm; shape (n, d + 1)."""
         columns = heuristics.features(params_list, self._subspaces[subspace].domains)
-        last = 0.0 if budget is None else math.log(budget) / _BUDGETS
+        last = math.log(budget) / _BUDGETS if budget else 0.0
         return np.column_stack([columns, np.full(len(params_list), last)])
 
     def _offsets(self, subspace: str, params_list: Sequence[Mapping[str, Any]], budget: float | None) -> Array:
@@ -156,6 +157,6 @@ class CostModel:
 def _by_complexity(subspaces: Sequence[Subspace]) -> Hint:
     """Seconds by the rank of the complexities, from simple to complex in equal steps of their logarithm."""
     ordered = sorted(subspaces, key=lambda subspace: heuristics.complexity(subspace.leaves))
-    steps = max(1, len(ordered) - 1)
-    relative = {s.name: COMPLEXITY_RATIO ** (place / steps - 0.5) for place, s in enumerate(ordered)}
+    middle = (len(ordered) - 1) / 2
+    relative = {s.name: COMPLEXITY_RATIO ** ((place - middle) / max(1, 2 * middle)) for place, s in enumerate(ordered)}
     return lambda subspace, params: relative[subspace]

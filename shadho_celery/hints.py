@@ -38,22 +38,23 @@ def make_hint(cost: Cost, space: Space, subspaces: Sequence[Subspace]) -> Hint:
         except Exception as error:
             if not failed:
                 log.warning("STUDY['cost'] failed and is left out where it does: %s: %s", type(error).__name__, error)
-            failed.append(subspace)
+                failed.append(subspace)
             return typical[subspace]
 
     return hint
 
 
 def _by_name(costs: Mapping[str, float], names: Sequence[str]) -> Hint:
+    known: dict[str, float] = {}
     for name, value in costs.items():
         if name not in names:
             raise UsageError(f"STUDY['cost'] names {name!r}, which is no subspace; there are {', '.join(names)}")
         try:
-            _positive(value)
-        except (TypeError, ValueError) as error:
+            known[name] = _positive(value)
+        except (TypeError, ValueError, OverflowError) as error:
             raise UsageError(f"STUDY['cost'] of {name!r} is {value!r}: {error}") from None
-    middle = math.exp(float(np.mean([math.log(value) for value in costs.values()]))) if costs else 1.0
-    return lambda subspace, params: costs.get(subspace, middle)
+    middle = math.exp(float(np.mean([math.log(value) for value in known.values()]))) if known else 1.0
+    return lambda subspace, params: known.get(subspace, middle)
 
 
 def _typical(cost: Callable[[Any], float], space: Space, subspace: Subspace) -> float:
@@ -61,7 +62,7 @@ def _typical(cost: Callable[[Any], float], space: Space, subspace: Subspace) -> 
     try:
         return _positive(cost(space.evaluate(params)))
     except Exception as error:
-        reason = f"{type(error).__name__}: {error}"
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise UsageError(
             f"STUDY['cost'] failed for params of {subspace.name}: {reason}; it gets what the objective gets, and "
             "returns a number above 0 to which the seconds are in proportion"

@@ -47,6 +47,11 @@ class Neighbours:
         """True where the params tell more than the subspace as a whole."""
         return self._told > MIN_TRIALS and bool(self._errors[0] < self._errors[1])
 
+    @property
+    def middle(self) -> float:
+        """The median of the values; there must be one."""
+        return float(np.median(self._values[: len(self)]))
+
     def tell(self, row: Array, value: float, group: int, centres: Array) -> None:
         """Remember a trial; `row` of shape (d,), `centres` of shape (groups,) as of now."""
         if self._told >= MIN_TRIALS and (self._told < EXAMINED or self._told % EXAMINED_LATER == 0):

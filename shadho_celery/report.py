@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import statistics
 import sys
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any
@@ -20,6 +22,9 @@ from shadho_celery.trial import Trial, TrialState
 
 #: rows of the table of the best trials
 BEST = 5
+
+#: rows of the table of what ran where
+PLACED = 12
 
 #: seconds between two lines of the plain view
 PLAIN_SECONDS = 5.0
@@ -128,7 +133,7 @@ def class_table(scheduler: Scheduler) -> Table:
 def _right(name: str) -> Any:
     from rich.table import Column
 
-    return Column(name, justify="right")
+    return Column(Text(name), justify="right")
 
 
 def summary(study: Study, space: Space, console: Console, resume_command: str) -> None:
@@ -141,6 +146,8 @@ def summary(study: Study, space: Space, console: Console, resume_command: str) -
             words = (str(trial.compute_class), drawn(trial.params), given(space, trial))
             table.add_row(str(trial.number), f"{trial.loss:.6g}", *map(Text, words))
         console.print(table)
+    if len(study.subspaces) > 1 and len(study.compute_classes) > 1:
+        console.print(placement_table(study))
     # Lines to be copied from: without a terminal they would be wrapped at a width that nobody has chosen.
     say = partial(console.print, soft_wrap=True)
     for trial in _failures(study):
@@ -149,6 +156,24 @@ def summary(study: Study, space: Space, console: Console, resume_command: str) -
     say(Text(f"study {study.name}: {counts}; {best_line(study)}"))
     say(Text(f"store: {study.store.safe_url}"))
     say(Text(f"more trials of it: {resume_command}"))
+
+
+def placement_table(study: Study) -> Table:
+    """What ran where: by subspace and class the trials that finished, and the median of their seconds."""
+    seconds: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for trial in study.trials:
+        if trial.state is _S.COMPLETE and trial.compute_class is not None and trial.seconds is not None:
+            seconds[trial.subspace, trial.compute_class].append(trial.seconds)
+    classes = sorted({compute_class for _, compute_class in seconds})
+    subspaces = list(dict.fromkeys(subspace for subspace, _ in seconds))
+    table = Table("trials x median seconds", *(_right(name) for name in classes), _right("best loss"))
+    for subspace in sorted(subspaces, key=lambda name: study.best_of(name) or 0.0)[:PLACED]:
+        cells = [
+            f"{len(times)} x {statistics.median(times):.3g}" if times else "-"
+            for times in (seconds.get((subspace, name), []) for name in classes)
+        ]
+        table.add_row(Text(subspace), *cells, f"{study.best_of(subspace):.6g}")
+    return table
 
 
 def _failures(study: Study, most: int = 3) -> list[Trial]:

@@ -22,13 +22,14 @@ import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shadho_celery import study_file
 from shadho_celery.clock import SystemClock
 from shadho_celery.context import LocalContext, Objective, Outcome, call, describe
+from shadho_celery.memory import PeakMemory
 from shadho_celery.trial import TrialState
 
 if TYPE_CHECKING:
@@ -207,6 +208,7 @@ class _Process:
             device="cuda" if os.environ.get("CUDA_VISIBLE_DEVICES") else "cpu",
             compute_class=trial["compute_class"],
             slot=trial["slot"],
+            budget=trial.get("budget"),
             on_report=lambda step, loss: self._send({"report": {"step": step, "loss": loss}}),
             stopped=self._stop.is_set,
         )
@@ -215,7 +217,9 @@ class _Process:
             objective, space = self._objective(trial["module"])
         except Exception as error:
             return Outcome(state=TrialState.FAILED, error=describe(error))
-        return call(objective, lambda: space.evaluate(trial["params"]), context)
+        peak = PeakMemory()
+        outcome = call(objective, lambda: space.evaluate(trial["params"]), context)
+        return replace(outcome, memory=peak.read())
 
     def _objective(self, module: str) -> tuple[Objective, Space]:
         """The objective and the compiled space of `module`."""

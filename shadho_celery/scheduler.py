@@ -26,8 +26,8 @@ TIMED_TRIALS = 5
 #: new trials that are drawn for a slot until one fits its memory
 DRAWS = 20
 
-#: trials a slot that may wait for a class with more memory
-WAITING_PER_SLOT = 4
+#: trials of a subspace that may wait for a class with more memory; then the others draw in other subspaces
+WAITING_PER_SUBSPACE = 4
 
 MakeSampler = Callable[[Subspace, Sequence[int]], Sampler]
 
@@ -160,23 +160,26 @@ class Scheduler:
         # Near the end a trial that waits in a queue is better sent to whichever slot falls free first.
         near_end = self._left() <= sum(compute_class.slots for compute_class in self.classes)
         room = [(c, self._room(c, 0 if near_end else c.ahead)) for c in self.classes]
+        done: set[str] = set()
         for place in range(max((free for _, free in room), default=0)):
-            for compute_class in [c for c, free in room if free > place]:
+            for compute_class in [c for c, free in room if free > place and c.name not in done]:
                 trial = self._next_trial(compute_class) if self._left() > 0 else None
                 if trial is not None:
                     yield compute_class.name, trial
+                else:
+                    done.add(compute_class.name)
 
     def _room(self, compute_class: ComputeClass, ahead: int) -> int:
         in_flight = self.study.count(TrialState.QUEUED, TrialState.RUNNING, compute_class=compute_class.name)
         return math.ceil(compute_class.share) + ahead - in_flight
 
     def _spill(self) -> None:
-        """With nothing left to send, take back what waits in one class's queue while a slot of another is free."""
-        if self.stopping or self._left() > 0:
+        """With nothing to send, take back what waits in one class's queue while a slot of another is free."""
+        if self.stopping:
             return
         room = [(c, self._room(c, 0)) for c in self.classes]
         crowded = {c.name for c, free in room if free < 0}
-        if not crowded:
+        if not crowded or all(free <= 0 for _, free in room):
             return
         waiting = [t for t in self.study.sent if t.state is TrialState.QUEUED and t.compute_class in crowded]
         for compute_class, free in room:
@@ -206,15 +209,19 @@ class Scheduler:
         if waiting is not None:
             return waiting
         for _ in range(DRAWS):
-            held_back = self.study.count(TrialState.WAITING)
-            if held_back >= self._left() or held_back > WAITING_PER_SLOT * sum(c.slots for c in self.classes):
+            backlogs = {n: b for n, b in self._backlogs().items() if self._may_wait(n)}
+            if not backlogs or self.study.count(TrialState.WAITING) >= self._left():
                 return None
-            trial = self._draw(self._policy.pick(compute_class.name, self._backlogs()))
+            trial = self._draw(self._policy.pick(compute_class.name, backlogs))
             if self._fits(trial, compute_class):
                 return trial
             # It stays in the study until a class has room that it fits.
             self.study.hold_back(trial)
         return None
+
+    def _may_wait(self, name: str) -> bool:
+        """Whether another trial of a subspace may be held back; those that wait are too large for whoever asks."""
+        return self.study.count(TrialState.WAITING, subspace=name) < WAITING_PER_SUBSPACE
 
     def _draw(self, name: str) -> Trial:
         """A new trial in the subspace called `name`."""

@@ -23,7 +23,8 @@ MADE_UP = 0.5
 FLOOR = 0.1
 #: losses before a subspace can be judged; latest ones it is judged by; how many of the lowest count as its tail
 MIN_LOSSES, LOSSES, TAIL = 10, 200, 0.25
-#: trials after which a deal under promise is half forgotten: so many a subspace
+#: a deal under promise is half forgotten once the rarest subspace would have had so many trials at its full share: were
+#: less remembered than that, one that is due a trial less often would never get any
 HALF_LIFE = 10
 #: results between two looks at the promises
 RENEW_RESULTS = 10
@@ -106,7 +107,7 @@ class PromiseShares(UniformShares):
         self._losses: dict[str, deque[float]] = {name: deque(maxlen=LOSSES) for name in self._names}
         self._best = math.inf
         self._new = 0
-        self._kept = 0.5 ** (1 / (HALF_LIFE * len(self._names)))
+        self._kept = 0.5 ** (float(self._even.min()) / HALF_LIFE)
 
     def deal(self, subspace: str) -> None:
         self._dealt *= self._kept
@@ -115,9 +116,11 @@ class PromiseShares(UniformShares):
 
     def tell(self, trial: Trial) -> None:
         super().tell(trial)
-        if trial.state is TrialState.COMPLETE and trial.loss is not None and trial.subspace in self._losses:
-            self._losses[trial.subspace].append(trial.loss)
-            self._best = min(self._best, trial.loss)
+        # A failed trial counts as one that could not have been worse, so what always fails is judged too.
+        loss = {TrialState.COMPLETE: trial.loss, TrialState.FAILED: math.inf}.get(trial.state)
+        if loss is not None and trial.subspace in self._losses:
+            self._losses[trial.subspace].append(loss)
+            self._best = min(self._best, loss)
             self._new += 1
             if self._new >= RENEW_RESULTS:
                 self._weigh()
@@ -125,9 +128,9 @@ class PromiseShares(UniformShares):
     def _weigh(self) -> None:
         self._new = 0
         chances = np.array([promise(self._losses[name], self._best) for name in self._names])
-        # An unjudged subspace is as promising as the best one.
-        most = np.nanmax(chances) if not np.isnan(chances).all() else 1.0
-        relative = np.where(np.isnan(chances), 1.0, chances / (most or 1.0))
+        # An unjudged subspace is as promising as the best one, and where none is promising they are all alike.
+        most = float(np.nan_to_num(chances).max())
+        relative = np.where(np.isnan(chances), 1.0, chances / most) if most > 0 else np.ones(len(chances))
         weights = self._even * (FLOOR + (1.0 - FLOOR) * relative)
         self._weights = weights / weights.sum()
 
@@ -137,19 +140,23 @@ def promise(losses: Sequence[float] | deque[float], best: float) -> float:
 
     Below its lower quartile u a law's tail is taken for exponential: P(y < best) = P(y < u) exp(-(u - best) / e), e the
     mean of u - y below u. Source: peaks over threshold, Pickands, Annals of Statistics 3, 1975, with shape 0.
+    An infinite loss is a trial that failed; where nearly all did, there is no chance.
     """
     if len(losses) < MIN_LOSSES:
         return math.nan
-    ordered = np.sort(np.asarray(losses, dtype=float))
+    known = np.asarray(losses, dtype=float)
+    ordered = np.sort(known[np.isfinite(known)])
     size = max(3, int(TAIL * len(ordered)))
+    if len(ordered) <= size:
+        return 0.0
     threshold = ordered[size]
     excess = float((threshold - ordered[:size]).mean())
     distance = float(threshold - best)
     if distance <= 0:
-        return float((ordered < best).mean())
+        return float((ordered < best).sum()) / len(losses)
     if not excess > 0:
         return 0.0
-    return size / len(ordered) * math.exp(-distance / excess)
+    return size / len(losses) * math.exp(-distance / excess)
 
 
 def make_shares(name: str, probabilities: Mapping[str, float]) -> Shares:

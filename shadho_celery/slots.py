@@ -194,6 +194,7 @@ class Slots:
             host=self._machine.host,
             compute_class=self._class,
             seconds=outcome.seconds,
+            memory=outcome.memory,
             at=self._clock.now(),
         )
 

@@ -18,7 +18,7 @@ import sqlalchemy as sa
 from shadho_celery.database import make_engine
 from shadho_celery.errors import LockLost, StoreError, StudyExists, StudyLocked, StudyNotFound
 from shadho_celery.holder import is_held
-from shadho_celery.tables import reports, schema, studies, trials
+from shadho_celery.tables import add_columns, reports, schema, studies, trials
 from shadho_celery.trial import Report, Trial, TrialState
 
 DEFAULT_STORE = "sqlite:///shadho.db"
@@ -209,9 +209,11 @@ class Store:
         for left in reversed(range(attempts)):
             try:
                 schema.create_all(self._engine)
+                add_columns(self._engine)
                 return
             except sa.exc.DBAPIError as error:
-                if not left or not any(words in str(error.orig) for words in ("already exists", "locked")):
+                said = str(error.orig)
+                if not left or not any(words in said for words in ("already exists", "duplicate column", "locked")):
                     raise
                 time.sleep(0.05)
 

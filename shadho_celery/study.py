@@ -156,13 +156,16 @@ class Study:
 
     def next_waiting(self, fits: Callable[[Trial], bool] = lambda trial: True) -> Trial | None:
         """The first trial that waits to be sent and `fits`, taken off the list of those; None where there is none."""
-        for _ in range(len(self._waiting)):
+        found, passed_over = None, []
+        while self._waiting and found is None:
             trial = self._by_number[self._waiting.popleft()]
             if trial.state is _S.WAITING:
                 if fits(trial):
-                    return trial
-                self._waiting.append(trial.number)
-        return None
+                    found = trial
+                else:
+                    passed_over.append(trial.number)
+        self._waiting.extendleft(reversed(passed_over))
+        return found
 
     def queue(self, trial: Trial, compute_class: str) -> Trial:
         """The trial as it is sent to `compute_class` under its next attempt number."""
@@ -239,6 +242,7 @@ class Study:
             started_at=trial.started_at or result.at - (result.seconds or 0.0),
             finished_at=result.at,
             seconds=result.seconds,
+            memory=result.memory,
         )
 
     def _change(self, trial: Trial, **changes: Any) -> Trial:

@@ -43,6 +43,9 @@ trials = sa.Table(
     sa.Column("started_at", sa.Float),
     sa.Column("finished_at", sa.Float),
     sa.Column("seconds", sa.Float),
+    #: bytes
+    sa.Column("memory", sa.BigInteger),
+    sa.Column("budget", sa.Float),
 )
 
 reports = sa.Table(
@@ -56,3 +59,15 @@ reports = sa.Table(
     sa.Column("loss", sa.Float),
     sa.Column("at", sa.Float, nullable=False),
 )
+
+
+def add_columns(engine: sa.Engine) -> None:
+    """Add the columns that a database made by an earlier version lacks; they are null in its rows."""
+    found = sa.inspect(engine)
+    for table in schema.sorted_tables:
+        there = {column["name"] for column in found.get_columns(table.name)}
+        for column in table.columns:
+            if column.name not in there:
+                kind = column.type.compile(engine.dialect)
+                with engine.begin() as connection:
+                    connection.execute(sa.text(f"ALTER TABLE {table.name} ADD COLUMN {column.name} {kind}"))

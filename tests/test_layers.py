@@ -19,7 +19,7 @@ FLOORS = [
     ["space.*"],
     ["heuristics ranking speeds neighbours shares rounds", "cost_model", "assignment hints"],
     ["tables holder database", "store", "study", "opening"],
-    ["samplers.* pruners.*", "study_file context runner executors executors.base executors.inline executors.simulated"],
+    ["samplers.* pruners.*", "study_file context memory runner executors executors.base executors.inline executors.simulated"],
     ["scheduler"],
     [
         "routing configuration registry channel urls",

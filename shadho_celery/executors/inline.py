@@ -74,6 +74,7 @@ class InlineExecutor:
             seed=trial.seed,
             checkpoint_dir=self._checkpoints / str(number),
             compute_class=INLINE_CLASS,
+            budget=trial.budget,
             on_report=report,
         )
         outcome = call(self._objective, lambda: self._evaluate(trial.params), context, self._clock)

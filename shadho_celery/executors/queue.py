@@ -192,9 +192,7 @@ class QueueExecutor:
         return {
             "study": self._study,
             "module": self._module,
-            "attempts": [
-                {"number": t.number, "attempt": t.attempt, "params": t.params, "seed": t.seed} for t in trials
-            ],
+            "attempts": [_attempt(trial) for trial in trials],
         }
 
     def _note(self, event: Event) -> None:
@@ -269,6 +267,7 @@ class QueueExecutor:
                     busy=busy,
                     workers=len(workers),
                     allowance=allowance,
+                    memory=min(_memory(w["machine"]) for w in workers),
                     gpu_memory=min(w["machine"]["gpu_memory"] for w in workers),
                     cores=max(w["machine"]["cores"] for w in workers),
                 )
@@ -305,3 +304,13 @@ class QueueExecutor:
         if again:
             # Taken back and sent as a new attempt: it costs the trial nothing, and the old message is refused.
             self.cancel(again, running=False)
+
+
+def _attempt(trial: Trial) -> dict[str, Any]:
+    record = {"number": trial.number, "attempt": trial.attempt, "params": trial.params, "seed": trial.seed}
+    return record if trial.budget is None else {**record, "budget": trial.budget}
+
+
+def _memory(machine: Mapping[str, Any]) -> int:
+    """Bytes that a trial may use on an announced machine."""
+    return int(machine["gpu_memory"] or machine["memory"])

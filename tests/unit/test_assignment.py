@@ -1,4 +1,4 @@
-"""Trials are shared out by probability, and placed as the policy says."""
+"""A free slot takes the subspace that its policy says, of those that may get a trial."""
 
 from __future__ import annotations
 
@@ -9,109 +9,29 @@ from typing import Any
 import numpy as np
 import pytest
 from hyperopt import hp
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shadho_celery import heuristics, ranking
 from shadho_celery.assignment import (
+    OPTIMISM,
+    PATIENCE,
+    POLICIES,
     REFRESH_RESULTS,
     REFRESH_SECONDS,
+    CostPolicy,
     FifoPolicy,
     PaperPolicy,
-    Shares,
+    check,
     make_policy,
 )
 from shadho_celery.clock import ManualClock
+from shadho_celery.cost_model import CostModel
 from shadho_celery.errors import UsageError
+from shadho_celery.shares import Shares, UniformShares
 from shadho_celery.space.compile import compile_space
 from shadho_celery.space.split import Subspace, split
 from shadho_celery.trial import Trial, TrialState
-
-# Shares
-
-
-def step_by_step(probabilities: Mapping[str, float], trials: int) -> list[str]:
-    """Webster's rule to the letter: the next trial goes to the greatest p / (2 d + 1), the earliest of equals."""
-    dealt = dict.fromkeys(probabilities, 0)
-    order = []
-    for _ in range(trials):
-        name = max(probabilities, key=lambda name: probabilities[name] / (2 * dealt[name] + 1))
-        dealt[name] += 1
-        order.append(name)
-    return order
-
-
-def normalised(weights: Sequence[float]) -> dict[str, float]:
-    return {f"s{place}": weight / sum(weights) for place, weight in enumerate(weights)}
-
-
-WEIGHTS = st.one_of(
-    st.lists(st.integers(1, 20).map(float), min_size=1, max_size=30),  # many ties
-    st.lists(st.floats(1e-6, 1.0), min_size=1, max_size=30),
-)
-
-
-@settings(max_examples=150, deadline=None)
-@given(WEIGHTS, st.integers(0, 200))
-def test_quotas_are_where_websters_rule_stands_after_as_many_trials(weights: list[float], trials: int) -> None:
-    probabilities = normalised(weights)
-    expected = Counter(step_by_step(probabilities, trials))
-    quotas = Shares(probabilities).quotas(trials)
-    assert quotas == {name: expected[name] for name in probabilities}
-    assert sum(quotas.values()) == trials
-
-
-@settings(max_examples=100, deadline=None)
-@given(WEIGHTS, st.integers(0, 150), st.integers(0, 150))
-def test_a_longer_study_gives_no_subspace_less(weights: list[float], fewer: int, more: int) -> None:
-    assume(fewer <= more)
-    shares = Shares(normalised(weights))
-    short, long = shares.quotas(fewer), shares.quotas(more)
-    assert all(short[name] <= long[name] for name in short)
-
-
-@settings(max_examples=50, deadline=None)
-@given(WEIGHTS)
-def test_the_first_in_order_is_the_next_that_websters_rule_deals_to(weights: list[float]) -> None:
-    probabilities = normalised(weights)
-    shares = Shares(probabilities)
-    dealt: Counter[str] = Counter()
-    for expected in step_by_step(probabilities, 60):
-        order = shares.in_order(dealt)
-        assert order[0] == expected
-        assert sorted(order) == sorted(probabilities)
-        dealt[expected] += 1
-
-
-@pytest.mark.parametrize(
-    ("probabilities", "trials", "quotas"),
-    [
-        ({"all": 1.0}, 7, {"all": 7}),
-        ({"a": 0.5, "b": 0.5}, 1, {"a": 1, "b": 0}),
-        ({"a": 0.25, "b": 0.25, "c": 0.25, "d": 0.25}, 3, {"a": 1, "b": 1, "c": 1, "d": 0}),
-        ({"a": 0.25, "b": 0.25, "c": 0.25, "d": 0.25}, 40, {"a": 10, "b": 10, "c": 10, "d": 10}),
-        ({"a": 0.6, "b": 0.4}, 10, {"a": 6, "b": 4}),
-        ({"a": 0.99, "b": 0.01}, 20, {"a": 20, "b": 0}),
-        ({"a": 0.99, "b": 0.01}, 100, {"a": 99, "b": 1}),
-        ({"a": 0.5, "b": 0.5}, 0, {"a": 0, "b": 0}),
-    ],
-)
-def test_quotas_of_known_cases(probabilities: dict[str, float], trials: int, quotas: dict[str, int]) -> None:
-    assert Shares(probabilities).quotas(trials) == quotas
-
-
-def test_a_thousand_subspaces_share_out_exactly_and_by_probability() -> None:
-    probabilities = normalised(list(np.random.default_rng(0).random(1000) + 0.01))
-    shares = Shares(probabilities)
-    few = shares.quotas(10)
-    assert sum(few.values()) == 10
-    assert {name for name, n in few.items() if n} == set(sorted(probabilities, key=probabilities.__getitem__)[-10:])
-    many = shares.quotas(100_000)
-    assert sum(many.values()) == 100_000
-    assert all(abs(n - 100_000 * probabilities[name]) < 1.5 for name, n in many.items())
-
-
-# Policies
 
 
 def complex_last() -> tuple[Subspace, ...]:
@@ -123,6 +43,11 @@ def complex_last() -> tuple[Subspace, ...]:
 
 
 NAMES = [subspace.name for subspace in complex_last()]
+
+
+def even(names: Sequence[str]) -> dict[str, float]:
+    """Backlogs of subspaces that are all where they should be, in that turn."""
+    return dict.fromkeys(names, 0.0)
 
 
 def paper(clock: ManualClock | None = None, seed: int = 0) -> PaperPolicy:
@@ -141,7 +66,233 @@ def test_first_come_first_served_takes_what_is_next_by_the_shares() -> None:
     policy = FifoPolicy()
     policy.see_classes(["gpu", "cpu"])
     for choices in (NAMES, NAMES[::-1], NAMES[2:3]):
-        assert {policy.pick(name, choices) for name in ("gpu", "cpu", "unheard of")} == {choices[0]}
+        assert {policy.pick(name, even(choices)) for name in ("gpu", "cpu", "unheard of")} == {choices[0]}
+
+
+# By cost
+
+
+def timed(subspace: str, compute_class: str, seconds: float) -> Trial:
+    return ended(subspace, 0, 0.5).evolve(compute_class=compute_class, seconds=seconds)
+
+
+#: seconds by class and subspace
+Table = Mapping[str, Mapping[str, float]]
+
+
+def learned(table: Table, times: int = 40) -> CostModel:
+    """A cost model that has seen every pair that often."""
+    model = CostModel(complex_last())
+    for _ in range(times):
+        for compute_class, row in table.items():
+            for subspace, seconds in row.items():
+                model.tell(timed(subspace, compute_class, seconds))
+    return model
+
+
+class Known(CostModel):
+    """Speeds that are known for certain."""
+
+    def __init__(self, table: Table) -> None:
+        super().__init__(complex_last())
+        self.table = table
+
+    def efficiencies(self, classes: Sequence[str], optimism: float = 0.0) -> dict[str, dict[str, float]]:
+        fastest = {name: min(self.table[c][name] for c in classes) for name in NAMES}
+        return {c: {name: fastest[name] / self.table[c][name] for name in NAMES} for c in classes}
+
+
+def index(table: Table, live: Sequence[str], compute_class: str, subspace: str, backlog: float) -> float:
+    """The rule to the letter: (backlog_j + k) * min_c' S_jc' / S_jc over live classes c'."""
+    fastest = min(table[other][subspace] for other in live)
+    return (backlog + PATIENCE) * fastest / table[compute_class][subspace]
+
+
+CLASSES = ["large", "small", "cpu"]
+SECONDS = st.floats(0.01, 1e5)
+TABLES = st.fixed_dictionaries({c: st.fixed_dictionaries(dict.fromkeys(NAMES, SECONDS)) for c in CLASSES})
+BACKLOGS = st.dictionaries(st.sampled_from(NAMES), st.floats(0, 1e4), min_size=1)
+
+
+@settings(max_examples=200, deadline=None)
+@given(TABLES, BACKLOGS, st.lists(st.sampled_from(CLASSES), min_size=1, unique=True))
+def test_with_known_speeds_a_slot_takes_the_subspace_of_the_greatest_index(
+    table: Table, backlogs: dict[str, float], live: list[str]
+) -> None:
+    policy = CostPolicy(Known(table))
+    policy.see_classes(live)
+    for compute_class in live:
+        values = {name: index(table, live, compute_class, name, behind) for name, behind in backlogs.items()}
+        assert values[policy.pick(compute_class, backlogs)] == pytest.approx(max(values.values()), rel=1e-12)
+
+
+@settings(max_examples=15, deadline=None)
+@given(TABLES, st.lists(BACKLOGS, min_size=5, max_size=5))
+def test_with_speeds_learned_from_trials_it_takes_one_of_nearly_the_greatest_index(
+    table: Table, many: list[dict[str, float]]
+) -> None:
+    policy = CostPolicy(learned(table))
+    policy.see_classes(CLASSES)
+    for backlogs in many:
+        for compute_class in CLASSES:
+            values = {name: index(table, CLASSES, compute_class, name, behind) for name, behind in backlogs.items()}
+            assert values[policy.pick(compute_class, backlogs)] >= 0.8 * max(values.values())
+
+
+def test_of_equal_indices_the_first_in_turn_is_taken() -> None:
+    policy = CostPolicy(Known({"cpu": dict.fromkeys(NAMES, 7.0)}))
+    policy.see_classes(["cpu"])
+    for names in (NAMES, NAMES[::-1], [*NAMES[2:], *NAMES[:2]]):
+        assert policy.pick("cpu", even(names)) == names[0]
+
+
+def test_each_class_takes_what_it_is_comparatively_good_at_until_the_others_fall_behind() -> None:
+    a, b = NAMES[:2]
+    table = {"gpu": {a: 1.0, b: 10.0}, "cpu": {a: 8.0, b: 20.0}}
+    policy = CostPolicy(learned(table))
+    policy.see_classes(["gpu", "cpu"])
+    assert policy.pick("gpu", {b: 0.0, a: 0.0}) in (a, b)
+    # The GPU is faster at both, the CPU less far behind at b.
+    assert policy.pick("cpu", {a: 0.0, b: 0.0}) == b
+    assert policy.pick("cpu", {a: 10 * PATIENCE, b: 0.0}) == a
+
+
+class Dealer:
+    """Deals trials to slots by a policy, as the scheduler does."""
+
+    def __init__(self, policy: CostPolicy | FifoPolicy, shares: Shares) -> None:
+        self.policy = policy
+        self.shares = shares
+        self.counts: Counter[str] = Counter()
+        policy.see_classes(CLASSES)
+
+    def deal(self, compute_class: str) -> str:
+        name = self.policy.pick(compute_class, self.shares.backlogs())
+        self.shares.deal(name)
+        self.counts[name] += 1
+        return name
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.5])
+def test_on_machines_that_differ_only_in_speed_it_takes_the_same_as_first_come_first_served(noise: float) -> None:
+    generator = np.random.default_rng(0)
+    model = CostModel(complex_last())
+    for _ in range(60):
+        for c, factor in zip(CLASSES, (1.0, 2.0, 4.0), strict=True):
+            for name, seconds in zip(NAMES, (1.0, 5.0, 20.0, 100.0), strict=True):
+                model.tell(timed(name, c, seconds * factor * generator.lognormal(0, noise)))
+    flat = {name: 1 / len(NAMES) for name in NAMES}
+    cost = Dealer(CostPolicy(model), UniformShares(flat))
+    fifo = Dealer(FifoPolicy(), UniformShares(flat))
+    for place in generator.integers(len(CLASSES), size=1000):
+        cost.deal(CLASSES[place])
+        fifo.deal(CLASSES[place])
+        apart = max(abs(cost.counts[name] - fifo.counts[name]) for name in NAMES)
+        assert apart <= (1 if noise == 0 else PATIENCE / 2)
+
+
+def test_every_subspace_gets_about_its_share_however_the_speeds_differ() -> None:
+    """It falls behind by some times k at most, where no class is good at it."""
+    generator = np.random.default_rng(1)
+    table = {c: {name: float(generator.lognormal(3, 1)) for name in NAMES} for c in CLASSES}
+    dealer = Dealer(CostPolicy(Known(table)), UniformShares({name: 1 / len(NAMES) for name in NAMES}))
+    for place in generator.integers(len(CLASSES), size=20_000):
+        dealer.deal(CLASSES[place])
+    assert min(dealer.counts.values()) > 0.8 * 20_000 / len(NAMES)
+
+
+def test_without_any_trial_it_takes_what_is_furthest_behind() -> None:
+    policy = CostPolicy(CostModel(complex_last()))
+    policy.see_classes(CLASSES)
+    for c in CLASSES:
+        assert policy.pick(c, even(NAMES[::-1])) == NAMES[-1]
+        assert policy.pick(c, {**even(NAMES), NAMES[2]: 0.5}) == NAMES[2]
+
+
+def test_where_all_trials_failed_it_takes_what_is_furthest_behind() -> None:
+    model = CostModel(complex_last())
+    policy = CostPolicy(model)
+    policy.see_classes(CLASSES)
+    for number in range(50):
+        trial = ended(NAMES[number % 3], number, None).evolve(compute_class=CLASSES[number % 2], seconds=10.0**number)
+        model.tell(trial)
+        policy.tell(trial)
+    for c in CLASSES:
+        assert policy.pick(c, {**even(NAMES), NAMES[2]: 0.5}) == NAMES[2]
+
+
+def test_one_class_alone_takes_what_is_furthest_behind_however_long_it_takes() -> None:
+    seconds = dict(zip(NAMES, (1.0, 1e4, 3.0, 0.01), strict=True))
+    policy = CostPolicy(learned({"cpu": seconds}))
+    policy.see_classes(["cpu"])
+    for name in NAMES:
+        assert policy.pick("cpu", {**even(NAMES), name: 1.0}) == name
+
+
+def test_one_subspace_is_taken_by_every_class() -> None:
+    subspaces = split(compile_space({"x": hp.uniform("x", 0, 1)}))
+    model = CostModel(subspaces)
+    policy = CostPolicy(model)
+    policy.see_classes(CLASSES)
+    name = subspaces[0].name
+    for number, c in enumerate(CLASSES * 10):
+        assert policy.pick(c, {name: 0.0}) == name
+        state = TrialState.COMPLETE
+        model.tell(Trial(number=number, subspace=name, params={"x": 0.5}, compute_class=c, seconds=2.0, state=state))
+
+
+def test_a_class_nothing_is_known_of_gets_work_as_it_appears_and_leaves_no_trace_when_it_goes() -> None:
+    generator = np.random.default_rng(2)
+    table = {c: {name: float(generator.lognormal(3, 1)) for name in NAMES} for c in CLASSES}
+    policy = CostPolicy(learned(table))
+    policy.see_classes(CLASSES)
+    many = [dict(zip(NAMES, generator.exponential(10, len(NAMES)).tolist(), strict=True)) for _ in range(50)]
+    before = [policy.pick(c, backlogs) for backlogs in many for c in CLASSES]
+    policy.see_classes(["unheard of", *CLASSES])
+    for c in ("unheard of", *CLASSES):
+        assert {policy.pick(c, backlogs) for backlogs in many} <= set(NAMES)
+        for name in NAMES:
+            assert policy.pick(c, {**even(NAMES), name: 1e6}) == name
+    policy.see_classes(CLASSES)
+    assert [policy.pick(c, backlogs) for backlogs in many for c in CLASSES] == before
+
+
+def test_a_class_that_vanished_is_no_measure_any_more() -> None:
+    """What it was best at is nobody else's weakness once it is gone."""
+    a, b = NAMES[:2]
+    alike = dict.fromkeys(NAMES, 10.0)
+    policy = CostPolicy(Known({"gpu": {**alike, a: 1.0}, "cpu": {**alike, a: 100.0}}))
+    policy.see_classes(["gpu", "cpu"])
+    assert policy.pick("cpu", {a: 1.0, b: 0.0}) == b
+    policy.see_classes(["cpu"])
+    assert policy.pick("cpu", {a: 1.0, b: 0.0}) == a
+
+
+def test_what_is_learned_between_two_picks_counts_at_once() -> None:
+    a, b = NAMES[:2]
+    model = CostModel(complex_last())
+    policy = CostPolicy(model)
+    policy.see_classes(["gpu", "cpu"])
+    assert policy.pick("cpu", {a: 0.0, b: 0.0}) == a
+    for _ in range(20):
+        for name, c, seconds in [(a, "gpu", 1.0), (a, "cpu", 50.0), (b, "gpu", 9.0), (b, "cpu", 10.0)]:
+            model.tell(timed(name, c, seconds))
+    assert policy.pick("cpu", {a: 0.0, b: 0.0}) == b
+
+
+def test_a_pair_that_was_never_tried_is_given_the_benefit_of_the_doubt() -> None:
+    a, b = NAMES[:2]
+    model = CostModel(complex_last())
+    for _ in range(30):
+        for name, c, seconds in [(a, "gpu", 10.0), (a, "cpu", 20.0), (b, "gpu", 10.0)]:
+            model.tell(timed(name, c, seconds))
+    policy = CostPolicy(model)
+    policy.see_classes(["gpu", "cpu"])
+    assert OPTIMISM > 0
+    assert policy.pick("cpu", {a: 0.0, b: 0.0}) == b
+
+
+# As in the paper
 
 
 def test_before_any_result_complexity_alone_maps_subspaces_to_classes() -> None:
@@ -154,7 +305,7 @@ def test_without_live_classes_nothing_is_mapped_and_the_next_by_the_shares_is_ta
     policy = paper()
     policy.see_classes([])
     assert dict(policy.mapping) == {}
-    assert policy.pick("late", NAMES) == NAMES[0]
+    assert policy.pick("late", even(NAMES)) == NAMES[0]
 
 
 def test_a_class_that_appears_late_gets_its_part_of_the_ranking() -> None:
@@ -172,7 +323,7 @@ def test_a_class_draws_its_subspaces_by_plancks_weights() -> None:
     policy.see_classes(["large", "small", "cpu"])
     mine = policy.mapping["small"]
     assert len(mine) == 4
-    picks = Counter(policy.pick("small", NAMES) for _ in range(4000))
+    picks = Counter(policy.pick("small", even(NAMES)) for _ in range(4000))
     for name, weight in zip(mine, ranking.planck_weights(len(mine)), strict=True):
         # Four standard deviations of a binomial count.
         assert abs(picks[name] - 4000 * weight) < 4 * (4000 * weight * (1 - weight)) ** 0.5
@@ -182,7 +333,7 @@ def test_weights_are_those_of_the_subspaces_that_may_still_get_a_trial() -> None
     policy = paper()
     policy.see_classes(["cpu"])
     open_ones = [NAMES[0], NAMES[2]]
-    picks = Counter(policy.pick("cpu", open_ones) for _ in range(4000))
+    picks = Counter(policy.pick("cpu", even(open_ones)) for _ in range(4000))
     first, second = ranking.planck_weights(2)
     assert abs(picks[NAMES[2]] - 4000 * first) < 4 * (4000 * first * second) ** 0.5
     assert sum(picks.values()) == picks[NAMES[2]] + picks[NAMES[0]]
@@ -191,7 +342,7 @@ def test_weights_are_those_of_the_subspaces_that_may_still_get_a_trial() -> None
 def test_a_class_never_leaves_its_own_subspaces_while_one_of_them_is_open() -> None:
     policy = paper()
     policy.see_classes(["large", "small", "cpu"])
-    assert {policy.pick("large", NAMES) for _ in range(200)} == set(policy.mapping["large"])
+    assert {policy.pick("large", even(NAMES)) for _ in range(200)} == set(policy.mapping["large"])
     assert set(policy.mapping["large"]) < set(NAMES)
 
 
@@ -200,14 +351,14 @@ def test_a_class_whose_own_subspaces_are_used_up_helps_with_the_next_by_the_shar
     policy.see_classes(["large", "small", "cpu"])
     others = [name for name in NAMES if name not in policy.mapping["large"]]
     assert others
-    assert {policy.pick("large", others) for _ in range(20)} == {others[0]}
+    assert {policy.pick("large", even(others)) for _ in range(20)} == {others[0]}
 
 
 def test_the_same_seed_picks_the_same() -> None:
     def picks(seed: int) -> list[str]:
         policy = paper(seed=seed)
         policy.see_classes(["a", "b"])
-        return [policy.pick(name, NAMES) for name in ("a", "b") * 30]
+        return [policy.pick(name, even(NAMES)) for name in ("a", "b") * 30]
 
     assert picks(1) == picks(1) != picks(2)
 
@@ -280,8 +431,11 @@ def test_failed_trials_and_those_of_other_subspaces_teach_nothing(scored: list[i
 
 
 def test_policies_are_made_by_name_and_an_unknown_one_is_refused_with_the_known() -> None:
-    generator, clock = np.random.default_rng(0), ManualClock()
-    assert isinstance(make_policy("paper", complex_last(), generator, clock), PaperPolicy)
-    assert isinstance(make_policy("fifo", complex_last(), generator, clock), FifoPolicy)
-    with pytest.raises(UsageError, match=r"'best'.*paper, fifo"):
-        make_policy("best", complex_last(), generator, clock)
+    def make(name: str) -> object:
+        return make_policy(name, complex_last(), CostModel(complex_last()), np.random.default_rng(0), ManualClock())
+
+    kinds = {"cost": CostPolicy, "paper": PaperPolicy, "fifo": FifoPolicy}
+    assert {name: type(make(name)) for name in POLICIES} == kinds
+    for refuse in (check, make):
+        with pytest.raises(UsageError, match=r"'best'.*cost, paper, fifo"):
+            refuse("best")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import services
@@ -12,6 +13,7 @@ from click.testing import CliRunner, Result
 
 from shadho_celery import launch
 from shadho_celery.launch import main
+from shadho_celery.search import DEFAULT_POLICY, DEFAULT_SHARES
 from shadho_celery.session import Options
 from shadho_celery.store import Store
 from shadho_celery.urls import BROKER, REDIS
@@ -76,17 +78,31 @@ def test_what_is_not_given_is_left_to_the_study_file(options: Captured) -> None:
     given = options("tasks.svm")
     assert given.study == "tasks.svm"
     assert (given.trials, given.seconds, given.target, given.seed) == (None, None, None, None)
-    assert (given.sampler, given.policy, given.name, given.weight) == (None, None, None, None)
+    assert (given.sampler, given.policy, given.shares, given.name, given.weight) == (None,) * 5
     assert (given.resume, given.as_json, given.fleet, given.workers) == (False, False, False, {})
     assert given.store == "sqlite:///shadho.db"
 
 
 def test_every_option_arrives(options: Captured) -> None:
-    words = "--trials 3 --seconds 4.5 --target -1e-3 --seed 0 --sampler random --policy fifo --weight 2.5 --json"
-    given = options("tasks.svm", *words.split(), "--study", "größe", "--store", "sqlite:///x.db")
+    words = "--trials 3 --seconds 4.5 --target -1e-3 --seed 0 --sampler random --policy fifo --shares promise --json"
+    given = options("tasks.svm", *words.split(), "--weight", "2.5", "--study", "größe", "--store", "sqlite:///x.db")
     assert (given.trials, given.seconds, given.target, given.seed) == (3, 4.5, -1e-3, 0)
-    assert (given.sampler, given.policy, given.weight, given.as_json) == ("random", "fifo", 2.5, True)
+    assert (given.sampler, given.policy, given.shares) == ("random", "fifo", "promise")
+    assert (given.weight, given.as_json) == (2.5, True)
     assert (given.name, given.store) == ("größe", "sqlite:///x.db")
+
+
+def test_the_option_comes_before_the_study_file_and_both_before_the_default(options: Captured) -> None:
+    settings = {"policy": "paper", "shares": "promise", "cost": {"all": 3.0}}
+    plain, given = options("tasks.svm"), options("tasks.svm", "--policy", "fifo", "--shares", "uniform")
+
+    def chosen(options: Options, settings: dict[str, Any]) -> tuple[Any, ...]:
+        over = options.over(settings)
+        return over["policy"], over["shares"], over.get("cost")
+
+    assert chosen(plain, {}) == (DEFAULT_POLICY, DEFAULT_SHARES, None) == ("cost", "uniform", None)
+    assert chosen(plain, settings) == ("paper", "promise", {"all": 3.0})
+    assert chosen(given, settings) == ("fifo", "uniform", {"all": 3.0})
 
 
 @pytest.mark.parametrize(
@@ -131,6 +147,7 @@ def test_other_words_for_workers_are_refused_with_an_example(word: str) -> None:
         (["--seed", "-1"], "--seed"),
         (["--sampler", "oracle"], "random"),
         (["--policy", "best"], "paper"),
+        (["--shares", "fair"], "promise"),
         (["--weight", "0"], "--weight"),
         (["--seconds", "soon"], "--seconds"),
         (["--no-such-option"], "--no-such-option"),
@@ -171,6 +188,20 @@ def test_what_the_study_cannot_be_run_with_is_one_line(study_file: str, words: l
 def test_a_space_that_cannot_be_searched_is_one_line(study_file: str, tmp_path: Path) -> None:
     (tmp_path / f"{study_file}.py").write_text(STUDY.replace("0, 1", "1, 0"))
     assert "'x'" in refused(study_file)
+
+
+@pytest.mark.parametrize(
+    ("setting", "about"),
+    [
+        ("{'policy': 'best'}", "cost, paper, fifo"),
+        ("{'shares': 'fair'}", "uniform, promise"),
+        ("{'cost': 3.0}", "'cost'"),
+    ],
+)
+def test_a_setting_that_makes_no_sense_is_one_line(study_file: str, tmp_path: Path, setting: str, about: str) -> None:
+    (tmp_path / f"{study_file}.py").write_text(STUDY + f"STUDY = {setting}\n")
+    assert about in refused(study_file)
+    assert not list(tmp_path.glob("*.db*"))
 
 
 def test_workers_are_refused_on_a_fleet_with_the_command_that_starts_them() -> None:

@@ -15,9 +15,17 @@ from hyperopt.pyll import scope
 from hyperopt.tests.unit import test_domains as domains
 
 import shadho_celery
+from shadho_celery.assignment import POLICIES, CostPolicy
+from shadho_celery.clock import ManualClock
 from shadho_celery.errors import NoSuccessfulTrial, SpaceError, StudyExists, StudyNotFound, UsageError
+from shadho_celery.executors.inline import InlineExecutor
+from shadho_celery.opening import open_study
+from shadho_celery.scheduler import Scheduler
+from shadho_celery.search import DEFAULT_POLICY, DEFAULT_SHARES, make_scheduler
+from shadho_celery.shares import UniformShares
+from shadho_celery.space.compile import compile_space
 from shadho_celery.store import Store
-from shadho_celery.study import Study
+from shadho_celery.study import Limits, Study
 from shadho_celery.trial import TrialState
 
 S = TrialState
@@ -65,7 +73,7 @@ def test_the_same_seed_gives_the_same_trials_and_another_one_others() -> None:
 
     assert params(seed=3) == params(seed=3)
     assert params(seed=3) != params(seed=4)
-    assert params(seed=3, policy="fifo") == params(seed=3)
+    assert all(params(seed=3, policy=policy) == params(seed=3) for policy in POLICIES)
     assert params() != params()
 
 
@@ -169,6 +177,56 @@ def test_a_name_is_given_once_and_resumed_only_where_it_exists() -> None:
     assert shadho_celery.minimize(x_squared, SPACE, resume=True, **options).name == "s"
 
 
+# Policy, shares and cost
+
+
+TWO = hp.choice("model", [{"name": "good", "x": hp.uniform("x", 0, 1)}, {"name": "bad", "y": hp.uniform("y", 0, 1)}])
+
+
+def test_by_promise_the_better_subspace_gets_more_trials_and_by_default_each_gets_its_part() -> None:
+    def objective(params: dict[str, Any]) -> float:
+        return float(params["x"]) if params["name"] == "good" else 50.0 + float(params["y"])
+
+    def asked(**options: Any) -> tuple[int, int]:
+        study = shadho_celery.minimize(objective, TWO, trials=120, seed=0, **options)
+        assert study.counted == 120
+        return study.asked("model=good"), study.asked("model=bad")
+
+    assert asked() == asked(shares="uniform") == (60, 60)
+    good, bad = asked(shares="promise")
+    assert good > 80
+    assert bad > 0
+
+
+def scheduler_of(**options: Any) -> Scheduler:
+    space = compile_space(TWO)
+    study = open_study(Store("sqlite://"), space.describe(), seed=0, clock=ManualClock())
+    return make_scheduler(space, study, InlineExecutor(lambda params: 0.0, space.evaluate), Limits(trials=1), **options)
+
+
+def test_by_default_trials_are_placed_by_cost_and_shared_out_evenly() -> None:
+    assert (DEFAULT_POLICY, DEFAULT_SHARES) == ("cost", "uniform")
+    scheduler = scheduler_of()
+    assert type(scheduler._policy) is CostPolicy
+    assert type(scheduler._shares) is UniformShares
+
+
+def test_the_cost_that_the_study_file_tells_is_what_is_believed_before_any_trial() -> None:
+    model = scheduler_of(cost={"model=good": 100.0, "model=bad": 1.0}).cost_model
+    good = model.seconds("model=good", "local", [{"model": 0, "x": 0.5}])[0, 1]
+    bad = model.seconds("model=bad", "local", [{"model": 1, "y": 0.5}])[0, 1]
+    assert good == pytest.approx(100 * bad)
+    model = scheduler_of(cost=lambda params: params.get("x", 1.0)).cost_model
+    assert model.seconds("model=good", "local", [{"model": 0, "x": 0.25}])[0, 1] == pytest.approx(0.25)
+
+
+def test_a_cost_that_makes_no_sense_is_refused() -> None:
+    with pytest.raises(UsageError, match="no subspace"):
+        scheduler_of(cost={"good": 1.0})
+    with pytest.raises(UsageError, match="above 0"):
+        scheduler_of(cost=lambda params: -1.0)
+
+
 # Arguments
 
 
@@ -178,7 +236,8 @@ def test_a_name_is_given_once_and_resumed_only_where_it_exists() -> None:
         ({}, "--trials"),
         ({"trials": 0}, "--trials"),
         ({"trials": 1, "sampler": "oracle"}, "oracle"),
-        ({"trials": 1, "policy": "best"}, "best"),
+        ({"trials": 1, "policy": "best"}, "best.*cost, paper, fifo"),
+        ({"trials": 1, "shares": "fair"}, "fair.*uniform, promise"),
         ({"trials": 1, "seed": -1}, "seed"),
         ({"trials": 1, "study": "a/b"}, "a/b"),
     ],
@@ -188,7 +247,7 @@ def test_arguments_that_make_no_sense_are_refused(options: dict[str, Any], about
         shadho_celery.minimize(x_squared, SPACE, **options)
 
 
-@pytest.mark.parametrize("bad", [{"sampler": "oracle"}, {"policy": "best"}])
+@pytest.mark.parametrize("bad", [{"sampler": "oracle"}, {"policy": "best"}, {"shares": "fair"}])
 def test_a_refused_search_leaves_no_study_behind(bad: dict[str, str]) -> None:
     options: dict[str, Any] = {"store": "sqlite:///s.db", "study": "s", "trials": 1}
     with pytest.raises(UsageError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -164,6 +165,85 @@ def test_trials_to_be_sent_again_come_in_the_order_in_which_they_were_lost() -> 
     assert numbers == [2, 0]
 
 
+def test_a_new_trial_waits_only_if_it_is_held_back() -> None:
+    study = begin()
+    study.add("all", {"x": 0.5}, seed=1)
+    assert study.next_waiting() is None
+    held = study.add("all", {"x": 0.6}, seed=2)
+    study.hold_back(held)
+    assert study.count(S.WAITING) == 2
+    assert study.in_flight == 0
+    assert study.next_waiting() is held
+    assert study.next_waiting() is None, "it is taken off the list"
+
+
+def test_the_first_that_fits_is_taken_and_the_others_go_on_waiting() -> None:
+    study = begin()
+    for seed in range(6):
+        study.hold_back(study.add("ab"[seed % 2], {"x": 0.5}, seed=seed))
+    assert study.next_waiting(lambda trial: trial.seed > 10) is None
+    taken = [study.next_waiting(lambda trial: trial.subspace == "b") for _ in range(4)]
+    assert [trial and trial.number for trial in taken] == [1, 3, 5, None]
+    assert {trial.number for trial in iter(study.next_waiting, None)} == {0, 2, 4}
+
+
+def test_those_that_do_not_fit_keep_their_turn() -> None:
+    study = begin()
+    for seed in range(5):
+        study.hold_back(study.add("all", {"x": 0.5}, seed=seed))
+    assert study.next_waiting(lambda trial: trial.seed == 2) is study.trial(2)
+    assert [trial.number for trial in iter(study.next_waiting, None)] == [0, 1, 3, 4]
+
+
+def test_a_trial_that_ends_while_it_waits_is_not_sent() -> None:
+    study = begin()
+    trial = sent(study)
+    study.tell(lost(trial))
+    study.tell(result(trial))
+    asked: list[int] = []
+
+    def fits(trial: Trial) -> bool:
+        asked.append(trial.number)
+        return True
+
+    assert study.next_waiting(fits) is None
+    assert asked == []
+
+
+def test_held_back_trials_wait_again_when_the_study_is_resumed() -> None:
+    study = begin(name="s")
+    for seed in range(3):
+        study.hold_back(study.add("all", {"x": 0.5}, seed=seed))
+    study.queue(study.trial(1), "cpu")
+    study.close()
+    again = begin(study.store, name="s", resume=True)
+    assert [trial.number for trial in iter(again.next_waiting, None)] == [0, 2]
+    assert [trial.number for trial in again.sent] == [1]
+
+
+def test_what_was_sent_and_has_not_ended_is_known_the_one_sent_last_at_the_end() -> None:
+    study = begin()
+    trials = [sent(study) for _ in range(4)]
+    study.add("all", {"x": 0.5}, seed=9)
+    assert [trial.number for trial in study.sent] == [0, 1, 2, 3]
+    study.tell(started(trials[2]))
+    study.tell(result(trials[0]))
+    study.tell(lost(trials[1]))
+    assert [(trial.number, trial.state) for trial in study.sent] == [(2, S.RUNNING), (3, S.QUEUED)]
+    study.queue(study.trial(1), "gpu")
+    assert [trial.number for trial in study.sent] == [2, 3, 1]
+    assert study.in_flight == len(study.sent) == 3
+
+
+def test_the_memory_that_a_trial_used_is_kept_with_it() -> None:
+    study = begin(name="s")
+    trial = sent(study)
+    study.tell(replace(result(trial), memory=7 * 10**9))
+    assert study.trial(0).memory == 7 * 10**9
+    study.close()
+    assert begin(study.store, name="s", resume=True).trial(0).memory == 7 * 10**9
+
+
 def test_only_complete_trials_can_be_best_and_the_first_of_equals_is() -> None:
     study = begin()
     for loss, state in [(0.1, S.FAILED), (0.2, S.PRUNED), (0.15, S.CANCELLED), (0.5, S.COMPLETE), (0.5, S.COMPLETE)]:
@@ -243,7 +323,9 @@ def check_sums(study: Study) -> None:
     for name in ("a", "b"):
         assert study.asked(name) == sum(trial.subspace == name for trial in trials)
     assert study.counted == sum(trial.state.counts for trial in trials)
-    assert study.in_flight == sum(trial.state in (S.QUEUED, S.RUNNING) for trial in trials)
+    in_flight = [trial for trial in trials if trial.state in (S.QUEUED, S.RUNNING)]
+    assert study.in_flight == len(in_flight)
+    assert sorted(trial.number for trial in study.sent) == [trial.number for trial in in_flight]
     assert sorted(t.number for t in study.trials) == [t.number for t in trials if t.state.is_finished]
     losses = [t.loss for t in study.trials if t.state is S.COMPLETE and t.loss is not None]
     assert (study.best.loss if study.best else None) == min(losses, default=None)

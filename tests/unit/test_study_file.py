@@ -101,6 +101,23 @@ def test_an_unknown_setting_is_refused_with_the_known_ones(write: Callable[..., 
     assert all(name in message for name in SETTINGS)
 
 
+@pytest.mark.parametrize("cost", ["{'all': 3.0}", "{}", "lambda params: params['x']", "len"])
+def test_a_cost_is_a_mapping_or_a_function(write: Callable[..., str], cost: str) -> None:
+    file = load(write(GOOD + f"STUDY = {{'cost': {cost}, 'shares': 'promise', 'policy': 'cost'}}\n"))
+    assert (file.settings["shares"], file.settings["policy"]) == ("promise", "cost")
+    assert "cost" in file.settings
+
+
+@pytest.mark.parametrize("setting", ["'cost': 3", "'cost': 'much'", "'cost': [1.0]", "'shares': 1", "'shares': ''"])
+def test_a_setting_of_the_wrong_form_is_refused_saying_what_it_should_be(
+    write: Callable[..., str], setting: str
+) -> None:
+    message = refusal(write(GOOD + f"STUDY = {{{setting}}}\n"))
+    name = setting.split("'")[1]
+    assert f"{name!r}" in message
+    assert SETTINGS[name] in message
+
+
 def test_settings_that_are_no_dict_are_refused(write: Callable[..., str]) -> None:
     assert "STUDY" in refusal(write(GOOD + "STUDY = [('trials', 7)]\n"))
 

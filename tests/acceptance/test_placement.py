@@ -1,0 +1,150 @@
+"""Placement on real workers: trials go to the class that is good at them, and classes come and go in mid-study."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from acceptance.commands import Command, Desk, until
+from acceptance.commands import desk as make_desk
+
+from shadho_celery.registry import Registry, connect
+
+pytestmark = pytest.mark.timeout(240)
+
+#: A study of three families; a trial's seconds are those of its family on its class, more or less by a half.
+STUDY = """
+import os, time
+from hyperopt import hp
+
+SECONDS = {seconds}
+SPACE = hp.choice("family", [{{"family": name, "size": hp.uniform(name, 0.5, 1.5)}} for name in sorted(SECONDS)])
+STUDY = {settings}
+
+def note(*words):
+    with open({log!r}, "a") as log:
+        log.write("\\t".join(map(str, words)) + "\\n")
+
+def objective(params, context):
+    note("began", context.trial, context.attempt, context.compute_class, os.getpid())
+    time.sleep(SECONDS[params["family"]][context.compute_class] * params["size"])
+    note("ended", context.trial, context.attempt, context.compute_class, os.getpid())
+    return params["size"]
+"""
+
+LARGE, SMALL, CPU = CLASSES = ("large", "small", "cpu")
+
+#: each family's own class; the classes' own order is another one, so that no policy has it right by taking turns
+GOOD_AT = {"convolution": CPU, "recurrent": LARGE, "trees": SMALL}
+
+
+@pytest.fixture(name="desk")
+def _desk(redis_url: str, no_orphans: None, tmp_path: Path) -> Iterator[Desk]:
+    """A desk whose broker and channel are a Redis database of its own, cleared before that is."""
+    with make_desk(tmp_path) as made:
+        made.environment |= {"CELERY_BROKER_URL": redis_url, "SHADHO_REDIS_URL": redis_url}
+        yield made
+
+
+def write_study(desk: Desk, seconds: Mapping[str, Mapping[str, float]], classes: tuple[str, ...] = CLASSES) -> None:
+    """`seconds` by family and class; `classes` are those that the study expects, the strongest first."""
+    log = str(desk.folder / "runs.log")
+    desk.write("my_study.py", STUDY.format(seconds=seconds, settings={"classes": classes}, log=log))
+
+
+def start_workers(desk: Desk, slots: Mapping[str, int]) -> dict[str, Command]:
+    """Workers by class, once they have announced themselves."""
+    before = set(living(desk))
+    started = {name: desk.worker(name, "-c", str(n), SHADHO_IMPORTS="my_study") for name, n in slots.items()}
+    until(lambda: set(living(desk)) >= before | set(slots), 40, desk.said)
+    return started
+
+
+def living(desk: Desk) -> list[str]:
+    """Classes of the live workers."""
+    registry = Registry(connect(desk.environment["SHADHO_REDIS_URL"]), "worker")
+    return [worker["compute_class"] for worker in registry.living().values()]
+
+
+def on_own_class(trials: list[dict[str, Any]]) -> dict[str, tuple[int, int]]:
+    """By family, its trials that ran on the class that is fast at it, and all of them."""
+    families = {trial["number"]: trial["subspace"].partition("=")[2] for trial in trials}
+    total = Counter(families.values())
+    own = Counter(families[t["number"]] for t in trials if t["compute_class"] == GOOD_AT[families[t["number"]]])
+    return {family: (own[family], total[family]) for family in GOOD_AT}
+
+
+def test_by_default_most_trials_run_where_they_are_fast_and_first_come_first_served_does_not_see_to_it(
+    desk: Desk,
+) -> None:
+    """Three workers, each good at one of three families: cost finds out which, fifo does not, and takes longer."""
+    seconds = {family: {name: 0.1 if name == own else 0.4 for name in CLASSES} for family, own in GOOD_AT.items()}
+    write_study(desk, seconds)
+    start_workers(desk, dict.fromkeys(CLASSES, 1))
+    took, own = {}, {}
+    for policy in ("cost", "fifo"):
+        began = time.monotonic()
+        words = ("--policy", policy, "--trials", "90", "--seed", "3", "--json", "--store", f"sqlite:///{policy}.db")
+        command = desk.launch("my_study", *words).wait(120)
+        took[policy] = time.monotonic() - began
+        assert command.code == 0, desk.said()
+        assert command.json()["trials"]["complete"] == 90
+        own[policy] = on_own_class(desk.trials(f"{policy}.db"))
+    print(f"cost ends {took['fifo'] / took['cost']:.2f} times sooner than fifo: {took}; at home: {own}")
+    assert {family: total for family, (_, total) in own["cost"].items()} == dict.fromkeys(GOOD_AT, 30)
+    for family, (count, total) in own["cost"].items():
+        assert count > total / 2, f"{family}: {own}"
+    at_home = {policy: sum(count for count, _ in counts.values()) for policy, counts in own.items()}
+    assert at_home["fifo"] < 60 < at_home["cost"], f"{own}"
+
+
+def test_a_class_that_appears_late_gets_trials(desk: Desk) -> None:
+    """Neither the study file nor the study so far knows of it: a worker is started, and its class works."""
+    everywhere = dict.fromkeys((*CLASSES, "newcomer"), 0.2)
+    write_study(desk, dict.fromkeys(GOOD_AT, everywhere), classes=(LARGE, SMALL))
+    start_workers(desk, {LARGE: 1, SMALL: 1})
+    command = desk.launch("my_study", "--trials", "1000", "--json")
+    desk.await_runs(6)
+    start_workers(desk, {"newcomer": 2})
+    at = len(desk.runs())
+    until(lambda: sum(name == "newcomer" for _, _, name, _ in desk.runs("ended")) >= 20, 60, desk.said)
+    print(f"the newcomer had its 20 trials after {len(desk.runs()) - at} of all")
+    command.interrupt()
+    assert command.wait(30).code == 0, desk.said()
+    report = command.json()
+    assert report["classes"]["newcomer"]["slots"] == 2
+    assert report["trials"]["complete"] == len(desk.runs("ended"))
+    families = Counter(trial["subspace"] for trial in desk.trials() if trial["compute_class"] == "newcomer")
+    assert len(families) == 3, "it is tried with every family"
+
+
+def test_what_waits_for_a_class_that_vanishes_is_handed_back(desk: Desk) -> None:
+    """Its worker is killed: others run what waited there, and the study has its exact number of trials."""
+    write_study(desk, dict.fromkeys(GOOD_AT, dict.fromkeys(CLASSES, 0.1)))
+    workers = start_workers(desk, {LARGE: 1, SMALL: 2, CPU: 1})
+    command = desk.launch("my_study", "--trials", "120", "--json")
+    until(lambda: sum(name == SMALL for _, _, name, _ in desk.runs()) >= 20, 40, desk.said)
+    began = time.monotonic()
+    workers[SMALL].send(signal.SIGKILL)
+    # Its slots' processes end a moment later than it does.
+    slots = {pid for _, _, name, pid in desk.runs() if name == SMALL}
+    until(lambda: slots.isdisjoint(desk.processes()), 10, desk.said)
+    killed = len(desk.runs())
+    assert command.wait(150).code == 0, desk.said()
+    print(f"the study ended {time.monotonic() - began:.1f} s after the worker had been killed")
+    counts = command.json()["trials"]
+    assert counts == {"total": 120, "complete": 120, "failed": 0, "pruned": 0, "cancelled": 0}
+    assert Counter(number for number, *_ in desk.runs("ended")) == Counter(range(120)), "each ended once"
+    assert SMALL not in {name for _, _, name, _ in desk.runs()[killed:]}
+    trials = desk.trials()
+    handed_back = [trial for trial in trials if trial["attempt"] > 1 and not trial["lost"]]
+    lost = [trial for trial in trials if trial["lost"]]
+    print(f"{len(handed_back)} waited there and were handed back, {len(lost)} ran there and were lost")
+    assert handed_back, "something waited there, as trials are so short"
+    assert len(lost) <= 2, "no more than it had slots"
+    assert all(trial["compute_class"] != SMALL for trial in handed_back + lost)

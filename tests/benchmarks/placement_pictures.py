@@ -1,0 +1,101 @@
+"""Draws the placement benchmark: how near each policy comes to the bound, and who worked on what."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+
+import matplotlib.pyplot as plt
+import numpy as np
+from fleets import Case
+from playing import play_study
+
+COLOURS = {"cost": "#1b7f5c", "fifo": "#4c78a8", "paper": "#e08b3a", "push": "#9d9d9d"}
+WORDS = {"cost": "cost (default)", "fifo": "fifo", "paper": "paper", "push": "queue per class, no spill-over"}
+#: the Gantt view's workers of each class, and its minutes
+GANTT_WORKERS, GANTT_MINUTES = 6, 60.0
+
+
+def chart(results: Mapping[tuple[str, str], Sequence[Any]], target: Path) -> None:
+    """Share of the linear program's bound by case and policy; the whiskers span the seeds."""
+    cases = list(dict.fromkeys(case for case, _ in results))
+    policies = list(dict.fromkeys(policy for _, policy in results))
+    figure, axes = plt.subplots(figsize=(9.5, 0.55 + 0.75 * len(cases)), layout="constrained")
+    height = 0.8 / len(policies)
+    for place, policy in enumerate(policies):
+        shares = [[run.share for run in results[case, policy]] for case in cases]
+        means = np.array([np.mean(each) for each in shares])
+        whiskers = [means - [min(each) for each in shares], [max(each) for each in shares] - means]
+        rows = np.arange(len(cases)) + place * height
+        axes.barh(rows, means, 0.92 * height, xerr=whiskers, color=COLOURS[policy], label=WORDS[policy])
+        for row, mean in zip(rows, means, strict=True):
+            axes.text(0.008, row, f"{mean:.2f}", va="center", color="white", fontsize=8)
+    axes.axvline(1.0, color="black", linewidth=1)
+    axes.set_yticks(np.arange(len(cases)) + height * (len(policies) - 1) / 2, cases)
+    axes.invert_yaxis()
+    axes.set_xlim(0, 1.08)
+    axes.set_xlabel("trials completed in an even mix, as a share of the linear program's bound")
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.legend(loc="outside upper center", ncols=len(policies), frameon=False)
+    _save(figure, target)
+
+
+def gantt(case: Case, target: Path) -> None:
+    """The first hour of a small fleet under each policy: a row a slot, a colour a family."""
+    small = replace(case, fleet=dict.fromkeys(case.fleet, GANTT_WORKERS), hours=GANTT_MINUTES / 60)
+    policies = ("cost", "paper", "fifo")
+    figure, all_axes = plt.subplots(len(policies), 1, figsize=(9.5, 7.5), sharex=True, layout="constrained")
+    families = list(small.seconds)
+    colours = dict(zip(families, plt.get_cmap("Set2").colors, strict=False))
+    for axes, policy in zip(all_axes, policies, strict=True):
+        spans = _spans(small, policy)
+        for family in families:
+            mine = [(row, begin, end) for row, begin, end, name in spans if name == family]
+            rows, begins, ends = (np.array(column) for column in zip(*mine, strict=True))
+            label = f"{family}" if policy == "cost" else None
+            axes.barh(rows, ends - begins, 0.9, begins, color=colours[family], edgecolor="white", lw=0.4, label=label)
+        for place, name in enumerate(small.fleet):
+            axes.text(-0.4, (place + 0.5) * GANTT_WORKERS - 0.5, name, ha="right", va="center")
+            if place:
+                axes.axhline(place * GANTT_WORKERS - 0.5, color="black", linewidth=0.8)
+        done = {family: sum(name == family and end <= GANTT_MINUTES for *_, end, name in spans) for family in families}
+        axes.set_title(f"{policy}: {len(families) * min(done.values())} trials in an even mix", loc="left", fontsize=10)
+        axes.set_yticks([])
+        axes.invert_yaxis()
+        axes.set_xlim(0, GANTT_MINUTES)
+        axes.spines[["top", "right", "left"]].set_visible(False)
+    all_axes[-1].set_xlabel("minutes")
+    figure.legend(loc="outside upper center", ncols=len(families), frameon=False, fontsize=9)
+    _save(figure, target)
+
+
+def _spans(case: Case, policy: str) -> list[tuple[int, float, float, str]]:
+    """Row, begin and end in minutes, and family of every trial; slots are told apart by when they are free."""
+    study = play_study(case.space(), case.fleet, case.play(0), case.hours * 3600, policy=policy, seed=0)
+    trials = sorted((t for t in study if t.started_at is not None), key=lambda t: (t.started_at or 0.0, t.number))
+    first = {name: place * GANTT_WORKERS for place, name in enumerate(case.fleet)}
+    free: dict[str, list[tuple[float, int]]] = {
+        name: [(0.0, row) for row in range(start, start + GANTT_WORKERS)] for name, start in first.items()
+    }
+    spans = []
+    for trial in trials:
+        name = str(trial.compute_class)
+        begin = (trial.started_at or 0.0) / 60
+        end = (trial.finished_at or case.hours * 3600) / 60
+        _, row = heapq.heapreplace(free[name], (end, free[name][0][1]))
+        spans.append((row, begin, end, trial.subspace.removeprefix("family=")))
+    return spans
+
+
+def _save(figure: Any, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(target, dpi=110)
+    plt.close(figure)
+    print(f"drawn: {target}")

@@ -1,0 +1,44 @@
+"""Plays a study on simulated slots: what the benchmarks of placement have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from shadho_celery.clock import ManualClock
+from shadho_celery.executors.simulated import Play, SimulatedExecutor
+from shadho_celery.memory_store import MemoryStore
+from shadho_celery.search import make_scheduler
+from shadho_celery.space.compile import compile_space
+from shadho_celery.store import StudyRecord
+from shadho_celery.study import Limits, Study
+
+
+def play_study(
+    space: Any,
+    slots: Mapping[str, int],
+    play: Play,
+    seconds: float,
+    *,
+    target: float | None = None,
+    policy: str = "cost",
+    shares: str = "uniform",
+    sampler: str = "random",
+    seed: int = 0,
+) -> Study:
+    """The study of `space` after `seconds`, or once its loss is `target`; what still ran then is left unfinished."""
+    clock = ManualClock()
+    record = StudyRecord(key="simulated", name="simulated", module="", seed=seed, space={}, created_at=0.0)
+    study = Study(MemoryStore(), record, 1, clock=clock)
+    scheduler = make_scheduler(
+        compile_space(space),
+        study,
+        SimulatedExecutor(slots, play, clock),
+        Limits(seconds=seconds, target=target),
+        policy=policy,
+        shares=shares,
+        sampler=sampler,
+    )
+    while not scheduler.stopping:
+        scheduler.turn()
+    return study

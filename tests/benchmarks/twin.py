@@ -1,0 +1,172 @@
+"""The real stack beside its simulation: ``python tests/benchmarks/twin.py DATA [--policy cost] [--broker rabbitmq]``.
+
+DATA is Gavel's table of GPU rates, or the folder that holds its gavel_single_gpu.json. Real workers of three classes
+run trials that sleep for the seconds of four families on three GPUs, scaled to about half a second, times a
+straggler's factor. The simulator plays the same cluster on its own clock, with the same policy, for as long. Compared
+are the trials an hour that are complete when the time is up, of each family and of all: the simulator should tell what
+the fleet does within 15 %.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import random
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from figures import finish, goal
+from fleets import FOUR, bound, rates, seconds_of
+from idle import Fleet, lent_rabbitmq, lent_redis
+
+from shadho_celery.clock import ManualClock
+from shadho_celery.context import Outcome
+from shadho_celery.executors.simulated import SimulatedExecutor
+from shadho_celery.opening import open_study
+from shadho_celery.search import make_scheduler
+from shadho_celery.space.compile import compile_space
+from shadho_celery.store import Store
+from shadho_celery.study import Limits
+from shadho_celery.trial import Trial, TrialState
+
+#: the queues, the strongest first
+CLASSES = ("v100", "p100", "k80")
+
+#: spread of the stragglers: a trial takes 1 + |N(0, STRAGGLING)| times as long as its family and class do, over the
+#: mean of that
+STRAGGLING = 0.5
+STRAGGLER_MEAN = 1.0 + STRAGGLING * math.sqrt(2.0 / math.pi)
+
+STUDY = """
+import random, time
+from hyperopt import hp
+SECONDS = {seconds}
+SPACE = hp.choice("family", [{{"family": name, "x": hp.uniform("x of " + name, 0, 1)}} for name in SECONDS])
+STUDY = {{"classes": {classes}}}
+def objective(params, context):
+    factor = (1 + abs(random.Random(context.seed).gauss(0, {straggling}))) / {mean}
+    time.sleep(SECONDS[params["family"]][context.compute_class] * factor)
+    return params["x"]
+"""
+
+Table = Mapping[str, Mapping[str, float]]
+
+
+def main() -> None:
+    """Measure, simulate and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("data", type=Path, metavar="DATA", help="gavel_single_gpu.json, or its folder")
+    parser.add_argument("--policy", action="append", help="policy to run; may be repeated [cost and fifo]")
+    parser.add_argument("--seconds", type=float, default=50.0, help="seconds that a study lasts [50]")
+    parser.add_argument("--slots", type=int, default=4, help="slots of each of the three classes [4]")
+    parser.add_argument(
+        "--scale", type=float, default=0.01, help="of the trials' seconds, a minute in the middle [.01]"
+    )
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--broker", choices=["redis", "rabbitmq"], default="redis")
+    redis_url, broker_url = (os.environ.get(f"SHADHO_TEST_{name}_URL") for name in ("REDIS", "AMQP"))
+    parser.add_argument("--redis-url", default=redis_url, help="channel [a database lent by tests/services]")
+    parser.add_argument(
+        "--broker-url", "--amqp-url", default=broker_url, help="RabbitMQ [a virtual host lent by tests/services]"
+    )
+    given = parser.parse_args()
+    policies = given.policy or ["cost", "fifo"]
+    path = given.data / "gavel_single_gpu.json" if given.data.is_dir() else given.data
+    table = {
+        family: {name: given.scale * row[name] for name in CLASSES}
+        for family, row in seconds_of(rates(path)).items()
+        if family in FOUR
+    }
+
+    predicted = {policy: simulate(table, given.slots, policy, given.seconds, given.seed) for policy in policies}
+    measured = {}
+    with lent_redis(given.redis_url) as redis:
+        broker = lent_redis(redis) if given.broker == "redis" else lent_rabbitmq(given.broker_url)
+        with broker as url, Fleet(dict.fromkeys(CLASSES, given.slots), url, redis, twin=study_text(table)) as fleet:
+            for policy in policies:
+                print(f"{policy}: {given.seconds:g} s on real workers", flush=True)
+                measured[policy] = run(fleet, policy, given.seconds, given.seed)
+    goals = {}
+    best = 3600 * bound(table, dict.fromkeys(CLASSES, given.slots))
+    for policy in policies:
+        show(policy, measured[policy], predicted[policy], best)
+        goals[f"{policy}_all_off"] = goal(off(measured[policy], predicted[policy]), at_most=0.15)
+        worst = max(off(measured[policy], predicted[policy], family) for family in table)
+        goals[f"{policy}_worst_family_off"] = goal(worst, at_most=0.15)
+    settings = {name: value for name, value in vars(given).items() if name not in {"data", "redis_url", "broker_url"}}
+    finish({"measured_per_hour": measured, "predicted_per_hour": predicted, "bound_per_hour": best}, goals, settings)
+
+
+def study_text(table: Table) -> str:
+    """The study file of the real side."""
+    seconds = {f: {Fleet.queue(name): value for name, value in row.items()} for f, row in table.items()}
+    names = [Fleet.queue(name) for name in CLASSES]
+    return STUDY.format(seconds=seconds, classes=names, straggling=STRAGGLING, mean=STRAGGLER_MEAN)
+
+
+def run(fleet: Fleet, policy: str, seconds: float, seed: int) -> dict[str, float]:
+    """Trials an hour by family on real workers."""
+    words = ("--policy", policy, "--seconds", str(seconds), "--seed", str(seed))
+    done = fleet.run("twin", *words, timeout=seconds + 90)
+    trials = [trial for trial in done.trials if trial["state"] == "COMPLETE"]
+    return per_hour(trials, min(trial["started_at"] for trial in trials), seconds)
+
+
+def per_hour(trials: Sequence[Mapping[str, Any]], began: float, seconds: float) -> dict[str, float]:
+    """Trials an hour by family, of those that had ended when the time was up."""
+    ended = Counter(
+        str(trial["subspace"]).partition("=")[2] for trial in trials if trial["finished_at"] - began <= seconds
+    )
+    return {family: 3600 * ended[family] / seconds for family in FOUR}
+
+
+def simulate(table: Table, slots: int, policy: str, seconds: float, seed: int) -> dict[str, float]:
+    """Trials an hour by family as the real scheduler has them on simulated slots and a manual clock."""
+    from hyperopt import hp
+
+    space = hp.choice("family", [{"family": name, "x": hp.uniform(f"x of {name}", 0, 1)} for name in table])
+    generator = random.Random(seed)
+
+    def play(trial: Trial, compute_class: str) -> Outcome:
+        factor = (1 + abs(generator.gauss(0, STRAGGLING))) / STRAGGLER_MEAN
+        length = table[trial.subspace.partition("=")[2]][compute_class] * factor
+        return Outcome(state=TrialState.COMPLETE, loss=0.0, seconds=length)
+
+    clock = ManualClock()
+    with closing(Store("sqlite://")) as store:
+        compiled = compile_space(space)
+        study = open_study(store, compiled.describe(), seed=seed, clock=clock)
+        executor = SimulatedExecutor(dict.fromkeys(CLASSES, slots), play, clock)
+        make_scheduler(compiled, study, executor, Limits(seconds=seconds), policy=policy).run()
+        trials = [
+            {"subspace": trial.subspace, "finished_at": trial.finished_at}
+            for trial in study.trials
+            if trial.state is TrialState.COMPLETE
+        ]
+    return per_hour(trials, 0.0, seconds)
+
+
+def off(measured: Mapping[str, float], predicted: Mapping[str, float], family: str | None = None) -> float:
+    """By which part of it the prediction misses what was measured, of one family or of all together."""
+    families = [family] if family else list(measured)
+    real, told = (sum(rates[name] for name in families) for rates in (measured, predicted))
+    return abs(told - real) / real if real else math.inf
+
+
+def show(policy: str, measured: Mapping[str, float], predicted: Mapping[str, float], best: float) -> None:
+    """Print the table of one policy."""
+    print(f"\n{policy}: trials an hour (a known table's bound: {best:,.0f})")
+    print(f"{'':34s}{'real':>10s}{'simulated':>12s}{'off':>8s}")
+    for family in measured:
+        part = off(measured, predicted, family)
+        print(f"{family:34s}{measured[family]:10,.0f}{predicted[family]:12,.0f}{part:8.1%}")
+    real, told = sum(measured.values()), sum(predicted.values())
+    print(f"{'all':34s}{real:10,.0f}{told:12,.0f}{off(measured, predicted):8.1%}")
+
+
+if __name__ == "__main__":
+    main()
