@@ -48,8 +48,8 @@ class CostModel:
         self._hint = hint or _by_complexity(subspaces)
         self._speeds = Speeds(len(subspaces))
         self._past = {s.name: Neighbours(len(s.domains) + 1) for s in subspaces}
-        #: by subspace and whether the memory is a GPU's
-        self._memory: dict[tuple[str, bool], Neighbours] = {}
+        #: by subspace and class
+        self._memory: dict[tuple[str, str], Neighbours] = {}
 
     @property
     def version(self) -> int:
@@ -57,8 +57,8 @@ class CostModel:
         self._speeds.estimate()
         return self._speeds.version
 
-    def tell(self, trial: Trial, *, on_gpu: bool = False) -> None:
-        """Learn from a finished trial; `on_gpu` says whose memory it reports."""
+    def tell(self, trial: Trial) -> None:
+        """Learn from a finished trial."""
         if trial.state is not TrialState.COMPLETE or trial.subspace not in self._row or trial.compute_class is None:
             return
         features = self._features(trial.subspace, [trial.params], trial.budget)
@@ -69,7 +69,7 @@ class CostModel:
             self._speeds.tell(row, column, value)
             self._past[trial.subspace].tell(features[0], value, column, self._speeds.estimate().mean[row])
         if trial.memory:
-            past = self._memory.setdefault((trial.subspace, on_gpu), Neighbours(features.shape[1]))
+            past = self._memory.setdefault((trial.subspace, trial.compute_class), Neighbours(features.shape[1]))
             past.tell(features[0], math.log(trial.memory), 0, _ONE_GROUP)
 
     def seconds(
@@ -99,20 +99,25 @@ class CostModel:
         self,
         subspace: str,
         params_list: Sequence[Mapping[str, Any]],
+        classes: Sequence[str],
         *,
-        on_gpu: bool = False,
         quantile: float = 0.5,
         budget: float | None = None,
     ) -> Array | None:
-        """Peak bytes that trials of n sets of params will use, shape (n,); None where no trial has measured any."""
-        past = self._memory.get((subspace, on_gpu))
-        if past is None:
+        """Peak bytes that trials of n sets of params will use, shape (n,); None where no trial has measured any.
+
+        `classes` are those whose memory is of one kind, a GPU's or a host's; the one that took most is believed.
+        """
+        pasts = [self._memory[subspace, name] for name in classes if (subspace, name) in self._memory]
+        if not pasts:
             return None
-        rows = self._features(subspace, params_list, budget)
-        middle = past.middle
-        departures = past.departures(rows, np.array([quantile]), np.array([middle]), _MEMORY_SPREAD)
-        bytes_: Array = np.exp(middle + departures[:, 0])
-        return bytes_
+        rows, levels = self._features(subspace, params_list, budget), np.array([quantile])
+        logs = [
+            past.middle + past.departures(rows, levels, np.array([past.middle]), _MEMORY_SPREAD)[:, 0]
+            for past in pasts
+        ]
+        most: Array = np.exp(np.max(logs, axis=0))
+        return most
 
     def efficiencies(self, classes: Sequence[str], optimism: float = 0.0) -> dict[str, dict[str, float]]:
         """By class and subspace, the fastest class's seconds over this class's: 1 where no class is faster.

@@ -54,6 +54,8 @@ class Scheduler:
         self.limits = limits
         self.expected = expected
         self.classes: list[ComputeClass] = []
+        #: seconds that one turn waits at most for something to happen
+        self.turn_seconds = TURN_SECONDS
         #: True once nothing new is sent; what runs is waited for
         self.stopping = False
         self._executor = executor
@@ -79,7 +81,7 @@ class Scheduler:
             on_turn()
 
     def turn(self) -> None:
-        """One turn of the loop; returns after TURN_SECONDS at the latest, but for what an inline trial takes."""
+        """One turn of the loop; returns after `turn_seconds` at the latest, but for what an inline trial takes."""
         self.tell(self.collect())
         self.assign()
         self.fill()
@@ -87,8 +89,8 @@ class Scheduler:
     def collect(self) -> Sequence[Event]:
         """What happened since the last turn."""
         # Once the time is up there is nothing to be punctual for: what runs is waited for without haste.
-        left = TURN_SECONDS if self.stopping else self._seconds_left()
-        return self._executor.poll(max(0.0, min(TURN_SECONDS, left)))
+        left = self.turn_seconds if self.stopping else self._seconds_left()
+        return self._executor.poll(max(0.0, min(self.turn_seconds, left)))
 
     def tell(self, events: Sequence[Event]) -> None:
         """Take note of `events` and let policy and samplers learn from the trials that finished."""
@@ -139,14 +141,11 @@ class Scheduler:
             self._executor.submit(self.study.sent)
 
     def _learn(self, trial: Trial) -> None:
-        self.cost_model.tell(trial, on_gpu=self._has_gpus(trial.compute_class))
+        self.cost_model.tell(trial)
         self._shares.tell(trial)
         self._policy.tell(trial)
         if trial.subspace in self._samplers:
             self._samplers[trial.subspace].tell(trial)
-
-    def _has_gpus(self, name: str | None) -> bool:
-        return any(compute_class.name == name and compute_class.gpu_memory for compute_class in self.classes)
 
     def _in_order(self, classes: Sequence[ComputeClass]) -> list[ComputeClass]:
         """Strongest first: by their hardware, until every class has shown how fast it is."""
@@ -191,8 +190,8 @@ class Scheduler:
         """False where the trial will need more memory than the class has, and another class has more."""
         if compute_class.memory >= max(c.memory for c in self.classes):
             return True
-        on_gpu = bool(compute_class.gpu_memory)
-        needed = self.cost_model.memory(trial.subspace, [trial.params], on_gpu=on_gpu, budget=trial.budget)
+        alike = [c.name for c in self.classes if bool(c.gpu_memory) == bool(compute_class.gpu_memory)]
+        needed = self.cost_model.memory(trial.subspace, [trial.params], alike, budget=trial.budget)
         return needed is None or not compute_class.memory or float(needed[0]) <= compute_class.memory
 
     def _left(self) -> float:

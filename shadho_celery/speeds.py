@@ -82,6 +82,9 @@ class Speeds:
         self._sum[row, column] += log_seconds
         self._squares[row, column] += log_seconds**2
         self._trials += 1
+        # A class that appears late is few trials among many: the first of a pair are news, however many there were.
+        if (int(self._count[row, column]) & int(self._count[row, column]) - 1) == 0:
+            self._estimate = None
 
     def estimate(self) -> Estimate:
         """What is believed now; of a table without trials, that all pairs take one second."""

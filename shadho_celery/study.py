@@ -7,13 +7,13 @@ A study takes events in any order and any number of times; a trial gets at most 
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from shadho_celery.clock import Clock, SystemClock
 from shadho_celery.errors import UsageError
-from shadho_celery.store import Store, StudyRecord
+from shadho_celery.store import StudyRecord
 from shadho_celery.trial import Event, Lost, Report, Result, Started, Trial, TrialState
 
 #: claimed attempts of one trial that may be lost before it is FAILED
@@ -42,12 +42,35 @@ class Limits:
             raise UsageError("a study needs an end: give --trials, --seconds or --target")
 
 
+class Ledger(Protocol):
+    """Where a study writes down what happens: a `Store`, or memory."""
+
+    @property
+    def safe_url(self) -> str:
+        """What it is, to be shown."""
+
+    def write(
+        self,
+        key: str,
+        fence: int,
+        now: float,
+        *,
+        new: Sequence[Trial],
+        changed: Sequence[Trial],
+        reported: Iterable[Report],
+    ) -> None:
+        """Record one turn of the loop, all or nothing; LockLost where `fence` is old."""
+
+    def unlock(self, key: str, fence: int) -> None:
+        """Give the study back."""
+
+
 class Study:
     """One search, and everything known about it. Open one with `open_study`."""
 
     def __init__(
         self,
-        store: Store,
+        store: Ledger,
         record: StudyRecord,
         fence: int,
         trials: Iterable[Trial] = (),
@@ -141,10 +164,15 @@ class Study:
 
     # What happens
 
-    def add(self, subspace: str, params: Mapping[str, Any], seed: int) -> Trial:
-        """A new WAITING trial with the next number."""
+    def add(self, subspace: str, params: Mapping[str, Any], seed: int, budget: float | None = None) -> Trial:
+        """A new WAITING trial with the next number, which is given `budget`: None for all of the fidelity."""
         trial = Trial(
-            number=len(self._by_number), subspace=subspace, params=params, seed=seed, asked_at=self.clock.now()
+            number=len(self._by_number),
+            subspace=subspace,
+            params=params,
+            seed=seed,
+            budget=budget,
+            asked_at=self.clock.now(),
         )
         self._new.add(trial.number)
         self._put(trial)

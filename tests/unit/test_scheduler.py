@@ -733,7 +733,6 @@ def test_what_a_trial_needs_of_a_gpu_says_nothing_of_what_it_needs_of_a_host() -
     assert {trial.compute_class for trial in nets} == {"gpu", "host"}
 
 
-@pytest.mark.xfail(reason="Scheduler._take_up learns before the classes are known: GPUs' memory is filed as a host's")
 def test_what_was_learned_of_memory_holds_after_a_resume() -> None:
     """Also of GPUs, whose workers may not have announced themselves yet as the study is taken up."""
     room = {"gpu_large": 16 * GIGABYTE, "gpu_small": 4 * GIGABYTE}

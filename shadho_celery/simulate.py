@@ -1,0 +1,189 @@
+"""Plays a search on a cluster that need not exist: ``python -m shadho_celery.simulate cluster.toml``."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Column, Table
+from rich.text import Text
+
+from shadho_celery import cluster as clusters
+from shadho_celery import urls
+from shadho_celery.assignment import POLICIES
+from shadho_celery.cluster import Cluster
+from shadho_celery.errors import ShadhoError, UsageError
+from shadho_celery.search import DEFAULT_POLICY, DEFAULT_SHARES
+from shadho_celery.shares import SHARES
+from shadho_celery.simulation import Simulation, simulate
+from shadho_celery.study import Study
+
+EXAMPLES = """
+\b
+Examples:
+  python -m shadho_celery.simulate --example > cluster.toml         # a file to begin with
+  python -m shadho_celery.simulate cluster.toml
+  python -m shadho_celery.simulate cluster.toml --policy cost --policy paper --policy fifo
+  python -m shadho_celery.simulate cluster.toml --trials 2000 --shares promise --json
+  python -m shadho_celery.simulate cluster.toml --out trials.csv    # who ran what, when and where
+\b
+A cluster file, as --example prints it:
+""" + "".join(f"  {line}\n" if line else "\b\n" for line in clusters.EXAMPLE.splitlines())
+
+#: turns of the loop between two looks at the progress
+TURNS = 500
+
+COLUMNS = ("number", "family", "class", "slot", "start", "end", "state")
+
+
+def _example(context: click.Context, _: Any, wanted: bool) -> None:
+    if wanted:
+        click.echo(clusters.EXAMPLE, nl=False)
+        context.exit()
+
+
+@click.command(epilog=EXAMPLES)
+@click.argument("cluster_file", metavar="CLUSTER_FILE", type=click.Path(path_type=Path))
+@click.option(
+    "--policy",
+    "policies",
+    multiple=True,
+    type=click.Choice(POLICIES),
+    help=f"May be repeated.  [default: {DEFAULT_POLICY}]",
+)
+@click.option("--shares", type=click.Choice(SHARES), default=DEFAULT_SHARES, show_default=True, help="As of a study.")
+@click.option("--seed", type=click.IntRange(min=0), help="Instead of the file's.")
+@click.option("--seconds", type=click.FloatRange(min=0, min_open=True), help="Simulated; instead of the file's.")
+@click.option("--trials", type=click.IntRange(min=1), help="Instead of the file's.")
+@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="Write the trials to this CSV file.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object a policy and nothing else.")
+@click.option(
+    "--example", is_flag=True, is_eager=True, expose_value=False, callback=_example, help="Print a cluster file."
+)
+def main(
+    cluster_file: Path,
+    policies: Sequence[str],
+    shares: str,
+    out: Path | None,
+    as_json: bool,
+    **given: Any,
+) -> None:
+    """Play a search on the cluster described in CLUSTER_FILE, without any of its machines.
+
+    The scheduler, its policies and its cost model are the real ones; only the trials and the clock are simulated. The
+    same seed gives the same result to the bit.
+    """
+    policies = policies or (DEFAULT_POLICY,)
+    try:
+        described = clusters.load(cluster_file)
+        if out is not None and len(policies) > 1:
+            raise UsageError("--out takes the trials of one policy; name one --policy")
+        changed = {name: value for name, value in given.items() if value is not None}
+        described = dataclasses.replace(described, **changed)
+        found = []
+        for policy in policies:
+            with _progress(described, policy) as on_turn:
+                found.append(simulate(described, policy=policy, shares=shares, on_turn=on_turn))
+        if out is not None:
+            _write(found[0], out)
+    except ShadhoError as error:
+        raise urls.refusal(error) from None
+    if as_json:
+        for each in found:
+            click.echo(json.dumps(_as_json(described, each)))
+    else:
+        _show(described, found)
+
+
+@contextmanager
+def _progress(cluster: Cluster, policy: str) -> Iterator[Callable[[Study], None]]:
+    """A bar on a terminal, and nothing elsewhere."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield lambda study: None
+        return
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.fields[trials]} trials"),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task(policy, total=1.0, trials=0)
+        turns = 0
+
+        def on_turn(study: Study) -> None:
+            nonlocal turns
+            turns += 1
+            if turns % TURNS == 0:
+                parts = [study.clock.now() / cluster.seconds if cluster.seconds else 0.0]
+                parts += [study.counted / cluster.trials] if cluster.trials else []
+                progress.update(task, completed=max(parts), trials=study.counted)
+
+        yield on_turn
+
+
+def _show(cluster: Cluster, found: Sequence[Simulation]) -> None:
+    """A table of the families for each policy, and one that compares the policies."""
+    console = Console(width=None if sys.stdout.isatty() else 120)
+    shares = {name: family.share for name, family in cluster.families.items()}
+    for each in found:
+        columns = [Column(Text(name), justify="right") for name in ("complete", "failed", *cluster.slots)]
+        table = Table("family", *columns, title=f"policy {each.policy}", title_justify="left")
+        for name in cluster.families:
+            cells = (each.complete[name], each.failed[name], *(each.placed[name][where] for where in cluster.slots))
+            table.add_row(Text(name), *map(str, cells))
+        console.print(table)
+    table = Table(
+        "policy", "trials", "an hour", "an hour, in the shares' mix", "utilised", "lost", "best loss", "after"
+    )
+    for each in found:
+        utilised = ", ".join(f"{name} {part:.0%}" for name, part in each.utilisation.items())
+        table.add_row(
+            each.policy,
+            str(each.trials),
+            f"{sum(each.complete.values()) / each.seconds * 3600:.4g}",
+            f"{each.balanced(shares):.4g}",
+            Text(utilised),
+            str(each.lost),
+            "-" if each.best is None else f"{each.best:.4g}",
+            "-" if each.best_after is None else f"{each.best_after:.0f} s",
+        )
+    console.print(table)
+    last = found[-1]
+    console.print(
+        f"{last.seconds:.0f} simulated seconds; {sum(each.cpu_seconds for each in found):.1f} s of CPU "
+        f"({1e6 * last.cpu_seconds / max(1, last.trials):.0f} us a trial), {last.peak_mib:.0f} MiB at most"
+    )
+
+
+def _as_json(cluster: Cluster, found: Simulation) -> dict[str, Any]:
+    names = [field.name for field in dataclasses.fields(Simulation) if field.name != "study"]
+    shares = {name: family.share for name, family in cluster.families.items()}
+    return {name: getattr(found, name) for name in names} | {
+        "trials": found.trials,
+        "balanced_an_hour": found.balanced(shares),
+    }
+
+
+def _write(found: Simulation, target: Path) -> None:
+    try:
+        with target.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.writer(file)
+            writer.writerow(COLUMNS)
+            writer.writerows(found.rows())
+    except OSError as error:
+        raise UsageError(f"--out {target} cannot be written: {error.strerror}") from None
+
+
+if __name__ == "__main__":
+    main()

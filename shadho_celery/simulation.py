@@ -1,0 +1,208 @@
+"""Plays a search on a described cluster: the real scheduler, study, policy and cost model, on a manual clock."""
+
+from __future__ import annotations
+
+import math
+import resource
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from hyperopt import hp
+
+from shadho_celery.clock import ManualClock
+from shadho_celery.cluster import Cluster
+from shadho_celery.context import Outcome
+from shadho_celery.executors.simulated import Play, SimulatedExecutor
+from shadho_celery.memory_store import MemoryStore
+from shadho_celery.search import DEFAULT_POLICY, DEFAULT_SAMPLER, DEFAULT_SHARES, make_scheduler
+from shadho_celery.space.compile import compile_space
+from shadho_celery.store import StudyRecord
+from shadho_celery.study import Limits, Study
+from shadho_celery.trial import Trial, TrialState
+
+#: factors drawn beforehand; a trial's own seed picks one, so it is the same under every policy and in every attempt
+DRAWS = 2**17
+
+#: a trial that runs out of memory does so after this part of its time
+OUT_OF_MEMORY_AT = 0.1
+
+#: where in [0, 1] a family's loss is least
+OPTIMUM = 0.3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Simulation:
+    """What came of a simulated search."""
+
+    policy: str
+    shares: str
+    seed: int
+    #: simulated seconds
+    seconds: float
+    #: trials that ended, by family
+    complete: Mapping[str, int]
+    failed: Mapping[str, int]
+    #: completed trials by family and class
+    placed: Mapping[str, Mapping[str, int]]
+    #: attempts lost with their workers
+    lost: int
+    #: by class, the part of its slots' time in which they ran something
+    utilisation: Mapping[str, float]
+    #: least loss, and the simulated seconds until it was found
+    best: float | None
+    best_after: float | None
+    #: CPU seconds that the simulation took, and the peak resident memory of its process in MiB
+    cpu_seconds: float
+    peak_mib: float
+    #: all trials, for those who want to look closer
+    study: Study
+
+    @property
+    def trials(self) -> int:
+        """Trials that ended."""
+        return sum(self.complete.values()) + sum(self.failed.values())
+
+    def balanced(self, shares: Mapping[str, float]) -> float:
+        """Trials completed an hour at the mix of `shares`: the least of count / share over the families."""
+        total = sum(shares.values())
+        return min(self.complete[name] * total / share for name, share in shares.items()) / self.seconds * 3600
+
+    def rows(self) -> Iterator[tuple[int, str, str, int, float, float, str]]:
+        """Number, family, class, slot, start and end (seconds) and state of the trials that ended."""
+        for trial in self.study.trials:
+            slot = int((trial.host or ".-1").rpartition(".")[2])
+            started, ended = trial.started_at or 0.0, trial.finished_at or 0.0
+            yield trial.number, family_of(trial), str(trial.compute_class), slot, started, ended, str(trial.state)
+
+
+def family_of(trial: Trial) -> str:
+    """The family that a simulated trial belongs to."""
+    return trial.subspace.removeprefix("family=")
+
+
+def simulate(
+    cluster: Cluster,
+    *,
+    policy: str = DEFAULT_POLICY,
+    shares: str = DEFAULT_SHARES,
+    sampler: str = DEFAULT_SAMPLER,
+    seed: int | None = None,
+    on_turn: Callable[[Study], None] = lambda study: None,
+) -> Simulation:
+    """Play a search on `cluster` to its end; the same `seed` gives the same to the bit.
+
+    `on_turn` is called after every turn of the scheduler's loop. Raises UsageError for a name that does not exist.
+    """
+    seed = cluster.seed if seed is None else seed
+    began = time.process_time()
+    clock = ManualClock()
+    record = StudyRecord(key="simulated", name="simulated", module="", seed=seed, space={}, created_at=0.0)
+    study = Study(MemoryStore(), record, 1, clock=clock)
+    executor = SimulatedExecutor(
+        cluster.slots,
+        _play(cluster, seed),
+        clock,
+        changes=cluster.changes,
+        memory=cluster.memory,
+        lease_seconds=cluster.lease_seconds,
+    )
+    scheduler = make_scheduler(
+        compile_space(_space(cluster)),
+        study,
+        executor,
+        Limits(seconds=cluster.seconds, trials=cluster.trials, target=cluster.target),
+        sampler=sampler,
+        policy=policy,
+        shares=shares,
+        expected=tuple(cluster.slots),
+    )
+    # Nothing happens but what the executor says: there is no reason to look in between, once it has something to do.
+    scheduler.turn_seconds = math.inf
+    scheduler.assign()
+    scheduler.fill()
+    # At the end of its time a search is looked at as it stands; trials that still run have given nothing.
+    while not scheduler.stopping:
+        scheduler.turn()
+        on_turn(study)
+        if executor.is_still and not scheduler.classes and cluster.seconds is None:
+            break  # all workers have died, and the trials will never be done
+    return _summary(cluster, study, policy, shares, time.process_time() - began)
+
+
+def _space(cluster: Cluster) -> Any:
+    total = sum(family.share for family in cluster.families.values())
+    options = [{"family": name, "x": hp.uniform(f"x {name}", 0, 1)} for name in cluster.families]
+    return hp.pchoice(
+        "family",
+        [(family.share / total, option) for family, option in zip(cluster.families.values(), options, strict=True)],
+    )
+
+
+def _play(cluster: Cluster, seed: int) -> Play:
+    """What the trials of a cluster do: their own seeds pick how large they are, how slow, and whether they fail."""
+    generator = np.random.default_rng([seed, 0x51])
+    factors = (cluster.size.draw(generator, DRAWS) * cluster.straggler.draw(generator, DRAWS)).tolist()
+    luck = generator.random(DRAWS).tolist()
+
+    def play(trial: Trial, compute_class: str) -> Outcome:
+        name = family_of(trial)
+        family = cluster.families[name]
+        draw = trial.seed % DRAWS
+        seconds = family.seconds[compute_class] * factors[draw]
+        room = cluster.memory[compute_class]
+        if room and family.memory > room:
+            return Outcome(state=TrialState.FAILED, error="out of memory", seconds=OUT_OF_MEMORY_AT * seconds)
+        if luck[draw] < family.failure_rate:
+            return Outcome(state=TrialState.FAILED, error="failed by chance", seconds=seconds)
+        loss = family.best + family.spread * (float(trial.params[f"x {name}"]) - OPTIMUM) ** 2
+        return Outcome(state=TrialState.COMPLETE, loss=loss, seconds=seconds, memory=family.memory or None)
+
+    return play
+
+
+def _summary(cluster: Cluster, study: Study, policy: str, shares: str, cpu_seconds: float) -> Simulation:
+    now = study.clock.now()
+    ended = {state: dict.fromkeys(cluster.families, 0) for state in (TrialState.COMPLETE, TrialState.FAILED)}
+    placed = {name: dict.fromkeys(cluster.slots, 0) for name in cluster.families}
+    busy = dict.fromkeys(cluster.slots, 0.0)
+    for trial in study:
+        name, where = family_of(trial), str(trial.compute_class)
+        if trial.state in ended:
+            ended[trial.state][name] += 1
+            busy[where] += trial.seconds or 0.0
+        elif trial.state is TrialState.RUNNING:
+            busy[where] += now - (trial.started_at or now)
+        if trial.state is TrialState.COMPLETE:
+            placed[name][where] += 1
+    best = study.best
+    return Simulation(
+        policy=policy,
+        shares=shares,
+        seed=study.record.seed,
+        seconds=now,
+        complete=ended[TrialState.COMPLETE],
+        failed=ended[TrialState.FAILED],
+        placed=placed,
+        lost=sum(trial.lost for trial in study),
+        utilisation={name: busy[name] / room if room else 0.0 for name, room in _room(cluster, now).items()},
+        best=best.loss if best else None,
+        best_after=best.finished_at if best else None,
+        cpu_seconds=cpu_seconds,
+        peak_mib=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10),
+        study=study,
+    )
+
+
+def _room(cluster: Cluster, seconds: float) -> dict[str, float]:
+    """Slot seconds by class, workers that come and go taken into account."""
+    room = {name: slots * seconds for name, slots in cluster.slots.items()}
+    alive = dict(cluster.slots)
+    for change in sorted(cluster.changes, key=lambda change: change.at):
+        step = max(change.slots, -alive[change.compute_class])
+        alive[change.compute_class] += step
+        room[change.compute_class] += step * max(0.0, seconds - change.at)
+    return room
