@@ -104,14 +104,14 @@ def simulate(
     study = Study(MemoryStore(), record, 1, clock=clock)
     executor = SimulatedExecutor(
         cluster.slots,
-        _play(cluster, seed),
+        make_play(cluster, seed),
         clock,
         changes=cluster.changes,
         memory=cluster.memory,
         lease_seconds=cluster.lease_seconds,
     )
     scheduler = make_scheduler(
-        compile_space(_space(cluster)),
+        compile_space(make_space(cluster)),
         study,
         executor,
         Limits(seconds=cluster.seconds, trials=cluster.trials, target=cluster.target),
@@ -133,7 +133,8 @@ def simulate(
     return _summary(cluster, study, policy, shares, time.process_time() - began)
 
 
-def _space(cluster: Cluster) -> Any:
+def make_space(cluster: Cluster) -> Any:
+    """The search space of a cluster: a choice of families, and one number within each."""
     total = sum(family.share for family in cluster.families.values())
     options = [{"family": name, "x": hp.uniform(f"x {name}", 0, 1)} for name in cluster.families]
     return hp.pchoice(
@@ -142,7 +143,7 @@ def _space(cluster: Cluster) -> Any:
     )
 
 
-def _play(cluster: Cluster, seed: int) -> Play:
+def make_play(cluster: Cluster, seed: int) -> Play:
     """What the trials of a cluster do: their own seeds pick how large they are, how slow, and whether they fail."""
     generator = np.random.default_rng([seed, 0x51])
     factors = (cluster.size.draw(generator, DRAWS) * cluster.straggler.draw(generator, DRAWS)).tolist()

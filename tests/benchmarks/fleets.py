@@ -8,27 +8,20 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from hyperopt import hp
 from scipy.optimize import linprog
 
-from shadho_celery.context import Outcome
-from shadho_celery.executors.simulated import Play
-from shadho_celery.trial import Trial, TrialState
+from shadho_celery.cluster import Cluster, parse
 
 FOUR = ("ResNet-50 (batch size 64)", "LM (batch size 20)", "Recommendation (batch size 2048)", "A3C")
 #: mean seconds of a family's trial over the classes
 MEAN_SECONDS = 60.0
 FAILURE_RATE = 0.02
 #: a trial takes (1 + |N(0, .5)|) / 1.399 times its family's and size's seconds
-STRAGGLE, STRAGGLE_MEAN = 0.5, 1.399
-#: trials whose sizes are drawn at once
-BLOCK = 4096
+STRAGGLE = 0.5
 #: seconds on 16 cores; on 8 and on 4 it is twice and three times as much for all: machines that differ only in speed
 SVM_SECONDS = {"linear": 20.0, "rbf": 154.0, "sigmoid": 68.0, "poly": 24.0}
 SVM_FACTORS = {"cores16": 1.0, "cores8": 2.0, "cores4": 3.0}
@@ -50,52 +43,46 @@ def seconds_of(table: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, 
 
 
 def sizes(path: Path) -> tuple[float, ...]:
-    """The Philly job sizes between the tenth and the ninetieth percentile, divided by their mean."""
-    values = np.array(json.loads(path.read_text())["p10_p90"], dtype=float)
-    return tuple((values / values.mean()).tolist())
+    """The Philly job sizes between the tenth and the ninetieth percentile; the simulator divides by their mean."""
+    return tuple(json.loads(path.read_text())["p10_p90"])
 
 
-@dataclass(frozen=True, kw_only=True)
-class Case:
-    """A fleet and the families of trials it is given, in an even mix."""
+def describe(
+    seconds: Mapping[str, Mapping[str, float]],
+    fleet: Mapping[str, int],
+    sizes: Sequence[float],
+    hours: float,
+    failure_rate: float = FAILURE_RATE,
+) -> Cluster:
+    """A cluster with an even mix of families; `sizes` are empty where all trials of a family are alike."""
+    return parse(
+        {
+            "seconds": hours * 3600,
+            "failure_rate": failure_rate,
+            "classes": {name: {"workers": workers} for name, workers in fleet.items()},
+            "families": {family: {"seconds": dict(by_class)} for family, by_class in seconds.items()},
+            "size": {"law": "samples", "values": list(sizes)} if sizes else {"law": "constant"},
+            "straggler": {"law": "halfnormal", "scale": STRAGGLE},
+        }
+    )
 
-    name: str
-    #: mean seconds of a trial by family and class
-    seconds: Mapping[str, Mapping[str, float]]
-    #: workers by class, the strongest first
-    fleet: Mapping[str, int]
-    #: sizes of the trials, mean 1; empty where all are alike
-    sizes: tuple[float, ...]
-    hours: float
 
-    @property
-    def bound(self) -> float:
-        """The most trials that could be completed in its time."""
-        return (1.0 - FAILURE_RATE) * bound(self.seconds, self.fleet) * self.hours * 3600
+def most(cluster: Cluster) -> float:
+    """The most trials that any placement could complete on a cluster in its time, in the families' mix.
 
-    def play(self, seed: int) -> Play:
-        """What the trials do: the number of a trial says its size, how it straggles, and whether it fails."""
-        generator = np.random.default_rng(seed)
-        factors, fails = np.empty(0), np.empty(0, dtype=bool)
-
-        def play(trial: Trial, compute_class: str) -> Outcome:
-            nonlocal factors, fails
-            while trial.number >= len(factors):
-                drawn = (1.0 + np.abs(generator.normal(0.0, STRAGGLE, BLOCK))) / STRAGGLE_MEAN
-                drawn *= generator.choice(self.sizes, BLOCK) if self.sizes else 1.0
-                factors = np.append(factors, drawn)
-                fails = np.append(fails, generator.random(BLOCK) < FAILURE_RATE)
-            family = trial.subspace.removeprefix("family=")
-            seconds = self.seconds[family][compute_class] * float(factors[trial.number])
-            if fails[trial.number]:
-                return Outcome(state=TrialState.FAILED, error="a failure of the benchmark", seconds=seconds)
-            return Outcome(state=TrialState.COMPLETE, loss=0.0, seconds=seconds)
-
-        return play
-
-    def space(self) -> Any:
-        """One subspace a family."""
-        return hp.choice("family", [{"family": name, "x": hp.uniform(f"x {name}", 0, 1)} for name in self.seconds])
+    A trial that fails takes its time and gives nothing. Workers that come and go count for the part of the time in
+    which they are there.
+    """
+    assert cluster.seconds is not None, "a case needs an end in time"
+    there = {name: workers * 1.0 for name, workers in cluster.slots.items()}
+    for change in cluster.changes:
+        there[change.compute_class] += change.slots * max(0.0, 1.0 - change.at / cluster.seconds)
+    needed = {
+        name: {c: s / (1.0 - family.failure_rate) for c, s in family.seconds.items()}
+        for name, family in cluster.families.items()
+    }
+    shares = {name: family.share for name, family in cluster.families.items()}
+    return bound(needed, there, shares) * cluster.seconds
 
 
 def svm_seconds() -> dict[str, dict[str, float]]:
@@ -104,7 +91,7 @@ def svm_seconds() -> dict[str, dict[str, float]]:
 
 
 def bound(
-    seconds: Mapping[str, Mapping[str, float]], fleet: Mapping[str, int], mix: Mapping[str, float] | None = None
+    seconds: Mapping[str, Mapping[str, float]], fleet: Mapping[str, float], mix: Mapping[str, float] | None = None
 ) -> float:
     """The most trials a second that any placement can complete in the mix, were speeds known and nothing random.
 

@@ -4,6 +4,7 @@ DATA is a folder with gavel_single_gpu.json, philly_quantiles.json and svm_trace
 scheduler with its cost model, which learns the speeds from nothing, on simulated slots. Other fleets and tables:
 
   python tests/benchmarks/placement.py DATA --fleet 15/45/90
+  python tests/benchmarks/placement.py DATA --cluster my_cluster.toml   # as `python -m shadho_celery.simulate` takes it
   python tests/benchmarks/placement.py DATA --rates my_rates.json --fleet 8/2     # {family: {class: trials a second}}
 """
 
@@ -14,23 +15,29 @@ import heapq
 import itertools
 from collections.abc import Mapping
 from concurrent.futures import Future, ProcessPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 import fleets
 import numpy as np
 from figures import finish, goal, quartiles
-from fleets import Case
+from fleets import most
 from playing import play_study
 from replay import KERNELS, Record, read, space
 from rich.console import Console
 from rich.table import Table
 
+from shadho_celery.cluster import Cluster, load
 from shadho_celery.context import Outcome
+from shadho_celery.scheduler import trial_seed
+from shadho_celery.shares import UniformShares
+from shadho_celery.simulation import family_of, make_play, make_space, simulate
+from shadho_celery.space.compile import compile_space
+from shadho_celery.space.split import split
 from shadho_celery.trial import Trial, TrialState
 
 POLICIES = ("cost", "fifo", "paper", "push")
-FLEETS = ("50/50/50", "15/45/90")
 #: the chance that a trial of the time-to-target study reaches its target
 TARGET_CHANCE = 0.0005
 
@@ -49,82 +56,80 @@ class Run(NamedTuple):
     spread: float
 
 
-def run(case: Case, policy: str, seed: int) -> Run:
+def run(cluster: Cluster, policy: str, seed: int) -> Run:
     """One run of a case under a policy."""
     if policy == "push":
-        return push(case, seed)
-    end = case.hours * 3600
-    study = play_study(case.space(), case.fleet, case.play(seed), end, policy=policy, seed=seed)
-    ended = [t for t in study.trials if (t.finished_at or 0.0) <= end]
-    busy = sum(t.seconds or 0.0 for t in ended) + sum(end - (t.started_at or end) for t in study.sent)
-    families = [t.subspace.removeprefix("family=") for t in ended if t.state is TrialState.COMPLETE]
-    return summarise(case, families, busy, end)
+        return push(cluster, seed)
+    played = simulate(cluster, policy=policy, seed=seed)
+    busy = sum(played.utilisation[name] * workers for name, workers in cluster.slots.items())
+    return summarise(cluster, played.complete, busy / sum(cluster.slots.values()), played.seconds)
 
 
-def summarise(case: Case, families: list[str], busy: float, seconds: float) -> Run:
-    """The figures of a run of so many seconds in which a trial of each of `families` was completed."""
-    counts = np.array([families.count(family) for family in case.seconds], dtype=float)
-    balanced = counts.min() * len(counts) / seconds * 3600
+def summarise(cluster: Cluster, complete: Mapping[str, int], utilisation: float, seconds: float) -> Run:
+    """The figures of a run of so many seconds in which that many trials of each family were completed."""
+    share = np.array([family.share for family in cluster.families.values()])
+    # Trials of each family, in units of its part of the mix.
+    counts = np.array([complete[family] for family in cluster.families]) * share.sum() / share
+    balanced = float(counts.min()) / seconds
     return Run(
-        count=len(families),
-        balanced=balanced,
-        share=balanced * case.hours / case.bound,
-        utilisation=busy / (seconds * sum(case.fleet.values())),
-        spread=float(np.abs(counts / max(counts.mean(), 1e-9) - 1.0).max()),
+        count=sum(complete.values()),
+        balanced=balanced * 3600,
+        share=balanced * (cluster.seconds or seconds) / most(cluster),
+        utilisation=utilisation,
+        spread=float(np.abs(counts / max(sum(complete.values()), 1) - 1.0).max()),
     )
 
 
-def push(case: Case, seed: int) -> Run:
+def push(cluster: Cluster, seed: int) -> Run:
     """What a plain Celery user would write: all trials are pushed at the start, the classes' queues in turn.
 
     As many as the bound allows, and the run ends with the last one: a queue's trials wait for its own class, however
     idle the others are.
     """
-    play = case.play(seed)
-    queues: dict[str, list[Trial]] = {name: [] for name in case.fleet}
-    families = itertools.cycle(case.seconds)
-    for number in range(int(case.bound)):
-        # Rounds of families start at another class each time, so that every class sees every family.
-        name = list(queues)[(number + number // len(case.seconds)) % len(queues)]
-        queues[name].append(Trial(number=number, subspace=f"family={next(families)}", params={}))
-    completed, busy, end = [], 0.0, 0.0
-    for name, waiting in queues.items():
-        slots = [0.0] * case.fleet[name]
-        for trial in waiting:
-            outcome = play(trial, name)
-            done_at = slots[0] + outcome.seconds
-            heapq.heapreplace(slots, done_at)
+    play = make_play(cluster, seed)
+    subspaces = split(compile_space(make_space(cluster)))
+    shares = UniformShares({subspace.name: subspace.probability for subspace in subspaces})
+    left = {name: number for name, number in shares.quotas(int(most(cluster))).items() if number}
+    classes = [name for name, workers in cluster.slots.items() if workers]
+    slots = {name: [0.0] * cluster.slots[name] for name in classes}
+    complete, busy, end = dict.fromkeys(cluster.families, 0), 0.0, 0.0
+    turns = itertools.count()
+    for place, subspace in enumerate(subspaces):
+        samples = subspace.sample(np.random.default_rng([seed, place]), left.get(subspace.name, 0))
+        for index, params in enumerate(samples):
+            where = classes[next(turns) % len(classes)]
+            trial = Trial(number=0, subspace=subspace.name, params=params, seed=trial_seed(seed, place, index))
+            outcome = play(trial, where)
+            done_at = slots[where][0] + outcome.seconds
+            heapq.heapreplace(slots[where], done_at)
             busy, end = busy + outcome.seconds, max(end, done_at)
-            if outcome.state is TrialState.COMPLETE:
-                completed.append(trial.subspace.removeprefix("family="))
-    return summarise(case, completed, busy, end)
+            complete[family_of(trial)] += outcome.state is TrialState.COMPLETE
+    return summarise(cluster, complete, busy / (end * sum(cluster.slots.values())), end)
 
 
 # Time to a target
 
 
-def hours_to_target(trace: Path, case: Case, target: float, policy: str, shares: str, seed: int) -> float:
+def hours_to_target(trace: Path, cluster: Cluster, target: float, policy: str, shares: str, seed: int) -> float:
     """Hours until a study of SHADHO's SVM space, with its recorded losses and a case's speeds, reaches the target."""
-    record, timed = Record(read(trace)), case.play(seed)
-    family_of = {f"kernel={kernel}": f"family={family}" for kernel, family in zip(KERNELS, case.seconds, strict=True)}
+    record, timed = Record(read(trace)), make_play(cluster, seed)
+    family = {f"kernel={kernel}": name for kernel, name in zip(KERNELS, cluster.families, strict=True)}
 
     def play(trial: Trial, compute_class: str) -> Outcome:
-        outcome = timed(trial.evolve(subspace=family_of[trial.subspace]), compute_class)
+        name = family[trial.subspace]
+        outcome = timed(trial.evolve(subspace=f"family={name}", params={f"x {name}": 0.0}), compute_class)
         if outcome.state is TrialState.FAILED:
             return outcome
-        return Outcome(state=outcome.state, seconds=outcome.seconds, loss=record.nearest(trial, "cores4").loss)
+        return replace(outcome, loss=record.nearest(trial, "cores4").loss)
 
     # A few runs are unlucky: they are given ten times the time that a target takes on average.
-    end = 10 / TARGET_CHANCE / case.bound * case.hours * 3600
-    study = play_study(space(), case.fleet, play, end, target=target, policy=policy, shares=shares, seed=seed)
+    end = 10 / TARGET_CHANCE / most(cluster) * (cluster.seconds or 0.0)
+    study = play_study(space(), cluster.slots, play, end, target=target, policy=policy, shares=shares, seed=seed)
     return study.clock.now() / 3600
 
 
 def target_of(trace: Path) -> float:
     """The loss that TARGET_CHANCE of an even mix of draws reach."""
-    from shadho_celery.space.compile import compile_space
-    from shadho_celery.space.split import split
-
     record, generator = Record(read(trace)), np.random.default_rng(0)
     losses = [
         record.nearest(Trial(number=0, subspace=subspace.name, params=params), "cores4").loss
@@ -137,26 +142,34 @@ def target_of(trace: Path) -> float:
 # The cases, and the table
 
 
-def cases(given: argparse.Namespace) -> list[Case]:
+def cases(given: argparse.Namespace) -> dict[str, Cluster]:
     """The standard cases, or those that were asked for."""
-    values = fleets.sizes(given.data / "philly_quantiles.json")
+    if given.cluster:
+        return {path.stem: load(path) for path in given.cluster}
+    philly = given.data / "philly_quantiles.json"
+    values = fleets.sizes(philly) if philly.exists() else ()
     table = fleets.seconds_of(fleets.rates(given.rates or given.data / "gavel_single_gpu.json"))
     classes = list(next(iter(table.values())))
-    four = {} if given.rates else {family: table[family] for family in fleets.FOUR}
-    found = []
-    for text in given.fleet or FLEETS:
+    four = {family: table[family] for family in fleets.FOUR if family in table}
+    found = {}
+    for text in given.fleet or _fleets(len(classes)):
         workers = [int(part) for part in text.split("/")]
         if len(workers) != len(classes):
             raise SystemExit(f"--fleet {text} does not give a number for each of {', '.join(classes)}")
         fleet = dict(zip(classes, workers, strict=True))
-        for families in (four, table):
-            if families:
-                name = f"{len(families)} families {text}"
-                found.append(Case(name=name, seconds=families, fleet=fleet, sizes=values, hours=given.hours))
+        for families in (four, table) if len(four) == 4 and four != table else (table,):
+            found[f"{len(families)} families {text}"] = fleets.describe(families, fleet, values, given.hours)
     if not given.fleet and not given.rates:
         fleet = dict.fromkeys(fleets.SVM_FACTORS, 50)
-        found.append(Case(name=SPEED_ONLY, seconds=fleets.svm_seconds(), fleet=fleet, sizes=values, hours=given.hours))
+        found[SPEED_ONLY] = fleets.describe(fleets.svm_seconds(), fleet, values, given.hours)
     return found
+
+
+def _fleets(classes: int) -> list[str]:
+    """150 workers, evenly and with few of the first class, whose name is that of the fastest in Gavel's table."""
+    steps = [place * (place + 1) / 2 for place in range(1, classes + 1)]
+    even, few = [150 // classes] * classes, [round(150 * step / sum(steps)) for step in steps]
+    return ["/".join(map(str, workers)) for workers in (even, few)]
 
 
 SPEED_ONLY = "SVM, speed only 50/50/50"
@@ -204,6 +217,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", type=Path, help="folder with the tables")
     parser.add_argument("--fleet", action="append", help="workers by class, as 50/50/50; may be repeated")
+    parser.add_argument("--cluster", type=Path, action="append", help="a cluster file instead; may be repeated")
     parser.add_argument("--rates", type=Path, help="another table of rates, JSON: {family: {class: rate}}")
     parser.add_argument("--hours", type=float, default=3.0, help="simulated hours (default: %(default)s)")
     parser.add_argument("--seeds", type=int, default=5, help="runs of each case (default: %(default)s)")
@@ -214,21 +228,21 @@ def main() -> None:
     wanted = cases(given)
     with ProcessPoolExecutor(given.jobs) as pool:
         runs: dict[tuple[str, str], list[Future[Run]]] = {
-            (case.name, policy): [pool.submit(run, case, policy, seed) for seed in range(given.seeds)]
-            for case in wanted
+            (name, policy): [pool.submit(run, cluster, policy, seed) for seed in range(given.seeds)]
+            for name, cluster in wanted.items()
             for policy in POLICIES
         }
         results = {key: [future.result() for future in futures] for key, futures in runs.items()}
         show(results)
         reach = goals(results)
-        times = time_to_target(given, wanted[0], pool)
+        times = time_to_target(given, *next(iter(wanted.items())), pool)
     if times:
         reach["time to target: fifo's beside cost's with shares by promise"] = show_times(times)
     if given.pictures:
         from placement_pictures import chart, gantt
 
         chart(results, given.pictures / "placement.svg")
-        gantt(wanted[0], given.pictures / "gantt.png")
+        gantt(next(iter(wanted.values())), given.pictures / "gantt.png")
     figures = {
         f"{case}, {policy}": {
             name: quartiles(list(column)) for name, column in zip(Run._fields, zip(*each, strict=True), strict=True)
@@ -247,17 +261,19 @@ def show_times(times: Mapping[str, list[float]]) -> dict[str, object]:
     return goal(float(np.median(plain / np.array(times["cost, promise"]))), at_least=1.3)
 
 
-def time_to_target(given: argparse.Namespace, case: Case, pool: ProcessPoolExecutor) -> dict[str, list[float]]:
+def time_to_target(
+    given: argparse.Namespace, case: str, cluster: Cluster, pool: ProcessPoolExecutor
+) -> dict[str, list[float]]:
     """Hours by policy and shares; nothing where there is no trace, or no four families."""
     traces = sorted(given.data.glob("svm_trace_*.csv.gz"))
-    if not traces or len(case.seconds) != len(KERNELS) or not given.target_seeds:
+    if not traces or len(cluster.families) != len(KERNELS) or not given.target_seeds:
         return {}
     target = target_of(traces[0])
-    print(f"time to a loss of {target:.4g}, which {TARGET_CHANCE:.2%} of the trials reach, on {case.name}:")
+    print(f"time to a loss of {target:.4g}, which {TARGET_CHANCE:.2%} of the trials reach, on {case}:")
     variants = [(policy, shares) for policy in ("fifo", "cost") for shares in ("uniform", "promise")]
     futures = {
         f"{policy}, {shares}": [
-            pool.submit(hours_to_target, traces[0], case, target, policy, shares, seed)
+            pool.submit(hours_to_target, traces[0], cluster, target, policy, shares, seed)
             for seed in range(given.target_seeds)
         ]
         for policy, shares in variants

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,8 +13,9 @@ matplotlib.use("Agg")
 
 import matplotlib.pyplot as plt
 import numpy as np
-from fleets import Case
-from playing import play_study
+
+from shadho_celery.cluster import Cluster
+from shadho_celery.simulation import family_of, simulate
 
 COLOURS = {"cost": "#1b7f5c", "fifo": "#4c78a8", "paper": "#e08b3a", "push": "#9d9d9d"}
 WORDS = {"cost": "cost (default)", "fifo": "fifo", "paper": "paper", "push": "queue per class, no spill-over"}
@@ -47,12 +47,12 @@ def chart(results: Mapping[tuple[str, str], Sequence[Any]], target: Path) -> Non
     _save(figure, target)
 
 
-def gantt(case: Case, target: Path) -> None:
+def gantt(cluster: Cluster, target: Path) -> None:
     """The first hour of a small fleet under each policy: a row a slot, a colour a family."""
-    small = replace(case, fleet=dict.fromkeys(case.fleet, GANTT_WORKERS), hours=GANTT_MINUTES / 60)
+    small = replace(cluster, slots=dict.fromkeys(cluster.slots, GANTT_WORKERS), seconds=GANTT_MINUTES * 60, changes=())
     policies = ("cost", "paper", "fifo")
     figure, all_axes = plt.subplots(len(policies), 1, figsize=(9.5, 7.5), sharex=True, layout="constrained")
-    families = list(small.seconds)
+    families = list(small.families)
     colours = dict(zip(families, plt.get_cmap("Set2").colors, strict=False))
     for axes, policy in zip(all_axes, policies, strict=True):
         spans = _spans(small, policy)
@@ -61,7 +61,7 @@ def gantt(case: Case, target: Path) -> None:
             rows, begins, ends = (np.array(column) for column in zip(*mine, strict=True))
             label = f"{family}" if policy == "cost" else None
             axes.barh(rows, ends - begins, 0.9, begins, color=colours[family], edgecolor="white", lw=0.4, label=label)
-        for place, name in enumerate(small.fleet):
+        for place, name in enumerate(small.slots):
             axes.text(-0.4, (place + 0.5) * GANTT_WORKERS - 0.5, name, ha="right", va="center")
             if place:
                 axes.axhline(place * GANTT_WORKERS - 0.5, color="black", linewidth=0.8)
@@ -76,21 +76,16 @@ def gantt(case: Case, target: Path) -> None:
     _save(figure, target)
 
 
-def _spans(case: Case, policy: str) -> list[tuple[int, float, float, str]]:
-    """Row, begin and end in minutes, and family of every trial; slots are told apart by when they are free."""
-    study = play_study(case.space(), case.fleet, case.play(0), case.hours * 3600, policy=policy, seed=0)
-    trials = sorted((t for t in study if t.started_at is not None), key=lambda t: (t.started_at or 0.0, t.number))
-    first = {name: place * GANTT_WORKERS for place, name in enumerate(case.fleet)}
-    free: dict[str, list[tuple[float, int]]] = {
-        name: [(0.0, row) for row in range(start, start + GANTT_WORKERS)] for name, start in first.items()
-    }
+def _spans(cluster: Cluster, policy: str) -> list[tuple[int, float, float, str]]:
+    """Row, begin and end in minutes, and family of every trial that was begun."""
+    played = simulate(cluster, policy=policy, seed=0)
+    first = {name: place * GANTT_WORKERS for place, name in enumerate(cluster.slots)}
     spans = []
-    for trial in trials:
-        name = str(trial.compute_class)
-        begin = (trial.started_at or 0.0) / 60
-        end = (trial.finished_at or case.hours * 3600) / 60
-        _, row = heapq.heapreplace(free[name], (end, free[name][0][1]))
-        spans.append((row, begin, end, trial.subspace.removeprefix("family=")))
+    for trial in played.study:
+        if trial.started_at is not None and trial.host is not None:
+            row = first[str(trial.compute_class)] + int(trial.host.rpartition(".")[2])
+            ends = trial.finished_at if trial.finished_at is not None else played.seconds
+            spans.append((row, trial.started_at / 60, ends / 60, family_of(trial)))
     return spans
 
 

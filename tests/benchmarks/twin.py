@@ -12,26 +12,16 @@ from __future__ import annotations
 import argparse
 import math
 import os
-import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 from figures import finish, goal
-from fleets import FOUR, bound, rates, seconds_of
+from fleets import FOUR, bound, describe, rates, seconds_of
 from idle import Fleet, lent_rabbitmq, lent_redis
 
-from shadho_celery.clock import ManualClock
-from shadho_celery.context import Outcome
-from shadho_celery.executors.simulated import SimulatedExecutor
-from shadho_celery.opening import open_study
-from shadho_celery.search import make_scheduler
-from shadho_celery.space.compile import compile_space
-from shadho_celery.store import Store
-from shadho_celery.study import Limits
-from shadho_celery.trial import Trial, TrialState
+from shadho_celery.simulation import simulate
 
 #: the queues, the strongest first
 CLASSES = ("v100", "p100", "k80")
@@ -82,7 +72,7 @@ def main() -> None:
         if family in FOUR
     }
 
-    predicted = {policy: simulate(table, given.slots, policy, given.seconds, given.seed) for policy in policies}
+    predicted = {policy: predict(table, given.slots, policy, given.seconds, given.seed) for policy in policies}
     measured = {}
     with lent_redis(given.redis_url) as redis:
         broker = lent_redis(redis) if given.broker == "redis" else lent_rabbitmq(given.broker_url)
@@ -124,30 +114,11 @@ def per_hour(trials: Sequence[Mapping[str, Any]], began: float, seconds: float) 
     return {family: 3600 * ended[family] / seconds for family in FOUR}
 
 
-def simulate(table: Table, slots: int, policy: str, seconds: float, seed: int) -> dict[str, float]:
-    """Trials an hour by family as the real scheduler has them on simulated slots and a manual clock."""
-    from hyperopt import hp
-
-    space = hp.choice("family", [{"family": name, "x": hp.uniform(f"x of {name}", 0, 1)} for name in table])
-    generator = random.Random(seed)
-
-    def play(trial: Trial, compute_class: str) -> Outcome:
-        factor = (1 + abs(generator.gauss(0, STRAGGLING))) / STRAGGLER_MEAN
-        length = table[trial.subspace.partition("=")[2]][compute_class] * factor
-        return Outcome(state=TrialState.COMPLETE, loss=0.0, seconds=length)
-
-    clock = ManualClock()
-    with closing(Store("sqlite://")) as store:
-        compiled = compile_space(space)
-        study = open_study(store, compiled.describe(), seed=seed, clock=clock)
-        executor = SimulatedExecutor(dict.fromkeys(CLASSES, slots), play, clock)
-        make_scheduler(compiled, study, executor, Limits(seconds=seconds), policy=policy).run()
-        trials = [
-            {"subspace": trial.subspace, "finished_at": trial.finished_at}
-            for trial in study.trials
-            if trial.state is TrialState.COMPLETE
-        ]
-    return per_hour(trials, 0.0, seconds)
+def predict(table: Table, slots: int, policy: str, seconds: float, seed: int) -> dict[str, float]:
+    """Trials an hour by family, as the simulator has them."""
+    cluster = describe(table, dict.fromkeys(CLASSES, slots), (), seconds / 3600, failure_rate=0.0)
+    played = simulate(cluster, policy=policy, seed=seed)
+    return {family: count / seconds * 3600 for family, count in played.complete.items()}
 
 
 def off(measured: Mapping[str, float], predicted: Mapping[str, float], family: str | None = None) -> float:
