@@ -18,6 +18,11 @@ LARGE_GPU_BYTES = 16 * 2**30
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
 
+def uses_gpus(compute_class: str) -> bool:
+    """Whether workers of `compute_class` drive their machine's GPUs; a class named cpu... leaves them to others."""
+    return not compute_class.startswith("cpu")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Machine:
     """The facts of one machine that matter to a search."""
@@ -42,8 +47,8 @@ class Machine:
         return "gpu_large" if self.gpu_memory >= LARGE_GPU_BYTES else "gpu_small"
 
     def gpus_for(self, compute_class: str) -> tuple[str, ...]:
-        """The GPUs a worker of `compute_class` drives here; a class named cpu... leaves them to others."""
-        return () if compute_class.startswith("cpu") else self.gpus
+        """The GPUs a worker of `compute_class` drives here."""
+        return self.gpus if uses_gpus(compute_class) else ()
 
     def slots_for(self, compute_class: str, cores_per_trial: int = 1) -> int:
         """Room for trials by default: one per GPU, else one per `cores_per_trial` cores."""

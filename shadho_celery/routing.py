@@ -20,7 +20,7 @@ from shadho_celery.configuration import configuration
 from shadho_celery.errors import ServiceError
 
 #: what scheduler and worker must agree on: the form of a message and of the channel's records
-PROTOCOL = 1
+PROTOCOL = 2
 
 #: the name of the Celery task that runs a trial
 TASK = "shadho.trial"

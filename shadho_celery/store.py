@@ -205,7 +205,7 @@ class Store:
         return StudyRecord(**row._mapping)
 
     def _create_tables(self, attempts: int = 10) -> None:
-        """Create what is missing; of two that begin in an empty database at once, one finds the other's tables."""
+        """Create what is missing; of two that begin at once, one finds the tables or columns that the other made."""
         for left in reversed(range(attempts)):
             try:
                 schema.create_all(self._engine)

@@ -43,7 +43,7 @@ trials = sa.Table(
     sa.Column("started_at", sa.Float),
     sa.Column("finished_at", sa.Float),
     sa.Column("seconds", sa.Float),
-    #: bytes
+    #: bytes, at the trial's peak
     sa.Column("memory", sa.BigInteger),
     sa.Column("budget", sa.Float),
 )
@@ -62,12 +62,15 @@ reports = sa.Table(
 
 
 def add_columns(engine: sa.Engine) -> None:
-    """Add the columns that a database made by an earlier version lacks; they are null in its rows."""
+    """Add the nullable columns that a database made by an earlier version lacks; its rows have null there.
+
+    Raises sqlalchemy's DBAPIError where another process has added one meanwhile; a second call goes on from there.
+    """
     found = sa.inspect(engine)
     for table in schema.sorted_tables:
         there = {column["name"] for column in found.get_columns(table.name)}
         for column in table.columns:
-            if column.name not in there:
-                kind = column.type.compile(engine.dialect)
+            if column.nullable and column.name not in there:
+                definition = sa.schema.CreateColumn(column).compile(engine)
                 with engine.begin() as connection:
-                    connection.execute(sa.text(f"ALTER TABLE {table.name} ADD COLUMN {column.name} {kind}"))
+                    connection.execute(sa.text(f"ALTER TABLE {table.name} ADD COLUMN {definition}"))

@@ -15,7 +15,7 @@ from shadho_celery.channel import SchedulerChannel
 from shadho_celery.clock import Clock, SystemClock
 from shadho_celery.errors import ServiceError
 from shadho_celery.executors.sharing import BUNDLE_SECONDS, MESSAGE_SECONDS, allow, bundles
-from shadho_celery.hardware import ComputeClass
+from shadho_celery.hardware import ComputeClass, uses_gpus
 from shadho_celery.registry import Registry
 from shadho_celery.routing import PROTOCOL, Publisher
 from shadho_celery.trial import Event, Lost, Result, Started, Trial, TrialState
@@ -267,8 +267,8 @@ class QueueExecutor:
                     busy=busy,
                     workers=len(workers),
                     allowance=allowance,
-                    memory=min(_memory(w["machine"]) for w in workers),
-                    gpu_memory=min(w["machine"]["gpu_memory"] for w in workers),
+                    memory=min(_memory(name, w["machine"]) for w in workers),
+                    gpu_memory=min(w["machine"]["gpu_memory"] for w in workers) if uses_gpus(name) else 0,
                     cores=max(w["machine"]["cores"] for w in workers),
                 )
             )
@@ -311,6 +311,7 @@ def _attempt(trial: Trial) -> dict[str, Any]:
     return record if trial.budget is None else {**record, "budget": trial.budget}
 
 
-def _memory(machine: Mapping[str, Any]) -> int:
-    """Bytes that a trial may use on an announced machine."""
-    return int(machine["gpu_memory"] or machine["memory"])
+def _memory(compute_class: str, machine: Mapping[str, Any]) -> int:
+    """Bytes that a trial of the class may use on an announced machine: of its smallest GPU, else of its RAM."""
+    of_gpu = machine["gpu_memory"] if uses_gpus(compute_class) else 0
+    return int(of_gpu or machine["memory"])

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from shadho_celery.clock import ManualClock
-from shadho_celery.context import LocalContext, Outcome, call
+from shadho_celery.context import Context, LocalContext, Outcome, call
 from shadho_celery.executors.base import Executor
 from shadho_celery.executors.inline import INLINE_CLASS, InlineExecutor
 from shadho_celery.executors.simulated import SimulatedExecutor
@@ -24,11 +24,12 @@ from shadho_celery.trial import FINISHED, Event, Lost, Result, Started, Trial, T
 PATIENCE = 200
 
 
-def objective(params: Mapping[str, Any]) -> Any:
-    """Return x as the loss, and half of it as a metric; fail where x is negative."""
+def objective(params: Mapping[str, Any], context: Context) -> Any:
+    """Return x as the loss, and half of it and the budget, where there is one, as metrics; fail where x is negative."""
     if params["x"] < 0:
         raise ArithmeticError("x is negative")
-    return {"loss": params["x"], "half": params["x"] / 2}
+    budget = {} if context.budget is None else {"budget": context.budget}
+    return {"loss": params["x"], "half": params["x"] / 2, **budget}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +52,7 @@ def inline() -> Iterator[Rig]:
 @contextmanager
 def simulated() -> Iterator[Rig]:
     def play(trial: Trial, compute_class: str) -> Outcome:
-        outcome = call(objective, lambda: trial.params, LocalContext())
+        outcome = call(objective, lambda: trial.params, LocalContext(budget=trial.budget))
         return Outcome(state=outcome.state, loss=outcome.loss, metrics=outcome.metrics, error=outcome.error, seconds=3)
 
     executor = SimulatedExecutor({"gpu": 2, "cpu": 1}, play, ManualClock())
@@ -112,6 +113,7 @@ def test_every_submitted_trial_ends_in_exactly_one_result(rig: Rig) -> None:
         assert result.compute_class == rig.compute_class
         assert result.seconds is not None
         assert result.seconds >= 0
+        assert result.memory is None or result.memory > 0
         if x < 0:
             assert result.state is TrialState.FAILED
             assert result.loss is None
@@ -119,6 +121,14 @@ def test_every_submitted_trial_ends_in_exactly_one_result(rig: Rig) -> None:
         else:
             assert (result.state, result.loss, result.metrics) == (TrialState.COMPLETE, x, {"half": x / 2})
             assert result.error is None
+
+
+def test_a_trials_budget_reaches_its_objective_and_without_one_it_has_all(rig: Rig) -> None:
+    budgets = [0.25, None, 81.0]
+    rig.executor.submit([queued(rig, number).evolve(budget=budget) for number, budget in enumerate(budgets)])
+    results = [event for event in collect(rig, all_end(len(budgets))) if isinstance(event, Result)]
+    seen = {result.number: result.metrics.get("budget") for result in results}
+    assert seen == dict(enumerate(budgets))
 
 
 def test_a_trial_starts_once_and_before_its_result(rig: Rig) -> None:

@@ -9,18 +9,22 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import services
+import sqlalchemy as sa
 
 from shadho_celery import database
 from shadho_celery.database import file_system
 from shadho_celery.errors import LockLost, StoreError, StudyExists, StudyLocked, StudyNotFound
 from shadho_celery.holder import holder_name
+from shadho_celery.opening import open_study
 from shadho_celery.store import LOCK_SECONDS, Store, StudyRecord
-from shadho_celery.trial import FINISHED, Report, Trial, TrialState
+from shadho_celery.tables import schema
+from shadho_celery.trial import FINISHED, Report, Result, Trial, TrialState
 
 #: a moment, in seconds since the epoch
 NOW = 1_700_000_000.0
@@ -47,6 +51,8 @@ FULL = Trial(
     started_at=NOW + 0.125,
     finished_at=None,
     seconds=1e-9,
+    memory=80 * 2**30,
+    budget=1 / 3,
 )
 
 
@@ -363,6 +369,84 @@ def test_a_step_may_count_tokens(store: Store) -> None:
     fence = begun(store)
     store.write("k1", fence, NOW, reported=[report(2**40)])
     assert store.reports("k1") == [report(2**40)]
+
+
+# A database of an earlier version
+
+NEWER = {"memory", "budget"}
+
+
+def written_by_an_earlier_version(url: str) -> None:
+    """Make the tables as they were before `NEWER`, with a study of a finished trial and a waiting one."""
+    then = sa.MetaData()
+    for table in schema.sorted_tables:
+        columns = [column for column in table.columns if column.name not in NEWER]
+        sa.Table(table.name, then, *(sa.Column(c.name, c.type, primary_key=c.primary_key) for c in columns))
+    study = {**vars(RECORD), "holder": ELSEWHERE, "lock_expires": NOW, "fence": 4}
+    trials = [asdict(ENDED), asdict(trial(1, asked_at=NOW))]
+    engine = database.make_engine(url)
+    with engine.begin() as connection:
+        then.create_all(connection)
+        connection.execute(sa.insert(then.tables["studies"]).values(study))
+        for each in trials:
+            kept = {name: value for name, value in each.items() if name not in NEWER}
+            row = {"study": RECORD.key, **kept, "state": str(each["state"])}
+            connection.execute(sa.insert(then.tables["trials"]).values(row))
+    engine.dispose()
+
+
+ENDED = replace(FULL, number=0, state=TrialState.COMPLETE, finished_at=NOW, memory=None, budget=None)
+
+
+def test_a_study_of_an_earlier_version_is_resumed_and_goes_on(shared_url: str) -> None:
+    written_by_an_earlier_version(shared_url)
+    store = Store(shared_url)
+    study = open_study(store, RECORD.space, module=RECORD.module, resume=True)
+    assert list(study) == [ENDED, trial(1, asked_at=NOW)]
+    assert study.record == RECORD
+    again = study.next_waiting()
+    assert again is not None
+    study.queue(again, "gpu")
+    study.tell(Result(number=1, attempt=1, state=TrialState.COMPLETE, loss=0.5, memory=2**40, at=NOW + 1))
+    study.add("all", {"x": 0.5}, seed=1, budget=0.25)
+    study.close()
+    assert [(t.memory, t.budget) for t in store.trials(RECORD.key)] == [(None, None), (2**40, None), (None, 0.25)]
+    store.close()
+
+
+def test_many_may_open_a_database_of_an_earlier_version_at_once(shared_url: str) -> None:
+    written_by_an_earlier_version(shared_url)
+    ready = threading.Barrier(8)
+    found: list[list[Trial]] = []
+
+    def begin() -> None:
+        ready.wait()
+        store = Store(shared_url)
+        found.append(list(store.trials(RECORD.key)))
+        store.close()
+
+    threads = [threading.Thread(target=begin) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [[ENDED, trial(1, asked_at=NOW)]] * 8
+
+
+def test_an_earlier_version_can_still_write_to_a_database_of_this_one(shared_url: str) -> None:
+    """A scheduler that was started before goes on: it names the columns it knows."""
+    store = Store(shared_url)
+    begun(store)
+    engine = database.make_engine(shared_url)
+    values = {"study": "k1", "number": 0, "subspace": "all", "params": "{}", "seed": 0, "state": "WAITING"}
+    values |= {"attempt": 0, "lost": 0, "metrics": "{}"}
+    names = ", ".join(values)
+    with engine.begin() as connection:
+        places = ", ".join(f":{name}" for name in values)
+        connection.execute(sa.text(f"INSERT INTO trials ({names}) VALUES ({places})"), values)
+    engine.dispose()
+    assert list(store.trials("k1")) == [Trial(number=0, subspace="all", params={})]
+    store.close()
 
 
 # One line for what goes wrong

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import threading
 from collections.abc import Iterator
@@ -354,6 +355,7 @@ EVENTS: list[Event] = [
         host="knoten-ü",
         compute_class="größte",
         seconds=1e-9,
+        memory=2**40,
         at=1.7e9,
     ),
     *(Result(number=0, attempt=1, state=state, loss=1e-300, at=0.0) for state in (S.COMPLETE, S.PRUNED, S.CANCELLED)),
@@ -371,6 +373,12 @@ def test_an_event_arrives_as_it_was_sent(client: Any, scheduler: SchedulerChanne
     assert type(arrived) is type(event)
     if isinstance(arrived, Result):
         assert type(arrived.state) is TrialState
+
+
+def test_a_result_of_a_worker_that_measures_no_memory_arrives() -> None:
+    sent = json.loads(encode(result()))
+    del sent["memory"]
+    assert decode(json.dumps(sent)) == result()
 
 
 def test_a_diverged_loss_arrives_as_nan(worker: WorkerChannel, scheduler: SchedulerChannel) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -43,10 +44,13 @@ def objective(params, context):
         log.write(f"began\\t{context.trial}\\t{context.attempt}\\t{context.compute_class}\\t0\\n")
     if params["x"] < 0:
         raise ArithmeticError("x is negative")
+    if params["x"] == 0.75:
+        len(b"x" * 200_000_000)
+    budget = {} if context.budget is None else {"budget": context.budget}
     end = time.monotonic() + (60 if params["x"] == 9 else params["x"] * 0.05)
     while time.monotonic() < end and not context.should_stop():
         time.sleep(0.005)
-    return {"loss": params["x"], "half": params["x"] / 2}
+    return {"loss": params["x"], "half": params["x"] / 2, **budget}
 """
 
 MARKER = 'open("imported", "w").close()\n'
@@ -331,10 +335,54 @@ def test_without_adoption_what_ran_is_lost_at_once(on_redis: Place, unique: Call
 
 def fake_worker(url: str, name: str, **facts: Any) -> None:
     """Announce a worker of class `name` that is not there."""
-    machine = {"gpu_memory": 0, "cores": 1}
+    machine = {"gpu_memory": 0, "memory": 2**30, "cores": 1}
     announced = {"protocol": PROTOCOL, "compute_class": name, "slots": 1, "busy": 0, "imports": ["contract_study"]}
     with connect(url) as client:
         Registry(client, "worker").announce(name, {**announced, "machine": machine, **facts})
+
+
+@pytest.mark.parametrize(
+    ("kind", "machines", "memory"),
+    [
+        ("gpu", [{"gpu_memory": 24, "memory": 64}, {"gpu_memory": 16, "memory": 512}], 16),
+        ("gpu", [{"gpu_memory": 0, "memory": 64}, {"gpu_memory": 0, "memory": 32}], 32),
+        ("cpu", [{"gpu_memory": 24, "memory": 64}, {"gpu_memory": 0, "memory": 128}], 64),
+    ],
+    ids=["of the smallest GPU", "of the smallest machine", "a cpu class on a machine with GPUs"],
+)
+def test_a_classs_memory_is_what_a_trial_may_use_on_the_smallest_of_its_machines(
+    on_redis: Place, unique: Callable[[str], str], kind: str, machines: list[dict[str, int]], memory: int
+) -> None:
+    compute_class = unique(kind)
+    names = [f"{compute_class}-{place}" for place in range(len(machines))]
+    for name, machine in zip(names, machines, strict=True):
+        fake_worker(on_redis.redis, name, compute_class=compute_class, machine={"cores": 1, **machine})
+    with on_redis.executor(unique("study")) as executor:
+        assert of(compute_class, executor).memory == memory
+    with connect(on_redis.redis) as client:
+        for name in names:
+            Registry(client, "worker").withdraw(name)
+
+
+def test_a_real_workers_class_has_its_machines_memory(on_redis: Place, unique: Callable[[str], str]) -> None:
+    with on_redis.executor(unique("study")) as executor:
+        assert of("on-redis", executor).memory >= 2**28
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the peak cannot be set back")
+def test_a_trials_peak_memory_comes_back_and_the_ones_after_it_have_their_own(
+    on_redis: Place, unique: Callable[[str], str]
+) -> None:
+    with on_redis.executor(unique("study")) as executor:
+        executor.submit([trial(0, x=0.75)])
+        [hungry] = [event for event in poll_until(executor, ends) if isinstance(event, Result)]
+        peak = hungry.memory or 0
+        assert peak >= 200_000_000
+        # One more than there are slots: one of them runs where the hungry one ran.
+        executor.submit([trial(number, x=0.5) for number in range(1, 4)])
+        for result in ends(poll_until(executor, lambda events: len(ends(events)) == 3)):
+            assert isinstance(result, Result)
+            assert 0 < (result.memory or 0) <= peak - 100_000_000
 
 
 @pytest.mark.parametrize(

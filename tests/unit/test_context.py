@@ -206,6 +206,10 @@ def test_a_loss_is_a_complete_outcome() -> None:
     )
 
 
+def test_the_memory_is_for_others_to_measure() -> None:
+    assert call_it(lambda params: 0.0).memory is None
+
+
 def test_a_bad_return_value_is_a_failed_outcome_in_one_line() -> None:
     outcome = call_it(lambda params: None)
     assert (outcome.state, outcome.loss) == (TrialState.FAILED, None)

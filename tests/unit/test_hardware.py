@@ -19,6 +19,7 @@ from shadho_celery.hardware import (
     Machine,
     by_strength,
     detect,
+    uses_gpus,
 )
 
 GIB = 2**30
@@ -84,6 +85,13 @@ def test_a_cpu_class_on_a_gpu_machine_sees_no_gpu() -> None:
     assert machine(8).slot_environment("gpu_large", 0, 1)["CUDA_VISIBLE_DEVICES"] == ""
 
 
+@pytest.mark.parametrize(("name", "uses"), [("cpu", False), ("cpu_big", False), ("gpu_large", True), ("größte", True)])
+def test_every_class_uses_the_gpus_but_those_named_cpu(name: str, uses: bool) -> None:
+    assert uses_gpus(name) is uses
+    assert machine(8, 2, 80 * GIB).gpus_for(name) == (("0", "1") if uses else ())
+    assert machine(8).gpus_for(name) == ()
+
+
 def test_the_facts_travel_as_json() -> None:
     facts = json.loads(json.dumps(machine(8, 2, 80 * GIB).to_json()))
     assert facts["cores"] == 8
@@ -113,6 +121,10 @@ def test_classes_that_play_on_one_machine_keep_the_studys_order() -> None:
     classes = [ComputeClass(name=name, slots=1, cores=4) for name in sorted(DEFAULT_CLASSES)]
     assert tuple(c.name for c in by_strength(classes)) == DEFAULT_CLASSES
     assert [c.name for c in by_strength(classes, ("cpu", "gpu_small", "gpu_large"))] == list(DEFAULT_CLASSES[::-1])
+
+
+def test_a_class_of_which_nothing_else_is_known_has_unknown_memory() -> None:
+    assert ComputeClass(name="c", slots=1).memory == 0
 
 
 def test_a_study_alone_may_fill_every_slot() -> None:

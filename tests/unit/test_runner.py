@@ -89,6 +89,13 @@ def stubborn(params, context):
 
 def large(params, context):
     return {"loss": 0.0, "text": "ü" * 300_000}
+
+def hungry(params, context):
+    return len(b"x" * 200_000_000)
+
+def starving(params, context):
+    held = b"x" * 200_000_000
+    raise MemoryError(len(held))
 '''
 
 DEEDS = [line.split()[1].partition("(")[0] for line in STUDY.splitlines() if line.startswith("def ")][1:]
@@ -190,6 +197,9 @@ def run_until_report(runner: Runner, deed: str, then: Callable[[], None]) -> Out
 # Outcomes
 
 
+linux = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the peak cannot be set back")
+
+
 def test_a_trial_gets_its_params_and_its_outcome_comes_back(real: Runner) -> None:
     outcome = run(real, "plain")
     assert (outcome.state, outcome.loss, outcome.metrics["twice"]) == (TrialState.COMPLETE, 0.25, 0.5)
@@ -208,6 +218,28 @@ def test_the_context_and_the_slots_environment_reach_the_objective(shared: Runne
     expected = {"trial": "4", "attempt": "2", "seed": "11", "checkpoint_dir": "/checkpoints/4", "device": "cpu"}
     assert metrics.items() >= {**expected, "compute_class": "gpu_large", "slot": "1", "budget": "None"}.items()
     assert (metrics["visible"], metrics["threads"]) == ("", "1")
+
+
+def test_a_budget_reaches_the_objective(shared: Runner) -> None:
+    assert run(shared, "tell", budget=0.5).metrics["budget"] == "0.5"
+
+
+@linux
+@pytest.mark.parametrize(("deed", "state"), [("hungry", TrialState.COMPLETE), ("starving", TrialState.FAILED)])
+def test_a_trials_peak_memory_is_its_own_and_not_that_of_the_one_before(
+    shared: Runner, deed: str, state: TrialState
+) -> None:
+    outcomes = [run(shared, each) for each in ("plain", deed, "plain")]
+    before, peak, after = (outcome.memory or 0 for outcome in outcomes)
+    assert outcomes[1].state is state
+    assert outcomes[0].metrics["pid"] == outcomes[2].metrics["pid"], "all in one process"
+    assert peak >= 200_000_000
+    assert 0 < before <= peak - 150_000_000
+    assert 0 < after <= peak - 150_000_000
+
+
+def test_of_a_process_that_died_the_peak_memory_is_unknown(own: Runner) -> None:
+    assert run(own, "vanishing").memory is None
 
 
 def test_reports_come_in_order(shared: Runner) -> None:
