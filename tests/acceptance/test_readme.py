@@ -50,6 +50,7 @@ RUN_BY = {
     "export ": "test_growing_to_a_fleet",
     "SHADHO_IMPORTS=": "test_growing_to_a_fleet",
     "worker --import": "test_growing_to_a_fleet",
+    "simulate": "test_planning_a_fleet",
     "--help": "test_help",
     "overhead.py": "test_the_overhead_benchmark",
 }
@@ -131,12 +132,22 @@ def test_growing_to_a_fleet(first_study: Desk, amqp_url: str, redis_url: str) ->
     assert used == {"gpu_large", "cpu"}
 
 
+def test_planning_a_fleet(desk: Desk) -> None:
+    """The example of a cluster file is written and played under both policies."""
+    write, play = (line for line in COMMANDS if "shadho_celery.simulate" in line)
+    shell(desk, write)
+    out = shell(desk, play)
+    assert "policy cost" in out
+    assert "policy fifo" in out
+    assert "10800 simulated seconds" in out
+
+
 @pytest.mark.parametrize("command", [line for line in COMMANDS if line.endswith("--help")])
 def test_help(desk: Desk, command: str) -> None:
     """--help lists the options and true examples."""
     out = shell(desk, command)
     assert "Examples:" in out
-    assert "--url-file" in out
+    assert ("--url-file" in out) != ("simulate" in command)
 
 
 def test_the_overhead_benchmark(desk: Desk, redis_url: str) -> None:
