@@ -9,7 +9,6 @@ from typing import Any, Protocol
 import numpy as np
 
 from shadho_celery import heuristics, ranking
-from shadho_celery.clock import Clock
 from shadho_celery.cost_model import CostModel
 from shadho_celery.errors import UsageError
 from shadho_celery.space.split import Subspace
@@ -17,9 +16,6 @@ from shadho_celery.trial import Trial
 
 #: results between two refreshes of the performance scores (the paper's figure)
 REFRESH_RESULTS = 10
-
-#: seconds between two refreshes at least, so that a search of very short trials does not spend its time on them
-REFRESH_SECONDS = 1.0
 
 #: k of the index rule: by how many trials a subspace must fall behind to count twice as much
 PATIENCE = 15.0
@@ -93,7 +89,7 @@ class PaperPolicy:
     A class whose subspaces have all been dealt out helps with the others: no slot idles while there is work.
     """
 
-    def __init__(self, subspaces: Sequence[Subspace], generator: np.random.Generator, clock: Clock) -> None:
+    def __init__(self, subspaces: Sequence[Subspace], generator: np.random.Generator) -> None:
         self._complexity = {s.name: heuristics.complexity(s.leaves) for s in subspaces}
         # In descending complexity, so that it decides as long as all performances are equal.
         self._subspaces = {s.name: s for s in sorted(subspaces, key=lambda s: -self._complexity[s.name])}
@@ -102,9 +98,7 @@ class PaperPolicy:
         self._history: dict[str, deque[tuple[Any, float]]] = {name: deque(maxlen=HISTORY) for name in self._subspaces}
         self._stale: set[str] = set()
         self._results = 0
-        self._refreshed_at = clock.now()
         self._generator = generator
-        self._clock = clock
         self._classes: tuple[str, ...] = ()
         self._mapping: dict[str, list[str]] = {}
 
@@ -126,7 +120,7 @@ class PaperPolicy:
         self._history[trial.subspace].append((row, trial.loss))
         self._stale.add(trial.subspace)
         self._results += 1
-        if self._results >= REFRESH_RESULTS and self._clock.now() - self._refreshed_at >= REFRESH_SECONDS:
+        if self._results >= REFRESH_RESULTS:
             self._refresh()
 
     def pick(self, compute_class: str, backlogs: Mapping[str, float]) -> str:
@@ -144,7 +138,6 @@ class PaperPolicy:
             self._performance[name] = heuristics.performance(np.array(rows), np.array(losses), self._generator)
         self._stale.clear()
         self._results = 0
-        self._refreshed_at = self._clock.now()
         self._rank()
 
     def _rank(self) -> None:
@@ -156,12 +149,12 @@ POLICIES = ("cost", "paper", "fifo")
 
 
 def make_policy(
-    name: str, subspaces: Sequence[Subspace], cost_model: CostModel, generator: np.random.Generator, clock: Clock
+    name: str, subspaces: Sequence[Subspace], cost_model: CostModel, generator: np.random.Generator
 ) -> Policy:
     """The policy called `name`; UsageError for an unknown one."""
     check(name)
     if name == "paper":
-        return PaperPolicy(subspaces, generator, clock)
+        return PaperPolicy(subspaces, generator)
     return CostPolicy(cost_model) if name == "cost" else FifoPolicy()
 
 

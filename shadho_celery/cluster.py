@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from shadho_celery.errors import UsageError
 from shadho_celery.executors.simulated import LEASE_SECONDS, Change
+from shadho_celery.space.split import DEFAULT_MAX_SUBSPACES
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -80,6 +81,15 @@ _STRAGGLERS = {"none": (), "halfnormal": ("scale",), "slow": ("probability", "fa
 
 GIB = 2**30
 
+#: bounds on what a file may say: beyond them memory, time or the precision of a float would run out
+LARGEST, MOST_WORKERS, MOST_TRIALS = 1e15, 10**6, 10**9
+
+#: a trial takes so long at least: did it take no time, a simulation would not get on
+LEAST_SECONDS = 1e-3
+
+#: of a law's numbers; beyond such a sigma nearly all of the mean comes from trials too rare to be drawn
+_MOST = {"probability": 1.0, "sigma": 5.0}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
@@ -144,16 +154,19 @@ class Cluster:
     lease_seconds: float = LEASE_SECONDS
 
 
-def load(path: Path) -> Cluster:
-    """The cluster described in a file. Raises UsageError, naming file, key and remedy, where it is not one."""
+def load(path: Path, instead: Mapping[str, Any] | None = None) -> Cluster:
+    """The cluster described in a file, `instead` taking the place of what it says at the top.
+
+    Raises UsageError, naming file, key and remedy, where it is not one.
+    """
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is no text"
         raise UsageError(f"{path} cannot be read: {reason}; --example prints a cluster file to begin with") from None
     try:
-        return parse(tomllib.loads(text))
-    except tomllib.TOMLDecodeError as error:
+        return parse({**tomllib.loads(text), **(instead or {})})
+    except (ValueError, RecursionError) as error:  # numbers of too many digits, lists in lists in lists
         raise UsageError(f"{path} is no TOML: {error}") from None
     except UsageError as error:
         raise UsageError(f"{path}: {error}") from None
@@ -165,14 +178,18 @@ def parse(description: Mapping[str, Any]) -> Cluster:
     classes = {
         name: _Table(f"classes.{name}", value, ("workers", "memory_gib")) for name, value in top.tables("classes")
     }
-    slots = {name: table.whole("workers", least=0) for name, table in classes.items()}
-    changes = [_change(place, value, slots) for place, value in enumerate(top.array("changes"))]
+    slots = {name: table.whole("workers", least=0, most=MOST_WORKERS) for name, table in classes.items()}
+    changes = [
+        _change(place, value, slots) for place, value in enumerate(top.array("changes", "write [[changes]] above each"))
+    ]
     if not sum(slots.values()) and not any(change.slots > 0 for change in changes):
         raise UsageError("classes: there are no workers; give a class workers = 1 or more")
     rate = top.number("failure_rate", 0.0, most=1.0)
     families = {name: _family(name, value, list(slots), rate) for name, value in top.tables("families")}
     if not families or not slots:
         raise UsageError(f"{'classes' if not slots else 'families'}: at least one is needed; --example shows the form")
+    if len(families) > DEFAULT_MAX_SUBSPACES:
+        raise UsageError(f"families: a search tells {DEFAULT_MAX_SUBSPACES} apart at most, and not {len(families)}")
     cluster = Cluster(
         slots=slots,
         memory={name: int(table.number("memory_gib", 0.0) * GIB) for name, table in classes.items()},
@@ -181,9 +198,9 @@ def parse(description: Mapping[str, Any]) -> Cluster:
         straggler=_law("straggler", top.value("straggler", {"law": "none"}), _STRAGGLERS),
         changes=changes,
         seconds=top.number("seconds", above=0.0) if top.has("seconds") else None,
-        trials=top.whole("trials", least=1) if top.has("trials") else None,
-        target=top.number("target", least=-math.inf) if top.has("target") else None,
-        seed=top.whole("seed", 0, least=0),
+        trials=top.whole("trials", least=1, most=MOST_TRIALS) if top.has("trials") else None,
+        target=top.number("target", least=-LARGEST) if top.has("target") else None,
+        seed=top.whole("seed", 0, least=0, most=2**64),
         lease_seconds=top.number("lease_seconds", LEASE_SECONDS),
     )
     if cluster.seconds is None and cluster.trials is None:
@@ -220,31 +237,30 @@ class _Table:
         default: float | None = None,
         *,
         least: float = 0.0,
-        most: float = math.inf,
+        most: float = LARGEST,
         above: float | None = None,
     ) -> float:
         value = self.value(name, default)
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        is_finite = isinstance(value, int) or (isinstance(value, float) and math.isfinite(value))
+        if isinstance(value, bool) or not is_finite:
             raise UsageError(f"{self.key(name)}: {_short(value)} is no number")
         if value < least or value > most or (above is not None and value <= above):
             bounds = f"above {above:g}" if above is not None else f"at least {least:g}"
-            bounds += f" and at most {most:g}" if most < math.inf else ""
-            raise UsageError(f"{self.key(name)}: {value!r} will not do; it must be {bounds}")
+            raise UsageError(f"{self.key(name)}: {_short(value)} will not do; it must be {bounds} and at most {most:g}")
         return float(value)
 
-    def whole(self, name: str, default: int | None = None, *, least: float) -> int:
-        value = self.number(name, default, least=least)
-        if not value.is_integer():
-            raise UsageError(f"{self.key(name)}: {value!r} is no whole number")
-        return int(value)
+    def whole(self, name: str, default: int | None = None, *, least: float, most: float) -> int:
+        if not self.number(name, default, least=least, most=most).is_integer():
+            raise UsageError(f"{self.key(name)}: {self.value(name, default)!r} is no whole number")
+        return int(self.value(name, default))  # not by way of a float, which has fewer digits
 
     def tables(self, name: str) -> list[tuple[str, Any]]:
         return list(_Table(self.key(name), self.value(name))._values.items())
 
-    def array(self, name: str) -> list[Any]:
+    def array(self, name: str, form: str) -> list[Any]:
         value = self.value(name, [])
         if not isinstance(value, list):
-            raise UsageError(f"{self.key(name)}: this is no list but {_kind(value)}; write [[{name}]] above each")
+            raise UsageError(f"{self.key(name)}: this is no list but {_kind(value)}; {form}")
         return value
 
 
@@ -253,11 +269,11 @@ def _family(name: str, value: Any, classes: Sequence[str], rate: float) -> Famil
     seconds = _Table(table.key("seconds"), table.value("seconds"), classes)
     loss = _Table(table.key("loss"), table.value("loss", {}), ("best", "spread"))
     return Family(
-        seconds={each: seconds.number(each, above=0.0) for each in classes},
-        share=table.number("share", 1.0, above=0.0),
+        seconds={each: seconds.number(each, least=LEAST_SECONDS) for each in classes},
+        share=table.number("share", 1.0, least=1e-6, most=1e6),
         failure_rate=table.number("failure_rate", rate, most=1.0),
         memory=int(table.number("memory_gib", 0.0) * GIB),
-        best=loss.number("best", 0.0, least=-math.inf),
+        best=loss.number("best", 0.0, least=-LARGEST),
         spread=loss.number("spread", 1.0),
     )
 
@@ -268,13 +284,13 @@ def _law(where: str, value: Any, known: Mapping[str, Sequence[str]]) -> Law:
         raise UsageError(f"{where}.law: there is no law {_short(name)}; choose one of {', '.join(known)}")
     table = _Table(where, value, ("law", *known[name]))
     if name == "samples":
-        samples = table.array("values") if table.has("values") else table.value("values")
+        samples = table.array("values", "write values = [1.0, 2.0]") if table.has("values") else table.value("values")
         each = _Table(f"{where}.values", {str(place): sample for place, sample in enumerate(samples)})
         values = [each.number(str(place)) for place in range(len(samples))]
         if not sum(values) > 0:
             raise UsageError(f"{where}.values: at least one sample above 0 is needed")
         return Law(name=name, values={"values": values})
-    numbers = {key: table.number(key, most=1.0 if key == "probability" else math.inf) for key in known[name]}
+    numbers = {key: table.number(key, most=_MOST.get(key, LARGEST)) for key in known[name]}
     if name == "uniform" and not numbers["low"] <= numbers["high"] != 0:
         raise UsageError(f"{where}.high: it must be above 0 and not below low")
     if name == "slow" and numbers["factor"] < 1:
@@ -285,9 +301,10 @@ def _law(where: str, value: Any, known: Mapping[str, Sequence[str]]) -> Law:
 def _change(place: int, value: Any, slots: Mapping[str, int]) -> Change:
     table = _Table(f"changes.{place}", value, ("at", "class", "workers"))
     name = table.value("class")
-    if name not in slots:
+    if not isinstance(name, str) or name not in slots:
         raise UsageError(f"{table.key('class')}: there is no class {_short(name)}; there are {', '.join(slots)}")
-    return Change(at=table.number("at"), compute_class=name, slots=table.whole("workers", least=-math.inf))
+    workers = table.whole("workers", least=-MOST_WORKERS, most=MOST_WORKERS)
+    return Change(at=table.number("at"), compute_class=name, slots=workers)
 
 
 def _kind(value: Any) -> str:

@@ -132,7 +132,7 @@ def make_scheduler(
         study,
         subspaces,
         executor,
-        policy=make_policy(policy, subspaces, cost_model, generator, study.clock),
+        policy=make_policy(policy, subspaces, cost_model, generator),
         shares=make_shares(shares, {subspace.name: subspace.probability for subspace in subspaces}),
         cost_model=cost_model,
         make_sampler=lambda subspace, entropy: make_sampler(sampler, subspace, entropy),

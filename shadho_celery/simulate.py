@@ -24,7 +24,7 @@ from shadho_celery.cluster import Cluster
 from shadho_celery.errors import ShadhoError, UsageError
 from shadho_celery.search import DEFAULT_POLICY, DEFAULT_SHARES
 from shadho_celery.shares import SHARES
-from shadho_celery.simulation import Simulation, simulate
+from shadho_celery.simulation import Simulation, an_hour, simulate
 from shadho_celery.study import Study
 
 EXAMPLES = """
@@ -63,7 +63,7 @@ def _example(context: click.Context, _: Any, wanted: bool) -> None:
 @click.option("--shares", type=click.Choice(SHARES), default=DEFAULT_SHARES, show_default=True, help="As of a study.")
 @click.option("--seed", type=click.IntRange(min=0), help="Instead of the file's.")
 @click.option("--seconds", type=click.FloatRange(min=0, min_open=True), help="Simulated; instead of the file's.")
-@click.option("--trials", type=click.IntRange(min=1), help="Instead of the file's.")
+@click.option("--trials", type=click.IntRange(min=1, max=clusters.MOST_TRIALS), help="Instead of the file's.")
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="Write the trials to this CSV file.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object a policy and nothing else.")
 @click.option(
@@ -84,11 +84,9 @@ def main(
     """
     policies = policies or (DEFAULT_POLICY,)
     try:
-        described = clusters.load(cluster_file)
+        described = clusters.load(cluster_file, {k: value for k, value in given.items() if value is not None})
         if out is not None and len(policies) > 1:
             raise UsageError("--out takes the trials of one policy; name one --policy")
-        changed = {name: value for name, value in given.items() if value is not None}
-        described = dataclasses.replace(described, **changed)
         found = []
         for policy in policies:
             with _progress(described, policy) as on_turn:
@@ -151,7 +149,7 @@ def _show(cluster: Cluster, found: Sequence[Simulation]) -> None:
         table.add_row(
             each.policy,
             str(each.trials),
-            f"{sum(each.complete.values()) / each.seconds * 3600:.4g}",
+            f"{an_hour(sum(each.complete.values()), each.seconds):.4g}",
             f"{each.balanced(shares):.4g}",
             Text(utilised),
             str(each.lost),

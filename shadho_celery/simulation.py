@@ -14,7 +14,7 @@ import numpy as np
 from hyperopt import hp
 
 from shadho_celery.clock import ManualClock
-from shadho_celery.cluster import Cluster
+from shadho_celery.cluster import LEAST_SECONDS, Cluster
 from shadho_celery.context import Outcome
 from shadho_celery.executors.simulated import Play, SimulatedExecutor
 from shadho_celery.memory_store import MemoryStore
@@ -69,14 +69,24 @@ class Simulation:
     def balanced(self, shares: Mapping[str, float]) -> float:
         """Trials completed an hour at the mix of `shares`: the least of count / share over the families."""
         total = sum(shares.values())
-        return min(self.complete[name] * total / share for name, share in shares.items()) / self.seconds * 3600
+        return an_hour(min(self.complete[name] * total / share for name, share in shares.items()), self.seconds)
 
     def rows(self) -> Iterator[tuple[int, str, str, int, float, float, str]]:
-        """Number, family, class, slot, start and end (seconds) and state of the trials that ended."""
+        """Number, family, class, slot, start and end (seconds) and state of the trials that ended.
+
+        Without those that failed because their workers died again and again: nobody saw their end.
+        """
         for trial in self.study.trials:
+            if trial.seconds is None:
+                continue
             slot = int((trial.host or ".-1").rpartition(".")[2])
             started, ended = trial.started_at or 0.0, trial.finished_at or 0.0
             yield trial.number, family_of(trial), str(trial.compute_class), slot, started, ended, str(trial.state)
+
+
+def an_hour(number: float, seconds: float) -> float:
+    """What `number` in so many seconds is an hour; 0 where no time has passed."""
+    return number / seconds * 3600 if seconds else 0.0
 
 
 def family_of(trial: Trial) -> str:
@@ -130,7 +140,8 @@ def simulate(
         on_turn(study)
         if executor.is_still and not scheduler.classes and cluster.seconds is None:
             break  # all workers have died, and the trials will never be done
-    return _summary(cluster, study, policy, shares, time.process_time() - began)
+    cpu_seconds = time.process_time() - began
+    return _summary(cluster, study, policy, shares, utilisation=executor.utilisation(), cpu_seconds=cpu_seconds)
 
 
 def make_space(cluster: Cluster) -> Any:
@@ -153,7 +164,7 @@ def make_play(cluster: Cluster, seed: int) -> Play:
         name = family_of(trial)
         family = cluster.families[name]
         draw = trial.seed % DRAWS
-        seconds = family.seconds[compute_class] * factors[draw]
+        seconds = max(LEAST_SECONDS, family.seconds[compute_class] * factors[draw])
         room = cluster.memory[compute_class]
         if room and family.memory > room:
             return Outcome(state=TrialState.FAILED, error="out of memory", seconds=OUT_OF_MEMORY_AT * seconds)
@@ -165,45 +176,37 @@ def make_play(cluster: Cluster, seed: int) -> Play:
     return play
 
 
-def _summary(cluster: Cluster, study: Study, policy: str, shares: str, cpu_seconds: float) -> Simulation:
-    now = study.clock.now()
+def _summary(
+    cluster: Cluster,
+    study: Study,
+    policy: str,
+    shares: str,
+    *,
+    utilisation: Mapping[str, float],
+    cpu_seconds: float,
+) -> Simulation:
     ended = {state: dict.fromkeys(cluster.families, 0) for state in (TrialState.COMPLETE, TrialState.FAILED)}
     placed = {name: dict.fromkeys(cluster.slots, 0) for name in cluster.families}
-    busy = dict.fromkeys(cluster.slots, 0.0)
     for trial in study:
-        name, where = family_of(trial), str(trial.compute_class)
+        name = family_of(trial)
         if trial.state in ended:
             ended[trial.state][name] += 1
-            busy[where] += trial.seconds or 0.0
-        elif trial.state is TrialState.RUNNING:
-            busy[where] += now - (trial.started_at or now)
         if trial.state is TrialState.COMPLETE:
-            placed[name][where] += 1
+            placed[name][str(trial.compute_class)] += 1
     best = study.best
     return Simulation(
         policy=policy,
         shares=shares,
         seed=study.record.seed,
-        seconds=now,
+        seconds=study.clock.now(),
         complete=ended[TrialState.COMPLETE],
         failed=ended[TrialState.FAILED],
         placed=placed,
         lost=sum(trial.lost for trial in study),
-        utilisation={name: busy[name] / room if room else 0.0 for name, room in _room(cluster, now).items()},
+        utilisation=utilisation,
         best=best.loss if best else None,
         best_after=best.finished_at if best else None,
         cpu_seconds=cpu_seconds,
         peak_mib=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10),
         study=study,
     )
-
-
-def _room(cluster: Cluster, seconds: float) -> dict[str, float]:
-    """Slot seconds by class, workers that come and go taken into account."""
-    room = {name: slots * seconds for name, slots in cluster.slots.items()}
-    alive = dict(cluster.slots)
-    for change in sorted(cluster.changes, key=lambda change: change.at):
-        step = max(change.slots, -alive[change.compute_class])
-        alive[change.compute_class] += step
-        room[change.compute_class] += step * max(0.0, seconds - change.at)
-    return room

@@ -56,6 +56,22 @@ class _Class:
     queue: deque[Trial] = field(default_factory=deque)
     #: memory of its machines, bytes; 0 where it does not matter
     memory: int = 0
+    #: when the last of its slots died
+    deserted_at: float = 0.0
+    #: slot seconds in which something ran; and all there were until `counted_at`
+    ran: float = 0.0
+    offered: float = 0.0
+    counted_at: float = 0.0
+
+    def run(self, now: float) -> float:
+        """Slot seconds in which something ran until now."""
+        return self.ran + sum(now - one.began for one in self.running.values())
+
+    def count(self, now: float) -> float:
+        """Slot seconds there were until now; to be called whenever the slots change."""
+        self.offered += self.alive * (now - self.counted_at)
+        self.counted_at = now
+        return self.offered
 
 
 class SimulatedExecutor:
@@ -85,8 +101,11 @@ class SimulatedExecutor:
         self._future: list[tuple[float, int, Callable[[], None]]] = []
         self._order = count()
         self._events: list[Event] = []
+        #: True where workers have come or gone since the last poll
+        self._stirred = False
         for name, number in slots.items():
             self._classes[name].memory = (memory or {}).get(name, 0)
+            self._classes[name].counted_at = clock.now()
             self._arrive(name, number)
         for change in changes:
             self._at(change.at, partial(self._change, change))
@@ -120,14 +139,15 @@ class SimulatedExecutor:
             self._start(name)
 
     def poll(self, seconds: float) -> Sequence[Event]:
+        # Workers that come want trials: whoever polls is to see them at once.
         deadline = self._clock.now() + seconds
-        while not self._events and self._future and self._future[0][0] <= deadline:
+        while not (self._events or self._stirred) and self._future and self._future[0][0] <= deadline:
             self._clock.advance_to(self._future[0][0])
             while self._future and self._future[0][0] <= self._clock.now():
                 heapq.heappop(self._future)[2]()
-        if not self._events and deadline < math.inf:
+        if not (self._events or self._stirred) and deadline < math.inf:
             self._clock.advance_to(deadline)
-        events, self._events = self._events, []
+        events, self._events, self._stirred = self._events, [], False
         return events
 
     def cancel(self, numbers: Iterable[int], *, running: bool) -> None:
@@ -146,6 +166,13 @@ class SimulatedExecutor:
     def is_still(self) -> bool:
         """True where nothing will ever happen unless it is given trials that it has a class for."""
         return not self._future and not self._events
+
+    def utilisation(self) -> dict[str, float]:
+        """By class, the part of its slots' time until now in which they ran something."""
+        now = self._clock.now()
+        offered = {name: each.count(now) for name, each in self._classes.items()}
+        # A sum of floats may come out a hair above the whole.
+        return {n: min(1.0, each.run(now) / offered[n]) if offered[n] else 0.0 for n, each in self._classes.items()}
 
     def close(self) -> None:
         self._future.clear()
@@ -175,6 +202,7 @@ class SimulatedExecutor:
         del each.running[one.slot]
         heapq.heappush(each.free, one.slot)
         now = self._clock.now()
+        each.ran += now - one.began
         self._events.append(
             Result(
                 number=one.trial.number,
@@ -193,6 +221,8 @@ class SimulatedExecutor:
         self._start(name)
 
     def _change(self, change: Change) -> None:
+        self._stirred = True
+        self._classes[change.compute_class].count(self._clock.now())
         if change.slots > 0:
             self._arrive(change.compute_class, change.slots)
         else:
@@ -214,13 +244,15 @@ class SimulatedExecutor:
         for one in [one for slot, one in each.running.items() if slot >= each.alive]:
             one.counts = False
             del each.running[one.slot]
+            each.ran += self._clock.now() - one.began
             self._at(known_at, partial(self._lose, one.trial, "its worker died"))
         if not each.alive:
-            self._at(self._clock.now() + DESERTED_SECONDS, partial(self._hand_back, name))
+            each.deserted_at = self._clock.now()
+            self._at(each.deserted_at + DESERTED_SECONDS, partial(self._hand_back, name, each.deserted_at))
 
-    def _hand_back(self, name: str) -> None:
+    def _hand_back(self, name: str, deserted_at: float) -> None:
         each = self._classes[name]
-        while each.queue and not each.alive:
+        while each.queue and not each.alive and each.deserted_at == deserted_at:
             self._lose(each.queue.popleft(), f"no worker serves {name}", claimed=False)
 
     def _lose(self, trial: Trial, reason: str, claimed: bool = True) -> None:
