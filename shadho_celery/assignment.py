@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
@@ -22,6 +22,10 @@ PATIENCE = 15.0
 
 #: standard deviations by which a pair of subspace and class is taken to be faster than it is believed to be
 OPTIMISM = 1.0
+
+#: a subspace is scored anew once this part of the trials it is judged by is new: a score takes some ten milliseconds,
+#: and fewer would hardly move it
+NEWS = 0.1
 
 #: latest trials of a subspace that its performance is judged by
 HISTORY = 1000
@@ -96,7 +100,8 @@ class PaperPolicy:
         self._performance = dict.fromkeys(self._subspaces, heuristics.START_VALUE)
         #: by subspace, its latest trials: a row of features and the loss each
         self._history: dict[str, deque[tuple[Any, float]]] = {name: deque(maxlen=HISTORY) for name in self._subspaces}
-        self._stale: set[str] = set()
+        #: by subspace, results since it was scored
+        self._news: Counter[str] = Counter()
         self._results = 0
         self._generator = generator
         self._classes: tuple[str, ...] = ()
@@ -118,7 +123,7 @@ class PaperPolicy:
             return
         row = heuristics.features([trial.params], self._subspaces[trial.subspace].domains)[0]
         self._history[trial.subspace].append((row, trial.loss))
-        self._stale.add(trial.subspace)
+        self._news[trial.subspace] += 1
         self._results += 1
         if self._results >= REFRESH_RESULTS:
             self._refresh()
@@ -132,11 +137,12 @@ class PaperPolicy:
         return ranked[int(self._generator.choice(len(ranked), p=ranking.planck_weights(len(ranked))))]
 
     def _refresh(self) -> None:
-        """Score anew the subspaces that have new results, and rank."""
-        for name in sorted(self._stale):
-            rows, losses = zip(*self._history[name], strict=True)
-            self._performance[name] = heuristics.performance(np.array(rows), np.array(losses), self._generator)
-        self._stale.clear()
+        """Score anew the subspaces about which there is news, and rank."""
+        for name, results in sorted(self._news.items()):
+            if results >= NEWS * len(self._history[name]):
+                rows, losses = zip(*self._history[name], strict=True)
+                self._performance[name] = heuristics.performance(np.array(rows), np.array(losses), self._generator)
+                del self._news[name]
         self._results = 0
         self._rank()
 
