@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -71,6 +71,19 @@ class CostModel:
         if trial.memory:
             past = self._memory.setdefault((trial.subspace, trial.compute_class), Neighbours(features.shape[1]))
             past.tell(features[0], math.log(trial.memory), 0, _ONE_GROUP)
+
+    def watch(self, running: Iterable[Trial], now: float) -> None:
+        """Learn from the trials that run now, which take at least as long as they have."""
+        self._speeds.suppose(
+            (
+                self._row[trial.subspace],
+                self._column_of(trial.compute_class),
+                math.log(max(now - trial.started_at, LEAST_SECONDS))
+                - float(self._offsets(trial.subspace, [trial.params], trial.budget)[0]),
+            )
+            for trial in running
+            if trial.subspace in self._row and trial.compute_class is not None and trial.started_at is not None
+        )
 
     def seconds(
         self,

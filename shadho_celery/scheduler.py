@@ -20,6 +20,9 @@ from shadho_celery.trial import Event, Trial, TrialState
 #: seconds that one turn of the loop waits for something to happen
 TURN_SECONDS = 0.5
 
+#: seconds between two looks at how long the running trials have run
+WATCH_SECONDS = 10.0
+
 #: trials after which a class is ranked by how fast it has been, and no more by its hardware
 TIMED_TRIALS = 5
 
@@ -69,7 +72,7 @@ class Scheduler:
         self._adaptive = any(sampler.adaptive for sampler in self._samplers.values())
         self._quotas: dict[str, int] = {}
         self._quotas_for = -1
-        self._began = study.clock.now()
+        self._began = self._watched_at = study.clock.now()
         self._take_up()
 
     # The loop
@@ -101,6 +104,10 @@ class Scheduler:
 
     def assign(self) -> None:
         """See which classes live, how strong they are, and whether the study is at its end."""
+        now = self.study.clock.now()
+        if now - self._watched_at >= WATCH_SECONDS:
+            self._watched_at = now
+            self.cost_model.watch(self.study.sent, now)
         self.classes = self._in_order(self._executor.classes())
         self._policy.see_classes([compute_class.name for compute_class in self.classes])
         if not self.stopping and self._limit_reached():

@@ -87,12 +87,14 @@ def main(
         described = clusters.load(cluster_file, {k: value for k, value in given.items() if value is not None})
         if out is not None and len(policies) > 1:
             raise UsageError("--out takes the trials of one policy; name one --policy")
+        if out is not None:
+            _write(out)  # what cannot be written is better known before than after
         found = []
         for policy in policies:
             with _progress(described, policy) as on_turn:
                 found.append(simulate(described, policy=policy, shares=shares, on_turn=on_turn))
         if out is not None:
-            _write(found[0], out)
+            _write(out, found[0])
     except ShadhoError as error:
         raise urls.refusal(error) from None
     if as_json:
@@ -173,12 +175,14 @@ def _as_json(cluster: Cluster, found: Simulation) -> dict[str, Any]:
     }
 
 
-def _write(found: Simulation, target: Path) -> None:
+def _write(target: Path, found: Simulation | None = None) -> None:
+    """Write the trials; without any, see whether they can be written."""
     try:
-        with target.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.writer(file)
-            writer.writerow(COLUMNS)
-            writer.writerows(found.rows())
+        with target.open("w" if found else "a", newline="", encoding="utf-8") as file:
+            if found:
+                writer = csv.writer(file)
+                writer.writerow(COLUMNS)
+                writer.writerows(found.rows())
     except OSError as error:
         raise UsageError(f"--out {target} cannot be written: {error.strerror}") from None
 

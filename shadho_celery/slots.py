@@ -252,14 +252,25 @@ class Slots:
 
     def _stop(self, running: _Running, why: str) -> None:
         """Ask the trial to stop, and end its process where it does not."""
-        running.stopped = why
-        running.runner.stop_trial()
+
+        def while_it_runs(act: Callable[[], None]) -> bool:
+            # Under the lock: once it is off the list its slot's process may run another trial, which is none of ours.
+            with self._lock:
+                if self._running.get(running.key) is not running:
+                    return False
+                act()
+                return True
+
+        def ask() -> None:
+            running.stopped = why
+            running.runner.stop_trial()
+
+        # A lease that is gone may just be that of a trial which has ended since we asked for it.
+        if not while_it_runs(ask):
+            return
 
         def kill_unless_ended() -> None:
-            with self._lock:
-                still_there = running.key in self._running
-            if still_there:
-                running.runner.kill()
+            while_it_runs(running.runner.kill)
 
         timer = threading.Timer(STOP_SECONDS, kill_unless_ended)
         timer.daemon = True

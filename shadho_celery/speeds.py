@@ -9,6 +9,7 @@ measured. Source: Morris, "Parametric Empirical Bayes Inference", JASA 78, 1983,
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -48,6 +49,8 @@ class Speeds:
         self._count = np.zeros((rows, 0))
         self._sum = np.zeros((rows, 0))
         self._squares = np.zeros((rows, 0))
+        #: the same three of trials that still run, and have run remarkably long already
+        self._open = np.zeros((3, rows, 0))
         self._row_part = np.zeros(rows)
         self._column_part = np.zeros(0)
         self._pair_variance = PAIR_VARIANCE
@@ -68,6 +71,7 @@ class Speeds:
         self._count, self._sum, self._squares = (
             np.hstack([table, blank]) for table in (self._count, self._sum, self._squares)
         )
+        self._open = np.concatenate([self._open, np.zeros((3, *blank.shape))], axis=2)
         self._column_part = np.append(self._column_part, 0.0)
         self._estimate = None
 
@@ -86,6 +90,21 @@ class Speeds:
         if (int(self._count[row, column]) & int(self._count[row, column]) - 1) == 0:
             self._estimate = None
 
+    def suppose(self, running: Iterable[tuple[int, int, float]]) -> None:
+        """What trials that have not ended tell: row, column and log seconds so far, of all that run now.
+
+        One that has run longer than a trial of its pair is believed to take counts as if it ended now, so a pair that
+        is far slower than its row and column let expect is noticed before its first trial ends.
+        """
+        estimate = self.estimate()
+        supposed = np.zeros_like(self._open)
+        for row, column, log_seconds in running:
+            if log_seconds > estimate.mean[row, column] + estimate.noise:
+                supposed[:, row, column] += (1.0, log_seconds, log_seconds**2)
+        if supposed.any() or self._open.any():
+            self._open = supposed
+            self._estimate = None
+
     def estimate(self) -> Estimate:
         """What is believed now; of a table without trials, that all pairs take one second."""
         due = self._trials >= self._estimated_at + max(1, int(GROWTH * self._estimated_at))
@@ -96,13 +115,14 @@ class Speeds:
         return self._estimate
 
     def _fit(self) -> Estimate:
-        tried = np.maximum(self._count, 1.0)
-        measured = self._sum / tried
-        within = float((self._squares - self._count * measured**2).sum())
-        freedom = float(np.maximum(self._count - 1.0, 0.0).sum())
+        count, total, squares = np.stack([self._count, self._sum, self._squares]) + self._open
+        tried = np.maximum(count, 1.0)
+        measured = total / tried
+        within = float((squares - count * measured**2).sum())
+        freedom = float(np.maximum(count - 1.0, 0.0).sum())
         noise = (max(within, 0.0) + BELIEF * NOISE_VARIANCE) / (freedom + BELIEF)
         # A pair's mean strays from a_j + b_c by its own part and by the noise left in it; 0 for a pair never tried.
-        weight = np.where(self._count > 0, 1.0 / (self._pair_variance + noise / tried), 0.0)
+        weight = np.where(count > 0, 1.0 / (self._pair_variance + noise / tried), 0.0)
         common = float((weight * measured).sum() / max(weight.sum(), 1e-12))
         self._fit_parts(measured, weight, common)
         prior = self._row_part[:, None] + self._column_part

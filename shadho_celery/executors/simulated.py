@@ -41,7 +41,7 @@ class _Running:
     outcome: Outcome
     slot: int
     began: float
-    #: False once its slot has died or the trial was stopped
+    #: False once it has ended, or its slot has died
     counts: bool = True
 
 
@@ -97,8 +97,8 @@ class SimulatedExecutor:
         self._ahead = ahead
         self._lease_seconds = lease_seconds
         self._classes = {name: _Class(place) for place, name in enumerate(slots)}
-        #: (moment, counter, action): a heap; the counter lets ties happen first-in-first-out
-        self._future: list[tuple[float, int, Callable[[], None]]] = []
+        #: (moment, counter, action, whose end it is): a heap; the counter lets ties happen first-in-first-out
+        self._future: list[tuple[float, int, Callable[[], None], _Running | None]] = []
         self._order = count()
         self._events: list[Event] = []
         #: True where workers have come or gone since the last poll
@@ -141,9 +141,9 @@ class SimulatedExecutor:
     def poll(self, seconds: float) -> Sequence[Event]:
         # Workers that come want trials: whoever polls is to see them at once.
         deadline = self._clock.now() + seconds
-        while not (self._events or self._stirred) and self._future and self._future[0][0] <= deadline:
+        while not (self._events or self._stirred) and self._is_due(deadline):
             self._clock.advance_to(self._future[0][0])
-            while self._future and self._future[0][0] <= self._clock.now():
+            while self._is_due(self._clock.now()):
                 heapq.heappop(self._future)[2]()
         if not (self._events or self._stirred) and deadline < math.inf:
             self._clock.advance_to(deadline)
@@ -160,12 +160,12 @@ class SimulatedExecutor:
                 self._lose(trial, "taken back", claimed=False)
             for running_one in list(each.running.values()) if running else ():
                 if running_one.trial.number in unwanted:
-                    self._at(self._clock.now(), partial(self._end, name, running_one, cancelled=True))
+                    self._at(self._clock.now(), partial(self._end, name, running_one, cancelled=True), running_one)
 
     @property
     def is_still(self) -> bool:
         """True where nothing will ever happen unless it is given trials that it has a class for."""
-        return not self._future and not self._events
+        return not self._is_due(math.inf) and not self._events
 
     def utilisation(self) -> dict[str, float]:
         """By class, the part of its slots' time until now in which they ran something."""
@@ -180,8 +180,15 @@ class SimulatedExecutor:
             each.queue.clear()
             each.running.clear()
 
-    def _at(self, moment: float, action: Callable[[], None]) -> None:
-        heapq.heappush(self._future, (moment, next(self._order), action))
+    def _at(self, moment: float, action: Callable[[], None], one: _Running | None = None) -> None:
+        """Have something happen; the end of `one` only if it has not ended before."""
+        heapq.heappush(self._future, (moment, next(self._order), action, one))
+
+    def _is_due(self, moment: float) -> bool:
+        """True where something is going to happen until then."""
+        while self._future and (one := self._future[0][3]) is not None and not one.counts:
+            heapq.heappop(self._future)
+        return bool(self._future) and self._future[0][0] <= moment
 
     def _start(self, name: str) -> None:
         """Give the class's free slots the trials that wait there."""
@@ -191,12 +198,10 @@ class SimulatedExecutor:
             trial, slot = each.queue.popleft(), heapq.heappop(each.free)
             one = _Running(trial, self._play(trial, name), slot, now)
             each.running[slot] = one
-            self._at(now + one.outcome.seconds, partial(self._end, name, one))
+            self._at(now + one.outcome.seconds, partial(self._end, name, one), one)
             self._events.append(Started(number=trial.number, attempt=trial.attempt, host=f"{name}.{slot}", at=now))
 
     def _end(self, name: str, one: _Running, cancelled: bool = False) -> None:
-        if not one.counts:
-            return
         one.counts = False
         each = self._classes[name]
         del each.running[one.slot]
@@ -246,7 +251,7 @@ class SimulatedExecutor:
             del each.running[one.slot]
             each.ran += self._clock.now() - one.began
             self._at(known_at, partial(self._lose, one.trial, "its worker died"))
-        if not each.alive:
+        if not each.alive and each.queue:
             each.deserted_at = self._clock.now()
             self._at(each.deserted_at + DESERTED_SECONDS, partial(self._hand_back, name, each.deserted_at))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,15 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from shadho_celery.cluster import EXAMPLE, GIB, LARGEST, MOST_WORKERS, Cluster, Law, load, parse, tomllib
+from shadho_celery.cluster import EXAMPLE, GIB, LARGEST, MOST_WORKERS, Cluster, Law, load, parse
 from shadho_celery.errors import UsageError
 from shadho_celery.executors.simulated import LEASE_SECONDS, Change
 from shadho_celery.simulate import main
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 #: the least that a file must say
 LEAST = """\
@@ -370,11 +376,14 @@ def test_a_change_to_a_class_that_does_not_exist_is_named(name: str, tmp_path: P
 
 
 def test_more_families_than_a_search_tells_apart_are_refused(tmp_path: Path) -> None:
-    families = "".join(f"[families.f{place}]\nseconds = {{ cpu = 1 }}\n" for place in range(64))
-    line = refusal(with_(families), tmp_path)
+    def families(number: int) -> str:
+        """So many beside the one that is there."""
+        return with_("".join(f"[families.f{place}]\nseconds = {{ cpu = 1 }}\n" for place in range(number)))
+
+    line = refusal(families(64), tmp_path)
     assert line.startswith("families: ")
     assert "65" in line
-    assert len(understood(with_(families.replace("f63", "g63"), text=LEAST.replace(".net", ".f63"))).families) == 64
+    assert len(understood(families(63)).families) == 64
 
 
 # Files that are none
@@ -400,7 +409,7 @@ def test_a_binary_file_is_one_line(content: bytes, tmp_path: Path) -> None:
     ["seconds", "seconds = ", "seconds 1", "[classes", '{"seconds": 1}', "a = 1\na = 2", "\x00", "x = " + "[" * 10_000],
 )
 def test_what_is_no_toml_is_one_line(text: str, tmp_path: Path) -> None:
-    assert refusal(text, tmp_path).startswith(" is no TOML: ") or "is no TOML: " in refusal(text, tmp_path)
+    assert refusal(text, tmp_path).startswith(" is no TOML: ")
 
 
 def test_a_file_that_cannot_be_read_is_named_from_python_too(tmp_path: Path) -> None:
