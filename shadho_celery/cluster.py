@@ -22,7 +22,7 @@ else:
     import tomli as tomllib
 
 EXAMPLE = """\
-# What is simulated: until this many seconds have passed, or trials ended, or a loss is reached; at least one of them.
+# The end: after this many simulated seconds or trials (at least one of the two), or at a loss.
 seconds = 10800
 # trials = 1000
 # target = 0.001
