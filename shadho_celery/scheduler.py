@@ -168,7 +168,10 @@ class Scheduler:
         room = [(c, self._room(c, 0 if near_end else c.ahead)) for c in self.classes]
         done: set[str] = set()
         for place in range(max((free for _, free in room), default=0)):
-            for compute_class in [c for c, free in room if free > place and c.name not in done]:
+            takers = [c for c, free in room if free > place and c.name not in done]
+            if not takers:
+                return
+            for compute_class in takers:
                 trial = self._next_trial(compute_class) if self._left() > 0 else None
                 if trial is not None:
                     yield compute_class.name, trial

@@ -96,9 +96,11 @@ class Speeds:
         One that has run longer than a trial of its pair is believed to take counts as if it ended now, so a pair that
         is far slower than its row and column let expect is noticed before its first trial ends.
         """
+        # Whoever names the trials may add columns as it does so: the table is looked at afterwards.
+        seen = list(running)
         estimate = self.estimate()
         supposed = np.zeros_like(self._open)
-        for row, column, log_seconds in running:
+        for row, column, log_seconds in seen:
             if log_seconds > estimate.mean[row, column] + estimate.noise:
                 supposed[:, row, column] += (1.0, log_seconds, log_seconds**2)
         if supposed.any() or self._open.any():

@@ -439,3 +439,13 @@ def test_the_version_changes_once_more_is_believed() -> None:
     assert model.version == before
     told(trials_of(by_pair, 5), model)
     assert model.version > before
+
+
+def test_running_trials_may_be_of_classes_that_were_never_heard_of() -> None:
+    generator = np.random.default_rng(0)
+    model = CostModel(SUBSPACES)
+    trial = fresh(NET, "never heard of", generator).evolve(state=TrialState.COMPLETE, started_at=100.0)
+    model.watch([trial], 1000.0)
+    assert model.timed("never heard of") == 0
+    median = model.seconds(NET, "never heard of", [trial.params], quantiles=[0.5])
+    assert median[0, 0] > CostModel(SUBSPACES).seconds(NET, "another", [trial.params], quantiles=[0.5])[0, 0]

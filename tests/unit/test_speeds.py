@@ -298,3 +298,30 @@ def test_the_same_trials_give_the_same_belief_to_the_bit() -> None:
     for table in (one, other):
         measure(table, rank_one(4, 3, 0), 20)
     assert (one.estimate().mean == other.estimate().mean).all()
+
+
+# Trials that still run
+
+
+def test_a_pair_that_is_far_slower_than_expected_is_noticed_before_its_first_trial_ends() -> None:
+    speeds = Speeds(2)
+    for _ in range(2):
+        speeds.add_column()
+    for _ in range(20):
+        for row, column in ((0, 0), (0, 1), (1, 0)):
+            speeds.tell(row, column, 0.0)
+    before = float(speeds.estimate().mean[1, 1])
+    speeds.suppose([(1, 1, 5.0), (1, 1, 5.0)])
+    assert float(speeds.estimate().mean[1, 1]) > before + 1.0
+    speeds.suppose([])
+    assert float(speeds.estimate().mean[1, 1]) == pytest.approx(before, abs=0.05)
+
+
+def test_trials_that_run_as_long_as_expected_tell_nothing() -> None:
+    speeds = Speeds(1)
+    speeds.add_column()
+    for _ in range(20):
+        speeds.tell(0, 0, 1.0)
+    before = speeds.estimate()
+    speeds.suppose([(0, 0, 1.0), (0, 0, -3.0)])
+    assert speeds.estimate() is before
