@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import sys
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any
@@ -211,7 +211,6 @@ def _short(value: Any) -> str:
 def as_json(study: Study, seconds: float, subspaces: Iterable[str], slots: Mapping[str, int]) -> dict[str, Any]:
     """The study as one JSON object; `slots` are the live slots by class, `subspaces` all that there are."""
     best = study.best
-    placed = Counter((t.subspace, str(t.compute_class)) for t in study.trials if t.state is _S.COMPLETE)
     return {
         "study": study.name,
         "store": study.store.safe_url,
@@ -243,7 +242,6 @@ def as_json(study: Study, seconds: float, subspaces: Iterable[str], slots: Mappi
                 "complete": study.count(_S.COMPLETE, subspace=name),
                 "failed": study.count(_S.FAILED, subspace=name),
                 "best": study.best_of(name),
-                "classes": {where: number for (subspace, where), number in sorted(placed.items()) if subspace == name},
             }
             for name in dict.fromkeys([*subspaces, *study.subspaces])
         },
