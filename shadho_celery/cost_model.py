@@ -126,8 +126,7 @@ class CostModel:
             return None
         rows, levels = self._features(subspace, params_list, budget), np.array([quantile])
         logs = [
-            past.middle + past.departures(rows, levels, np.array([past.middle]), _MEMORY_SPREAD)[:, 0]
-            for past in pasts
+            past.middle + past.departures(rows, levels, np.array([past.middle]), _MEMORY_SPREAD)[:, 0] for past in pasts
         ]
         most: Array = np.exp(np.max(logs, axis=0))
         return most
