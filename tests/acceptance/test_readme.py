@@ -134,7 +134,7 @@ def test_growing_to_a_fleet(first_study: Desk, amqp_url: str, redis_url: str) ->
 
 def test_planning_a_fleet(desk: Desk) -> None:
     """The example of a cluster file is written and played under both policies."""
-    write, play = (line for line in COMMANDS if "shadho_celery.simulate" in line)
+    write, play = (line for line in COMMANDS if "shadho_celery.simulate" in line and not line.endswith("--help"))
     shell(desk, write)
     out = shell(desk, play)
     assert "policy cost" in out
