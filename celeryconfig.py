@@ -6,6 +6,10 @@ Celery reads the names in lower case; the environment says what differs between 
 CELERY_BROKER_URL   where the trials are queued; RabbitMQ, or Redis where that is enough
 SHADHO_REDIS_URL    where workers and schedulers meet, and results come back
 SHADHO_IMPORTS      modules whose objectives a worker may run, joined by commas
+SHADHO_SIGNING_KEY_FILE                         key that signs messages and results
+SHADHO_TLS_CA, SHADHO_TLS_CERT, SHADHO_TLS_KEY  authority to trust, and one's own certificate, for amqps:// and rediss://
+
+`broker_use_ssl` follows from these for a TLS URL, unless it is set here.
 """
 
 import os
@@ -60,7 +64,7 @@ if broker_url.startswith("amqp"):
 else:
     broker_transport_options = {
         "visibility_timeout": 86400,
-        "socket_timeout": 30,
+        "socket_timeout": 10,
         "socket_connect_timeout": 5,
         "socket_keepalive": True,
         "health_check_interval": 10,

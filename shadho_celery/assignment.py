@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
+from itertools import groupby
 from typing import Any, Protocol
 
 import numpy as np
@@ -37,8 +38,8 @@ class Policy(Protocol):
     def see_classes(self, names: Sequence[str]) -> None:
         """The classes with live workers, strongest first; told whenever they have changed."""
 
-    def tell(self, trial: Trial) -> None:
-        """A trial has finished."""
+    def tell(self, *trials: Trial) -> None:
+        """Trials have finished, one or the many of an earlier run."""
 
     def pick(self, compute_class: str, backlogs: Mapping[str, float]) -> str:
         """One of the subspaces that may get a trial, given by how far each is behind its share, in their turn."""
@@ -63,7 +64,7 @@ class CostPolicy:
             self._classes = tuple(names)
             self._version = -1
 
-    def tell(self, trial: Trial) -> None:
+    def tell(self, *trials: Trial) -> None:
         pass
 
     def pick(self, compute_class: str, backlogs: Mapping[str, float]) -> str:
@@ -80,7 +81,7 @@ class FifoPolicy:
     def see_classes(self, names: Sequence[str]) -> None:
         pass
 
-    def tell(self, trial: Trial) -> None:
+    def tell(self, *trials: Trial) -> None:
         pass
 
     def pick(self, compute_class: str, backlogs: Mapping[str, float]) -> str:
@@ -117,14 +118,20 @@ class PaperPolicy:
             self._classes = tuple(names)
             self._rank()
 
-    def tell(self, trial: Trial) -> None:
+    def tell(self, *trials: Trial) -> None:
         # One subspace needs no rank.
-        if len(self._subspaces) < 2 or trial.loss is None or trial.subspace not in self._history:
+        if len(self._subspaces) < 2:
             return
-        row = heuristics.features([trial.params], self._subspaces[trial.subspace].domains)[0]
-        self._history[trial.subspace].append((row, trial.loss))
-        self._news[trial.subspace] += 1
-        self._results += 1
+        losses = [trial for trial in trials if trial.loss is not None and trial.subspace in self._history]
+        for name, told in groupby(sorted(losses, key=lambda trial: trial.subspace), lambda trial: trial.subspace):
+            latest = list(told)
+            self._news[name] += len(latest)
+            del latest[:-HISTORY]
+            rows = heuristics.features([trial.params for trial in latest], self._subspaces[name].domains)
+            self._history[name].extend(
+                zip(rows, (trial.loss for trial in latest if trial.loss is not None), strict=True)
+            )
+        self._results += len(losses)
         if self._results >= REFRESH_RESULTS:
             self._refresh()
 

@@ -14,10 +14,12 @@ from typing import Any
 from celery import Celery, Task, current_app, shared_task, signals
 from celery.exceptions import Reject
 
-from shadho_celery import hardware, routing
+from shadho_celery import admission, hardware, routing
 from shadho_celery.configuration import configuration
 from shadho_celery.errors import ShadhoError
+from shadho_celery.intake import Intake
 from shadho_celery.registry import connect
+from shadho_celery.signing import Signer
 from shadho_celery.slots import NotMine, Slots
 from shadho_celery.study_file import cores_per_trial
 
@@ -26,16 +28,24 @@ log = logging.getLogger(__name__)
 STATE = Path(".shadho")
 
 
+def _refusal(message: str) -> SystemExit:
+    """Ends the command with one line instead of a traceback."""
+    sys.stderr.write(f"shadho_celery: {message}\n")
+    return SystemExit(2)
+
+
 app = Celery("shadho_celery")
-app.conf.update(configuration())
+try:
+    app.conf.update(configuration())
+except ShadhoError as error:
+    raise _refusal(str(error)) from None
 
 
 @shared_task(name=routing.TASK, bind=True, ignore_result=True)  # type: ignore[untyped-decorator]
 def trial(self: Task, payload: dict[str, Any]) -> None:
     """Run one attempt. Lets no exception of the trial's out: that is an outcome."""
-    protocol = self.request.get("shadho_protocol")
-    if protocol != routing.PROTOCOL:
-        log.error("a message of protocol %s was refused: this worker speaks %s", protocol, routing.PROTOCOL)
+    if refusal := routing.verify(payload, self.request, self.app.shadho_slots.signer):
+        log.error("%s", refusal)
         return
     try:
         self.app.shadho_slots.run(payload)
@@ -63,24 +73,32 @@ def _open(sender: Any, **_: Any) -> None:
     """Start the slots' processes: they get ready while Celery connects."""
     conf = sender.app.conf
     machine = hardware.detect()
+    name = next(iter(sender.app.amqp.queues.consume_from))
+    # What workers would tell one another is in Redis; and who may touch its own queue only may not talk to all.
+    sender.options |= {"without_mingle": True, "without_gossip": True}
+    # Celery would declare an exchange for the class and bind the queue to it: nobody needs it, not everybody may.
+    sender.app.amqp.queues[name].exchange = routing.queue(name).exchange
     try:
         client = connect(conf.get("shadho_redis_url"))
+        admission.check(sender.app.connection_for_read(heartbeat=0, connect_timeout=3), name)
+        sender.app.shadho_slots = Slots(
+            client,
+            machine=machine,
+            compute_class=name,
+            count=int(sender.concurrency),
+            imports=_imports(conf, {"include": sender.include}),
+            checkpoints=(STATE / "checkpoints").absolute(),
+            signer=Signer.configured(),
+        )
     except ShadhoError as error:
         raise _refusal(str(error)) from None
-    sender.app.shadho_slots = Slots(
-        client,
-        machine=machine,
-        compute_class=next(iter(sender.app.amqp.queues.consume_from)),
-        count=int(sender.concurrency),
-        imports=_imports(conf, {"include": sender.include}),
-        checkpoints=(STATE / "checkpoints").absolute(),
-    )
     sender.app.shadho_slots.start()
 
 
 @signals.worker_ready.connect  # type: ignore[untyped-decorator]
 def _ready(sender: Any, **_: Any) -> None:
-    sender.app.shadho_slots.announce()
+    queue = next(iter(sender.app.amqp.queues.consume_from))
+    sender.app.shadho_slots.announce(Intake(sender, queue))
 
 
 @signals.worker_shutting_down.connect  # type: ignore[untyped-decorator]
@@ -107,9 +125,3 @@ def _imports(conf: Any, options: dict[str, Any]) -> list[str]:
     named = include.split(",") if isinstance(include, str) else include
     listed = [*conf.get("shadho_imports", ()), *conf.imports, *named]
     return [name for name in dict.fromkeys(listed) if name.partition(".")[0] not in {"shadho_celery", "celery"}]
-
-
-def _refusal(message: str) -> SystemExit:
-    """Ends the command with one line instead of a traceback."""
-    sys.stderr.write(f"shadho_celery: {message}\n")
-    return SystemExit(2)

@@ -1,31 +1,39 @@
-"""The way between workers and schedulers, in Redis: both ends, and the scripts that keep them honest.
+"""The way between workers and schedulers, in Redis: both ends, and what travels on it.
 
-The broker only delivers; here is decided who runs what. An attempt is *claimed* by the worker that will run it, its
-*lease* is renewed while it runs, and its result is taken only from a worker that still holds the lease. Redis is the
-gate; the store stays the authority, so that losing Redis costs a re-run and never a double count.
+The broker only delivers; here is decided who runs what, by the scripts in `gate.py`. An attempt is *claimed* by the
+worker that will run it, its *lease* is renewed while it runs, and its result is taken only from a worker that still
+holds the lease. Redis is the gate; the store stays the authority, so that losing Redis costs a re-run and never a
+double count.
 
 Keys of a study, under ``shadho:{study}:``
 
 ========  ======  ===================================================================================
 events    stream  what the scheduler has not confirmed yet, one JSON record an entry
-attempts  hash    trial number -> highest attempt that was claimed or taken back, or ``done``
+attempts  hash    trial number -> ``N`` all up to N are fenced, ``N:delivery`` N is claimed, or
+                  ``done:N:delivery``; and ``refused`` -> late results that were refused
 leases    zset    ``number.attempt`` -> moment the lease ends (ms, the server's clock); 0 once it has
 cancel    set     numbers of running trials that should stop
+strikes   hash    worker -> failures in a row that nobody else has had, or ``fenced``
+known     set     failures that are the trials' own: more than one worker has had them
 ========  ======  ===================================================================================
 """
 
 from __future__ import annotations
 
 import json
+import os
+import uuid
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
+from shadho_celery import gate
+from shadho_celery.errors import UsageError
 from shadho_celery.registry import Redis
+from shadho_celery.signing import UNSIGNED, Signer
+from shadho_celery.standing import signature
 from shadho_celery.trial import Event, Lost, Report, Result, Started, TrialState
-
-#: seconds for which the silence of a running trial is believed
-LEASE_SECONDS = 30.0
 
 #: seconds for which messages of a study that has ended are refused
 ERASED_SECONDS = 7 * 86400
@@ -33,76 +41,8 @@ ERASED_SECONDS = 7 * 86400
 #: events read at once
 READ = 1000
 
-_NOW = "local t = redis.call('TIME'); local now = t[1] * 1000 + math.floor(t[2] / 1000)\n"
-
-#: KEYS attempts leases events cancel; ARGV lease_ms, then number attempt event of a result and of a claim, each with an
-#: empty number where there is none. Returns for both 1: taken, 0: refused.
-_STEP = (
-    _NOW
-    + """
-local function finish(number, attempt, event)
-  local last = redis.call('HGET', KEYS[1], number)
-  local lease = redis.call('ZSCORE', KEYS[2], number .. '.' .. attempt)
-  if last == 'done' or not last or not lease or tonumber(lease) == 0 then return 0 end
-  redis.call('XADD', KEYS[3], '*', 'e', event)
-  redis.call('HSET', KEYS[1], number, 'done')
-  for each = 1, tonumber(last) do redis.call('ZREM', KEYS[2], number .. '.' .. each) end
-  redis.call('SREM', KEYS[4], number)
-  return 1
-end
-local function claim(number, attempt, event)
-  local last = redis.call('HGET', KEYS[1], number)
-  if last == 'done' or (last and tonumber(last) >= tonumber(attempt)) then return 0 end
-  redis.call('HSET', KEYS[1], number, attempt)
-  redis.call('SREM', KEYS[4], number)
-  redis.call('ZADD', KEYS[2], now + ARGV[1], number .. '.' .. attempt)
-  redis.call('XADD', KEYS[3], '*', 'e', event)
-  return 1
-end
-local finished, claimed = 0, 0
-if ARGV[2] ~= '' then finished = finish(ARGV[2], ARGV[3], ARGV[4]) end
-if ARGV[5] ~= '' then claimed = claim(ARGV[5], ARGV[6], ARGV[7]) end
-return {finished, claimed}
-"""
-)
-
-#: KEYS leases cancel; ARGV lease_ms number.attempt... Renews; returns per attempt 'ok', 'cancel' or 'gone'.
-_RENEW = (
-    _NOW
-    + """
-local answer = {}
-for i = 2, #ARGV do
-  local lease = redis.call('ZSCORE', KEYS[1], ARGV[i])
-  if not lease or tonumber(lease) == 0 then answer[i - 1] = 'gone'
-  else
-    redis.call('ZADD', KEYS[1], now + ARGV[1], ARGV[i])
-    local number = string.match(ARGV[i], '^(%d+)')
-    answer[i - 1] = redis.call('SISMEMBER', KEYS[2], number) == 1 and 'cancel' or 'ok'
-  end
-end
-return answer
-"""
-)
-
-#: KEYS leases. Ends the leases that have run out and returns all that have ended and are not forgotten.
-_EXPIRE = (
-    _NOW
-    + """
-for _, member in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '(0', now)) do redis.call('ZADD', KEYS[1], 0, member) end
-return redis.call('ZRANGEBYSCORE', KEYS[1], 0, 0)
-"""
-)
-
-#: KEYS attempts cancel events; ARGV running, then number attempt event each. Takes back what is not claimed.
-_CANCEL = """
-for i = 2, #ARGV, 3 do
-  local last = redis.call('HGET', KEYS[1], ARGV[i])
-  if not last or (last ~= 'done' and tonumber(last) < tonumber(ARGV[i + 1])) then
-    redis.call('HSET', KEYS[1], ARGV[i], ARGV[i + 1])
-    redis.call('XADD', KEYS[3], '*', 'e', ARGV[i + 2])
-  elseif last ~= 'done' and ARGV[1] == '1' then redis.call('SADD', KEYS[2], ARGV[i]) end
-end
-"""
+#: what stands in the strikes of a worker that gets no more trials
+FENCED = "fenced"
 
 _KINDS: dict[str, Callable[..., Event]] = {"started": Started, "report": Report, "result": Result, "lost": Lost}
 
@@ -117,51 +57,118 @@ class Keys:
         return f"shadho:{self.study}:{name}"
 
 
+def configured_lease() -> float:
+    """Seconds for which the silence of a running trial is believed: 30, or what SHADHO_LEASE_SECONDS says."""
+    told = os.environ.get("SHADHO_LEASE_SECONDS") or "30"
+    try:
+        seconds = float(told)
+    except ValueError:
+        seconds = 0.0
+    if not 1.0 <= seconds <= 86400.0:
+        raise UsageError(f"SHADHO_LEASE_SECONDS is {told!r}; give a number of seconds from 1 to 86400")
+    return seconds
+
+
+class Claim(Enum):
+    """What became of a claim."""
+
+    TAKEN = 1
+    #: the attempt is somebody else's, or not to be run any more
+    REFUSED = 0
+    #: this worker gets nothing for the time being: it fails trials that others have not failed
+    HELD = -1
+
+
 class WorkerChannel:
     """A worker's end: claim, renew, report, finish."""
 
-    def __init__(self, client: Redis, lease_seconds: float = LEASE_SECONDS) -> None:
+    def __init__(
+        self, client: Redis, lease_seconds: float | None = None, worker: str = "", signer: Signer = UNSIGNED
+    ) -> None:
+        """`worker` is who claims; the lease is the configured one by default."""
         self._client = client
-        self._lease_ms = int(lease_seconds * 1000)
-        self._step = client.register_script(_STEP)
-        self._renew = client.register_script(_RENEW)
+        self._lease_ms = int(1000 * (configured_lease() if lease_seconds is None else lease_seconds))
+        self._worker = worker
+        self._signer = signer
+        self._step = client.register_script(gate.STEP)
+        self._renew = client.register_script(gate.RENEW)
 
     def claim(self, study: str, started: Started) -> bool:
         """Take the attempt for this worker; False where it is not to be run (any more)."""
-        return self.step(study, None, started)[1]
+        return self.step(study, None, started)[1] is Claim.TAKEN
 
     def finish(self, study: str, result: Result) -> bool:
         """Send a result and end the trial's leases; False where this attempt has lost its lease: nothing was sent."""
         return self.step(study, result, None)[0]
 
-    def step(self, study: str, result: Result | None, started: Started | None) -> tuple[bool, bool]:
-        """Finish one attempt and claim the next in one round trip; either may be None."""
+    def step(
+        self,
+        study: str,
+        result: Result | None,
+        started: Started | None,
+        *,
+        delivery: str | None = None,
+        watched: bool = False,
+    ) -> tuple[bool, Claim]:
+        """Finish one attempt and claim the next in one round trip; either may be None.
+
+        With the same `delivery` it may be said again when the answer got lost. A result that is `watched` counts for or
+        against the worker.
+        """
         keys = Keys(study)
-        parts = [part for event in (result, started) for part in _numbered(event)]
+        parts = [part for event in (result, started) for part in self._numbered(study, event)]
         finished, claimed = self._step(
-            keys=[keys.attempts, keys.leases, keys.events, keys.cancel], args=[self._lease_ms, *parts]
+            keys=[keys.attempts, keys.leases, keys.events, keys.cancel, keys.strikes, keys.known],
+            args=[
+                self._lease_ms,
+                delivery or new_delivery(),
+                self._worker,
+                gate.MAX_STRIKES,
+                *parts,
+                _failure(result, watched),
+            ],
         )
-        return bool(finished), bool(claimed)
+        return bool(finished), Claim(claimed)
 
     def renew(self, study: str, attempts: Sequence[tuple[int, int]]) -> list[str]:
         """Renew the leases of (number, attempt) pairs; for each ``ok``, ``cancel`` or ``gone`` (not ours)."""
         keys = Keys(study)
         members = [f"{number}.{attempt}" for number, attempt in attempts]
-        return list(self._renew(keys=[keys.leases, keys.cancel], args=[self._lease_ms, *members]))
+        return list(self._renew(keys=[keys.attempts, keys.leases, keys.cancel], args=[self._lease_ms, *members]))
+
+    def standing(self, study: str) -> str:
+        """``free`` where this worker may claim trials of the study, else ``held`` or ``fenced``."""
+        strikes = self._client.hget(Keys(study).strikes, self._worker)
+        if strikes == FENCED:
+            return FENCED
+        return "held" if strikes and int(strikes) >= gate.MAX_STRIKES else "free"
+
+    def count_refused(self, study: str) -> None:
+        """One late result more was refused, before it was sent."""
+        self._client.hincrby(Keys(study).attempts, "refused", 1)
 
     def report(self, study: str, report: Report) -> None:
         """Send a report."""
-        self._client.xadd(Keys(study).events, {"e": encode(report)})
+        self._client.xadd(Keys(study).events, {"e": seal(study, report, self._signer)})
+
+    def _numbered(self, study: str, event: Result | Started | None) -> list[Any]:
+        return ["", "", ""] if event is None else [event.number, event.attempt, seal(study, event, self._signer)]
 
 
 class SchedulerChannel:
     """A scheduler's end: drain events, see leases end, take attempts back."""
 
-    def __init__(self, client: Redis, study: str) -> None:
+    def __init__(self, client: Redis, study: str, signer: Signer = UNSIGNED) -> None:
         self._client = client
+        self._study = study
+        self._signer = signer
         self._keys = Keys(study)
-        self._expire = client.register_script(_EXPIRE)
-        self._cancel = client.register_script(_CANCEL)
+        self._expire = client.register_script(gate.EXPIRE)
+        self._extend = client.register_script(gate.EXTEND)
+        self._cancel = client.register_script(gate.CANCEL)
+        self._reopen = client.register_script(gate.REOPEN)
+        #: events that nobody with our key has signed
+        self.forged = 0
         #: id of the last event read; the stream holds what an earlier life did not confirm
         self._last = "0"
 
@@ -172,7 +179,9 @@ class SchedulerChannel:
             return []
         entries = next(iter(answer.values()))[0] if isinstance(answer, dict) else answer[0][1]
         self._last = entries[-1][0]
-        return [decode(fields["e"]) for _, fields in entries]
+        events = [unseal(self._study, fields.get("e", ""), self._signer) for _, fields in entries]
+        self.forged += events.count(None)
+        return [event for event in events if event is not None]
 
     def confirm(self) -> None:
         """Forget the events drained so far: they are recorded."""
@@ -185,10 +194,9 @@ class SchedulerChannel:
         members: list[str] = self._expire(keys=[self._keys.leases])
         return [_pair(member) for member in members]
 
-    def end_leases(self) -> None:
-        """End all leases of the study now: whoever held them is known to be gone."""
-        for member in self._client.zrange(self._keys.leases, 0, -1):
-            self._client.zadd(self._keys.leases, {member: 0})
+    def extend_leases(self) -> None:
+        """Renew all leases that have not ended: for a while nobody could reach Redis to do so."""
+        self._extend(keys=[self._keys.leases], args=[int(1000 * configured_lease())])
 
     def forget(self, attempts: Iterable[tuple[int, int]]) -> None:
         """Forget ended leases: their loss is recorded."""
@@ -205,15 +213,54 @@ class SchedulerChannel:
 
     def cancel(self, attempts: Sequence[tuple[int, int]], *, running: bool) -> None:
         """Take back the attempts that are not claimed (each gives a Lost event); with `running` stop the others."""
-        arguments: list[Any] = [int(running)]
+        self._take_back(attempts, "stop" if running else "leave", "taken back")
+
+    def give_up(self, attempts: Sequence[tuple[int, int]], reason: str) -> None:
+        """Take back attempts, claimed or not: whoever held them is gone. A trial that has ended stays so."""
+        self._take_back(attempts, "gone", reason)
+
+    def _take_back(self, attempts: Sequence[tuple[int, int]], mode: str, reason: str) -> None:
+        arguments: list[Any] = [mode]
         for number, attempt in attempts:
-            lost = Lost(number=number, attempt=attempt, reason="taken back", claimed=False)
-            arguments += [number, attempt, encode(lost)]
-        self._cancel(keys=[self._keys.attempts, self._keys.cancel, self._keys.events], args=arguments)
+            lost = Lost(number=number, attempt=attempt, reason=reason, claimed=False)
+            arguments += [number, attempt, seal(self._study, lost, self._signer)]
+        keys = self._keys
+        self._cancel(keys=[keys.attempts, keys.cancel, keys.events, keys.leases], args=arguments)
+
+    def reopen(self, attempts: Sequence[tuple[int, int]]) -> None:
+        """Where one of these attempts has ended its trial, let another one follow."""
+        self._reopen(keys=[self._keys.attempts], args=[part for pair in attempts for part in pair])
+
+    def refused(self) -> int:
+        """Late results that were refused so far."""
+        return int(self._client.hget(self._keys.attempts, "refused") or 0)
+
+    def absolve(self, worker: str, failure: str | None = None) -> None:
+        """Forget a worker's strikes; `failure` is known from now on: it is the trials' own, whoever runs them.
+
+        A fenced worker stays fenced.
+        """
+        if failure is not None:
+            self._client.sadd(self._keys.known, failure)
+        if self._client.hget(self._keys.strikes, worker) != FENCED:
+            self._client.hdel(self._keys.strikes, worker)
+
+    def try_again(self, worker: str) -> None:
+        """Let a worker that was kept off claim one trial more, and be kept off again where it fails that."""
+        if self._client.hget(self._keys.strikes, worker) != FENCED:
+            self._client.hset(self._keys.strikes, worker, gate.MAX_STRIKES - 1)
+
+    def fence(self, worker: str) -> None:
+        """Let a worker have no more trials of this study."""
+        self._client.hset(self._keys.strikes, worker, FENCED)
 
     def open(self) -> None:
         """Take the study's keys up again, where an earlier scheduler has erased them."""
         self._client.persist(self._keys.attempts)
+        self._client.persist(self._keys.strikes)
+        # Of what there was against them nobody knows any more.
+        for worker in self._client.hkeys(self._keys.strikes):
+            self.absolve(worker)
 
     def erase(self) -> None:
         """Remove the study's keys: it has ended and all is recorded.
@@ -222,8 +269,9 @@ class SchedulerChannel:
         gets one must be told that it is not to be run.
         """
         keys = self._keys
-        self._client.delete(keys.events, keys.leases, keys.cancel)
+        self._client.delete(keys.events, keys.leases, keys.cancel, keys.known)
         self._client.expire(keys.attempts, ERASED_SECONDS)
+        self._client.expire(keys.strikes, ERASED_SECONDS)
 
 
 def encode(event: Event) -> str:
@@ -242,8 +290,42 @@ def decode(text: str) -> Event:
     return kind(**values)
 
 
-def _numbered(event: Result | Started | None) -> list[Any]:
-    return ["", "", ""] if event is None else [event.number, event.attempt, encode(event)]
+def seal(study: str, event: Event, signer: Signer) -> str:
+    """An event as it travels: its JSON, after its signature where messages are signed."""
+    text = encode(event)
+    return signer.sign(study + text) + text
+
+
+def unseal(study: str, text: str, signer: Signer) -> Event | None:
+    """The event in `text`; None where it is unsigned although it should be, or no event at all."""
+    signature, brace, rest = text.partition("{")
+    if not signer.check(study + brace + rest, signature):
+        return None
+    try:
+        event = decode(brace + rest)
+        return event if _is_sound(event) else None
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
+        return None
+
+
+def _is_sound(event: Event) -> bool:
+    """Whether the numbers in an event are numbers, and such as a store can keep."""
+    numbers = [event.number, event.attempt, *(getattr(event, name, None) or 0 for name in ("step", "memory"))]
+    times = [getattr(event, name, None) or 0.0 for name in ("at", "seconds", "loss")]
+    return all(type(n) is int and abs(n) < 2**63 for n in numbers) and all(isinstance(t, (int, float)) for t in times)
+
+
+def new_delivery() -> str:
+    """A name for one delivery of a message."""
+    return uuid.uuid4().hex[:8]
+
+
+def _failure(result: Result | None, watched: bool) -> str:
+    """How a result counts in the scripts: by what failed, '' for a success, and 'unwatched'."""
+    if result is None or result.state in (TrialState.COMPLETE, TrialState.PRUNED):
+        return ""
+    failed = result.state is TrialState.FAILED and not result.out_of_memory
+    return signature(result.error) if watched and failed else "unwatched"
 
 
 def _pair(member: str) -> tuple[int, int]:

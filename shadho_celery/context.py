@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 import inspect
-import json
-import logging
-import math
-import numbers
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from decimal import Decimal
 from pathlib import Path
 from typing import Any, Protocol
 
 from shadho_celery.clock import Clock, SystemClock
+from shadho_celery.memory import is_out_of_memory
+from shadho_celery.returned import Unreadable, number, read, scalar, short
 from shadho_celery.trial import TrialState
-
-log = logging.getLogger(__name__)
 
 Objective = Callable[..., Any]
 
 #: characters of a traceback that are kept
 MAX_ERROR = 8000
+
+#: exceptions of a chain of causes that are told, and frames of each: the last ones
+MAX_CAUSES, MAX_FRAMES = 20, 50
+
+
+class TrialTimeout(Exception):
+    """The trial has reached its time limit. Raised inside the objective, which has seconds left to return what it has.
+
+    An objective may catch it to save a checkpoint and return its loss so far, which then counts.
+    """
 
 
 class Context(Protocol):
@@ -36,19 +41,24 @@ class Context(Protocol):
     seed: int
     #: how much of the fidelity this trial is given; None for all of it
     budget: float | None
-    #: where this trial keeps its checkpoints; a later attempt finds them there
-    checkpoint_dir: Path
     #: "cuda" where the slot has a GPU, else "cpu"
     device: str
     compute_class: str
     #: number of the slot on its worker, from 0
     slot: int
 
+    @property
+    def checkpoint_dir(self) -> Path:
+        """Folder in which this trial keeps its checkpoints; a later attempt finds them there."""
+
     def report(self, step: int, loss: float) -> None:
-        """Tell the scheduler the loss reached at `step` (a whole number that grows)."""
+        """Tell the scheduler the loss reached at `step` (a whole number that grows); from any thread.
+
+        Raises TypeError or ValueError where they are no such numbers.
+        """
 
     def should_stop(self) -> bool:
-        """True once the trial was cancelled; the objective should then return at once, with what it has."""
+        """True once the trial was cancelled or its time is up; the objective should return what it has, at once."""
 
 
 def _ignore(step: int, loss: float) -> None:
@@ -67,18 +77,29 @@ class LocalContext:
     attempt: int = 1
     seed: int = 0
     budget: float | None = None
-    checkpoint_dir: Path = field(default_factory=lambda: Path(".shadho/checkpoints"))
+    checkpoints: Path = field(default_factory=lambda: Path(".shadho/checkpoints"))
     device: str = "cpu"
     compute_class: str = "local"
     slot: int = 0
     on_report: Callable[[int, float], None] = _ignore
     stopped: Callable[[], bool] = _never
+    #: seconds the trial may take; None for as many as it likes
+    timeout: float | None = None
+    #: whether those are over
+    timed_out: Callable[[], bool] = _never
+
+    @property
+    def checkpoint_dir(self) -> Path:
+        # Made when it is asked for: most objectives keep nothing.
+        self.checkpoints.mkdir(parents=True, exist_ok=True)
+        return self.checkpoints
 
     def report(self, step: int, loss: float) -> None:
-        self.on_report(int(step), float(loss))
+        # It may be NaN on the way: a training that diverges may be the one to learn from.
+        self.on_report(_whole(step), _told(loss, "context.report: the loss", finite=False))
 
     def should_stop(self) -> bool:
-        return self.stopped()
+        return self.stopped() or self.timed_out()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,30 +114,54 @@ class Outcome:
     seconds: float = 0.0
     #: peak bytes, None where they were not measured
     memory: int | None = None
+    #: True where it FAILED for want of memory
+    out_of_memory: bool = False
+    #: what its user should know although it ended well: a metric that was dropped, say
+    warning: str | None = None
 
 
-def call(objective: Objective, make_params: Callable[[], Any], context: Context, clock: Clock | None = None) -> Outcome:
+def call(
+    objective: Objective,
+    make_params: Callable[[], Any],
+    context: LocalContext,
+    clock: Clock | None = None,
+    *,
+    fatal: tuple[type[BaseException], ...] = (KeyboardInterrupt,),
+) -> Outcome:
     """Call `objective` on what `make_params` builds; whatever it does short of ending the process is an outcome.
 
-    Only KeyboardInterrupt passes through: it is meant for the whole process.
+    Only what is `fatal` passes through: Ctrl-C is meant for the whole process.
     """
     clock = clock or SystemClock()
     began = clock.now()
     try:
         params = make_params()
         returned = objective(params, context) if wants_context(objective) else objective(params)
-    except KeyboardInterrupt:
+        seconds = clock.now() - began
+        if context.stopped():
+            return Outcome(state=TrialState.CANCELLED, error="cancelled", seconds=seconds)
+        loss, metrics, warning = read(returned)
+    except fatal:
         raise
     except BaseException as error:
-        return Outcome(state=TrialState.FAILED, error=describe(error), seconds=clock.now() - began)
-    seconds = clock.now() - began
-    if context.should_stop():
-        return Outcome(state=TrialState.CANCELLED, error="cancelled", seconds=seconds)
-    try:
-        loss, metrics = read(returned)
-    except ValueError as error:
-        return Outcome(state=TrialState.FAILED, error=str(error), seconds=seconds)
-    return Outcome(state=TrialState.COMPLETE, loss=loss, metrics=metrics, seconds=seconds)
+        # Of what could not be read the message says it all; of an objective that failed, its traceback.
+        text = str(error) if isinstance(error, Unreadable) else describe(error)
+        return Outcome(
+            state=TrialState.FAILED,
+            error=f"timed out after {context.timeout or 0:g} s (--trial-timeout)\n{text}"
+            if context.timed_out()
+            else text,
+            seconds=clock.now() - began,
+            out_of_memory=is_out_of_memory(error),
+        )
+    if context.timed_out():
+        warning = joined(f"cut off at its time limit of {context.timeout or 0:g} s", warning)
+    return Outcome(state=TrialState.COMPLETE, loss=loss, metrics=metrics, warning=warning, seconds=seconds)
+
+
+def joined(*warnings: str | None) -> str | None:
+    """Those that there are, in one line."""
+    return "; ".join(filter(None, warnings)) or None
 
 
 def wants_context(objective: Objective) -> bool:
@@ -129,62 +174,43 @@ def wants_context(objective: Objective) -> bool:
     return len(positional) > 1 and (positional[1].name == "context" or positional[1].default is inspect.Parameter.empty)
 
 
-def read(returned: Any) -> tuple[float, dict[str, Any]]:
-    """Loss and metrics of what an objective returned: a number, or a mapping with `loss`.
-
-    hyperopt's ``status: "fail"`` is honoured. Raises ValueError with a message for a person.
-    """
-    if not isinstance(returned, Mapping):
-        return _number(returned, "the objective's return value"), {}
-    if returned.get("status") == "fail":
-        raise ValueError("the objective returned status 'fail'")
-    if "loss" not in returned:
-        raise ValueError(f"the objective returned a dict without 'loss' (it has {', '.join(map(repr, returned))})")
-    loss = _number(returned["loss"], "'loss'")
-    rest = {key: _plain(value) for key, value in returned.items() if key != "loss"}
-    return loss, {str(key): value for key, value in rest.items() if _fits_json(key, value)}
+def _whole(step: Any) -> int:
+    """The step as an int of 64 bits. Raises TypeError or ValueError with a message for the objective's author."""
+    what = "context.report: the step"
+    if _told(step, what) % 1:
+        raise ValueError(f"{what} must be a whole number, not {short(step)}")
+    whole = int(scalar(step))
+    if not -(2**63) <= whole < 2**63:
+        raise ValueError(f"{what} is too large: {short(step)}")
+    return whole
 
 
-def _plain(value: Any) -> Any:
-    """The number in a numpy scalar, a 0-d array or a tensor; anything else as it is."""
-    return value.item() if getattr(value, "ndim", None) == 0 and hasattr(value, "item") else value
-
-
-def _number(value: Any, what: str) -> float:
-    """`value` as a finite float; ValueError names `what` it is where it cannot be one."""
-    value = _plain(value)
-    if not isinstance(value, (numbers.Real, Decimal)):
-        raise ValueError(f"{what} is no number but {type(value).__name__}: {_short(value)}")
+def _told(value: Any, what: str, *, finite: bool = True) -> float:
+    """`value` as a float. Raises TypeError or ValueError with a message for the objective's author."""
     try:
-        loss = float(value)
-    except (OverflowError, ValueError):
-        raise ValueError(f"{what} is too large for a float: {_short(value)}") from None
-    if not math.isfinite(loss):
-        raise ValueError(f"{what} is {loss}")
-    return loss
-
-
-def _fits_json(key: Any, value: Any) -> bool:
-    try:
-        json.dumps(value, allow_nan=False)
-    except (TypeError, ValueError, RecursionError) as error:
-        log.warning("metric %r dropped, JSON cannot carry it: %s", key, _short(error))
-        return False
-    return True
-
-
-def _short(value: Any) -> str:
-    try:
-        text = repr(value) if not isinstance(value, Exception) else str(value)
-    except Exception:
-        text = f"<unprintable {type(value).__name__}>"
-    return text if len(text) <= 200 else text[:200] + "..."
+        return number(value, what, finite=finite)
+    except Unreadable as error:
+        kind = TypeError if "is no number" in str(error) else ValueError
+        raise kind(str(error)) from None
 
 
 def describe(error: BaseException) -> str:
     """The error and its traceback, the end of it where it is long; never raises."""
     try:
-        text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-    except Exception:
+        _cut_short(error)
+        text = "".join(traceback.format_exception(type(error), error, error.__traceback__, limit=-MAX_FRAMES))
+    except BaseException:  # its own __str__ may do anything
         text = f"{type(error).__name__} (its message cannot be printed)"
-    return text if len(text) <= MAX_ERROR else "..." + text[-MAX_ERROR:]
+    text = text if len(text) <= MAX_ERROR else "..." + text[-MAX_ERROR:]
+    # Half a surrogate pair cannot be printed, nor sent on.
+    return text.encode("utf-8", "replace").decode()
+
+
+def _cut_short(error: BaseException) -> None:
+    """Break off a long chain of causes: formatting takes time that grows with its square."""
+    for _ in range(MAX_CAUSES):
+        cause = error.__cause__ or error.__context__
+        if cause is None:
+            return
+        error = cause
+    error.__cause__ = error.__context__ = None

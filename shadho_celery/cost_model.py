@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shadho_celery import heuristics
-from shadho_celery.neighbours import Neighbours
+from shadho_celery.feasibility import MemoryBound
+from shadho_celery.neighbours import MEMORY, Neighbours
 from shadho_celery.space.split import Subspace
 from shadho_celery.speeds import Speeds
 from shadho_celery.trial import Trial, TrialState
@@ -50,6 +52,9 @@ class CostModel:
         self._past = {s.name: Neighbours(len(s.domains) + 1) for s in subspaces}
         #: by subspace and class
         self._memory: dict[tuple[str, str], Neighbours] = {}
+        self._bounds = {s.name: MemoryBound(s.domains) for s in subspaces}
+        #: trials that ran out of memory, by number and class
+        self._outgrown: set[tuple[int, str]] = set()
 
     @property
     def version(self) -> int:
@@ -57,20 +62,38 @@ class CostModel:
         self._speeds.estimate()
         return self._speeds.version
 
-    def tell(self, trial: Trial) -> None:
-        """Learn from a finished trial."""
+    def tell(self, *trials: Trial) -> None:
+        """Learn from finished trials in their order; from many at once far faster than from one after the other."""
+        rows: dict[int, Array] = {}
+        for name, told in groupby(sorted(trials, key=lambda trial: trial.subspace), lambda trial: trial.subspace):
+            if name in self._subspaces:
+                # Older ones are forgotten again.
+                latest = list(told)[-MEMORY:]
+                features = self._features(name, [t.params for t in latest], [t.budget for t in latest])
+                rows.update(zip((t.number for t in latest), features, strict=True))
+        for trial in trials:
+            self._tell(trial, rows.get(trial.number))
+
+    def _tell(self, trial: Trial, features: Array | None) -> None:
+        """Learn from one trial; without its features only how long its subspace takes on its class."""
+        for outgrown in trial.outgrown.split(",") if trial.outgrown else ():
+            self.tell_out_of_memory(trial, outgrown)
         if trial.state is not TrialState.COMPLETE or trial.subspace not in self._row or trial.compute_class is None:
             return
-        features = self._features(trial.subspace, [trial.params], trial.budget)
+        if features is not None:
+            self._bounds[trial.subspace].tell(trial.params, trial.compute_class, fits=True)
         if trial.seconds is not None:
             row, column = self._row[trial.subspace], self._column_of(trial.compute_class)
             value = math.log(max(trial.seconds, LEAST_SECONDS))
-            value -= float(self._offsets(trial.subspace, [trial.params], trial.budget)[0])
+            value -= self._offset(trial.subspace, trial.params, trial.budget)
             self._speeds.tell(row, column, value)
-            self._past[trial.subspace].tell(features[0], value, column, self._speeds.estimate().mean[row])
-        if trial.memory:
-            past = self._memory.setdefault((trial.subspace, trial.compute_class), Neighbours(features.shape[1]))
-            past.tell(features[0], math.log(trial.memory), 0, _ONE_GROUP)
+            if features is not None:
+                self._past[trial.subspace].tell(features, value, column, self._speeds.estimate().mean[row])
+        if trial.memory and features is not None:
+            key = trial.subspace, trial.compute_class
+            if key not in self._memory:
+                self._memory[key] = Neighbours(len(features))
+            self._memory[key].tell(features, math.log(trial.memory), 0, _ONE_GROUP)
 
     def watch(self, running: Iterable[Trial], now: float) -> None:
         """Learn from the trials that run now, which take at least as long as they have."""
@@ -79,7 +102,7 @@ class CostModel:
                 self._row[trial.subspace],
                 self._column_of(trial.compute_class),
                 math.log(max(now - trial.started_at, LEAST_SECONDS))
-                - float(self._offsets(trial.subspace, [trial.params], trial.budget)[0]),
+                - self._offset(trial.subspace, trial.params, trial.budget),
             )
             for trial in running
             if trial.subspace in self._row and trial.compute_class is not None and trial.started_at is not None
@@ -102,9 +125,9 @@ class CostModel:
         estimate = self._speeds.estimate()
         spread = math.hypot(estimate.noise, float(estimate.deviation[row, column]))
         departures = self._past[subspace].departures(
-            self._features(subspace, params_list, budget), np.asarray(quantiles), estimate.mean[row], spread
+            self._features(subspace, params_list, [budget]), np.asarray(quantiles), estimate.mean[row], spread
         )
-        centre = estimate.mean[row, column] + self._offsets(subspace, params_list, budget)
+        centre = estimate.mean[row, column] + np.array([self._offset(subspace, each, budget) for each in params_list])
         seconds: Array = np.exp(centre[:, None] + departures)
         return seconds
 
@@ -124,12 +147,27 @@ class CostModel:
         pasts = [self._memory[subspace, name] for name in classes if (subspace, name) in self._memory]
         if not pasts:
             return None
-        rows, levels = self._features(subspace, params_list, budget), np.array([quantile])
+        rows, levels = self._features(subspace, params_list, [budget]), np.array([quantile])
         logs = [
             past.middle + past.departures(rows, levels, np.array([past.middle]), _MEMORY_SPREAD)[:, 0] for past in pasts
         ]
         most: Array = np.exp(np.max(logs, axis=0))
         return most
+
+    def tell_out_of_memory(self, trial: Trial, compute_class: str) -> None:
+        """Learn that a trial did not fit the memory of a class; to be told twice is as to be told once."""
+        if trial.subspace in self._bounds and (trial.number, compute_class) not in self._outgrown:
+            self._outgrown.add((trial.number, compute_class))
+            self._bounds[trial.subspace].tell(trial.params, compute_class, fits=False)
+
+    def outgrows(
+        self, subspace: str, params: Mapping[str, Any], compute_class: str, classes_by_memory: Sequence[str]
+    ) -> float:
+        """The chance that a trial runs out of memory on a class; `classes_by_memory` are in order, the smallest first.
+
+        0 as long as no trial of the subspace ran out of memory on the class or a larger one.
+        """
+        return self._bounds[subspace].chance(params, compute_class, classes_by_memory)
 
     def efficiencies(self, classes: Sequence[str], optimism: float = 0.0) -> dict[str, dict[str, float]]:
         """By class and subspace, the fastest class's seconds over this class's: 1 where no class is faster.
@@ -159,16 +197,18 @@ class CostModel:
             self._speeds.add_column()
         return self._column[compute_class]
 
-    def _features(self, subspace: str, params_list: Sequence[Mapping[str, Any]], budget: float | None) -> Array:
-        """The params as `heuristics.features`, and the budget's logarithm; shape (n, d + 1)."""
-        columns = heuristics.features(params_list, self._subspaces[subspace].domains)
-        last = math.log(budget) / _BUDGETS if budget else 0.0
-        return np.column_stack([columns, np.full(len(params_list), last)])
+    def _features(
+        self, subspace: str, params_list: Sequence[Mapping[str, Any]], budgets: Sequence[float | None]
+    ) -> Array:
+        """The params as `heuristics.features`, and the budgets' logarithms, one for all or each its own; (n, d + 1)."""
+        features = np.empty((len(params_list), len(self._subspaces[subspace].domains) + 1))
+        features[:, :-1] = heuristics.features(params_list, self._subspaces[subspace].domains)
+        features[:, -1] = [math.log(budget) / _BUDGETS if budget else 0.0 for budget in budgets]
+        return features
 
-    def _offsets(self, subspace: str, params_list: Sequence[Mapping[str, Any]], budget: float | None) -> Array:
-        """Log of hint and budget: what is known of the seconds without having seen a trial; shape (n,)."""
-        known = math.log(budget) if budget else 0.0
-        return np.array([known + math.log(self._hint(subspace, params)) for params in params_list])
+    def _offset(self, subspace: str, params: Mapping[str, Any], budget: float | None) -> float:
+        """Log of hint and budget: what is known of the seconds without having seen a trial."""
+        return (math.log(budget) if budget else 0.0) + math.log(self._hint(subspace, params))
 
 
 def _by_complexity(subspaces: Sequence[Subspace]) -> Hint:

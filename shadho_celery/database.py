@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,30 @@ NETWORK_FILE_SYSTEMS = frozenset(
 
 #: The kinds of database that are tested, by SQLAlchemy's names.
 DRIVERS = frozenset({"sqlite", "sqlite+pysqlite", "postgresql+psycopg", "postgresql+psycopg2"})
+
+#: seconds that another program may keep an SQLite file locked
+LOCKED_SECONDS = 30.0
+
+#: A server that has gone without a word is noticed within half a minute; what the URL says comes first.
+POSTGRESQL = {"connect_timeout": 10, "keepalives_idle": 10, "keepalives_interval": 5, "tcp_user_timeout": 30_000}
+
+#: what databases say, and what then helps
+REMEDIES = {
+    "locked": "another program keeps it locked: close that one",
+    "full": "make room on its disk",
+    "disk i/o error": "make room on its disk, and see that it is in order",
+    "readonly": "make the file and its folder writable",
+    "malformed": "it is damaged: restore it from a copy",
+    "connect": "see that the server runs and lets you in",
+    "terminat": "see that the server runs",
+    "starting up": "wait until the server is ready",
+    "shutting down": "wait until the server is ready",
+}
+
+
+def remedy(said: str) -> str:
+    """What to do where a database says `said`."""
+    return next((text for words, text in REMEDIES.items() if words in said.lower()), "check --store")
 
 
 def make_engine(url: str) -> sa.Engine:
@@ -36,8 +62,9 @@ def make_engine(url: str) -> sa.Engine:
         )
     if parsed.get_backend_name() == "sqlite":
         return _sqlite_engine(parsed)
+    arguments = {name: value for name, value in POSTGRESQL.items() if name not in parsed.query}
     try:
-        return sa.create_engine(parsed, pool_pre_ping=True, hide_parameters=True)
+        return sa.create_engine(parsed, pool_pre_ping=True, hide_parameters=True, connect_args=arguments)
     except ModuleNotFoundError:
         raise StoreError('PostgreSQL needs its driver: pip install "shadho_celery[postgres]"') from None
 
@@ -46,7 +73,7 @@ def _sqlite_engine(url: sa.URL) -> sa.Engine:
     if url.database in {None, "", ":memory:"}:
         # One connection for all threads: every new one would be another, empty database.
         return sa.create_engine("sqlite://", poolclass=sa.StaticPool, connect_args={"check_same_thread": False})
-    path = Path(str(url.database)).absolute()
+    path = Path(str(url.database).removeprefix("file:")).absolute()
     kind = file_system(path)
     if kind in NETWORK_FILE_SYSTEMS:
         raise StoreError(
@@ -54,12 +81,41 @@ def _sqlite_engine(url: sa.URL) -> sa.Engine:
         )
     try:
         # Created here, so that nobody but its owner can read it from its first moment.
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+        file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            place = os.fstat(file)
+        finally:
+            os.close(file)
     except OSError as error:
         raise StoreError(f"the store {path} cannot be opened: {error.strerror}; check --store") from None
-    engine = sa.create_engine(url, connect_args={"timeout": 30}, hide_parameters=True)
+
+    def still_there(connection: sa.Connection) -> None:
+        # SQLite would write on into a file that nobody finds any more.
+        try:
+            now = path.stat()
+        except FileNotFoundError:
+            raise StoreError(
+                f"the store {path} was moved or deleted; {_rescue(connection, path)}, and carry on with --resume"
+            ) from None
+        if (now.st_dev, now.st_ino) != (place.st_dev, place.st_ino):
+            raise StoreError(f"the store {path} was replaced by another file; put it back, and carry on with --resume")
+
+    engine = sa.create_engine(url, connect_args={"timeout": LOCKED_SECONDS}, hide_parameters=True)
     sa.event.listen(engine, "connect", _set_up_sqlite)
+    sa.event.listen(engine, "begin", still_there)
     return engine
+
+
+def _rescue(connection: sa.Connection, path: Path) -> str:
+    """Copy what a deleted file still holds to a new one beside it; what is then to be done."""
+    rescued = path.with_name(f"{path.name}.rescued")
+    try:
+        os.close(os.open(rescued, os.O_RDWR | os.O_CREAT, 0o600))
+        with closing(sqlite3.connect(rescued)) as copy:
+            connection.connection.driver_connection.backup(copy)  # type: ignore[union-attr]
+    except (OSError, sqlite3.Error):
+        return "put it back"
+    return f"put it back, or put {rescued.name}, which has all that it held, in its place"
 
 
 def _set_up_sqlite(connection: Any, _: Any) -> None:

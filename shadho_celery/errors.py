@@ -72,6 +72,6 @@ class ServiceError(ShadhoError):
 
 
 class NoSuccessfulTrial(ShadhoError):
-    """No successful trial: every trial failed; the errors are in the store and in the report above."""
+    """There is no successful trial: every trial failed; the errors are in the store and in the report above."""
 
     exit_code = 1

@@ -84,6 +84,8 @@ class ComputeClass:
     allowance: float | None = None
     #: trials to keep waiting beyond the slots, so that a freed slot need not wait for the scheduler
     ahead: int = 0
+    #: trials of this study that run on workers which have fallen silent: they take no slot of the live ones
+    stranded: int = 0
     #: bytes a trial may use on the class's smallest machine: of a GPU, else of its RAM; 0 where unknown
     memory: int = 0
     #: bytes of the smallest GPU among the class's machines

@@ -5,6 +5,8 @@ Without a server named, everything runs on this machine (embedded mode); with on
 
 from __future__ import annotations
 
+import io
+import math
 import os
 import sys
 from contextlib import nullcontext, redirect_stdout
@@ -15,9 +17,10 @@ import click
 from shadho_celery import study_file, urls
 from shadho_celery.assignment import POLICIES
 from shadho_celery.errors import ShadhoError, UsageError
+from shadho_celery.options import Options
 from shadho_celery.samplers import SAMPLERS
 from shadho_celery.search import DEFAULT_POLICY, DEFAULT_SAMPLER, DEFAULT_SHARES
-from shadho_celery.session import DEFAULT_TRIALS, Options, Session
+from shadho_celery.session import DEFAULT_TRIALS, Session
 from shadho_celery.shares import SHARES
 from shadho_celery.store import DEFAULT_STORE
 
@@ -44,11 +47,18 @@ def _workers(_: Any, __: Any, values: tuple[str, ...]) -> dict[str, int]:
     return slots
 
 
+def _finite(_: Any, parameter: click.Parameter, value: float | None) -> float | None:
+    """No number that JSON cannot carry."""
+    if value is not None and not math.isfinite(value):
+        raise urls.refusal(UsageError(f"{parameter.opts[0]} is to be a number, not {value}"))
+    return value
+
+
 @click.command(epilog=EXAMPLES)
 @click.argument("study_module", metavar="STUDY_FILE")
 @click.option("--trials", type=click.IntRange(min=1), help=f"Trials of the whole study.  [default: {DEFAULT_TRIALS}]")
-@click.option("--seconds", type=float, help="Send nothing new after this many seconds.")
-@click.option("--target", type=float, help="Stop at this loss or less.")
+@click.option("--seconds", type=float, callback=_finite, help="Send nothing new after this many seconds.")
+@click.option("--target", type=float, callback=_finite, help="Stop at this loss or less.")
 @click.option("--seed", type=click.IntRange(min=0), help="Makes the search repeatable.  [default: drawn]")
 @click.option("--sampler", type=click.Choice([*SAMPLERS]), help=f"Proposes params.  [default: {DEFAULT_SAMPLER}]")
 @click.option("--policy", type=click.Choice(POLICIES), help=f"Places trials on classes.  [default: {DEFAULT_POLICY}]")
@@ -63,7 +73,8 @@ def _workers(_: Any, __: Any, values: tuple[str, ...]) -> dict[str, int]:
     is_flag=False,
     flag_value="",
     metavar="[NAME]",
-    help="Carry a study on: the one of that name, else the study file's latest.",
+    help="Carry a study on: the one of that name, else the study file's latest. Options that are not given are those "
+    "of its earlier runs.",
 )
 @click.option("--store", default=DEFAULT_STORE, show_default=True, help="Database URL that keeps the trials.")
 @click.option(
@@ -72,7 +83,15 @@ def _workers(_: Any, __: Any, values: tuple[str, ...]) -> dict[str, int]:
 @click.option(
     "--weight",
     type=click.FloatRange(min=0, min_open=True),
+    callback=_finite,
     help="Part of the slots beside other studies.  [default: 1]",
+)
+@click.option(
+    "--trial-timeout",
+    type=click.FloatRange(min=0, min_open=True),
+    callback=_finite,
+    metavar="SECONDS",
+    help="Time of one trial: then its objective gets a TrialTimeout, and is killed five seconds later.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else on standard output.")
 @urls.options
@@ -82,8 +101,12 @@ def main(study_module: str, resume: str | None, **given: Any) -> None:
     On this machine where no broker or Redis is named, else on the fleet that they serve. Ctrl-C once finishes what
     runs, twice stops at once; either way --resume carries on.
     """
+    for stream in (sys.stdout, sys.stderr):
+        # What a trial says may hold anything, and a terminal's encoding little.
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     try:
-        found = urls.environment(*(given.pop(name) for name in ("broker", "redis", "url_file")))
+        found = urls.environment(*(given.pop(name) for name in ("broker", "redis", "url_file", "signing_key_file")))
         os.environ.update(found)
         given["name"] = resume or given["name"]
         options = Options(study=study_module, resume=resume is not None, fleet=urls.is_fleet(found), **given)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -22,11 +24,13 @@ def open_study(
     name: str | None = None,
     resume: bool = False,
     seed: int | None = None,
+    settings: Mapping[str, Any] | None = None,
     clock: Clock | None = None,
 ) -> Study:
     """Begin a study, or carry one on, and take its lock.
 
     `space` is `Space.describe()`. With `resume` the study is the one called `name`, else the module's latest.
+    `settings` (what JSON can carry) are added to those that its record keeps of earlier runs.
     Raises StudyExists, StudyNotFound, StudyLocked, SpaceChanged, UsageError (another seed) or StoreError.
     """
     clock = clock or SystemClock()
@@ -37,6 +41,9 @@ def open_study(
         record = _new_record(space, module, name, seed, clock)
         store.create(record)
     fence = store.lock(record.key, holder_name(), clock.now())
+    if settings:
+        record = replace(record, settings={**record.settings, **settings})
+        store.keep_settings(record.key, fence, record.settings)
     return Study(store, record, fence, store.trials(record.key) if resume else (), clock)
 
 

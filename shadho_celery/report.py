@@ -17,6 +17,7 @@ from rich.text import Text
 
 from shadho_celery.scheduler import Scheduler
 from shadho_celery.space.compile import Space
+from shadho_celery.standing import gist
 from shadho_celery.study import Study
 from shadho_celery.trial import Trial, TrialState
 
@@ -136,8 +137,8 @@ def _right(name: str) -> Any:
     return Column(Text(name), justify="right")
 
 
-def summary(study: Study, space: Space, console: Console, resume_command: str) -> None:
-    """The best trials, where the store lies, and how to go on."""
+def summary(study: Study, space: Space, console: Console, resume_command: str, refused: int = 0) -> None:
+    """The best trials, what went wrong, where the store lies, and how to go on; `refused` are late results."""
     complete = sorted((t for t in study.trials if t.state is _S.COMPLETE), key=lambda t: (t.loss, t.number))
     if complete:
         table = Table(_right("trial"), _right("loss"), "class", "params as drawn", "what the objective got")
@@ -151,7 +152,11 @@ def summary(study: Study, space: Space, console: Console, resume_command: str) -
     # Lines to be copied from: without a terminal they would be wrapped at a width that nobody has chosen.
     say = partial(console.print, soft_wrap=True)
     for trial in _failures(study):
-        say(Text(f"trial {trial.number} failed: {(trial.error or '').strip().splitlines()[-1][:300]}"))
+        say(Text(f"trial {trial.number} failed: {gist(trial.error)[:300]}"))
+    for trial in _warned(study):
+        say(Text(f"trial {trial.number}: {' '.join((trial.warning or '').split())[:300]}"))
+    for line in _faults(study, refused):
+        say(Text(line))
     counts = f"{study.count(_S.COMPLETE)} complete, {study.count(_S.FAILED)} failed"
     say(Text(f"study {study.name}: {counts}; {best_line(study)}"))
     say(Text(f"store: {study.store.safe_url}"))
@@ -181,8 +186,29 @@ def _failures(study: Study, most: int = 3) -> list[Trial]:
     seen: dict[str, Trial] = {}
     for trial in reversed(study.trials):
         if trial.state is _S.FAILED and trial.error and len(seen) < most:
-            seen.setdefault(trial.error.strip().splitlines()[-1], trial)
+            seen.setdefault(gist(trial.error), trial)
     return list(seen.values())
+
+
+def _warned(study: Study, most: int = 3) -> list[Trial]:
+    """The first trial with each of the first few different warnings."""
+    seen: dict[str, Trial] = {}
+    for trial in study.trials:
+        if trial.warning and len(seen) < most:
+            seen.setdefault(trial.warning, trial)
+    return list(seen.values())
+
+
+def _faults(study: Study, refused: int) -> list[str]:
+    """What was lost, refused or left, where anything was."""
+    lost = sum(trial.lost for trial in study)
+    waiting = study.count(_S.WAITING)
+    said = {
+        f"attempts lost with their workers, and run again: {lost}": lost,
+        f"late results refused, each trial counts once: {refused}": refused,
+        f"trials that wait to be run by --resume: {waiting}": waiting,
+    }
+    return [line for line, count in said.items() if count]
 
 
 def drawn(params: Mapping[str, Any]) -> str:

@@ -7,6 +7,7 @@ costs ten times as much.
 
 from __future__ import annotations
 
+import json
 import re
 import uuid
 from collections.abc import Iterable, Mapping
@@ -18,9 +19,12 @@ import kombu.exceptions
 
 from shadho_celery.configuration import configuration
 from shadho_celery.errors import ServiceError
+from shadho_celery.payloads import malformed
+from shadho_celery.signing import UNSIGNED, Signer
+from shadho_celery.tls import remedy
 
 #: what scheduler and worker must agree on: the form of a message and of the channel's records
-PROTOCOL = 2
+PROTOCOL = 3
 
 #: the name of the Celery task that runs a trial
 TASK = "shadho.trial"
@@ -40,7 +44,7 @@ def queue(name: str) -> kombu.Queue:
     return kombu.Queue(name, kombu.Exchange(""), routing_key=name, durable=True)
 
 
-def message(payload: Mapping[str, Any]) -> tuple[Any, dict[str, Any], dict[str, Any]]:
+def message(payload: Mapping[str, Any], signer: Signer = UNSIGNED) -> tuple[Any, dict[str, Any], dict[str, Any]]:
     """Body, headers and properties of the Celery message that calls the trial task with `payload`."""
     task_id = str(uuid.uuid4())
     body: Any = ([payload], {}, {"callbacks": None, "errbacks": None, "chain": None, "chord": None})
@@ -61,22 +65,48 @@ def message(payload: Mapping[str, Any]) -> tuple[Any, dict[str, Any], dict[str, 
         "origin": "shadho",
         "ignore_result": True,
         "shadho_protocol": PROTOCOL,
+        "shadho_signature": signer.sign(_signed(payload)) if signer.fingerprint else "",
     }
     return body, headers, {"correlation_id": task_id, "reply_to": ""}
+
+
+def verify(payload: Any, headers: Any, signer: Signer = UNSIGNED) -> str | None:
+    """Why a worker must not do what a message says; None where it may.
+
+    `headers` are the message's, or Celery's request that has them: whatever has `get`.
+    """
+    protocol = headers.get("shadho_protocol")
+    if protocol != PROTOCOL:
+        return f"a message of protocol {str(protocol)[:20]} was refused: this worker speaks {PROTOCOL}"
+    if wrong := malformed(payload):
+        return f"a message was refused: {wrong}"
+    if signer.fingerprint and not signer.check(_signed(payload), str(headers.get("shadho_signature"))):
+        return "a message was refused: it is not signed with this worker's key; see --signing-key-file"
+    return None
 
 
 class Publisher:
     """Sends attempts to their classes' queues. What it may have failed to send may be sent again."""
 
-    def __init__(self, url: str, options: Mapping[str, Any] | None = None) -> None:
-        """`options` are Celery's `broker_transport_options`. Raises ServiceError where no broker answers."""
+    def __init__(
+        self,
+        url: str,
+        options: Mapping[str, Any] | None = None,
+        ssl: Mapping[str, Any] | bool = False,
+        signer: Signer = UNSIGNED,
+    ) -> None:
+        """`options` are Celery's `broker_transport_options`, `ssl` its `broker_use_ssl`.
+
+        Raises ServiceError where no broker answers.
+        """
         self._url = url
+        self._signer = signer
         settings = dict(options or {})
         if "socket_timeout" in settings:
             # A worker waits in a read for its next message; what is asked here is answered at once.
             settings["socket_timeout"] = BROKER_SECONDS / 2
         self._connection = kombu.Connection(
-            url, connect_timeout=BROKER_SECONDS / 2, heartbeat=0, transport_options=settings
+            url, ssl=ssl, connect_timeout=BROKER_SECONDS / 2, heartbeat=0, transport_options=settings
         )
         self._producer: kombu.Producer | None = None
         self._declared: set[str] = set()
@@ -87,7 +117,12 @@ class Publisher:
     def configured(cls) -> Publisher:
         """The way to the broker that the environment names, with the settings that the workers have."""
         settings = configuration()
-        return cls(settings["broker_url"], settings.get("broker_transport_options"))
+        return cls(
+            settings["broker_url"],
+            settings.get("broker_transport_options"),
+            settings.get("broker_use_ssl", False),
+            Signer.configured(),
+        )
 
     def publish(self, payloads: Iterable[tuple[str, Mapping[str, Any]]]) -> None:
         """Send each payload to the queue named beside it. Raises ServiceError where the broker does not take them."""
@@ -131,7 +166,7 @@ class Publisher:
             self._declared.add(name)
         with self._producer.batch(BATCH):
             for name, payload in batch:
-                body, headers, properties = message(payload)
+                body, headers, properties = message(payload, self._signer)
                 self._producer.publish(
                     body, exchange="", routing_key=name, headers=headers, delivery_mode=2, **properties
                 )
@@ -168,8 +203,9 @@ class Publisher:
         )
 
     def _unreachable(self, error: BaseException) -> ServiceError:
+        cause = _cause(error)
         return ServiceError(
-            f"the broker at {mask(self._url)} cannot be used ({_cause(error)}); start it, or check CELERY_BROKER_URL"
+            f"the broker at {mask(self._url)} cannot be used ({cause}); {remedy(cause, 'CELERY_BROKER_URL')}"
         )
 
 
@@ -178,6 +214,11 @@ def mask(url: str) -> str:
     # Rather too much than too little: a password may hold any character, and several URLs may be joined by semicolons.
     url = re.sub(r"(://[^/:@;]*):[^;]*@", r"\1:***@", url)
     return re.sub(r"([?&]password=)[^&;]*", r"\1***", url)
+
+
+def _signed(payload: Mapping[str, Any]) -> str:
+    """What of a message is signed: the protocol, and the payload as JSON in its own order."""
+    return f"task {PROTOCOL} {json.dumps(payload, separators=(',', ':'))}"
 
 
 def _cause(error: BaseException) -> str:

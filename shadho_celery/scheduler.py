@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from shadho_celery.assignment import Policy
+from shadho_celery.capacity import Capacity
 from shadho_celery.cost_model import CostModel
 from shadho_celery.executors.base import Executor
 from shadho_celery.hardware import DEFAULT_CLASSES, ComputeClass, by_strength
@@ -54,6 +55,7 @@ class Scheduler:
         """`expected` orders the classes that do not differ in their hardware, strongest first."""
         self.study = study
         self.cost_model = cost_model
+        self._capacity = Capacity(cost_model, expected)
         self.limits = limits
         self.expected = expected
         self.classes: list[ComputeClass] = []
@@ -98,7 +100,10 @@ class Scheduler:
     def tell(self, events: Sequence[Event]) -> None:
         """Take note of `events` and let policy and samplers learn from the trials that finished."""
         for event in events:
-            trial = self.study.tell(event)
+            is_ours = event.number < len(self.study)
+            trial = (
+                self.study.tell(self._capacity.escalated(event, self.study.trial(event.number))) if is_ours else None
+            )
             if trial is not None and trial.state.is_finished:
                 self._learn(trial)
 
@@ -109,6 +114,7 @@ class Scheduler:
             self._watched_at = now
             self.cost_model.watch(self.study.sent, now)
         self.classes = self._in_order(self._executor.classes())
+        self._capacity.see(self.classes)
         self._policy.see_classes([compute_class.name for compute_class in self.classes])
         if not self.stopping and self._limit_reached():
             self.stop(running=self._target_reached())
@@ -142,17 +148,18 @@ class Scheduler:
         """Learn from the trials of earlier runs, and take up those that were in flight."""
         for trial in self.study:
             self._shares.deal(trial.subspace)
-        for trial in self.study.trials:
-            self._learn(trial)
+        self._learn(*self.study.trials)
         if self.study.in_flight:
             self._executor.submit(self.study.sent)
 
-    def _learn(self, trial: Trial) -> None:
-        self.cost_model.tell(trial)
-        self._shares.tell(trial)
-        self._policy.tell(trial)
-        if trial.subspace in self._samplers:
-            self._samplers[trial.subspace].tell(trial)
+    def _learn(self, *trials: Trial) -> None:
+        """Learn from trials in the order in which they finished."""
+        self.cost_model.tell(*trials)
+        self._policy.tell(*trials)
+        for trial in trials:
+            self._shares.tell(trial)
+            if trial.subspace in self._samplers:
+                self._samplers[trial.subspace].tell(trial)
 
     def _in_order(self, classes: Sequence[ComputeClass]) -> list[ComputeClass]:
         """Strongest first: by their hardware, until every class has shown how fast it is."""
@@ -180,7 +187,7 @@ class Scheduler:
 
     def _room(self, compute_class: ComputeClass, ahead: int) -> int:
         in_flight = self.study.count(TrialState.QUEUED, TrialState.RUNNING, compute_class=compute_class.name)
-        return math.ceil(compute_class.share) + ahead - in_flight
+        return math.ceil(compute_class.share) + ahead + compute_class.stranded - in_flight
 
     def _spill(self) -> None:
         """With nothing to send, take back what waits in one class's queue while a slot of another is free."""
@@ -192,17 +199,9 @@ class Scheduler:
             return
         waiting = [t for t in self.study.sent if t.state is TrialState.QUEUED and t.compute_class in crowded]
         for compute_class, free in room:
-            fitting = [trial.number for trial in waiting if self._fits(trial, compute_class)]
+            fitting = [trial.number for trial in waiting if self._capacity.fits(trial, compute_class)]
             if free > 0 and fitting:
                 self._executor.cancel(fitting[-free:], running=False)
-
-    def _fits(self, trial: Trial, compute_class: ComputeClass) -> bool:
-        """False where the trial will need more memory than the class has, and another class has more."""
-        if compute_class.memory >= max(c.memory for c in self.classes):
-            return True
-        alike = [c.name for c in self.classes if bool(c.gpu_memory) == bool(compute_class.gpu_memory)]
-        needed = self.cost_model.memory(trial.subspace, [trial.params], alike, budget=trial.budget)
-        return needed is None or not compute_class.memory or float(needed[0]) <= compute_class.memory
 
     def _left(self) -> float:
         """Trials that may still be sent."""
@@ -214,7 +213,7 @@ class Scheduler:
 
     def _next_trial(self, compute_class: ComputeClass) -> Trial | None:
         """A trial for a free slot: one that waits to be sent and fits, else a new one; None where none fits."""
-        waiting = self.study.next_waiting(lambda trial: self._fits(trial, compute_class))
+        waiting = self.study.next_waiting(lambda trial: self._capacity.fits(trial, compute_class))
         if waiting is not None:
             return waiting
         for _ in range(DRAWS):
@@ -222,7 +221,7 @@ class Scheduler:
             if not backlogs or self.study.count(TrialState.WAITING) >= self._left():
                 return None
             trial = self._draw(self._policy.pick(compute_class.name, backlogs))
-            if self._fits(trial, compute_class):
+            if self._capacity.fits(trial, compute_class):
                 return trial
             # It stays in the study until a class has room that it fits.
             self.study.hold_back(trial)

@@ -10,7 +10,6 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,54 +20,24 @@ from shadho_celery.embedded import Embedded
 from shadho_celery.errors import NoSuccessfulTrial
 from shadho_celery.executors.queue import QueueExecutor
 from shadho_celery.opening import open_study
-from shadho_celery.registry import connect, start_command, unable
-from shadho_celery.routing import Publisher
-from shadho_celery.search import DEFAULT_POLICY, DEFAULT_SAMPLER, DEFAULT_SHARES, check_names, make_scheduler
+from shadho_celery.options import Options
+from shadho_celery.registry import connect
+from shadho_celery.routing import Publisher, mask
+from shadho_celery.search import check_names, make_scheduler
+from shadho_celery.signing import Signer
 from shadho_celery.space.compile import compile_space
 from shadho_celery.store import DEFAULT_STORE, Store
 from shadho_celery.study import Limits
 from shadho_celery.study_file import StudyFile
+from shadho_celery.watch import Watch
 
 DEFAULT_TRIALS = 100
-
-#: seconds after which a class that is expected but has no live worker is warned of
-MISSING_SECONDS = 10.0
 
 #: columns of the result where there is no terminal to ask
 PLAIN_WIDTH = 120
 
 #: exit codes of a run that was stopped at once, as shells have them: 128 and the signal's number
 STOPPED = {signal.SIGINT: 130, signal.SIGTERM: 143}
-
-
-@dataclass(kw_only=True)
-class Options:
-    """The command line, as it was given."""
-
-    study: str
-    trials: int | None = None
-    seconds: float | None = None
-    target: float | None = None
-    seed: int | None = None
-    sampler: str | None = None
-    policy: str | None = None
-    shares: str | None = None
-    name: str | None = None
-    resume: bool = False
-    store: str = DEFAULT_STORE
-    #: slots by class of the embedded workers; empty for the default
-    workers: Mapping[str, int] = field(default_factory=dict)
-    weight: float | None = None
-    as_json: bool = False
-    #: True where broker and Redis are somebody else's
-    fleet: bool = False
-
-    def over(self, settings: Mapping[str, Any]) -> Mapping[str, Any]:
-        """What holds: the option where it is given, else what the study file says, else the default."""
-        defaults = {"sampler": DEFAULT_SAMPLER, "policy": DEFAULT_POLICY, "shares": DEFAULT_SHARES, "weight": 1.0}
-        names = ("trials", "seconds", "target", "sampler", "policy", "shares", "weight")
-        given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
-        return {**dict.fromkeys(names), **defaults, **settings, **given}
 
 
 class _StopNow(Exception):
@@ -82,10 +51,8 @@ class Session:
         self._options = options
         self._file = file
         self._began = time.monotonic()
-        self._settings = options.over(file.settings)
-        check_names(self._settings["sampler"], self._settings["policy"], self._settings["shares"])
-        bounds = {name: self._settings[name] for name in ("trials", "seconds", "target")}
-        self._limits = Limits(**(bounds if set(bounds.values()) != {None} else {"trials": DEFAULT_TRIALS}))
+        # What makes no sense is refused before anything is opened; an earlier run's settings are then read.
+        self._settle({})
         self._space = compile_space(file.space)
         self._expected = tuple(file.settings.get("classes", ()))
         is_plain = not sys.stdout.isatty() and "COLUMNS" not in os.environ
@@ -93,7 +60,16 @@ class Session:
         self._embedded: Embedded | None = None
         self._slots: dict[str, int] = {}
         self._signals: list[int] = []
+        #: False while a turn of the loop may have been left in its middle
+        self._is_whole = True
         self._opened = ExitStack()
+
+    def _settle(self, earlier: Mapping[str, Any]) -> None:
+        """Decide what holds, given the settings of `earlier` runs. Raises UsageError for what makes no sense."""
+        self._settings = self._options.over(self._file.settings, earlier)
+        check_names(self._settings["sampler"], self._settings["policy"], self._settings["shares"])
+        bounds = {name: self._settings[name] for name in ("trials", "seconds", "target")}
+        self._limits = Limits(**(bounds if set(bounds.values()) != {None} else {"trials": DEFAULT_TRIALS}))
 
     def __enter__(self) -> Session:
         with ExitStack() as opened:
@@ -109,9 +85,11 @@ class Session:
     def _open(self, opened: ExitStack) -> None:
         """Open store, servers, study and scheduler; what is opened last is closed first."""
         self._store = opened.enter_context(closing(Store(self._options.store)))
+        urls.warn_of_password("--store", self._options.store, "PGPASSWORD or ~/.pgpass")
         if self._options.fleet:
             # Before the study is recorded: a server that is down should leave no empty study behind.
             client, publisher = connect(urls.url(urls.REDIS)), Publisher.configured()
+            _say(f"fleet: broker {mask(urls.url(urls.BROKER))}, Redis {mask(urls.url(urls.REDIS))}")
         self._study = open_study(
             self._store,
             self._space.describe(),
@@ -119,8 +97,10 @@ class Session:
             name=self._options.name,
             resume=self._options.resume,
             seed=self._options.seed,
+            settings=self._options.given,
         )
         opened.callback(self._study.close)
+        self._settle(self._study.record.settings)
         if not self._options.fleet:
             self._embedded = opened.enter_context(closing(self._embed()))
             os.environ.update({urls.BROKER: self._embedded.broker_url, urls.REDIS: self._embedded.redis_url})
@@ -132,8 +112,10 @@ class Session:
             self._file.module,
             weight=self._settings["weight"],
             adopt=self._options.fleet,
+            trial_timeout=self._settings["trial_timeout"],
+            signer=Signer.configured(),
         )
-        opened.callback(self._executor.close)
+        opened.callback(self._let_go, publisher)
         self._scheduler = make_scheduler(
             self._space,
             self._study,
@@ -145,6 +127,17 @@ class Session:
             cost=self._settings.get("cost"),
             expected=self._expected,
         )
+
+    def _let_go(self, publisher: Publisher) -> None:
+        """Close the executor, which forgets what it has brought: that must have been recorded before."""
+        if self._is_whole:
+            with ExitStack() as broken:
+                broken.callback(publisher.close)
+                self._study.commit()
+                broken.pop_all()
+            self._executor.close()
+        else:
+            publisher.close()
 
     def _embed(self) -> Embedded:
         machine = hardware.detect()
@@ -165,7 +158,7 @@ class Session:
         """Turn the loop to its end under a view; the exit code."""
         is_terminal = self._console.is_terminal
         view = report.LiveView(self._scheduler, self._console) if is_terminal else report.PlainView(self._scheduler)
-        watch = _Watch(self._expected, self._executor, self._file.module)
+        watch = Watch(self._expected, self._executor, self._file.module)
 
         def on_turn() -> None:
             self._heed_signals(view.note)
@@ -178,13 +171,16 @@ class Session:
             view.update()
 
         _say(f"study {self._study.name} (seed {self._study.record.seed}) in {self._store.safe_url}")
+        self._is_whole = False
         with view:
             try:
                 self._scheduler.run(on_turn)
             except _StopNow:
                 # Embedded workers end with us: what they run is lost rather than cancelled, and waits for --resume.
                 self._scheduler.stop(running=self._options.fleet)
+                self._is_whole = True
                 return STOPPED[signal.Signals(self._signals[-1])]
+        self._is_whole = True
         return 0 if self._study.best is not None or self._signals else NoSuccessfulTrial.exit_code
 
     def show_result(self) -> None:
@@ -201,7 +197,8 @@ class Session:
                 json.dumps(report.as_json(self._study, seconds, self._scheduler.subspaces, self._slots)) + "\n"
             )
         else:
-            report.summary(self._study, self._space, self._console, shlex.join(resume))
+            refused = self._executor.refused()
+            report.summary(self._study, self._space, self._console, shlex.join(resume), refused=refused)
         if self._study.best is None:
             _say(str(NoSuccessfulTrial()) if self._study.counted else "No trial has ended.")
 
@@ -229,38 +226,6 @@ class Session:
         if self._signals and not self._scheduler.stopping:
             self._scheduler.stop()
             say("stopping: what runs is finished first; Ctrl-C again stops at once")
-
-
-class _Watch:
-    """Notices a broker that is away, classes without workers and workers without the study; says so once each."""
-
-    def __init__(self, expected: tuple[str, ...], executor: QueueExecutor, module: str) -> None:
-        self._expected = expected
-        self._executor = executor
-        self._module = module
-        self._began = time.monotonic()
-        self._said: set[str] = set()
-
-    def warnings(self) -> list[str]:
-        """What has to be said now."""
-        found = [f"Warning: {self._executor.trouble}; trying on"] if self._executor.trouble is not None else []
-        if time.monotonic() - self._began >= MISSING_SECONDS:
-            found += self._missing()
-        new = [text for text in found if text not in self._said]
-        self._said.update(new)
-        return new
-
-    def _missing(self) -> list[str]:
-        live = self._executor.workers()
-        trouble = unable(live, self._module)
-        found = [f"Warning: {trouble}"] if trouble is not None else []
-        able = {worker["compute_class"] for worker in live.values() if self._module in worker["imports"]}
-        found += [
-            f"Warning: no worker serves the queue {name}; start one: {start_command(name, self._module)}"
-            for name in self._expected
-            if name not in able
-        ]
-        return found
 
 
 def _say(text: str) -> None:

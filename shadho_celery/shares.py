@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
@@ -17,8 +17,8 @@ Array = NDArray[np.float64]
 
 SHARES = ("uniform", "promise")
 
-#: the part of a subspace's failed trials that is made up for: one that always fails gets no more than twice its share
-MADE_UP = 0.5
+#: failures without a success after which a subspace gets half its share: there is nothing to be had there
+HOPELESS = 5
 #: what the least promising subspace keeps of its share
 FLOOR = 0.1
 #: losses before a subspace can be judged; latest ones it is judged by; how many of the lowest count as its tail
@@ -57,7 +57,7 @@ class UniformShares:
 
     Trials are dealt out by Webster's (Sainte-Laguë's) rule: the next one goes to the subspace with the greatest
     p / (2 d + 1), d the trials it has. So the first n trials of a longer study are those of a study of n. Failed trials
-    are made up for where they are a minority.
+    are made up for as long as they are a minority; a subspace that only fails gets half its share.
     """
 
     fixed = True
@@ -68,17 +68,26 @@ class UniformShares:
         self._weights = np.array([probabilities[name] for name in self._names], dtype=float)
         self._dealt = np.zeros(len(self._names))
         self._failed = np.zeros(len(self._names))
+        self._only_fails = np.zeros(len(self._names), dtype=bool)
+        self._ended: Counter[tuple[str, bool]] = Counter()
 
     def deal(self, subspace: str) -> None:
         if subspace in self._place:
             self._dealt[self._place[subspace]] += 1
 
     def tell(self, trial: Trial) -> None:
-        if trial.state is TrialState.FAILED and trial.subspace in self._place:
-            self._failed[self._place[trial.subspace]] += 1
+        if trial.subspace not in self._place or trial.state is TrialState.CANCELLED:
+            return
+        place, has_failed = self._place[trial.subspace], trial.state is TrialState.FAILED
+        self._failed[place] += has_failed
+        self._ended[trial.subspace, has_failed] += 1
+        self._only_fails[place] = (
+            self._ended[trial.subspace, True] >= HOPELESS and not self._ended[trial.subspace, False]
+        )
 
     def backlogs(self) -> dict[str, float]:
-        had = self._dealt - np.minimum(self._failed, MADE_UP * self._dealt)
+        made_up = np.clip(np.minimum(self._failed, self._dealt - self._failed), 0.0, None)
+        had = np.where(self._only_fails, 2 * self._dealt, self._dealt - made_up)
         progress = had / (self._weights * len(had))
         order = np.argsort(-self._weights / (2 * had + 1), kind="stable")
         behind = (progress.max() - progress)[order].tolist()

@@ -8,6 +8,7 @@ import socket
 import threading
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
@@ -15,13 +16,16 @@ from typing import Any, TypeVar
 
 import redis
 
-from shadho_celery.channel import WorkerChannel
+from shadho_celery.channel import Claim, WorkerChannel, new_delivery
 from shadho_celery.clock import Clock, SystemClock
 from shadho_celery.context import Outcome
 from shadho_celery.hardware import Machine
-from shadho_celery.registry import Registry
+from shadho_celery.intake import Intake
+from shadho_celery.registry import Registry, is_outage
 from shadho_celery.routing import PROTOCOL
 from shadho_celery.runner import STOP_SECONDS, Runner
+from shadho_celery.signing import UNSIGNED, Signer
+from shadho_celery.standing import gist
 from shadho_celery.trial import Report, Result, Started, TrialState
 
 log = logging.getLogger(__name__)
@@ -38,6 +42,9 @@ ANNOUNCE_EVERY = 5.0
 HAND_BACK_SECONDS = 1.0
 
 
+REFUSED = "the result of trial %s, attempt %s was refused: its lease was lost"
+
+
 class NotMine(Exception):
     """An attempt that this worker must not run; another one of its class may."""
 
@@ -49,6 +56,7 @@ class _Running:
     study: str
     number: int
     attempt: int
+    delivery: str
     runner: Runner
     #: why it was stopped, once it was: ``cancel`` or ``gone``
     stopped: str = ""
@@ -71,10 +79,14 @@ class Slots:
         imports: Sequence[str],
         checkpoints: Path,
         clock: Clock | None = None,
+        signer: Signer = UNSIGNED,
     ) -> None:
         """`imports` are the modules whose objectives may run here, and no others."""
-        self._channel = WorkerChannel(client)
+        self.name = f"{compute_class}@{socket.gethostname()}.{os.getpid()}.{uuid.uuid4().hex[:4]}"
+        self.signer = signer
+        self._channel = WorkerChannel(client, worker=self.name, signer=signer)
         self._registry = Registry(client, "worker")
+        self._studies = Registry(client, "study")
         self._machine = machine
         self._class = compute_class
         self._imports = list(imports)
@@ -89,7 +101,9 @@ class Slots:
         self._lock = threading.Lock()
         self._closing = threading.Event()
         self._announced = threading.Event()
-        self.name = f"{compute_class}@{socket.gethostname()}.{os.getpid()}.{uuid.uuid4().hex[:4]}"
+        self._intake: Intake | None = None
+        #: studies that let this worker have nothing, and how they say so: ``held`` or ``fenced``
+        self._kept_off: dict[str, str] = {}
 
     def start(self) -> None:
         """Start the slots' processes; from now on leases are renewed."""
@@ -97,8 +111,9 @@ class Slots:
             runner.start()
         threading.Thread(target=self._beat, name="shadho-beat", daemon=True).start()
 
-    def announce(self) -> None:
-        """Let the schedulers know of this worker, until it is closed or withdrawn."""
+    def announce(self, intake: Intake | None = None) -> None:
+        """Let the schedulers know of this worker, until it is closed or withdrawn; `intake` brings it messages."""
+        self._intake = intake
         self._announced.set()
         self._announce()
 
@@ -122,29 +137,45 @@ class Slots:
 
         Raises NotMine where their module is not known here.
         """
+        if self._intake is not None:
+            self._intake.heard()
         if payload["module"] not in self._imports:
             self._closing.wait(HAND_BACK_SECONDS)
             raise NotMine(f"this worker was not started with {payload['module']}; it has {', '.join(self._imports)}")
+        delivery = new_delivery()
         slot = self._free.get()
         try:
             result = None
             for attempt in payload["attempts"]:
-                result = self._run_in(slot, payload, attempt, result)
+                result = self._run_in(slot, payload, attempt, delivery, result)
             if result is not None:
-                self._step(payload["study"], result, None)
+                self._step(payload, delivery, result, None)
         finally:
             self._free.put(slot)
 
     def _run_in(
-        self, slot: int, payload: Mapping[str, Any], attempt: Mapping[str, Any], before: Result | None
+        self,
+        slot: int,
+        payload: Mapping[str, Any],
+        attempt: Mapping[str, Any],
+        delivery: str,
+        before: Result | None,
     ) -> Result | None:
         """Send the result of the attempt `before`, claim the next and run it; its result, None where there is none."""
         started = Started(
-            number=attempt["number"], attempt=attempt["attempt"], host=self._machine.host, at=self._clock.now()
+            number=attempt["number"],
+            attempt=attempt["attempt"],
+            host=self._machine.host,
+            at=self._clock.now(),
+            worker=self.name,
         )
-        if not self._step(payload["study"], before, started):
+        claim = self._step(payload, delivery, before, started)
+        if claim is Claim.HELD:
+            self._keep_off(payload["study"])
+            raise NotMine("this worker gets no trials for the time being: it fails those that others finish")
+        if claim is Claim.REFUSED:
             return None
-        running = _Running(payload["study"], started.number, started.attempt, self._runners[slot])
+        running = _Running(payload["study"], started.number, started.attempt, delivery, self._runners[slot])
         with self._lock:
             self._running[running.key] = running
         try:
@@ -152,18 +183,28 @@ class Slots:
         finally:
             with self._lock:
                 del self._running[running.key]
-        return None if running.stopped == "gone" else self._result(running, outcome)
+        if running.stopped == "gone":
+            self._note_refused(running.study, running.number, running.attempt)
+            return None
+        return self._result(running, outcome)
 
-    def _step(self, study: str, result: Result | None, started: Started | None) -> bool:
-        """Send a result and claim an attempt; True where it was claimed."""
-        finished, claimed = self._persist(lambda: self._channel.step(study, result, started))
+    def _step(self, payload: Mapping[str, Any], delivery: str, result: Result | None, started: Started | None) -> Claim:
+        """Send a result and claim an attempt; what became of the claim."""
+        watched = bool(payload.get("watched"))
+        finished, claim = self._persist(
+            lambda: self._channel.step(payload["study"], result, started, delivery=delivery, watched=watched)
+        )
         if result is not None and not finished:
-            log.warning(
-                "the result of trial %s, attempt %s was refused: its lease was lost", result.number, result.attempt
-            )
-        if started is not None and not claimed:
+            log.warning(REFUSED, result.number, result.attempt)
+        if started is not None and claim is Claim.REFUSED:
             log.info("trial %s, attempt %s is not to be run: refused at its claim", started.number, started.attempt)
-        return claimed
+        return claim
+
+    def _note_refused(self, study: str, number: int, attempt: int) -> None:
+        """Count and log a late result; it is not even sent, for Redis may have forgotten why it is to be refused."""
+        log.warning(REFUSED, number, attempt)
+        with suppress(redis.RedisError):
+            self._channel.count_refused(study)
 
     def _drive(self, running: _Running, slot: int, attempt: Mapping[str, Any]) -> Outcome:
         trial = {
@@ -184,6 +225,10 @@ class Slots:
 
     def _result(self, running: _Running, outcome: Outcome) -> Result:
         cancelled = bool(running.stopped)
+        if outcome.warning:
+            log.warning("trial %s: %s", running.number, outcome.warning)
+        if outcome.state is TrialState.FAILED and not cancelled:
+            log.warning("trial %s failed: %s", running.number, gist(outcome.error))
         return Result(
             number=running.number,
             attempt=running.attempt,
@@ -196,6 +241,9 @@ class Slots:
             seconds=outcome.seconds,
             memory=outcome.memory,
             at=self._clock.now(),
+            worker=self.name,
+            out_of_memory=outcome.out_of_memory and not cancelled,
+            warning=outcome.warning,
         )
 
     def _persist(self, call: Callable[[], T]) -> T:
@@ -204,8 +252,8 @@ class Slots:
         while True:
             try:
                 return call()
-            except (redis.ConnectionError, redis.TimeoutError) as error:
-                if self._closing.wait(wait):
+            except redis.RedisError as error:
+                if not is_outage(error) or self._closing.wait(wait):
                     raise
                 log.warning("Redis does not answer (%s); trying on", error)
                 wait = min(5.0, wait * 2)
@@ -214,19 +262,26 @@ class Slots:
 
     def _announce(self) -> None:
         with self._lock:
-            busy = len(self._running)
+            busy, held = len(self._running), bool(self._kept_off)
         self._registry.announce(
             self.name,
             {
                 "protocol": PROTOCOL,
+                "key": self.signer.fingerprint,
                 "compute_class": self._class,
                 "slots": self._count,
                 "busy": busy,
+                "held": held,
                 "imports": self._imports,
                 "pid": os.getpid(),
                 "machine": self._machine.to_json(),
             },
         )
+
+    def _announce_now(self) -> None:
+        """Announce what has changed, where Redis answers; else the next announcement tells."""
+        with suppress(redis.RedisError):
+            self._announce()
 
     def _beat(self) -> None:
         """Announce, renew leases, and stop what was cancelled, until the worker closes."""
@@ -234,6 +289,9 @@ class Slots:
         while not self._closing.wait(BEAT_SECONDS):
             try:
                 self._renew()
+                self._see_whether_let_on()
+                if self._intake is not None and self._free.qsize():
+                    self._intake.check(lambda: bool(self._studies.living()))
                 if self._announced.is_set() and self._clock.now() - announced_at >= ANNOUNCE_EVERY:
                     self._announce()
                     announced_at = self._clock.now()
@@ -249,6 +307,36 @@ class Slots:
             for attempt, answer in zip(ours, answers, strict=True):
                 if answer != "ok" and not attempt.stopped:
                     self._stop(attempt, answer)
+
+    def _keep_off(self, study: str) -> None:
+        """Take no more messages until the study's scheduler has judged the failures."""
+        with self._lock:
+            is_new = study not in self._kept_off
+            self._kept_off.setdefault(study, "held")
+        if self._intake is not None:
+            self._intake.pause()
+        if is_new:
+            self._announce_now()
+
+    def _see_whether_let_on(self) -> None:
+        """Go on where every study that had doubts has been answered; one that has fenced this worker never is."""
+        living = self._studies.living() if self._kept_off else {}
+        for study, was in list(self._kept_off.items()):
+            stands = self._channel.standing(study)
+            if stands == "held" and study not in living:
+                # Its scheduler has gone without an answer; the next one begins without doubts.
+                stands = "free"
+            if stands == "fenced" and was != "fenced":
+                log.error("fenced: this worker failed trials that others finished; mend this machine, then restart it")
+            with self._lock:
+                if stands == "free":
+                    del self._kept_off[study]
+                else:
+                    self._kept_off[study] = stands
+            if stands != was:
+                self._announce_now()
+            if not self._kept_off and self._intake is not None:
+                self._intake.resume()
 
     def _stop(self, running: _Running, why: str) -> None:
         """Ask the trial to stop, and end its process where it does not."""

@@ -10,12 +10,13 @@ import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql, sqlite
 
-from shadho_celery.database import make_engine
+from shadho_celery.database import make_engine, remedy
 from shadho_celery.errors import LockLost, StoreError, StudyExists, StudyLocked, StudyNotFound
 from shadho_celery.holder import is_held
 from shadho_celery.tables import add_columns, reports, schema, studies, trials
@@ -29,7 +30,7 @@ LOCK_SECONDS = 30.0
 
 @dataclass(frozen=True, kw_only=True)
 class StudyRecord:
-    """What does not change about a study."""
+    """A study without its trials; but for `settings` it does not change."""
 
     #: globally unique: studies of several stores may share one Redis
     key: str
@@ -41,13 +42,15 @@ class StudyRecord:
     space: Mapping[str, str]
     #: seconds since the epoch
     created_at: float
+    #: what its command lines have asked for so far: option -> value
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
 
-_RECORD_COLUMNS = [studies.c[field.name] for field in fields(StudyRecord)]
-_TRIAL_FIELDS = [field.name for field in fields(Trial)]
-#: One lookup by name a field; `dataclasses.asdict` copies every params dict deeply.
-_INSERT = sa.insert(trials)
+_RECORD_COLUMNS = [studies.c[each.name] for each in fields(StudyRecord)]
+_TRIAL_FIELDS = [each.name for each in fields(Trial)]
 _UPDATED = [name for name in _TRIAL_FIELDS if name not in {"number", "subspace", "params", "seed", "asked_at"}]
+#: fields that hold a trial's own words
+_TEXTS = ("error", "host", "warning")
 #: A finished trial keeps its first result, whoever writes.
 _UPDATE = (
     sa.update(trials)
@@ -126,6 +129,13 @@ class Store:
                 raise StudyLocked
             return int(row.fence) + 1
 
+    def keep_settings(self, key: str, fence: int, settings: Mapping[str, Any]) -> None:
+        """Replace what is kept of the study's command lines; nothing happens where another holds it by now."""
+        with self._begin() as connection:
+            connection.execute(
+                sa.update(studies).where(studies.c.key == key, studies.c.fence == fence).values(settings=dict(settings))
+            )
+
     def unlock(self, key: str, fence: int) -> None:
         """Give the study back; nothing happens where another holds it by now."""
         with self._begin() as connection:
@@ -146,27 +156,39 @@ class Store:
         reported: Iterable[Report] = (),
     ) -> None:
         """Record one turn of the loop and renew the lock; LockLost, and nothing written, where `fence` is old."""
-        with self._begin() as connection:
-            renewed = connection.execute(
-                sa.update(studies)
-                .where(studies.c.key == key, studies.c.fence == fence)
-                .values(lock_expires=now + LOCK_SECONDS)
-            )
-            if not renewed.rowcount:
-                raise LockLost
-            if new:
-                connection.execute(_INSERT, [_row(key, trial) for trial in new])
-            if changed:
-                connection.execute(_UPDATE, [_change(key, trial) for trial in changed])
-            rows = {(r.number, r.attempt, r.step): r for r in reported}
-            if rows:
-                self._write_reports(connection, key, list(rows.values()))
+        rows = {(r.number, r.attempt, r.step): r for r in reported}
+
+        def tell(insert: Any) -> None:
+            with self._begin() as connection:
+                self._renew(connection, key, fence, now)
+                if new:
+                    connection.execute(insert, [_row(key, trial) for trial in new])
+                if changed:
+                    connection.execute(_UPDATE, [_change(key, trial) for trial in changed])
+                if rows:
+                    self._write_reports(connection, key, list(rows.values()))
+
+        try:
+            tell(sa.insert(trials))
+        except StoreError as error:
+            if not _was_cut_off(error):
+                raise
+            # The connection was cut before or after all was done: by fence, numbers and states it can be told again.
+            tell(self._insert_ignoring(trials))
+
+    def _renew(self, connection: sa.Connection, key: str, fence: int, now: float) -> None:
+        renewed = connection.execute(
+            sa.update(studies)
+            .where(studies.c.key == key, studies.c.fence == fence)
+            .values(lock_expires=now + LOCK_SECONDS)
+        )
+        if not renewed.rowcount:
+            raise LockLost
 
     def _write_reports(self, connection: sa.Connection, key: str, rows: list[Report]) -> None:
         """Insert reports; one delivered twice after a crash is in the table already and stays as it is."""
-        insert = _insert_ignoring(self._engine.dialect.name)
         connection.execute(
-            insert,
+            self._insert_ignoring(reports),
             [
                 {"study": key, "number": r.number, "attempt": r.attempt, "step": r.step, "loss": r.loss, "at": r.at}
                 for r in rows
@@ -184,7 +206,7 @@ class Store:
 
     def reports(self, key: str) -> list[Report]:
         """The study's reports by trial, attempt and step."""
-        names = [field.name for field in fields(Report)]
+        names = [each.name for each in fields(Report)]
         query = sa.select(*(reports.c[name] for name in names)).where(reports.c.study == key)
         with self._errors(), self._engine.connect() as connection:
             rows = connection.execute(query.order_by(reports.c.number, reports.c.attempt, reports.c.step))
@@ -202,7 +224,13 @@ class Store:
             row = connection.execute(query).one_or_none()
         if row is None:
             raise StudyNotFound(f"there is no study {which} in {self.safe_url}; leave out --resume to begin one")
-        return StudyRecord(**row._mapping)
+        # A study of an earlier version has no settings.
+        return StudyRecord(**{**row._mapping, "settings": row.settings or {}})
+
+    def _insert_ignoring(self, table: sa.Table) -> Any:
+        """Insert rows, but for those that are there already."""
+        insert = postgresql.insert if self._engine.dialect.name == "postgresql" else sqlite.insert
+        return insert(table).on_conflict_do_nothing()
 
     def _create_tables(self, attempts: int = 10) -> None:
         """Create what is missing; of two that begin at once, one finds the tables or columns that the other made."""
@@ -230,27 +258,26 @@ class Store:
             raise
         except sa.exc.DBAPIError as error:
             cause = " ".join(str(error.orig).split())
-            raise StoreError(f"the store {self.safe_url} cannot be used: {cause}; check --store") from error
+            raise StoreError(f"the store {self.safe_url} cannot be used: {cause}; {remedy(cause)}") from error
+
+
+def _was_cut_off(error: StoreError) -> bool:
+    """True where the connection ended in the middle of something."""
+    return isinstance(error.__cause__, sa.exc.DBAPIError) and error.__cause__.connection_invalidated
 
 
 def _row(key: str, trial: Trial) -> dict[str, Any]:
+    # One lookup by name a field; `dataclasses.asdict` copies every params dict deeply.
     values = {name: getattr(trial, name) for name in _TRIAL_FIELDS}
-    return {"study": key, **values, "state": str(trial.state), "error": _text(trial.error), "host": _text(trial.host)}
+    return {"study": key, **values, "state": str(trial.state), **{name: _text(values[name]) for name in _TEXTS}}
 
 
 def _change(key: str, trial: Trial) -> dict[str, Any]:
     values = {f"_{name}": getattr(trial, name) for name in _UPDATED}
-    texts = {"_state": str(trial.state), "_error": _text(trial.error), "_host": _text(trial.host)}
-    return {"_study": key, "_number": trial.number, **values, **texts}
+    texts = {f"_{name}": _text(getattr(trial, name)) for name in _TEXTS}
+    return {"_study": key, "_number": trial.number, **values, "_state": str(trial.state), **texts}
 
 
 def _text(text: str | None) -> str | None:
     """`text` without what databases refuse: a trial's last words may hold NUL or half a surrogate pair."""
     return text and text.replace("\0", "\ufffd").encode("utf-8", "replace").decode()
-
-
-def _insert_ignoring(dialect: str) -> Any:
-    from sqlalchemy.dialects import postgresql, sqlite
-
-    insert = postgresql.insert if dialect == "postgresql" else sqlite.insert
-    return insert(reports).on_conflict_do_nothing()

@@ -252,7 +252,8 @@ class Study:
     def _lose(self, trial: Trial, event: Lost) -> Trial | None:
         if trial.state is _S.WAITING:
             return None
-        lost = self._change(trial, state=_S.LOST, lost=trial.lost + event.claimed)
+        outgrown = [name for name in (trial.outgrown, event.outgrown) if name]
+        lost = self._change(trial, state=_S.LOST, lost=trial.lost + event.claimed, outgrown=",".join(outgrown) or None)
         if lost.lost >= MAX_LOST:
             reason = f"{lost.lost} attempts were lost; the last one: {event.reason}"
             return self._change(lost, state=_S.FAILED, error=reason, finished_at=self.clock.now())
@@ -271,6 +272,7 @@ class Study:
             finished_at=result.at,
             seconds=result.seconds,
             memory=result.memory,
+            warning=result.warning,
         )
 
     def _change(self, trial: Trial, **changes: Any) -> Trial:

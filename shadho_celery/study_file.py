@@ -27,6 +27,7 @@ SETTINGS: Mapping[str, str] = {
     "classes": "compute classes the study expects, the strongest first",
     "cores": "cores that one trial uses",
     "weight": "the study's part of the slots beside other studies",
+    "trial_timeout": "seconds after which a trial is stopped, more than 0",
 }
 
 
@@ -46,19 +47,26 @@ def load(module: str) -> StudyFile:
     # The folder first: looking for a module in one that is missing raises.
     if _spec(name.partition(".")[0]) is None or _spec(name) is None:
         raise UsageError(f"there is no module {name} here; run from the folder that holds it, or set PYTHONPATH")
+    here = Path.cwd()
     try:
         imported = importlib.import_module(name)
     except ImportError as error:
         raise UsageError(f"{name} cannot be imported: {error}; install what it needs") from error
-    except Exception as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
         where = _where(error, str(_spec(name).origin))
-        raise UsageError(f"{name} cannot be imported: {type(error).__name__}: {error}{where}") from error
-    missing = [part for part in ("SPACE", "objective") if not hasattr(imported, part)]
+        raise UsageError(f"{name} cannot be imported: {type(error).__name__}: {_words(error)}{where}") from error
+    finally:
+        # Store and state lie where the command was given, wherever the file goes for its data.
+        os.chdir(here)
+    # Not hasattr: a module may make up its attributes, and fail at it.
+    missing = [part for part in ("SPACE", "objective") if part not in vars(imported)]
     if missing:
         raise UsageError(f"{name} is no study file: it lacks {' and '.join(missing)}; see the README's first study")
     if not callable(imported.objective):
         raise UsageError(f"objective of {name} is no function but {type(imported.objective).__name__}")
-    settings = getattr(imported, "STUDY", {})
+    settings = vars(imported).get("STUDY", {})
     _check(name, settings)
     return StudyFile(module=name, space=imported.SPACE, objective=imported.objective, settings=settings)
 
@@ -129,14 +137,21 @@ def _check(name: str, settings: Any) -> None:
             raise UsageError(f"STUDY of {name} has {key!r}: {settings[key]!r}; it should be: {SETTINGS[key]}")
 
 
-def _where(error: Exception, path: str) -> str:
+def _words(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:
+        return "(its message cannot be printed)"
+
+
+def _where(error: BaseException, path: str) -> str:
     """The line of the file at `path` that led to `error`; "" where none did: a SyntaxError tells its own."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
     return f" ({path}, line {frames[-1].lineno}: {frames[-1].line})" if frames else ""
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e300
 
 
 def _is_count(value: Any) -> bool:
@@ -163,4 +178,5 @@ _FORMS: Mapping[str, Callable[[Any], bool]] = {
     "classes": _are_names,
     "cores": _is_count,
     "weight": lambda value: _is_number(value) and value > 0,
+    "trial_timeout": lambda value: _is_number(value) and value > 0,
 }

@@ -18,6 +18,8 @@ studies = sa.Table(
     #: label -> its domain and condition, to notice a space that has changed
     sa.Column("space", json, nullable=False),
     sa.Column("created_at", sa.Float, nullable=False),
+    #: what its command lines have asked for so far
+    sa.Column("settings", json),
     sa.Column("holder", sa.String(255)),
     sa.Column("lock_expires", sa.Float),
     sa.Column("fence", sa.BigInteger, nullable=False, default=0),
@@ -46,6 +48,9 @@ trials = sa.Table(
     #: bytes, at the trial's peak
     sa.Column("memory", sa.BigInteger),
     sa.Column("budget", sa.Float),
+    #: compute classes that it ran out of memory on, joined by commas
+    sa.Column("outgrown", sa.Text),
+    sa.Column("warning", sa.Text),
 )
 
 reports = sa.Table(

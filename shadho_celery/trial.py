@@ -90,6 +90,10 @@ class Trial:
     memory: int | None = None
     #: how much of the fidelity the trial is given; None for all of it
     budget: float | None = None
+    #: compute classes that it ran out of memory on, joined by commas
+    outgrown: str | None = None
+    #: what its user should know although it ended well: a metric that was dropped, say
+    warning: str | None = None
 
     def evolve(self, **changes: Any) -> Trial:
         """A copy with `changes` made; a change of state must be lawful."""
@@ -108,6 +112,8 @@ class Started:
     host: str
     #: seconds since the epoch
     at: float
+    #: name of the worker that claimed it
+    worker: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -141,6 +147,12 @@ class Result:
     memory: int | None = None
     #: seconds since the epoch
     at: float
+    #: name of the worker that ran it
+    worker: str = ""
+    #: True where it FAILED for want of memory, which is a fact about its class as much as about its params
+    out_of_memory: bool = False
+    #: what its user should know although it ended well
+    warning: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -150,8 +162,10 @@ class Lost:
     number: int
     attempt: int
     reason: str
-    #: False where no worker had claimed it; only claimed ones count against the trial
+    #: False where no worker had claimed it, or the trial was not to blame; only the others count against it
     claimed: bool = True
+    #: the class whose memory it was too large for
+    outgrown: str | None = None
 
 
 Event = Started | Report | Result | Lost

@@ -19,6 +19,7 @@ Examples:
   python -m shadho_celery.worker --class cpu --slots 4     # four trials at a time, as class cpu
   python -m shadho_celery.worker --import my_study         # runs my_study's objective
   python -m shadho_celery.worker --url-file ~/fleet.urls   # broker and Redis from a file
+  python -m shadho_celery.worker --signing-key-file ~/shadho.key   # runs only what was signed with that key
 """
 
 

@@ -72,7 +72,7 @@ class InlineExecutor:
             trial=number,
             attempt=attempt,
             seed=trial.seed,
-            checkpoint_dir=self._checkpoints / str(number),
+            checkpoints=self._checkpoints / str(number),
             compute_class=INLINE_CLASS,
             budget=trial.budget,
             on_report=report,
@@ -90,5 +90,7 @@ class InlineExecutor:
                 host="this process",
                 seconds=outcome.seconds,
                 at=self._clock.now(),
+                out_of_memory=outcome.out_of_memory,
+                warning=outcome.warning,
             )
         )

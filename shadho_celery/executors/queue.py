@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import redis
 
-from shadho_celery.channel import SchedulerChannel
+from shadho_celery.channel import SchedulerChannel, configured_lease
 from shadho_celery.clock import Clock, SystemClock
 from shadho_celery.errors import ServiceError
-from shadho_celery.executors.sharing import BUNDLE_SECONDS, MESSAGE_SECONDS, allow, bundles
-from shadho_celery.hardware import ComputeClass, uses_gpus
-from shadho_celery.registry import Registry
-from shadho_celery.routing import PROTOCOL, Publisher
+from shadho_celery.executors.fleet import Fleet, Sent
+from shadho_celery.executors.referee import Referee
+from shadho_celery.executors.sharing import BUNDLE_SECONDS, MESSAGE_SECONDS, bundles
+from shadho_celery.hardware import ComputeClass
+from shadho_celery.registry import is_outage
+from shadho_celery.routing import Publisher
+from shadho_celery.signing import UNSIGNED, Signer
 from shadho_celery.trial import Event, Lost, Result, Started, Trial, TrialState
-
-#: Redis restarts or is cut off for a while: nothing is known to have happened, and nothing is lost.
-OUTAGES = (redis.ConnectionError, redis.TimeoutError)
 
 #: seconds between two looks at workers, leases and fellow studies
 LOOK_SECONDS = 1.0
@@ -32,6 +32,10 @@ UNCLAIMED_SECONDS = 30.0
 #: seconds after which what waits for a class without live workers is taken back
 DESERTED_SECONDS = 10.0
 
+#: looks in a row that find no lease of a claimed attempt, after which it is lost: its result may be on its way, or
+#: Redis has lost its memory and the worker will tell it again
+MISSED_LOOKS = 10
+
 #: seconds between two attempts to reach a broker that is away
 RETRY_SECONDS = 2.0
 
@@ -41,18 +45,6 @@ MAX_AHEAD = 256
 
 #: seconds between two turns while the queues hold work ahead: each turn then does more at once
 PACE_SECONDS = 0.04
-
-
-@dataclass
-class _Sent:
-    """An attempt in flight."""
-
-    attempt: int
-    compute_class: str
-    at: float
-    claimed: bool = False
-    #: looks in a row at which Redis knew no lease of the claimed attempt
-    missed: int = 0
 
 
 class QueueExecutor:
@@ -67,61 +59,89 @@ class QueueExecutor:
         *,
         weight: float = 1.0,
         adopt: bool = True,
+        trial_timeout: float | None = None,
         clock: Clock | None = None,
+        signer: Signer = UNSIGNED,
     ) -> None:
         """`study` is the study's key, `module` the one its workers must have been started with.
 
         `weight` is its part of the slots when several studies want them. With `adopt` trials that a former scheduler
-        left running are waited for; without, their workers are known to be gone.
+        left running are waited for; without, their workers are known to be gone, and all workers are on one machine.
+        A trial is stopped after `trial_timeout` seconds.
         """
-        self._channel = SchedulerChannel(client, study)
-        self._workers = Registry(client, "worker")
-        self._studies = Registry(client, "study")
+        self._channel = SchedulerChannel(client, study, signer)
+        self._fleet = Fleet(client, study, module, weight, signer.fingerprint)
         self._publisher = publisher
         self._study = study
         self._module = module
-        self._weight = weight
+        self._adopt = adopt
+        self._timeout = trial_timeout
         self._clock = clock or SystemClock()
-        self._sent: dict[int, _Sent] = {}
+        self._sent: dict[int, Sent] = {}
         self._events: list[Event] = []
         self._ended: list[tuple[int, int]] = []
-        #: why the broker takes nothing at the moment; None while it does
-        self.trouble: ServiceError | None = None
+        #: why the broker takes nothing, and Redis answers nothing, at the moment; None while they do
+        self._refusal: ServiceError | None = None
+        self._silence: ServiceError | None = None
         #: what it has not taken, and the moment to try again
         self._unsent: list[Trial] = []
         self._retry_at = -math.inf
+        #: attempts of an earlier life; and those after which another one follows although they have ended
+        self._orphans: list[tuple[int, int]] = []
+        self._reopened: list[tuple[int, int]] = []
         #: what is to be taken back, for as long as Redis does not answer
         self._unwanted: list[tuple[list[tuple[int, int]], bool]] = []
         self._looked_at = -math.inf
-        self._announced: dict[str, dict[str, Any]] = {}
-        self._classes: list[ComputeClass] = []
+        self._seen_leases_at = self._clock.now()
         #: mean seconds of a class's trials
         self._seconds: dict[str, float] = {}
         self._polled_at = -math.inf
-        self._free_since: dict[str, float] = {}
-        self._seen_at: dict[str, float] = {}
+        self._referee = Referee(self._channel)
         self._channel.open()
-        if not adopt:
-            self._channel.end_leases()
 
     def classes(self) -> Sequence[ComputeClass]:
-        with suppress(*OUTAGES):
+        with _outages_pass():
             self._look()
-        return [replace(each, ahead=self._ahead(each)) for each in self._classes]
+        return [replace(each, ahead=self._ahead(each)) for each in self._fleet.classes]
+
+    @property
+    def trouble(self) -> ServiceError | None:
+        """What is in the way at the moment, and will be tried again."""
+        return self._refusal or self._silence
 
     def workers(self) -> Mapping[str, Mapping[str, Any]]:
         """What every live worker announces, also those that cannot run this study."""
-        with suppress(*OUTAGES):
+        with _outages_pass():
             self._look()
-        return self._announced
+        return self._fleet.announced
+
+    def notices(self) -> Sequence[str]:
+        """What the operator should know of workers and messages, once each."""
+        found = [*self._referee.notices]
+        if self._channel.forged:
+            found.append("Warning: results that are not signed with our key are refused; see --signing-key-file")
+        return found
+
+    def refused(self) -> int:
+        """Late results that were refused, as far as Redis can tell."""
+        try:
+            return self._channel.refused()
+        except redis.RedisError:
+            return 0
 
     def submit(self, trials: Sequence[Trial]) -> None:
         now = self._clock.now()
         for trial in trials:
             name = str(trial.compute_class)
             running = trial.state is TrialState.RUNNING
-            self._sent[trial.number] = _Sent(attempt=trial.attempt, compute_class=name, at=now, claimed=running)
-        self._unsent += [trial for trial in trials if trial.state is TrialState.QUEUED]
+            self._sent[trial.number] = Sent(attempt=trial.attempt, compute_class=name, at=now, claimed=running)
+        if not self._adopt and self._polled_at == -math.inf:
+            # Known from an earlier life: whatever ran them has ended with it.
+            self._orphans += [(trial.number, trial.attempt) for trial in trials]
+            return
+        queued = [trial for trial in trials if trial.state is TrialState.QUEUED]
+        self._reopened += [(trial.number, trial.attempt - 1) for trial in queued if trial.attempt > 1]
+        self._unsent += queued
         self._send()
 
     def poll(self, seconds: float) -> Sequence[Event]:
@@ -129,28 +149,30 @@ class QueueExecutor:
         try:
             self._confirm()
             self._take_back()
+            self._referee.speak()
             self._look()
             self._pace()
             wait = 0.0 if self._events else min(seconds, LOOK_SECONDS if self._sent else 0.1)
             events = self._events + self._channel.drain(int(wait * 1000))
-        except OUTAGES:
+        except redis.RedisError as error:
+            if not is_outage(error):
+                raise _unusable(error) from error
+            self._silence = _unusable(error)
             self._clock.sleep(min(seconds, LOOK_SECONDS))
             return []
-        self._events = []
-        for event in events:
-            self._note(event)
-        return events
+        self._events, self._silence = [], None
+        return [self._judged(event) for event in events]
 
     def cancel(self, numbers: Iterable[int], *, running: bool) -> None:
         attempts = [(number, self._sent[number].attempt) for number in numbers if number in self._sent]
         if attempts:
             self._unwanted.append((attempts, running))
-            with suppress(*OUTAGES):
+            with _outages_pass():
                 self._take_back()
 
     def close(self) -> None:
         try:
-            self._studies.withdraw(self._study)
+            self._fleet.withdraw()
             self._confirm()
             if not self._sent:
                 self._channel.erase()
@@ -159,6 +181,9 @@ class QueueExecutor:
         self._publisher.close()
 
     def _take_back(self) -> None:
+        if self._orphans:
+            self._channel.give_up(self._orphans, "it ran on this machine, and ended with its scheduler")
+            self._orphans.clear()
         while self._unwanted:
             attempts, running = self._unwanted[0]
             self._channel.cancel(attempts, running=running)
@@ -170,18 +195,24 @@ class QueueExecutor:
             return
         attempts = {number: sent.attempt for number, sent in self._sent.items()}
         try:
+            if self._reopened:
+                self._channel.reopen(self._reopened)
+                self._reopened.clear()
             self._publish([trial for trial in self._unsent if attempts.get(trial.number) == trial.attempt])
+        except redis.RedisError as error:
+            if not is_outage(error):
+                raise _unusable(error) from error
         except ServiceError as error:
-            self.trouble, self._retry_at = error, self._clock.now() + RETRY_SECONDS
+            self._refusal, self._retry_at = error, self._clock.now() + RETRY_SECONDS
         else:
-            self.trouble, self._retry_at = None, -math.inf
+            self._refusal, self._retry_at = None, -math.inf
             self._unsent.clear()
 
     def _publish(self, trials: Sequence[Trial]) -> None:
         by_class: dict[str, list[Trial]] = defaultdict(list)
         for trial in trials:
             by_class[str(trial.compute_class)].append(trial)
-        slots = {compute_class.name: compute_class.slots for compute_class in self._classes}
+        slots = {compute_class.name: compute_class.slots for compute_class in self._fleet.classes}
         self._publisher.publish(
             (name, self._payload(bundle))
             for name, group in by_class.items()
@@ -192,17 +223,25 @@ class QueueExecutor:
         return {
             "study": self._study,
             "module": self._module,
-            "attempts": [_attempt(trial) for trial in trials],
+            "attempts": [_attempt(trial, self._timeout) for trial in trials],
+            # Where there is nobody to compare it with, a worker's failures tell nothing of it.
+            "watched": self._adopt and len(self._fleet.able) > 1,
         }
 
-    def _note(self, event: Event) -> None:
-        """Keep the books of what is in flight."""
+    def _judged(self, event: Event) -> Event:
+        """The event as the study is to take it; the books of what is in flight are kept."""
         sent = self._sent.get(event.number)
-        if sent is None:
-            return
-        if isinstance(event, Started) and event.attempt == sent.attempt:
-            sent.claimed = True
-        elif isinstance(event, Result) or (isinstance(event, Lost) and event.attempt == sent.attempt):
+        if sent is None or (event.attempt != sent.attempt and not isinstance(event, Result)):
+            return event
+        if isinstance(event, Result) and self._adopt and event.attempt == sent.attempt:
+            event = self._referee.judge(event, len(self._fleet.able - {event.worker}))
+        self._note(event, sent)
+        return event
+
+    def _note(self, event: Event, sent: Sent) -> None:
+        if isinstance(event, Started):
+            sent.claimed, sent.worker = True, event.worker
+        elif isinstance(event, (Result, Lost)):
             del self._sent[event.number]
             if isinstance(event, Result):
                 self._time(sent.compute_class, event.seconds or 0.0)
@@ -214,7 +253,7 @@ class QueueExecutor:
 
     def _pace(self) -> None:
         """Where the queues hold work ahead, let some events gather first."""
-        if any(self._ahead(compute_class) for compute_class in self._classes):
+        if any(self._ahead(compute_class) for compute_class in self._fleet.classes):
             self._clock.sleep(max(0.0, self._polled_at + PACE_SECONDS - self._clock.now()))
         self._polled_at = self._clock.now()
 
@@ -234,84 +273,61 @@ class QueueExecutor:
         if now - self._looked_at < LOOK_SECONDS:
             return
         self._looked_at = now
-        self._announced = self._workers.living()
-        self._see_classes(now)
-        self._see_leases()
+        self._fleet.look(now, self._sent.values(), self._referee.fenced)
+        if not self._fleet.able:
+            self._referee.release(self._fleet.kept_off)
+        self._see_leases(now - self._seen_leases_at)
+        self._seen_leases_at = now
         self._see_strays(now)
 
-    def _see_classes(self, now: float) -> None:
-        able = [w for w in self._announced.values() if self._module in w["imports"] and w["protocol"] == PROTOCOL]
-        by_name: dict[str, list[dict[str, Any]]] = defaultdict(list)
-        for worker in able:
-            by_name[worker["compute_class"]].append(worker)
-        fellows = self._studies.living()
-        fellows.pop(self._study, None)
-        wants = {}
-        self._classes = []
-        for name, workers in by_name.items():
-            slots = sum(w["slots"] for w in workers)
-            busy = sum(w["busy"] for w in workers)
-            others = [(f["weight"], f["wants"].get(name, 0)) for f in fellows.values()]
-            allowance = allow(slots, self._weight, others)
-            in_flight = sum(sent.compute_class == name for sent in self._sent.values())
-            wants[name] = slots if in_flight >= math.ceil(allowance) or not self._sent else in_flight + 1
-            if busy < slots:
-                self._free_since.setdefault(name, now)
-            else:
-                self._free_since.pop(name, None)
-            self._seen_at[name] = now
-            self._classes.append(
-                ComputeClass(
-                    name=name,
-                    slots=slots,
-                    busy=busy,
-                    workers=len(workers),
-                    allowance=allowance,
-                    memory=min(_memory(name, w["machine"]) for w in workers),
-                    gpu_memory=min(w["machine"]["gpu_memory"] for w in workers) if uses_gpus(name) else 0,
-                    cores=max(w["machine"]["cores"] for w in workers),
-                )
-            )
-        self._studies.announce(self._study, {"weight": self._weight, "wants": wants})
-
-    def _see_leases(self) -> None:
+    def _see_leases(self, unseen_seconds: float) -> None:
         """Claimed attempts whose lease has ended, or of which Redis knows nothing any more, are lost."""
-        ended = set(self._channel.ended_leases())
+        if unseen_seconds > max(configured_lease() / 3, 3 * LOOK_SECONDS):
+            # We could not look, so workers may not have been able to renew: they get the time to do so.
+            self._channel.extend_leases()
+        ended = self._channel.ended_leases()
+        for number, attempt in ended:
+            reason = "its worker fell silent: the lease ran out"
+            self._events.append(Lost(number=number, attempt=attempt, reason=reason))
         claimed = [(number, sent.attempt) for number, sent in self._sent.items() if sent.claimed]
         for (number, attempt), known in zip(claimed, self._channel.leased(claimed), strict=True):
             sent = self._sent[number]
             sent.missed = 0 if known else sent.missed + 1
-            # Once is no proof: the result may be on its way to us.
-            if sent.missed > 3:
-                ended.add((number, attempt))
-        for number, attempt in ended:
-            reason = "its worker fell silent: the lease ran out"
-            self._events.append(Lost(number=number, attempt=attempt, reason=reason))
+            if sent.missed >= MISSED_LOOKS:
+                reason = "Redis has forgotten it, and no worker tells of it any more"
+                self._events.append(Lost(number=number, attempt=attempt, reason=reason, claimed=False))
         self._ended = sorted(ended)
 
     def _see_strays(self, now: float) -> None:
-        """Send again what should long have been claimed; take back what waits for a class that has died out."""
-        again, deserted = [], []
+        """Take back what should long have been claimed, and what waits for a class that has died out."""
+        strays = []
         for number, sent in self._sent.items():
             if sent.claimed:
                 continue
-            if now - max(sent.at, self._seen_at.get(sent.compute_class, -math.inf)) > DESERTED_SECONDS:
-                deserted.append(number)
-            elif now - max(sent.at, self._free_since.get(sent.compute_class, now)) > UNCLAIMED_SECONDS:
-                again.append(number)
-        if deserted:
-            self.cancel(deserted, running=False)
-        if again:
-            # Taken back and sent as a new attempt: it costs the trial nothing, and the old message is refused.
-            self.cancel(again, running=False)
+            if self._fleet.is_deserted(sent, now, DESERTED_SECONDS) or self._fleet.has_waited(
+                sent, now, UNCLAIMED_SECONDS
+            ):
+                strays.append(number)
+        # Sent as a new attempt, which costs the trial nothing: the old message will be refused.
+        self.cancel(strays, running=False)
 
 
-def _attempt(trial: Trial) -> dict[str, Any]:
+def _attempt(trial: Trial, timeout: float | None) -> dict[str, Any]:
     record = {"number": trial.number, "attempt": trial.attempt, "params": trial.params, "seed": trial.seed}
-    return record if trial.budget is None else {**record, "budget": trial.budget}
+    limits = {"budget": trial.budget, "timeout": timeout}
+    return {**record, **{name: value for name, value in limits.items() if value is not None}}
 
 
-def _memory(compute_class: str, machine: Mapping[str, Any]) -> int:
-    """Bytes that a trial of the class may use on an announced machine: of its smallest GPU, else of its RAM."""
-    of_gpu = machine["gpu_memory"] if uses_gpus(compute_class) else 0
-    return int(of_gpu or machine["memory"])
+@contextmanager
+def _outages_pass() -> Iterator[None]:
+    """Redis restarts or is cut off for a while: nothing is known to have happened, and nothing is lost."""
+    try:
+        yield
+    except redis.RedisError as error:
+        if not is_outage(error):
+            raise _unusable(error) from error
+
+
+def _unusable(error: redis.RedisError) -> ServiceError:
+    cause = " ".join(str(error).split())[:200]
+    return ServiceError(f"Redis cannot be used at the moment ({cause}); see to its server, its memory and its disk")

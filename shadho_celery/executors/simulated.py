@@ -220,6 +220,7 @@ class SimulatedExecutor:
                 compute_class=name,
                 seconds=now - one.began if cancelled else one.outcome.seconds,
                 memory=one.outcome.memory,
+                out_of_memory=one.outcome.out_of_memory and not cancelled,
                 at=now,
             )
         )

@@ -79,12 +79,18 @@ def digest(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()[:12]
 
 
+#: bits of an int above which Python may refuse to write it in decimals
+LONG_INT = 14_000
+
+
 def literal_text(value: Any) -> str:
     """A constant's text without addresses; where a type's repr may hold one, the type's name stands for it."""
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, Enum):
         return f"{type(value).__qualname__}.{value.name}"
+    if isinstance(value, int) and value.bit_length() > LONG_INT:
+        return hex(value)
     if value is None or isinstance(value, (bool, int, float, complex, str, bytes)):
         return repr(value)
     if isinstance(value, np.ndarray):
@@ -96,7 +102,8 @@ def literal_text(value: Any) -> str:
         return f"{{{', '.join(sorted(map(literal_text, value)))}}}"
     if isinstance(value, dict):
         return f"{{{', '.join(f'{literal_text(key)}: {literal_text(item)}' for key, item in value.items())}}}"
-    named = value if hasattr(value, "__qualname__") else type(value)
+    # A generator has a name and no module.
+    named = value if hasattr(value, "__qualname__") and hasattr(value, "__module__") else type(value)
     return f"{named.__module__}.{named.__qualname__}"
 
 
@@ -119,7 +126,7 @@ def option_names(label: str, options: SequenceOf[Node]) -> tuple[str, ...]:
     """
     plain = [unshared(option) for option in options]
     key = _telling_key(label, [option for option in plain if isinstance(option, Dict)])
-    tags = [_tag(option, key) for option in plain]
+    tags = [_storable(_tag(option, key)) for option in plain]
     counts: dict[str | None, int] = {}
     for tag in tags:
         counts[tag] = counts.get(tag, 0) + 1
@@ -128,9 +135,16 @@ def option_names(label: str, options: SequenceOf[Node]) -> tuple[str, ...]:
     return names if len(set(names)) == len(names) else tuple(map(str, range(len(names))))
 
 
+def _storable(tag: str | None) -> str | None:
+    """The tag; None where it holds half a surrogate pair or a NUL, which no database takes."""
+    return None if tag is None or "\0" in tag or tag != tag.encode("utf-8", "replace").decode() else tag
+
+
 def _tag(option: Node, key: str | None) -> str | None:
     if isinstance(option, Literal):
         value = option.value
+        if isinstance(value, int) and value.bit_length() > LONG_INT:
+            return None
         return str(value) if value is None or isinstance(value, (str, int, float, np.number, np.bool_)) else None
     if isinstance(option, Sequence) and option.items:
         return _string(option.items[0])

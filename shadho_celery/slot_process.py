@@ -1,0 +1,200 @@
+"""What runs inside a slot's process: one trial after another, as the worker's end (`runner.py`) sends them."""
+
+from __future__ import annotations
+
+import faulthandler
+import functools
+import inspect
+import json
+import os
+import queue
+import random
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from shadho_celery import study_file
+from shadho_celery.context import LocalContext, Objective, Outcome, TrialTimeout, call, describe, joined
+from shadho_celery.leavings import Leavings, identity
+from shadho_celery.memory import PeakMemory
+from shadho_celery.returned import short
+from shadho_celery.trial import TrialState
+
+if TYPE_CHECKING:
+    from shadho_celery.space.compile import Space
+
+#: seconds that a trial has to return after its time limit, before its process is killed
+HARD_SECONDS = 5.0
+
+#: exit code of a process whose end of the pipe was closed by its trial
+PIPE_LOST = 74
+
+#: interrupts a trial at its time limit; hardly anything else uses it
+_INTERRUPT = signal.SIGVTALRM
+
+
+class SlotProcess:
+    """Runs the trials that come in by a pipe."""
+
+    def __init__(self, pipe: socket.socket) -> None:
+        self._pipe = pipe
+        self._pipe_identity = identity(pipe.fileno())
+        self._pid = os.getpid()
+        self._sending = threading.Lock()
+        self._stop = threading.Event()
+        self._timed_out = threading.Event()
+        #: True while the objective itself runs
+        self._is_in_objective = False
+        self._trials: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        self._studies: dict[str, tuple[Objective, Space]] = {}
+
+    def serve(self, modules: Sequence[str]) -> None:
+        """Import `modules`, then run trials until the pipe ends."""
+        faulthandler.enable()
+        signal.signal(_INTERRUPT, self._interrupt)
+        threading.Thread(target=self._listen, daemon=True).start()
+        for name in modules:
+            # A module that cannot be imported fails its own trials, not those of the others.
+            with suppress(BaseException):
+                self._objective(name)
+        leavings = Leavings()
+        self._send({"ready": True})
+        while True:
+            self._serve_one(self._trials.get(), leavings)
+
+    def _serve_one(self, trial: dict[str, Any], leavings: Leavings) -> None:
+        is_over = False
+
+        def report(step: int, loss: float) -> None:
+            # A thread that a trial left behind must not speak for the next one.
+            self._send({"report": {"step": step, "loss": loss}}, unless=lambda: is_over)
+
+        outcome = self._run(trial, report, leavings.spares[2])
+        if os.getpid() != self._pid:
+            # The trial has forked, and here its child comes back.
+            os._exit(0)
+        try:
+            left = leavings.clear()
+        except Exception as error:
+            left = [f"what cannot be cleared away: {type(error).__name__}: {short(error)}"]
+        if left:
+            outcome = replace(outcome, warning=joined(outcome.warning, f"it left behind {', '.join(left)}"))
+        with self._sending:
+            is_over = True
+        # After want of memory nobody knows what still holds some.
+        self._send({"outcome": vars(outcome), "replace": bool(left) or outcome.out_of_memory})
+
+    def _listen(self) -> None:
+        """Read the pipe; end this process when the worker's end closes, or the trial has closed this one."""
+        with suppress(OSError, ValueError):
+            for line in self._pipe.makefile("r", encoding="utf-8", newline="\n"):
+                record = json.loads(line)
+                if "trial" in record:
+                    self._stop.clear()
+                    self._timed_out.clear()
+                    self._trials.put(record["trial"])
+                elif "time_out" in record:
+                    self._timed_out.set()
+                    signal.pthread_kill(threading.main_thread().ident or 0, _INTERRUPT)
+                else:
+                    self._stop.set()
+        os._exit(PIPE_LOST)
+
+    def _interrupt(self, *_: Any) -> None:
+        if self._is_in_objective and self._timed_out.is_set():
+            self._is_in_objective = False
+            raise TrialTimeout("the trial has reached its time limit (--trial-timeout)")
+
+    def _run(self, trial: dict[str, Any], report: Callable[[int, float], None], output: int) -> Outcome:
+        timeout = trial.get("timeout")
+        context = LocalContext(
+            trial=trial["number"],
+            attempt=trial["attempt"],
+            seed=trial["seed"],
+            checkpoints=Path(trial["checkpoint_dir"]),
+            device="cuda" if os.environ.get("CUDA_VISIBLE_DEVICES") else "cpu",
+            compute_class=trial["compute_class"],
+            slot=trial["slot"],
+            budget=trial.get("budget"),
+            on_report=report,
+            stopped=self._stop.is_set,
+            timeout=timeout,
+            timed_out=self._timed_out.is_set,
+        )
+        try:
+            objective, space = self._objective(trial["module"])
+        except BaseException as error:
+            return Outcome(state=TrialState.FAILED, error=describe(error))
+        peak = PeakMemory()
+        _seed(context.seed)
+        if timeout is not None:
+            # Where a trial hangs in C, and Python cannot raise anything in it, this still says where.
+            faulthandler.dump_traceback_later(timeout + HARD_SECONDS - 1, file=output)
+        outcome = call(objective, lambda: space.evaluate(trial["params"]), context, fatal=())
+        if timeout is not None:
+            faulthandler.cancel_dump_traceback_later()
+        return replace(outcome, memory=peak.read())
+
+    def _interruptible(self, objective: Objective) -> Objective:
+        """The objective, in which a time limit may interrupt, and nowhere else."""
+        limit = sys.getrecursionlimit()
+
+        @functools.wraps(objective, updated=())
+        def run(*arguments: Any) -> Any:
+            self._is_in_objective = True
+            try:
+                return objective(*arguments)
+            finally:
+                self._is_in_objective = False
+                # At once: with one set too low nothing more could be called here.
+                sys.setrecursionlimit(limit)
+
+        with suppress(TypeError, ValueError):
+            # Or it would be worked out again for each trial, which takes as long as the rest of the call.
+            run.__signature__ = inspect.signature(objective)  # type: ignore[attr-defined]
+        return run
+
+    def _objective(self, module: str) -> tuple[Objective, Space]:
+        """The objective of `module`, made interruptible, and its compiled space."""
+        if module not in self._studies:
+            # Here and not above: the worker's own process imports this file too, and needs no hyperopt.
+            from shadho_celery.space.compile import compile_space
+
+            file = study_file.load(module)
+            self._studies[module] = (self._interruptible(file.objective), compile_space(file.space))
+        return self._studies[module]
+
+    def _send(self, record: Mapping[str, Any], unless: Callable[[], bool] = lambda: False) -> None:
+        with self._sending:
+            if unless():
+                return
+            if identity(self._pipe.fileno()) != self._pipe_identity:
+                # What is open there now is the trial's own, and not to be written to.
+                with suppress(OSError):
+                    os.write(2, b"the trial closed the descriptor that its process speaks to the worker by\n")
+                os._exit(PIPE_LOST)
+            self._pipe.sendall(line(record))
+
+
+def line(record: Mapping[str, Any]) -> bytes:
+    """A record as both ends of the pipe write it."""
+    return json.dumps(record).encode() + b"\n"
+
+
+def _seed(seed: int) -> None:
+    """Seed the generators that everybody shares, so that no trial draws on from where another has left them."""
+    random.seed(seed)
+    if "numpy.random" in sys.modules:
+        sys.modules["numpy.random"].seed(seed % 2**32)
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        # Not torch.manual_seed: it takes a fifth of a millisecond where there is no GPU.
+        torch.default_generator.manual_seed(seed)
+        if torch.cuda.is_initialized():
+            torch.cuda.manual_seed_all(seed)

@@ -1,0 +1,46 @@
+"""What the person at the terminal is warned of while a study runs."""
+
+from __future__ import annotations
+
+import time
+
+from shadho_celery.executors.queue import QueueExecutor
+from shadho_celery.registry import able, start_command, unable
+from shadho_celery.signing import Signer
+
+#: seconds after which a class that is expected but has no live worker is warned of
+MISSING_SECONDS = 10.0
+
+
+class Watch:
+    """Notices what is away, classes without workers, workers without the study or not fit for it; says so once each."""
+
+    def __init__(self, expected: tuple[str, ...], executor: QueueExecutor, module: str) -> None:
+        self._expected = expected
+        self._executor = executor
+        self._module = module
+        self._began = time.monotonic()
+        self._said: set[str] = set()
+
+    def warnings(self) -> list[str]:
+        """What has to be said now."""
+        found = [f"Warning: {self._executor.trouble}; trying on"] if self._executor.trouble is not None else []
+        found += self._executor.notices()
+        if time.monotonic() - self._began >= MISSING_SECONDS:
+            found += self._missing()
+        new = [text for text in found if text not in self._said]
+        self._said.update(new)
+        return new
+
+    def _missing(self) -> list[str]:
+        live = self._executor.workers()
+        fingerprint = Signer.configured().fingerprint
+        trouble = unable(live, self._module, fingerprint)
+        found = [f"Warning: {trouble}"] if trouble is not None else []
+        served = {worker["compute_class"] for worker in able(live, self._module, fingerprint).values()}
+        found += [
+            f"Warning: no worker serves the queue {name}; start one: {start_command(name, self._module)}"
+            for name in self._expected
+            if name not in served
+        ]
+        return found
