@@ -17,20 +17,22 @@ ROOT = Path(__file__).parents[1]
 FLOORS = [
     ["errors clock trial hardware"],
     ["space.*"],
-    ["heuristics ranking speeds neighbours shares rounds", "cost_model", "assignment hints"],
+    ["heuristics ranking speeds neighbours feasibility shares rounds", "cost_model", "assignment hints capacity"],
     ["tables holder database memory_store", "store", "study", "opening"],
     [
         "samplers.* pruners.*",
-        "study_file context memory runner executors executors.base executors.inline executors.simulated",
+        "study_file memory returned context executors executors.base executors.inline executors.simulated",
+        "guardian leavings slot_process guarded runner",
     ],
     ["scheduler"],
     [
-        "routing configuration registry channel urls",
+        "standing signing tls payloads gate intake",
+        "configuration routing registry admission channel urls",
         "slots celery",
-        "executors.sharing executors.queue worker embedded",
+        "executors.sharing executors.referee executors.fleet executors.queue worker supervisor embedded",
         "training.*",
     ],
-    ["cluster", "search", "simulation", "minimize session launch report dashboard.* simulate cli ."],
+    ["cluster", "search", "simulation", "options watch", "minimize session launch report dashboard.* simulate cli ."],
 ]
 LINES = [line for floor in FLOORS for line in floor]
 FROM_CELERY_UP = " ".join(FLOORS[6] + FLOORS[7])

@@ -9,12 +9,17 @@ import signal
 import sys
 import time
 from collections import Counter
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pytest
 from acceptance.commands import ROOT, Desk, until
 
 import shadho_celery
+from shadho_celery import embedded
+from shadho_celery.embedded import Embedded
+from shadho_celery.errors import ServiceError
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -194,7 +199,7 @@ def test_where_no_trial_succeeds_the_exit_code_is_1(desk: Desk) -> None:
     desk.study(body="raise ValueError('not this one either')")
     command = desk.launch("my_study", "--trials", "4", "--json").wait()
     assert command.code == 1, desk.said()
-    assert command.err.splitlines()[-1].startswith("No successful trial")
+    assert "no successful trial" in command.err.splitlines()[-1]
     assert "Traceback" not in command.err
     check_schema(command.json())
     assert command.json()["best"] is None
@@ -229,7 +234,7 @@ def test_ctrl_c_once_finishes_what_runs_and_keeps_what_waits(desk: Desk) -> None
 def test_ctrl_c_while_it_starts_leaves_nothing(desk: Desk) -> None:
     desk.study()
     command = desk.launch("my_study", "--trials", "1000")
-    until(lambda: desk.pids("shadho_celery.embedded"), 20, desk.said)
+    until(lambda: desk.pids("shadho_celery.supervisor"), 20, desk.said)
     command.interrupt()
     command.wait(20)
     assert "Traceback" not in command.err
@@ -268,7 +273,7 @@ def test_after_sigkill_of_the_scheduler_nothing_is_left_and_resume_finishes_exac
     desk.study(seconds=0.4, body="import subprocess; subprocess.Popen(['sleep', '60'])")
     command = desk.launch("my_study", "--trials", "15", "--seed", "5", "--study", "killed")
     desk.await_runs(5)
-    for kind in ("redis", "shadho_celery.embedded", "-Q gpu_large", "-Q cpu", "shadho_celery.runner", "sleep 60"):
+    for kind in ("redis", "shadho_celery.supervisor", "-Q gpu_large", "-Q cpu", "shadho_celery.runner", "sleep 60"):
         assert desk.pids(kind), desk.processes()
     assert desk.sockets()
     command.send(signal.SIGKILL)
@@ -313,7 +318,7 @@ def test_a_dead_supervisor_ends_the_study_with_one_line_and_resume_goes_on(desk:
     desk.study(seconds=0.3)
     command = desk.launch("my_study", "--trials", "1000")
     desk.await_runs(2)
-    [supervisor] = desk.pids("shadho_celery.embedded")
+    [supervisor] = desk.pids("shadho_celery.supervisor")
     os.kill(supervisor, signal.SIGKILL)
     command.wait(30)
     assert command.code == 2, desk.said()
@@ -325,6 +330,71 @@ def test_a_dead_supervisor_ends_the_study_with_one_line_and_resume_goes_on(desk:
     assert again.code == 0, desk.said()
     assert desk.states()["COMPLETE"] == count
     desk.nothing_left()
+
+
+def test_a_scheduler_that_is_started_again_at_once_waits_until_the_old_processes_have_ended(desk: Desk) -> None:
+    """The killed one's supervisor takes a moment: its Redis and the next one's write to the same file."""
+    desk.study(seconds=0.3)
+    for _ in range(2):
+        command = desk.launch("my_study", "--trials", "1000", *(["--resume"] if desk.runs() else []))
+        desk.await_runs(len(desk.runs()) + 3)
+        command.send(signal.SIGKILL)
+        command.wait(5)
+    count = desk.states()["COMPLETE"] + 12
+    again = desk.launch("my_study", "--resume", "--trials", str(count), "--json").wait()
+    assert again.code == 0, desk.said()
+    assert again.json()["trials"]["complete"] == count
+    log = (desk.states_folder() / "redis.log").read_text()
+    lives = [line for line in log.splitlines() if "Server initialized" in line or "bye bye" in line]
+    assert ["bye bye" in line for line in lives] == [False, True] * 3, "one Redis after the other"
+    desk.nothing_left()
+
+
+def test_a_state_folder_that_another_one_uses_is_refused_with_its_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_orphans: None
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(embedded, "LOCK_SECONDS", 0.2)
+    with closing(Embedded(Path(".shadho/s"), {"cpu": 1}, [], 1)) as first:
+        pid = (tmp_path / ".shadho/s/lock").read_text()
+        with pytest.raises(ServiceError, match=rf"\.shadho/s is in use .*process {pid}\).*--study"):
+            Embedded(Path(".shadho/s"), {"cpu": 1}, [], 1)
+        first.check()
+    Embedded(Path(".shadho/s"), {"cpu": 1}, [], 1).close()
+
+
+def test_redis_files_that_are_cut_or_damaged_cost_no_finished_trial(desk: Desk) -> None:
+    """As a crash of the machine may leave them; what is kept is for its owner's eyes."""
+    desk.study()
+    assert desk.launch("my_study", "--trials", "6", "--workers", "cpu=1").wait().code == 0, desk.said()
+    folder = desk.states_folder()
+    places = [desk.folder / "shadho.db", desk.folder / ".shadho", folder, *folder.rglob("*")]
+    assert [place for place in places if place.stat().st_mode & 0o077] == []
+    [file] = folder.glob("appendonlydir/*.incr.aof")
+    file.write_bytes(file.read_bytes()[:-7])
+    cut = desk.launch("my_study", "--resume", "--trials", "12", "--workers", "cpu=1").wait()
+    assert cut.code == 0, desk.said()
+    [file] = folder.glob("appendonlydir/*.incr.aof")
+    file.write_bytes(b"not what Redis wrote" * 100 + file.read_bytes())
+    damaged = desk.launch("my_study", "--resume", "--trials", "18", "--workers", "cpu=1").wait()
+    assert damaged.code == 0, desk.said()
+    assert "set aside" in (folder / "supervisor.log").read_text()
+    assert desk.states()["COMPLETE"] == 18
+    assert Counter(number for number, *_ in desk.runs("ended")).most_common(1)[0][1] == 1, "none was run again"
+    desk.nothing_left()
+
+
+@pytest.mark.parametrize("place", ["a file", "/proc"])
+def test_a_state_folder_that_cannot_be_written_is_one_line(desk: Desk, place: str) -> None:
+    desk.study()
+    if place == "a file":
+        desk.write(".shadho", "in the way")
+    else:
+        (desk.folder / ".shadho").symlink_to(place)
+    command = desk.launch("my_study", "--trials", "3", "--workers", "cpu=1").wait()
+    assert command.code == 2, desk.said()
+    assert "Traceback" not in command.err
+    assert command.err.splitlines()[-1].startswith("Error: the state folder ")
 
 
 def test_a_second_scheduler_on_a_study_is_refused_and_a_changed_space_names_the_label(desk: Desk) -> None:

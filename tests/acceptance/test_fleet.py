@@ -235,7 +235,8 @@ def test_passwords_come_from_a_file_or_with_a_warning_from_an_option_and_are_sho
     with redis.Redis.from_url(private_redis.url) as client:
         client.config_set("requirepass", "s3same")
     url = f"redis://:s3same@127.0.0.1:{private_redis.port}/0"
-    desk.write("fleet.urls", f"# ours\nCELERY_BROKER_URL={url}\n\nSHADHO_REDIS_URL={url}\n")
+    file = desk.write("fleet.urls", f"# ours\nCELERY_BROKER_URL={url}\n\nSHADHO_REDIS_URL={url}\n")
+    file.chmod(0o600)
     desk.study(seconds=0.3)
     words = ("--class", "cpu", "--slots", "1", "--import", "my_study", "--url-file", "fleet.urls")
     worker = desk.start(sys.executable, "-m", "shadho_celery.worker", *words)

@@ -50,6 +50,8 @@ RUN_BY = {
     "export ": "test_growing_to_a_fleet",
     "SHADHO_IMPORTS=": "test_growing_to_a_fleet",
     "worker --import": "test_growing_to_a_fleet",
+    "openssl": "test_signing_what_travels",
+    "SHADHO_SIGNING_KEY_FILE": "test_signing_what_travels",
     "simulate": "test_planning_a_fleet",
     "--help": "test_help",
     "overhead.py": "test_the_overhead_benchmark",
@@ -130,6 +132,22 @@ def test_growing_to_a_fleet(first_study: Desk, amqp_url: str, redis_url: str) ->
     assert "30 complete, 0 failed" in out
     used = {trial["compute_class"] for trial in first_study.trials()}
     assert used == {"gpu_large", "cpu"}
+
+
+def test_signing_what_travels(first_study: Desk, redis_url: str) -> None:
+    """With a key made as the README says a study runs where the worker has it, and its results carry signatures."""
+    make, export = (
+        next(line for line in COMMANDS if part in line) for part in ("openssl", "export SHADHO_SIGNING_KEY_FILE")
+    )
+    urls = {"CELERY_BROKER_URL": redis_url, "SHADHO_REDIS_URL": redis_url}
+    shell(first_study, make)
+    worker = "python -m shadho_celery.worker --class cpu --slots 1 --import my_study"
+    first_study.start("bash", "-c", f"{export}; exec {worker}", **urls)
+    until(lambda: Registry(connect(redis_url), "worker").living(), 30, first_study.said)
+    out = shell(first_study, f"{export}; python -m shadho_celery.launch my_study --trials 5", **urls)
+    assert "5 complete, 0 failed" in out
+    unsigned = first_study.launch("my_study", "--trials", "5", "--seconds", "4", **urls).wait()
+    assert "5 complete" not in unsigned.out
 
 
 def test_planning_a_fleet(desk: Desk) -> None:

@@ -120,6 +120,16 @@ def test_the_latest_study_of_a_module_is_the_youngest_of_that_module(store: Stor
     assert store.latest("tasks.mlp").key == "other"
 
 
+def test_what_its_command_lines_have_asked_for_is_kept_with_a_study(store: Store) -> None:
+    store.create(record("k1"))
+    assert store.find("study k1").settings == {}
+    fence = store.lock("k1", holder_name(), NOW)
+    store.keep_settings("k1", fence, {"trials": 12, "target": 0.1 + 0.2, "sampler": "tpe"})
+    assert store.find("study k1").settings == {"trials": 12, "target": 0.1 + 0.2, "sampler": "tpe"}
+    store.keep_settings("k1", fence - 1, {"trials": 1})
+    assert store.latest("tasks.svm").settings["trials"] == 12
+
+
 def test_a_name_that_is_taken_is_refused_with_the_remedy(store: Store) -> None:
     store.create(RECORD)
     with pytest.raises(StudyExists, match=r"'first' .*--resume first"):
@@ -373,7 +383,7 @@ def test_a_step_may_count_tokens(store: Store) -> None:
 
 # A database of an earlier version
 
-NEWER = {"memory", "budget"}
+NEWER = {"memory", "budget", "settings"}
 
 
 def written_by_an_earlier_version(url: str) -> None:
@@ -382,7 +392,8 @@ def written_by_an_earlier_version(url: str) -> None:
     for table in schema.sorted_tables:
         columns = [column for column in table.columns if column.name not in NEWER]
         sa.Table(table.name, then, *(sa.Column(c.name, c.type, primary_key=c.primary_key) for c in columns))
-    study = {**vars(RECORD), "holder": ELSEWHERE, "lock_expires": NOW, "fence": 4}
+    study = {name: value for name, value in vars(RECORD).items() if name not in NEWER}
+    study |= {"holder": ELSEWHERE, "lock_expires": NOW, "fence": 4}
     trials = [asdict(ENDED), asdict(trial(1, asked_at=NOW))]
     engine = database.make_engine(url)
     with engine.begin() as connection:

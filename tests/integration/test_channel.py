@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,13 +17,16 @@ from shadho_celery import channel as channel_module
 from shadho_celery import registry as registry_module
 from shadho_celery.channel import (
     ERASED_SECONDS,
+    Claim,
     SchedulerChannel,
     WorkerChannel,
     decode,
     encode,
 )
 from shadho_celery.errors import ServiceError
+from shadho_celery.gate import MAX_STRIKES
 from shadho_celery.registry import Registry, connect
+from shadho_celery.standing import signature
 from shadho_celery.trial import Event, Lost, Report, Result, Started, TrialState
 
 S = TrialState
@@ -122,12 +126,10 @@ def test_a_trial_that_has_ended_is_not_claimed_again(worker: WorkerChannel) -> N
 
 
 def test_a_result_is_taken_only_from_a_live_lease(worker: WorkerChannel, scheduler: SchedulerChannel) -> None:
-    assert not worker.finish("k1", result())
     worker.claim("k1", started())
     assert not worker.finish("k1", result(attempt=2))
-    assert not worker.finish("k1", result(number=1))
-    assert not worker.finish("k2", result())
     assert worker.finish("k1", result())
+    assert not worker.finish("k1", result())
     assert scheduler.drain(0) == [started(), result()]
 
 
@@ -151,12 +153,12 @@ def test_a_result_ends_the_other_attempts_leases(worker: WorkerChannel, schedule
 
 
 def test_one_step_ends_an_attempt_and_claims_the_next(worker: WorkerChannel, scheduler: SchedulerChannel) -> None:
-    assert worker.step("k1", None, started(0)) == (False, True)
-    assert worker.step("k1", result(0), started(1)) == (True, True)
-    assert worker.step("k1", result(0), started(2)) == (False, True)
-    assert worker.step("k1", result(1), started(2)) == (True, False)
-    assert worker.step("k1", result(2), None) == (True, False)
-    assert worker.step("k1", None, None) == (False, False)
+    assert worker.step("k1", None, started(0)) == (False, Claim.TAKEN)
+    assert worker.step("k1", result(0), started(1)) == (True, Claim.TAKEN)
+    assert worker.step("k1", result(0), started(2)) == (False, Claim.TAKEN)
+    assert worker.step("k1", result(1), started(2)) == (True, Claim.REFUSED)
+    assert worker.step("k1", result(2), None) == (True, Claim.REFUSED)
+    assert worker.step("k1", None, None) == (False, Claim.REFUSED)
     events = scheduler.drain(0)
     assert events == [started(0), result(0), started(1), started(2), result(1), result(2)]
 
@@ -200,14 +202,140 @@ def test_a_lost_trial_is_run_by_its_next_attempt(
     assert worker.finish("k1", result(attempt=2))
 
 
-def test_all_leases_can_be_ended_at_once(worker: WorkerChannel, scheduler: SchedulerChannel) -> None:
+def test_what_was_given_up_is_lost_at_once_unless_it_has_ended(
+    worker: WorkerChannel, scheduler: SchedulerChannel
+) -> None:
     for number in range(3):
         worker.claim("k1", started(number))
     worker.claim("k2", started())
-    scheduler.end_leases()
-    assert sorted(scheduler.ended_leases()) == [(0, 1), (1, 1), (2, 1)]
+    worker.finish("k1", result(2))
+    scheduler.drain(0)
+    scheduler.give_up([(0, 1), (1, 1), (2, 1), (3, 1)], "gone")
+    lost = [Lost(number=number, attempt=1, reason="gone", claimed=False) for number in (0, 1, 3)]
+    assert scheduler.drain(0) == lost
     assert worker.renew("k1", [(0, 1)]) == ["gone"]
     assert worker.renew("k2", [(0, 1)]) == ["ok"]
+    assert not worker.finish("k1", result(0))
+    assert not worker.claim("k1", started(3))
+    assert worker.claim("k1", started(3, attempt=2))
+
+
+def test_a_claim_and_a_result_may_be_said_again_when_the_answer_was_lost(
+    worker: WorkerChannel, scheduler: SchedulerChannel
+) -> None:
+    for _ in range(2):
+        assert worker.step("k1", None, started(0), delivery="d1") == (False, Claim.TAKEN)
+    assert worker.step("k1", None, started(0), delivery="d2") == (False, Claim.REFUSED)
+    for _ in range(2):
+        assert worker.step("k1", result(0), None, delivery="d1") == (True, Claim.REFUSED)
+    assert worker.step("k1", result(0), None, delivery="d2") == (False, Claim.REFUSED)
+    assert scheduler.drain(0) == [started(0), result(0)]
+
+
+def test_refused_results_are_counted(worker: WorkerChannel, scheduler: SchedulerChannel) -> None:
+    assert scheduler.refused() == 0
+    worker.claim("k1", started(0))
+    scheduler.give_up([(0, 1)], "gone")
+    for _ in range(2):
+        assert not worker.finish("k1", result(0))
+    assert scheduler.refused() == 2
+
+
+def test_what_runs_is_known_again_to_a_redis_that_has_lost_its_memory(
+    client: Any, worker: WorkerChannel, scheduler: SchedulerChannel
+) -> None:
+    worker.claim("k1", started(0))
+    client.delete(*client.keys("shadho:k1:*"))
+    assert worker.renew("k1", [(0, 1)]) == ["ok"]
+    assert not worker.claim("k1", started(0)), "its message may be delivered again"
+    assert worker.finish("k1", result(0))
+    worker.claim("k1", started(1))
+    client.delete(*client.keys("shadho:k1:*"))
+    assert worker.finish("k1", result(1)), "it had no time to renew"
+
+
+def test_leases_that_nobody_could_renew_can_be_extended_and_ended_ones_cannot(
+    client: Any, scheduler: SchedulerChannel
+) -> None:
+    short = WorkerChannel(client, lease_seconds=SHORT)
+    short.claim("k1", started(0))
+    time.sleep(2 * SHORT)
+    assert ended(scheduler) == [(0, 1)]
+    short.claim("k1", started(1))
+    scheduler.extend_leases()
+    time.sleep(2 * SHORT)
+    assert ended(scheduler) == [(0, 1)]
+
+
+def test_another_attempt_may_follow_one_that_has_ended_where_it_is_reopened(
+    worker: WorkerChannel, scheduler: SchedulerChannel
+) -> None:
+    worker.claim("k1", started(0))
+    scheduler.reopen([(0, 1)])
+    assert not worker.claim("k1", started(0)), "it runs"
+    worker.finish("k1", result(0))
+    scheduler.reopen([(0, 2), (1, 1)])
+    assert not worker.claim("k1", started(0, attempt=2)), "another attempt than the one that ended it"
+    scheduler.reopen([(0, 1)])
+    assert not worker.claim("k1", started(0)), "the attempt itself"
+    assert worker.claim("k1", started(0, attempt=2))
+
+
+# Strikes
+
+
+def failed(number: int, error: str = "disk full") -> Result:
+    return result(number).__class__(number=number, attempt=1, state=TrialState.FAILED, error=error, at=2.5)
+
+
+def fail(channel: WorkerChannel, number: int, error: str = "disk full") -> Claim:
+    claim = channel.step("k1", None, started(number), watched=True)[1]
+    if claim is Claim.TAKEN:
+        channel.step("k1", failed(number, error), None, watched=True)
+    return claim
+
+
+def test_a_worker_that_fails_trials_in_a_row_gets_no_more_until_it_is_absolved(
+    client: Any, scheduler: SchedulerChannel
+) -> None:
+    bad, good = (WorkerChannel(client, worker=name) for name in ("bad", "good"))
+    claims = [fail(bad, number) for number in range(MAX_STRIKES + 1)]
+    assert claims == [Claim.TAKEN] * MAX_STRIKES + [Claim.HELD]
+    assert (bad.standing("k1"), good.standing("k1")) == ("held", "free")
+    assert good.claim("k1", started(MAX_STRIKES)), "the attempt is not spent"
+    scheduler.try_again("bad")
+    assert [fail(bad, number) for number in (11, 12)] == [Claim.TAKEN, Claim.HELD]
+    scheduler.absolve("bad")
+    assert bad.standing("k1") == "free"
+    assert fail(bad, 13) is Claim.TAKEN
+    assert bad.standing("k2") == "free"
+
+
+def test_a_success_clears_a_worker_and_known_failures_do_not_count(client: Any, scheduler: SchedulerChannel) -> None:
+    worker = WorkerChannel(client, worker="w")
+    for number in range(MAX_STRIKES - 1):
+        fail(worker, number)
+    worker.claim("k1", started(2))
+    worker.finish("k1", result(2))
+    assert fail(worker, 3) is Claim.TAKEN
+    scheduler.absolve("w", signature("disk full"))
+    assert {fail(worker, number) for number in range(5, 15)} == {Claim.TAKEN}
+    unwatched = WorkerChannel(client, worker="u")
+    for number in range(20, 30):
+        unwatched.claim("k1", started(number))
+        assert unwatched.finish("k1", failed(number, "another"))
+
+
+def test_a_fenced_worker_stays_fenced(client: Any, scheduler: SchedulerChannel) -> None:
+    worker = WorkerChannel(client, worker="w")
+    worker.claim("k1", started(0))
+    scheduler.fence("w")
+    assert worker.finish("k1", result(0)), "what it runs it may finish"
+    assert worker.standing("k1") == "fenced"
+    assert worker.step("k1", None, started(1))[1] is Claim.HELD
+    scheduler.erase()
+    scheduler.open()
+    assert worker.standing("k1") == "fenced"
 
 
 def test_nothing_to_ask_after_is_no_question(worker: WorkerChannel, scheduler: SchedulerChannel) -> None:
@@ -215,7 +343,6 @@ def test_nothing_to_ask_after_is_no_question(worker: WorkerChannel, scheduler: S
     assert scheduler.leased([]) == []
     assert scheduler.ended_leases() == []
     scheduler.forget([])
-    scheduler.end_leases()
     scheduler.cancel([], running=True)
     scheduler.confirm()
     assert scheduler.drain(0) == []

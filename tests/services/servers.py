@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import pwd
+import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import urlencode, urlsplit
 
 import amqp
 import redis
@@ -38,12 +39,22 @@ class RedisServer(Server):
     def check(self) -> object:
         return redis_answers(self.url)
 
+    def restart_empty(self) -> None:
+        """Kill it and start it again as if it had kept nothing."""
+        self.kill()
+        shutil.rmtree(self.folder / "appendonlydir")
+        self.start()
+
 
 class RabbitServer(Server):
-    """A RabbitMQ node with its own epmd, beside any other node of the machine; `conf` is its rabbitmq.conf."""
+    """A RabbitMQ node with its own epmd, beside any other node of the machine; `conf` is its rabbitmq.conf.
 
-    def __init__(self, conf: str = "") -> None:
+    `arguments` are Erlang's, for settings that no file has: ``-rabbit channel_tick_interval 2000``.
+    """
+
+    def __init__(self, conf: str = "", arguments: str = "") -> None:
         self.conf = conf
+        self.arguments = arguments
         # Debian's wrapper insists on its own user; the script behind it runs as anybody.
         script = Path(program("rabbitmq-server"))
         self.scripts = script.resolve().parent if script.is_symlink() else script.parent
@@ -65,6 +76,7 @@ class RabbitServer(Server):
             "ERL_EPMD_PORT": str(self.epmd_port),
             "ERL_EPMD_ADDRESS": "127.0.0.1",
             "ERL_FLAGS": f"-kernel inet_dist_use_interface {loopback}",
+            "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": self.arguments,
             "RABBITMQ_NODENAME": f"shadho-{self.port}@localhost",
             "RABBITMQ_NODE_IP_ADDRESS": "127.0.0.1",
             "RABBITMQ_NODE_PORT": str(self.port),
@@ -100,6 +112,40 @@ class RabbitServer(Server):
             self.epmd.kill()
             self.epmd.wait()
             self.epmd = None
+
+
+class TlsRedisServer(RedisServer):
+    """A Redis that speaks TLS only; with `clients` to those who have a certificate only. See `certificates`."""
+
+    def __init__(self, *, clients: bool = False) -> None:
+        super().__init__()
+        self.clients = clients
+        self.files = certificates(self.folder)
+        self.url = f"rediss://127.0.0.1:{self.port}/0"
+
+    def command(self) -> list[str]:
+        settings = {"port": "0", "tls-port": str(self.port), "tls-auth-clients": "yes" if self.clients else "no"}
+        settings |= {"tls-ca-cert-file": self.files["ca"], "tls-cert-file": self.files["cert"]}
+        settings |= {"tls-key-file": self.files["key"]}
+        return super().command() + [word for name, value in settings.items() for word in (f"--{name}", value)]
+
+    def check(self) -> object:
+        files = {"ssl_ca_certs": self.files["ca"], "ssl_certfile": self.files["cert"], "ssl_keyfile": self.files["key"]}
+        return redis_answers(f"{self.url}?{urlencode(files)}")
+
+
+class TlsRabbitServer(RabbitServer):
+    """A RabbitMQ node that also has a listener for TLS, at `tls_url`; with `clients` as for Redis."""
+
+    def __init__(self, *, clients: bool = False) -> None:
+        super().__init__()
+        self.files = certificates(self.folder)
+        tls_port = free_port()
+        options = {"cacertfile": self.files["ca"], "certfile": self.files["cert"], "keyfile": self.files["key"]}
+        options |= {"verify": "verify_peer", "fail_if_no_peer_cert": "true"} if clients else {"verify": "verify_none"}
+        lines = [f"listeners.ssl.1 = 127.0.0.1:{tls_port}"]
+        self.conf = "\n".join(lines + [f"ssl_options.{name} = {value}" for name, value in options.items()]) + "\n"
+        self.tls_url = f"amqps://guest:guest@127.0.0.1:{tls_port}//"
 
 
 class PostgresServer(Server):
@@ -172,6 +218,25 @@ class Container:
 
     def stop(self) -> None:
         self._docker("rm", "-f", self.id)
+
+
+def certificates(folder: Path) -> dict[str, str]:
+    """Make an authority, and a certificate of it for 127.0.0.1 that serves servers and clients; paths by kind."""
+    openssl = program("openssl")
+    files = {name: str(folder / f"{name}.pem") for name in ("ca", "ca-key", "cert", "key", "request")}
+    names = folder / "names"
+    names.write_text("subjectAltName=IP:127.0.0.1,DNS:localhost\n")
+    new = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    issuer = ["-CA", files["ca"], "-CAkey", files["ca-key"], "-CAcreateserial", "-days", "2"]
+    for words in (
+        ["req", "-x509", *new, "-keyout", files["ca-key"], "-out", files["ca"], "-days", "2", "-subj", "/CN=authority"],
+        ["req", *new, "-keyout", files["key"], "-out", files["request"], "-subj", "/CN=127.0.0.1"],
+        ["x509", "-req", "-in", files["request"], *issuer, "-out", files["cert"], "-extfile", str(names)],
+    ):
+        done = subprocess.run([openssl, *words], capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            raise Unavailable(f"openssl {words[0]}: {done.stderr.strip()[-300:]}")
+    return files
 
 
 def redis_answers(url: str) -> object:

@@ -9,6 +9,7 @@ from celery import Celery
 from celery.app.defaults import DEFAULTS
 
 from shadho_celery.configuration import configuration
+from shadho_celery.errors import UsageError
 
 ROOT = Path(__file__).parents[2]
 
@@ -88,3 +89,10 @@ def test_celery_takes_every_setting(elsewhere: Path) -> None:
     assert {name: app.conf[name] for name in settings} == settings
     # Celery ignores a name that it does not know.
     assert {name for name in settings.keys() - DEFAULTS.keys() if not name.startswith("shadho_")} == set()
+
+
+def test_a_broker_of_no_kind_that_there_is_is_refused(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CELERY_BROKER_URL", "http://me:secret@broker")
+    with pytest.raises(UsageError, match="begins with http://, as no broker's does") as refused:
+        configuration()
+    assert "secret" not in str(refused.value)

@@ -449,3 +449,55 @@ def test_running_trials_may_be_of_classes_that_were_never_heard_of() -> None:
     assert model.timed("never heard of") == 0
     median = model.seconds(NET, "never heard of", [trial.params], quantiles=[0.5])
     assert median[0, 0] > CostModel(SUBSPACES).seconds(NET, "another", [trial.params], quantiles=[0.5])[0, 0]
+
+
+# Out of memory, without a byte known
+
+SIZES = ["small", "middling", "large"]
+
+
+def net(width: float, number: int = 0, **values: Any) -> Trial:
+    params = next(p for p in drawn(NET, np.random.default_rng(0)))
+    return Trial(number=number, subspace=NET, params={**params, "width": width}, **values)
+
+
+def test_nothing_outgrows_a_class_before_a_trial_ran_out_of_memory() -> None:
+    model = told([net(w, state=S.COMPLETE, compute_class="small", seconds=1.0) for w in (10.0, 50.0, 140.0)])
+    assert model.outgrows(NET, net(140.0).params, "small", SIZES) == 0.0
+
+
+def test_a_trial_that_ran_out_of_memory_bounds_its_class_and_those_with_less() -> None:
+    model = CostModel(SUBSPACES)
+    model.tell_out_of_memory(net(140.0), "middling")
+    small, middling, large = (model.outgrows(NET, net(140.0).params, name, SIZES) for name in SIZES)
+    assert small == middling > 0.5
+    assert large == 0.0
+    assert model.outgrows(NET, net(1.5).params, "middling", SIZES) < 0.5
+    assert model.outgrows(SVM, drawn(SVM, np.random.default_rng(0))[0], "small", SIZES) == 0.0
+
+
+def test_trials_that_fitted_move_the_bound() -> None:
+    model = CostModel(SUBSPACES)
+    model.tell_out_of_memory(net(140.0), "middling")
+    before = model.outgrows(NET, net(60.0).params, "middling", SIZES)
+    for number in range(3):
+        model.tell(net(70.0, number + 1, state=S.COMPLETE, compute_class="small", seconds=1.0))
+    assert model.outgrows(NET, net(60.0).params, "middling", SIZES) < before
+
+
+def test_a_trial_that_ran_out_of_memory_is_counted_once_though_told_again_when_it_ends() -> None:
+    once, twice = CostModel(SUBSPACES), CostModel(SUBSPACES)
+    ended = net(140.0, 7, state=S.COMPLETE, compute_class="large", seconds=1.0, outgrown="small,middling")
+    once.tell(ended)
+    twice.tell_out_of_memory(ended, "small")
+    twice.tell_out_of_memory(ended, "middling")
+    twice.tell(ended)
+    chances = [[m.outgrows(NET, net(100.0).params, name, SIZES) for name in SIZES] for m in (once, twice)]
+    assert chances[0] == chances[1]
+    assert chances[0][0] > chances[0][2] == 0.0
+
+
+def test_out_of_memory_teaches_nothing_of_seconds() -> None:
+    model = CostModel(SUBSPACES)
+    model.tell_out_of_memory(net(140.0), "small")
+    assert model.timed("small") == 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,7 @@ import pytest
 import yaml
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
+DEFINITIONS: dict[str, Any] = json.loads((DEPLOY / "rabbitmq" / "definitions.json").read_text())
 COMPOSE: dict[str, Any] = yaml.safe_load((DEPLOY / "compose.yml").read_text())
 
 
@@ -43,3 +46,56 @@ def test_rabbitmq_lets_a_trial_run_for_two_weeks() -> None:
 def test_redis_keeps_what_it_accepted() -> None:
     conf = settings(DEPLOY / "redis" / "redis.conf", None)
     assert (conf["appendonly"], conf["maxmemory-policy"]) == ("yes", "noeviction")
+
+
+CLASSES = [queue["name"] for queue in DEFINITIONS["queues"]]
+
+
+def permits(user: str, deed: str, resource: str) -> bool:
+    [permission] = [each for each in DEFINITIONS["permissions"] if each["user"] == user]
+    return re.search(permission[deed], resource) is not None
+
+
+def test_rabbitmq_has_a_user_for_each_role_and_none_can_log_in_or_administer_as_delivered() -> None:
+    names = [user["name"] for user in DEFINITIONS["users"]]
+    assert names == ["scheduler", *(f"worker-{name}" for name in CLASSES)]
+    assert all((user["password_hash"], user["tags"]) == ("", []) for user in DEFINITIONS["users"])
+    assert {each["vhost"] for each in DEFINITIONS["permissions"] + DEFINITIONS["queues"]} == {"shadho"}
+
+
+def test_the_queues_are_declared_as_workers_and_schedulers_declare_them() -> None:
+    assert CLASSES == ["gpu_large", "gpu_small", "cpu"]
+    for queue in DEFINITIONS["queues"]:
+        assert (queue["durable"], queue["auto_delete"], queue["arguments"]) == (True, False, {})
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_a_worker_may_touch_its_own_queue_and_control_mailbox_and_nobody_elses(name: str) -> None:
+    user = f"worker-{name}"
+    for other in (*CLASSES, f"{name}x", f"x{name}", f"{name}-x"):
+        for deed in ("configure", "read"):
+            assert permits(user, deed, other) is (other == name)
+        assert not permits(user, "write", other)
+        mailbox = f"{other}-17@node.example.celery.pidbox"
+        for deed in ("configure", "write", "read"):
+            assert permits(user, deed, mailbox) is (other in (name, f"{name}-x"))
+    assert not permits(user, "write", "amq.default"), "it may publish to no class"
+    assert not permits(user, "write", "celery.pidbox"), "it may command no other worker"
+
+
+def test_the_scheduler_declares_and_publishes_and_reads_nothing() -> None:
+    for name in CLASSES:
+        assert permits("scheduler", "configure", name)
+        assert not permits("scheduler", "read", name)
+    assert permits("scheduler", "write", "amq.default")
+    assert not permits("scheduler", "configure", "celery.pidbox")
+
+
+def test_redis_users_are_off_until_they_have_a_password_and_see_the_studies_keys_only() -> None:
+    lines = [line.split() for line in (DEPLOY / "redis" / "users.acl").read_text().splitlines()]
+    users = {words[1]: words[2:] for words in lines}
+    assert users.keys() == {"default", "scheduler", "worker"}
+    for name in ("scheduler", "worker"):
+        assert "off" in users[name]
+        assert [word for word in users[name] if word.startswith(("~", "%", "&", "all"))] == ["~shadho:*"]
+        assert "-@dangerous" in users[name]

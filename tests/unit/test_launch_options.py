@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -13,9 +14,11 @@ from click.testing import CliRunner, Result
 
 from shadho_celery import launch
 from shadho_celery.launch import main
+from shadho_celery.options import Options
 from shadho_celery.search import DEFAULT_POLICY, DEFAULT_SHARES
-from shadho_celery.session import Options
+from shadho_celery.session import Session
 from shadho_celery.store import Store
+from shadho_celery.study import Limits
 from shadho_celery.urls import BROKER, REDIS
 
 Captured = Callable[..., Options]
@@ -79,13 +82,17 @@ def test_what_is_not_given_is_left_to_the_study_file(options: Captured) -> None:
     assert given.study == "tasks.svm"
     assert (given.trials, given.seconds, given.target, given.seed) == (None, None, None, None)
     assert (given.sampler, given.policy, given.shares, given.name, given.weight) == (None,) * 5
+    assert given.trial_timeout is None
+    assert given.given == {}
     assert (given.resume, given.as_json, given.fleet, given.workers) == (False, False, False, {})
     assert given.store == "sqlite:///shadho.db"
 
 
 def test_every_option_arrives(options: Captured) -> None:
     words = "--trials 3 --seconds 4.5 --target -1e-3 --seed 0 --sampler random --policy fifo --shares promise --json"
+    words += " --trial-timeout 1.5"
     given = options("tasks.svm", *words.split(), "--weight", "2.5", "--study", "größe", "--store", "sqlite:///x.db")
+    assert given.trial_timeout == 1.5
     assert (given.trials, given.seconds, given.target, given.seed) == (3, 4.5, -1e-3, 0)
     assert (given.sampler, given.policy, given.shares) == ("random", "fifo", "promise")
     assert (given.weight, given.as_json) == (2.5, True)
@@ -103,6 +110,16 @@ def test_the_option_comes_before_the_study_file_and_both_before_the_default(opti
     assert chosen(plain, {}) == (DEFAULT_POLICY, DEFAULT_SHARES, None) == ("cost", "uniform", None)
     assert chosen(plain, settings) == ("paper", "promise", {"all": 3.0})
     assert chosen(given, settings) == ("fifo", "uniform", {"all": 3.0})
+
+
+def test_what_an_earlier_run_was_given_comes_between_the_option_and_the_study_file(options: Captured) -> None:
+    settings = {"policy": "paper", "shares": "promise", "trials": 5, "weight": 2}
+    earlier = {"policy": "fifo", "trials": 7, "trial_timeout": 9.0}
+    found = options("tasks.svm", "--trials", "8").over(settings, earlier)
+    assert found["trials"] == 8
+    assert (found["policy"], found["trial_timeout"]) == ("fifo", 9.0)
+    assert (found["shares"], found["weight"]) == ("promise", 2)
+    assert (found["sampler"], found["seconds"]) == ("random", None)
 
 
 @pytest.mark.parametrize(
@@ -149,6 +166,11 @@ def test_other_words_for_workers_are_refused_with_an_example(word: str) -> None:
         (["--policy", "best"], "paper"),
         (["--shares", "fair"], "promise"),
         (["--weight", "0"], "--weight"),
+        (["--weight", "inf"], "--weight"),
+        (["--target", "nan"], "--target"),
+        (["--seconds", "inf"], "--seconds"),
+        (["--trial-timeout", "0"], "--trial-timeout"),
+        (["--trial-timeout", "nan"], "--trial-timeout"),
         (["--seconds", "soon"], "--seconds"),
         (["--no-such-option"], "--no-such-option"),
         (["another_study"], "another_study"),
@@ -183,6 +205,58 @@ def test_a_study_file_that_is_not_there_is_one_line(name: str, tmp_path: Path) -
 )
 def test_what_the_study_cannot_be_run_with_is_one_line(study_file: str, words: list[str], about: str) -> None:
     assert about in refused(study_file, *words)
+
+
+class Opened(Exception):
+    """The search would begin now."""
+
+
+def settled(monkeypatch: pytest.MonkeyPatch, *words: str) -> dict[str, Any]:
+    """What a run of the command with these words goes by; it ends as it would start its workers."""
+    seen: list[dict[str, Any]] = []
+
+    def embed(session: Session) -> None:
+        seen.append({**session._settings, "limits": session._limits})
+        raise Opened
+
+    monkeypatch.setattr(Session, "_embed", embed)
+    assert isinstance(CliRunner().invoke(main, words).exception, Opened)
+    return seen[0]
+
+
+def test_a_resumed_study_goes_on_with_what_its_earlier_runs_were_given(
+    study_file: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = "--trials 12 --target 0.25 --sampler tpe --policy fifo --shares promise --weight 2 --trial-timeout 7"
+    first = settled(monkeypatch, study_file, *words.split())
+    assert (first["trials"], first["sampler"], first["trial_timeout"]) == (12, "tpe", 7.0)
+    assert settled(monkeypatch, study_file, "--resume") == first
+    second = settled(monkeypatch, study_file, "--resume", "--trials", "30", "--policy", "paper")
+    assert second == {**first, "trials": 30, "policy": "paper", "limits": Limits(trials=30, target=0.25)}
+    assert settled(monkeypatch, study_file, "--resume") == second
+
+
+def test_the_study_file_of_today_holds_where_no_run_was_given_anything(
+    study_file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = settled(monkeypatch, study_file, "--policy", "fifo")
+    assert (first["limits"], first["weight"]) == (Limits(trials=100), 1.0)
+    (tmp_path / f"{study_file}.py").write_text(
+        STUDY + "STUDY = {'weight': 3, 'policy': 'paper', 'trial_timeout': 60}\n"
+    )
+    del sys.modules[study_file]
+    importlib.invalidate_caches()
+    second = settled(monkeypatch, study_file, "--resume")
+    assert (second["policy"], second["weight"], second["trial_timeout"]) == ("fifo", 3, 60)
+
+
+def test_a_resumption_that_is_refused_changes_nothing_of_what_is_kept(
+    study_file: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = settled(monkeypatch, study_file, "--trials", "12")
+    refused(study_file, "--resume", "--trials", "5", "--sampler", "oracle")
+    refused(study_file, "--resume", "--trials", "5", "--seed", "99999")
+    assert settled(monkeypatch, study_file, "--resume") == first
 
 
 def test_a_space_that_cannot_be_searched_is_one_line(study_file: str, tmp_path: Path) -> None:

@@ -105,6 +105,7 @@ def test_where_the_peak_cannot_be_set_back_it_is_unknown() -> None:
 def test_the_peak_is_the_line_of_that_name(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, status: bytes, peak: int | None
 ) -> None:
+    (tmp_path / "clear_refs").touch()
     monkeypatch.setattr(memory, "_RESET", tmp_path / "clear_refs")
     monkeypatch.setattr(memory, "_STATUS", tmp_path / "status")
     (tmp_path / "status").write_bytes(status)
@@ -150,7 +151,9 @@ def test_a_trial_that_took_nothing_on_the_gpu_has_the_processs_peak(cuda: FakeCu
 
 @pytest.mark.usefixtures("elsewhere")
 @pytest.mark.parametrize(
-    "torch", [None, SimpleNamespace(), SimpleNamespace(cuda=FakeCuda(broken=True)), object()], ids=repr
+    "torch",
+    [None, SimpleNamespace(), SimpleNamespace(cuda=FakeCuda(broken=True)), object()],
+    ids=["none", "empty", "broken", "no module"],
 )
 def test_whatever_has_become_of_torch_measuring_raises_nothing(monkeypatch: pytest.MonkeyPatch, torch: Any) -> None:
     monkeypatch.setitem(sys.modules, "torch", torch)

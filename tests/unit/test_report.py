@@ -21,7 +21,7 @@ from shadho_celery.search import make_scheduler
 from shadho_celery.space.compile import Space, compile_space
 from shadho_celery.store import Store
 from shadho_celery.study import Limits, Study
-from shadho_celery.trial import Trial, TrialState
+from shadho_celery.trial import Lost, Result, Trial, TrialState
 
 S = TrialState
 
@@ -40,7 +40,9 @@ def two_models() -> Space:
 
 def play(trial: Trial, compute_class: str) -> Outcome:
     if trial.number % 5 == 3:
-        return Outcome(state=S.FAILED, error="Traceback\n  line\nValueError: [/bad] depth", seconds=1.0)
+        return Outcome(
+            state=S.FAILED, error="Traceback (most recent call last)\n  line\nValueError: [/bad] depth", seconds=1.0
+        )
     return Outcome(state=S.COMPLETE, loss=1.0 / (1 + trial.number), seconds=1.0)
 
 
@@ -181,6 +183,28 @@ def test_a_summary_without_a_success_tells_the_errors_once_each() -> None:
     assert text.getvalue().count("E: one") == 1
     assert text.getvalue().count("E: two") == 1
     assert "no loss yet" in text.getvalue()
+
+
+def test_the_summary_tells_what_was_lost_refused_and_left_and_each_warning_once() -> None:
+    study, _, space = searched()
+    for _ in range(2):
+        trial = study.queue(study.add("model=net", {}, seed=1), "gpu")
+        ended = Result(number=trial.number, attempt=1, state=S.COMPLETE, loss=1.0, at=1e9, warning="[/a] metric\nout")
+        study.tell(ended)
+    screen, text = console()
+    report.summary(study, space, screen, "go on")
+    assert "trial 10: [/a] metric out" in text.getvalue()
+    assert text.getvalue().count("metric out") == 1
+    assert "lost" not in text.getvalue()
+    assert "refused" not in text.getvalue()
+    assert "wait" not in text.getvalue()
+    trial = study.queue(study.add("model=net", {}, seed=1), "gpu")
+    study.tell(Lost(number=trial.number, attempt=1, reason="its worker fell silent"))
+    screen, text = console()
+    report.summary(study, space, screen, "go on", refused=2)
+    assert "attempts lost with their workers, and run again: 1" in text.getvalue()
+    assert "late results refused, each trial counts once: 2" in text.getvalue()
+    assert "trials that wait to be run by --resume: 1" in text.getvalue()
 
 
 @pytest.mark.parametrize(

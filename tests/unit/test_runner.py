@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -20,7 +21,7 @@ from shadho_celery.trial import TrialState
 
 #: what every test's study module can be asked to do, by the value of its one param
 STUDY = '''
-import multiprocessing, os, signal, subprocess, sys, time
+import multiprocessing, os, random, resource, signal, subprocess, sys, tempfile, threading, time
 from pathlib import Path
 from hyperopt import hp
 
@@ -35,7 +36,8 @@ def plain(params, context):
 
 def tell(params, context):
     assert isinstance(context.checkpoint_dir, Path)
-    return {"loss": 0.0, **{name: str(value) for name, value in vars(context).items()},
+    return {"loss": 0.0, "checkpoint_dir": str(context.checkpoint_dir),
+            **{name: str(value) for name, value in vars(context).items()},
             "visible": os.environ["CUDA_VISIBLE_DEVICES"], "threads": os.environ["OMP_NUM_THREADS"]}
 
 def reporting(params, context):
@@ -93,9 +95,169 @@ def large(params, context):
 def hungry(params, context):
     return len(b"x" * 200_000_000)
 
-def starving(params, context):
+def failing_large(params, context):
     held = b"x" * 200_000_000
-    raise MemoryError(len(held))
+    raise ArithmeticError(len(held))
+
+def starving(params, context):
+    raise MemoryError("no room")
+
+def outliving(params, context):
+    """Leaves an orphan in a session of its own, and kills its guardian."""
+    subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
+    os.kill(os.getppid(), signal.SIGKILL)
+    time.sleep(60)
+
+def taking_its_group_along(params, context):
+    os.killpg(0, signal.SIGKILL)
+
+def segfaulting(params, context):
+    import ctypes
+    ctypes.string_at(0)
+
+def interrupting(params, context):
+    raise KeyboardInterrupt
+
+def closing_all(params, context):
+    os.closerange(0, 1000)
+    return 0.0
+
+def closing_standard(params, context):
+    os.closerange(0, 3)
+    return 0.0
+
+def garbling(params, context):
+    for descriptor in range(3, 100):
+        try:
+            os.write(descriptor, b"not a record\\n")
+        except OSError:
+            pass
+    return 0.0
+
+def endless_garbling(params, context):
+    for descriptor in range(3, 100):
+        try:
+            if os.fstat(descriptor).st_mode & 0o170000 == 0o140000:
+                while True:
+                    os.write(descriptor, b"x" * 100_000)
+        except OSError:
+            pass
+
+def forging(params, context):
+    for descriptor in range(3, 100):
+        try:
+            os.write(descriptor, b'{"outcome": {"state": "COMPLETE", "wings": 2}}\\n')
+        except OSError:
+            pass
+    return 0.0
+
+def forking_and_returning(params, context):
+    os.fork()
+    return 0.0
+
+def unsettling(params, context):
+    """Changes what belongs to the whole process."""
+    os.chdir(folder := tempfile.mkdtemp())
+    os.rmdir(folder)
+    os.environ["LEFT"] = "behind"
+    os.environ.pop("OMP_NUM_THREADS")
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
+    signal.setitimer(signal.ITIMER_REAL, 0.05)
+    random.seed(1)
+    sys.setrecursionlimit(77)
+    os.umask(0o777)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+    sys.stdout = None
+    return 0.0
+
+def looking(params, context):
+    time.sleep(0.1)
+    print("it can print")
+    return {"loss": 0.0, "folder": os.getcwd(), "environment": sorted(os.environ.items()),
+            "handler": str(signal.getsignal(signal.SIGTERM)),
+            "mask": len(signal.pthread_sigmask(signal.SIG_BLOCK, [])),
+            "random": random.random(), "recursion": sys.getrecursionlimit(), "umask": os.umask(os.umask(0)),
+            "limit": resource.getrlimit(resource.RLIMIT_FSIZE),
+            "streams": [stream.fileno() for stream in (sys.stdout, sys.stderr)],
+            "threads": threading.active_count()}
+
+def leaving_threads(params, context):
+    threading.Thread(target=time.sleep, args=(60,), name="left-alone").start()
+    return 0.0
+
+def leaving_unnamed_threads(params, context):
+    import _thread
+    _thread.start_new_thread(time.sleep, (60,))
+    time.sleep(0.1)
+    return 0.0
+
+def leaving_a_moment(params, context):
+    threading.Thread(target=time.sleep, args=(0.05,)).start()
+    return 0.0
+
+def leaving_children(params, context):
+    """Of all kinds: plain, in a session of its own, and one whose parents are gone."""
+    sleep = [sys.executable, "-c", "import time; time.sleep(60)"]
+    subprocess.Popen(sleep)
+    subprocess.Popen(sleep, start_new_session=True)
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            time.sleep(60)
+        os._exit(0)
+    return 0.0
+
+def pooling(params, context):
+    """Leaves multiprocessing's own helpers, which may stay, and waits for all else."""
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        return float(pool.apply(abs, (-1,)))
+
+def killed_as_by_the_system(params, context):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def endless(params, context):
+    context.report(0, 0.0)
+    while True:
+        pass
+
+def cut_off(params, context):
+    try:
+        time.sleep(60)
+    except Exception as error:
+        assert type(error).__name__ == "TrialTimeout", error
+        assert context.should_stop()
+        return {"loss": 0.5, "limit": context.timeout}
+
+def cut_off_with_nothing(params, context):
+    try:
+        time.sleep(60)
+    except Exception:
+        return None
+
+def swallowing(params, context):
+    while True:
+        try:
+            time.sleep(60)
+        except BaseException:
+            pass
+
+def hanging_in_c(params, context):
+    """Holds Python's lock, so that nothing can be raised in it."""
+    import ctypes
+    ctypes.PyDLL(None).sleep(60)
+
+def leaving_a_reporter(params, context):
+    def report():
+        while True:
+            context.report(7, 7.0)
+            time.sleep(0.001)
+    threading.Thread(target=report, daemon=True).start()
+    time.sleep(0.05)
+    return 0.0
+
+def telling_secrets(params, context):
+    return {"loss": 0.0, "seen": [name for name in os.environ if "CELERY" in name or "SHADHO" in name]}
 '''
 
 DEEDS = [line.split()[1].partition("(")[0] for line in STUDY.splitlines() if line.startswith("def ")][1:]
@@ -162,6 +324,10 @@ def own(folder: Path) -> Iterator[Runner]:
     runner.kill()
 
 
+#: made only when an objective asks for it
+CHECKPOINTS = str(Path(tempfile.gettempdir()) / "shadho-no-checkpoints" / "4")
+
+
 def trial(deed: str, **changes: Any) -> dict[str, Any]:
     return {
         "number": 4,
@@ -169,7 +335,7 @@ def trial(deed: str, **changes: Any) -> dict[str, Any]:
         "seed": 11,
         "module": "deeds",
         "params": {"do": DEEDS.index(deed), "x": 0.25},
-        "checkpoint_dir": "/checkpoints/4",
+        "checkpoint_dir": CHECKPOINTS,
         "compute_class": "gpu_large",
         "slot": 1,
         **changes,
@@ -215,7 +381,7 @@ def test_one_process_runs_one_trial_after_another_and_is_not_the_workers(shared:
 
 def test_the_context_and_the_slots_environment_reach_the_objective(shared: Runner) -> None:
     metrics = run(shared, "tell").metrics
-    expected = {"trial": "4", "attempt": "2", "seed": "11", "checkpoint_dir": "/checkpoints/4", "device": "cpu"}
+    expected = {"trial": "4", "attempt": "2", "seed": "11", "checkpoint_dir": CHECKPOINTS, "device": "cpu"}
     assert metrics.items() >= {**expected, "compute_class": "gpu_large", "slot": "1", "budget": "None"}.items()
     assert (metrics["visible"], metrics["threads"]) == ("", "1")
 
@@ -225,7 +391,7 @@ def test_a_budget_reaches_the_objective(shared: Runner) -> None:
 
 
 @linux
-@pytest.mark.parametrize(("deed", "state"), [("hungry", TrialState.COMPLETE), ("starving", TrialState.FAILED)])
+@pytest.mark.parametrize(("deed", "state"), [("hungry", TrialState.COMPLETE), ("failing_large", TrialState.FAILED)])
 def test_a_trials_peak_memory_is_its_own_and_not_that_of_the_one_before(
     shared: Runner, deed: str, state: TrialState
 ) -> None:
@@ -316,8 +482,7 @@ def test_after_a_death_the_next_trial_runs_in_a_new_process(shared: Runner) -> N
 def test_a_process_that_died_in_idleness_costs_no_trial(shared: Runner) -> None:
     pid = run(shared, "plain").metrics["pid"]
     os.kill(pid, signal.SIGKILL)
-    # Without burying it: that is the runner's to do.
-    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    services.wait_until(lambda: not Path(f"/proc/{pid}").exists())
     outcome = run(shared, "plain")
     assert outcome.state is TrialState.COMPLETE
     assert outcome.metrics["pid"] != pid
@@ -327,6 +492,191 @@ def test_a_death_is_noticed_though_a_child_of_the_trial_lives_on(own: Runner, no
     outcome = run(own, "forking")
     assert outcome.state is TrialState.FAILED
     assert "SIGKILL" in str(outcome.error)
+
+
+def test_a_segfault_has_a_traceback(shared: Runner) -> None:
+    outcome = run(shared, "segfaulting")
+    assert outcome.state is TrialState.FAILED
+    assert "SIGSEGV" in str(outcome.error)
+    assert "in segfaulting" in str(outcome.error), "where it was in Python"
+    assert "Extension modules" not in str(outcome.error)
+
+
+def test_a_ctrl_c_that_an_objective_raises_is_its_own_failure(shared: Runner) -> None:
+    before = run(shared, "plain").metrics["pid"]
+    outcome = run(shared, "interrupting")
+    assert outcome.state is TrialState.FAILED
+    assert "KeyboardInterrupt" in str(outcome.error)
+    assert run(shared, "plain").metrics["pid"] == before
+
+
+@linux
+@pytest.mark.parametrize("deed", ["outliving", "taking_its_group_along"])
+def test_a_trial_that_kills_its_own_guardian_or_group_fails_and_leaves_nothing(
+    own: Runner, deed: str, no_orphans: None
+) -> None:
+    assert "SIGKILL" in str(run(own, deed).error)
+    assert run(own, "plain").state is TrialState.COMPLETE
+    own.kill()
+
+
+@pytest.mark.parametrize(
+    ("deed", "says"),
+    [
+        ("closing_all", "closed the pipe"),
+        ("garbling", "no record"),
+        ("endless_garbling", "a record without an end"),
+        ("forging", "no record"),
+    ],
+)
+def test_a_trial_that_spoils_the_pipe_fails_and_the_next_one_gets_a_new_process(
+    shared: Runner, deed: str, says: str
+) -> None:
+    before = run(shared, "plain").metrics["pid"]
+    outcome = run(shared, deed)
+    assert (outcome.state, outcome.loss) == (TrialState.FAILED, None)
+    assert says in str(outcome.error)
+    after = run(shared, "plain")
+    assert after.state is TrialState.COMPLETE
+    assert after.metrics["pid"] != before
+
+
+def test_a_trial_that_forks_and_returns_twice_has_one_outcome(shared: Runner) -> None:
+    assert run(shared, "forking_and_returning").state is TrialState.COMPLETE
+    assert run(shared, "plain").loss == 0.25
+
+
+# Memory
+
+
+@pytest.mark.parametrize("deed", ["starving", "killed_as_by_the_system"])
+def test_want_of_memory_is_told_and_costs_the_process(shared: Runner, deed: str) -> None:
+    before = run(shared, "plain").metrics["pid"]
+    outcome = run(shared, deed)
+    assert (outcome.state, outcome.out_of_memory) == (TrialState.FAILED, True)
+    after = run(shared, "plain")
+    assert not after.out_of_memory
+    assert after.metrics["pid"] != before, "the old one may still hold some"
+
+
+def test_other_deaths_and_kills_of_ours_are_no_want_of_memory(own: Runner) -> None:
+    assert not run(own, "segfaulting").out_of_memory
+    assert not run_until_report(own, "stubborn", own.kill).out_of_memory
+
+
+# What a trial leaves
+
+
+@linux
+@pytest.mark.parametrize("deed", ["unsettling", "closing_standard"])
+def test_what_a_trial_changes_in_its_process_is_put_back(own: Runner, deed: str) -> None:
+    before = run(own, "looking")
+    pid = run(own, "plain").metrics["pid"]
+    outcome = run(own, deed)
+    assert (outcome.state, outcome.warning) == (TrialState.COMPLETE, None)
+    after = run(own, "looking")
+    assert after.state is TrialState.COMPLETE, after.error
+    assert after.metrics == before.metrics
+    assert run(own, "plain").metrics["pid"] == pid, "in the same process"
+
+
+@pytest.mark.parametrize(
+    ("deed", "says"),
+    [
+        ("leaving_threads", "threads (left-alone)"),
+        ("leaving_unnamed_threads", "threads (without a name)"),
+        pytest.param("leaving_children", "child processes (python", marks=linux),
+    ],
+)
+def test_what_a_trial_leaves_running_is_told_and_ended_with_its_process(
+    own: Runner, deed: str, says: str, no_orphans: None
+) -> None:
+    pid = run(own, "plain").metrics["pid"]
+    outcome = run(own, deed)
+    assert outcome.state is TrialState.COMPLETE
+    assert says in str(outcome.warning)
+    assert run(own, "plain").metrics["pid"] != pid
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+    own.kill()
+
+
+def test_children_are_gone_when_the_outcome_is_there(own: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(services.MARK, "children-of-a-trial")
+    own.start()
+    run(own, "leaving_children")
+    assert not [line for _, line in services.marked_processes("children-of-a-trial") if "sleep" in line]
+
+
+def test_a_thread_may_report_but_not_once_its_trial_is_over(own: Runner) -> None:
+    reports: Reports = []
+    own.run(trial("leaving_a_reporter"), reports.append)
+    assert {"step": 7, "loss": 7.0} in reports
+    reports.clear()
+    own.run(trial("looking"), reports.append)
+    assert not reports
+
+
+@pytest.mark.parametrize("deed", ["leaving_a_moment", "pooling"])
+def test_what_ends_by_itself_or_serves_the_process_is_let_be(own: Runner, deed: str) -> None:
+    pid = run(own, "plain").metrics["pid"]
+    for _ in range(2):
+        outcome = run(own, deed)
+        assert (outcome.state, outcome.warning) == (TrialState.COMPLETE, None), outcome.error
+    assert run(own, "plain").metrics["pid"] == pid
+
+
+def test_the_fleets_secrets_do_not_reach_a_trial(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    secrets = ["CELERY_BROKER_URL", "SHADHO_REDIS_URL", "SHADHO_SIGNING_KEY_FILE"]
+    for name in secrets:
+        monkeypatch.setenv(name, "secret")
+    runner = Runner(["deeds"], environment(folder))
+    assert not set(run(runner, "telling_secrets").metrics["seen"]) & set(secrets)
+    runner.kill()
+
+
+# Time limits
+
+
+def test_a_trial_that_ends_in_time_does_not_notice_its_limit(shared: Runner) -> None:
+    for _ in range(3):
+        outcome = run(shared, "plain", timeout=30)
+        assert (outcome.state, outcome.warning) == (TrialState.COMPLETE, None)
+
+
+def test_at_its_limit_a_trial_is_interrupted_and_its_process_stays(shared: Runner) -> None:
+    pid = run(shared, "plain").metrics["pid"]
+    outcome = run(shared, "endless", timeout=0.2)
+    assert (outcome.state, outcome.loss) == (TrialState.FAILED, None)
+    assert str(outcome.error).startswith("timed out after 0.2 s (--trial-timeout)\nTraceback")
+    assert "in endless" in str(outcome.error)
+    assert run(shared, "plain").metrics["pid"] == pid
+
+
+def test_what_it_returns_after_its_limit_counts_with_a_warning(shared: Runner) -> None:
+    outcome = run(shared, "cut_off", timeout=0.2)
+    assert (outcome.state, outcome.loss) == (TrialState.COMPLETE, 0.5), outcome.error
+    assert outcome.metrics == {"limit": 0.2}
+    assert outcome.warning == "cut off at its time limit of 0.2 s"
+    outcome = run(shared, "cut_off_with_nothing", timeout=0.2)
+    assert outcome.state is TrialState.FAILED
+    assert "timed out after 0.2 s (--trial-timeout)" in str(outcome.error)
+
+
+def test_a_trial_that_swallows_its_interruption_is_killed(shared: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shadho_celery.runner.HARD_SECONDS", 0.3)
+    outcome = run(shared, "swallowing", timeout=0.2)
+    assert (outcome.state, outcome.out_of_memory) == (TrialState.FAILED, False)
+    assert str(outcome.error).startswith("timed out after 0.2 s (--trial-timeout)")
+    assert run(shared, "plain").state is TrialState.COMPLETE
+
+
+def test_a_trial_that_python_cannot_interrupt_is_killed_and_shows_where_it_hung(shared: Runner) -> None:
+    outcome = run(shared, "hanging_in_c", timeout=0.2)
+    assert outcome.state is TrialState.FAILED
+    assert str(outcome.error).startswith("timed out after 0.2 s (--trial-timeout)")
+    assert "in hanging_in_c" in str(outcome.error)
+    assert run(shared, "plain").state is TrialState.COMPLETE
 
 
 # Stopping
@@ -390,8 +740,8 @@ def test_when_the_worker_dies_the_process_and_its_children_end(no_orphans: None,
         running = services.marked_processes(os.environ[services.MARK])
         worker.kill()
     assert said == "reported\n"
-    # The worker, the slot's process and two children.
-    assert len(running) == 4, running
+    # The worker, the guardian, the slot's process and two children.
+    assert len(running) == 5, running
     services.wait_until(lambda: not services.marked_processes(os.environ[services.MARK]), seconds=5)
 
 
@@ -401,6 +751,34 @@ def test_a_runner_that_is_killed_leaves_nothing_open(folder: Path) -> None:
     runner.start()
     runner.kill()
     assert open_files() == before
+
+
+def test_a_process_that_cannot_be_started_fails_the_trial_and_leaves_nothing_open(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = open_files()
+    runner = Runner(["deeds"], environment(folder))
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "executable", "/no/such/python")
+        outcome = run(runner, "plain")
+    assert outcome.state is TrialState.FAILED
+    assert "cannot be started" in str(outcome.error)
+    assert open_files() == before
+    assert run(runner, "plain").state is TrialState.COMPLETE
+    runner.kill()
+
+
+def test_a_report_that_cannot_be_passed_on_ends_the_trial_with_it(own: Runner) -> None:
+    """It must not go on beside the next one."""
+
+    def broken(record: Mapping[str, Any]) -> None:
+        raise LookupError("nobody to tell")
+
+    pid = run(own, "plain").metrics["pid"]
+    with pytest.raises(LookupError):
+        own.run(trial("stubborn"), broken)
+    assert not Path(f"/proc/{pid}").exists()
+    assert run(own, "plain").state is TrialState.COMPLETE
 
 
 def open_files() -> int:

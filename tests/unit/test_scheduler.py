@@ -845,6 +845,80 @@ def test_a_study_by_promise_in_which_everything_fails_ends_like_any_other() -> N
     assert (study.count(S.FAILED), len(study)) == (60, 60)
 
 
+# Out of memory
+
+
+def needing(limits: Mapping[str, float]) -> Play:
+    """A trial with x above its class's limit runs out of memory, at once."""
+
+    def play(trial: Trial, compute_class: str) -> Outcome:
+        if trial.params["x"] > limits[compute_class]:
+            return Outcome(state=S.FAILED, error="MemoryError", out_of_memory=True, seconds=0.1)
+        return Outcome(state=S.COMPLETE, loss=trial.params["x"], seconds=1.0)
+
+    return play
+
+
+#: by memory, the smallest first; where it is equal, or unknown as here, the class expected to be stronger is larger
+LIMITS = {"cpu": -0.5, "gpu_small": 0.0, "gpu_large": 1.0}
+
+
+def test_a_trial_that_runs_out_of_memory_goes_to_a_larger_class_and_none_is_lost() -> None:
+    search = Search(plain(), trials=60, slots={"cpu": 2, "gpu_small": 1, "gpu_large": 1}, play=needing(LIMITS)).run()
+    study = search.study
+    assert (study.count(S.COMPLETE), len(study)) == (60, 60)
+    escalated = [trial for trial in study if trial.outgrown]
+    assert escalated
+    for trial in study:
+        assert trial.params["x"] <= LIMITS[str(trial.compute_class)]
+        assert trial.lost == 0, "the trial is not to blame"
+        outgrown = trial.outgrown.split(",") if trial.outgrown else []
+        assert outgrown == sorted(outgrown, key=[*LIMITS].index), "to a larger one each time"
+        assert trial.attempt == 1 + len(outgrown)
+
+
+def test_where_trials_run_out_of_memory_is_learned() -> None:
+    search = Search(plain(), trials=200, slots={"cpu": 2, "gpu_large": 2}, play=needing(LIMITS)).run()
+    assert search.study.count(S.COMPLETE) == 200
+    first, last = (
+        sum(bool(search.study.trial(number).outgrown) for number in numbers) for numbers in (range(50), range(150, 200))
+    )
+    assert first > 2 * last
+    assert search.study.count(S.COMPLETE, compute_class="cpu") >= 20, "what fits a small class still runs there"
+
+
+def test_what_no_class_has_memory_for_fails() -> None:
+    limits = {"cpu": -0.5, "gpu_large": 0.5}
+    search = Search(plain(), trials=80, slots={"cpu": 1, "gpu_large": 1}, play=needing(limits)).run()
+    study = search.study
+    assert study.counted == len(study) == 80
+    for trial in study:
+        assert (trial.state is S.FAILED) == (trial.params["x"] > 0.5)
+        assert trial.state is not S.FAILED or trial.compute_class == "gpu_large"
+
+
+def test_a_resumed_study_remembers_what_was_too_large_for_which_class() -> None:
+    search = Search(plain(), trials=60, slots={"cpu": 2, "gpu_large": 1}, play=needing(LIMITS))
+    search.run(lambda s: any(t.outgrown and t.state is S.WAITING for t in s.study))
+    waiting = [trial.number for trial in search.study if trial.outgrown and trial.state is S.WAITING]
+    assert waiting
+    again = search.resumed(trials=60, slots={"cpu": 2, "gpu_large": 1}, play=needing(LIMITS)).run()
+    assert again.study.count(S.COMPLETE) == 60
+    for number in waiting:
+        assert again.study.trial(number).outgrown == "cpu"
+
+
+def test_an_out_of_memory_reaches_the_samplers_only_where_it_is_final() -> None:
+    told: list[Trial] = []
+    search = Search(plain(), trials=40, slots={"cpu": 1, "gpu_large": 1}, play=needing(LIMITS))
+    [sampler] = search.scheduler._samplers.values()
+    before = sampler.tell
+    sampler.tell = lambda trial: (told.append(trial), before(trial))  # type: ignore[method-assign, func-returns-value]
+    search.run()
+    assert {trial.state for trial in told} == {S.COMPLETE}
+    assert len(told) == 40
+
+
 # Learning
 
 

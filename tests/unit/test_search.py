@@ -355,5 +355,5 @@ def test_fmin_is_called_as_hyperopts_is() -> None:
 
 
 def test_fmin_without_a_success_says_so() -> None:
-    with pytest.raises(NoSuccessfulTrial, match="No successful trial"):
+    with pytest.raises(NoSuccessfulTrial, match="no successful trial"):
         shadho_celery.fmin(lambda params: {"status": "fail"}, SPACE, max_evals=3)

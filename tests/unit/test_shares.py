@@ -15,6 +15,7 @@ from shadho_celery.errors import UsageError
 from shadho_celery.shares import (
     FLOOR,
     HALF_LIFE,
+    HOPELESS,
     MIN_LOSSES,
     RENEW_RESULTS,
     SHARES,
@@ -198,12 +199,12 @@ def test_failures_are_made_up_for_while_they_are_a_minority(in_flight: int) -> N
 @pytest.mark.parametrize(
     "probabilities", [flat(2), flat(10), {"s0": 0.2, "s1": 0.7, "s2": 0.1}], ids=["two", "ten", "uneven"]
 )
-def test_a_subspace_that_always_fails_gets_no_more_than_twice_its_share_and_the_others_never_starve(
+def test_a_subspace_that_always_fails_gets_about_half_its_share_and_the_others_never_starve(
     name: str, probabilities: dict[str, float], others: Law
 ) -> None:
     laws: dict[str, Law] = dict.fromkeys(probabilities, others)
     counts = dealt_out(make_shares(name, probabilities), {**laws, "s0": fails}, 2000)
-    assert 0 < counts["s0"] <= 2 * probabilities["s0"] * 2000 + 2
+    assert 0 < counts["s0"] <= 0.75 * probabilities["s0"] * 2000 + 2 * HOPELESS
     for other in list(probabilities)[1:]:
         assert counts[other] > 0.5 * FLOOR * probabilities[other] * 2000
 
@@ -226,7 +227,7 @@ def test_where_every_trial_fails_all_keep_their_share(name: str) -> None:
 @pytest.mark.parametrize("name", SHARES)
 def test_only_failed_trials_are_made_up_for(name: str) -> None:
     shares = make_shares(name, flat(2))
-    for subspace in ("s0", "s1"):
+    for subspace in ("s0", "s1") * 3:
         shares.deal(subspace)
     for state in (S.PRUNED, S.CANCELLED, S.COMPLETE):
         shares.tell(ended("s1", 0.5, state))

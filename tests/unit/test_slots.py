@@ -13,7 +13,7 @@ def test_a_trial_that_has_ended_is_not_stopped_any_more_for_its_slot_may_run_ano
     """Its lease ends with it, so a renewal that was under way is told that the lease is gone."""
     machine = Machine(host="here", cores=1, memory=2**30)
     slots = Slots(MagicMock(), machine=machine, compute_class="cpu", count=1, imports=["m"], checkpoints=Path())
-    running = _Running("study", 1, 1, MagicMock())
+    running = _Running("study", 1, 1, "delivery", MagicMock())
     slots._stop(running, "gone")
     running.runner.stop_trial.assert_not_called()
     assert not running.stopped

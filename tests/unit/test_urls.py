@@ -9,12 +9,13 @@ import pytest
 
 from shadho_celery.errors import NoSuccessfulTrial, UsageError
 from shadho_celery.routing import mask
-from shadho_celery.urls import BROKER, DEFAULTS, REDIS, environment, is_fleet, refusal, url
+from shadho_celery.signing import KEY_FILE
+from shadho_celery.urls import BROKER, DEFAULTS, REDIS, environment, is_fleet, refusal, url, warn_of_password
 
 
 @pytest.fixture(autouse=True)
 def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in (BROKER, REDIS):
+    for name in (BROKER, REDIS, KEY_FILE):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -66,8 +67,43 @@ def test_urls_without_a_password_and_those_from_a_file_are_not_warned_of(
 ) -> None:
     file = tmp_path / "fleet.urls"
     file.write_text(f"{BROKER}=amqp://me:secret@host//\n")
+    file.chmod(0o600)
     environment(None, "redis://host/0", str(file))
+    file.write_text(f"{BROKER}=amqp://me@host//\n")
+    file.chmod(0o644)
+    environment(None, None, str(file))
     assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o644])
+def test_a_file_that_shows_its_passwords_to_others_is_warned_of(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, mode: int
+) -> None:
+    file = tmp_path / "fleet.urls"
+    file.write_text(f"{BROKER}=amqp://host//\n{REDIS}=redis://:secret@host/0\n")
+    file.chmod(mode)
+    assert environment(None, None, str(file))[REDIS] == "redis://:secret@host/0"
+    _, err = capsys.readouterr()
+    assert f"chmod 600 {file}" in err
+    assert "secret" not in err
+
+
+def test_the_signing_key_is_named_to_children_by_its_full_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "shadho.key").write_text("0123456789abcdef")
+    (tmp_path / "shadho.key").chmod(0o600)
+    assert environment(None, None, None, "shadho.key") == {KEY_FILE: str(tmp_path / "shadho.key")}
+
+
+def test_a_signing_key_that_cannot_be_used_is_refused_at_once_however_it_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    missing = str(tmp_path / "missing.key")
+    with pytest.raises(UsageError, match=missing):
+        environment(None, None, None, missing)
+    monkeypatch.setenv(KEY_FILE, missing)
+    with pytest.raises(UsageError, match=missing):
+        environment(None, None, None)
 
 
 @pytest.mark.parametrize("line", ["amqp://me:secret@host", "PASSWORD=secret", "SHADHO_REDIS=redis://:secret@h"])
@@ -116,3 +152,13 @@ def test_an_error_is_shown_in_one_line_with_its_own_exit_code() -> None:
     assert isinstance(shown, click.ClickException)
     assert (shown.message, shown.exit_code) == ("first second", 2)
     assert refusal(NoSuccessfulTrial()).exit_code == 1
+
+
+@pytest.mark.parametrize(("store", "warned"), [("postgresql://me:secret@db/x", True), ("postgresql://me@db/x", False)])
+def test_a_password_on_the_command_line_is_warned_of(
+    capsys: pytest.CaptureFixture[str], store: str, warned: bool
+) -> None:
+    warn_of_password("--store", store, "PGPASSWORD")
+    said = capsys.readouterr().err
+    assert ("--store shows its password to everybody on this machine; better in PGPASSWORD" in said) == warned
+    assert "secret" not in said

@@ -1,0 +1,45 @@
+"""A broker that is away is waited for; one that refuses for good says so before a worker starts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import kombu
+import pytest
+import redis
+import services
+
+from shadho_celery import admission
+from shadho_celery.errors import ServiceError
+from shadho_celery.routing import queue
+
+
+@pytest.mark.parametrize("scheme", ["amqp", "redis"])
+def test_a_broker_that_does_not_answer_is_no_reason(scheme: str) -> None:
+    admission.check(kombu.Connection(f"{scheme}://127.0.0.1:{services.free_port()}", connect_timeout=1), "cpu")
+
+
+@pytest.mark.parametrize("fixture", ["redis_url", "amqp_url"])
+def test_a_queue_that_may_be_served_keeps_its_messages_in_their_order(
+    fixture: str, request: pytest.FixtureRequest, unique: Callable[[str], str]
+) -> None:
+    url, name = request.getfixturevalue(fixture), unique("cpu")
+    with kombu.Connection(url) as connection:
+        waiting = connection.SimpleQueue(queue(name)(connection.default_channel))
+        for number in range(3):
+            waiting.put({"number": number})
+        admission.check(kombu.Connection(url), name)
+        assert [waiting.get(timeout=5).payload["number"] for _ in range(3)] == [0, 1, 2]
+        waiting.close()
+        queue(name)(connection.default_channel).delete()
+
+
+def test_a_wrong_password_and_missing_rights_are_final_on_redis_too(private_redis: services.RedisServer) -> None:
+    with redis.Redis.from_url(private_redis.url) as client:
+        client.execute_command("ACL", "SETUSER", "worker", "on", ">right-one", "~shadho:*", "&*", "+@all")
+    for password in ("wrong-one", "right-one"):
+        url = private_redis.url.replace("//", f"//worker:{password}@")
+        with pytest.raises(ServiceError, match="CELERY_BROKER_URL") as caught:
+            admission.check(kombu.Connection(url), "cpu")
+        assert password not in str(caught.value)
+        assert "\n" not in str(caught.value)

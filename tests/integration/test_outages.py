@@ -1,0 +1,159 @@
+"""Broker and Redis fail in the middle of a study: it goes on, and its count stays exact.
+
+Two fleets at once, so that each fault meets both: one on Redis alone, one on RabbitMQ with the same Redis. All of their
+connections go through proxies.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import redis
+import services
+from integration import fleets
+from integration.fleets import Fleet, on_each
+from services.proxy import Proxy
+
+pytestmark = pytest.mark.timeout(120)
+
+TRIALS = 12
+
+
+@dataclass(frozen=True)
+class Ground:
+    """The servers, the ways to them, and the fleets with two workers each."""
+
+    redis: services.RedisServer
+    rabbitmq: services.RabbitServer
+    to_redis: Proxy
+    #: of the fleet on RabbitMQ
+    to_its_redis: Proxy
+    to_rabbitmq: Proxy
+    on_redis: Fleet
+    on_rabbitmq: Fleet
+
+    @property
+    def fleets(self) -> list[Fleet]:
+        return [self.on_redis, self.on_rabbitmq]
+
+    def redis_does(self, *words: str) -> Any:
+        with redis.Redis.from_url(self.redis.url, decode_responses=True) as client:
+            return client.execute_command(*words)
+
+    def await_more_runs(self, count: int) -> None:
+        """Wait until so many more runs have begun on each fleet."""
+        enough = [len(fleet.desk.runs()) + count for fleet in self.fleets]
+        for fleet, runs in zip(self.fleets, enough, strict=True):
+            fleet.desk.await_runs(runs, seconds=60)
+
+    @contextmanager
+    def study(self, name: str) -> Iterator[None]:
+        """Run a study on each fleet; the block is what happens in the middle of it."""
+        before = {fleet: len(fleet.desk.runs()) for fleet in self.fleets}
+        # Little patience with messages that nobody claims: some faults lose them.
+        commands = [fleet.launch("my_study", TRIALS, name=name, unclaimed_seconds=5.0) for fleet in self.fleets]
+        self.await_more_runs(4)
+        yield
+        healed = time.monotonic()
+        for fleet, command in zip(self.fleets, commands, strict=True):
+            found = fleet.ended_well(command, name, TRIALS, 90)
+            assert {trial["lost"] for trial in found} == {0}, "no trial is to blame"
+            assert len({pid for *_, pid in fleet.desk.runs()[-4:]}) == 2, "both workers take trials"
+            again = len(fleet.desk.runs()) - before[fleet] - TRIALS
+            print(f"{fleet.compute_class}: {time.monotonic() - healed:.0f} s after the fault, {again} runs again")
+
+
+def start_workers(fleet: Fleet) -> None:
+    fleet.desk.study(seconds=0.7)
+    fleet.workers(2)
+
+
+@pytest.fixture(scope="module")
+def ground(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ground]:
+    with ExitStack() as stack:
+        servers = services.RedisServer, services.RabbitServer
+        redis_server, rabbitmq = (services.start_any("a private server is needed", server) for server in servers)
+        assert isinstance(redis_server, services.RedisServer)
+        assert isinstance(rabbitmq, services.RabbitServer)
+        stack.callback(redis_server.stop)
+        stack.callback(rabbitmq.stop)
+        ports = (redis_server.port, redis_server.port, rabbitmq.port)
+        to_redis, to_its_redis, to_rabbitmq = (stack.enter_context(Proxy(port)) for port in ports)
+        folder = tmp_path_factory.mktemp("fleets")
+        near, far = f"redis://127.0.0.1:{to_redis.port}/0", f"redis://127.0.0.1:{to_its_redis.port}/1"
+        amqp = f"amqp://guest:guest@127.0.0.1:{to_rabbitmq.port}//"
+        on_redis = stack.enter_context(fleets.fleet(folder / "redis", near, near, "on-redis"))
+        on_rabbitmq = stack.enter_context(fleets.fleet(folder / "rabbitmq", amqp, far, "on-rabbitmq"))
+        on_each(start_workers, on_redis, on_rabbitmq)
+        yield Ground(redis_server, rabbitmq, to_redis, to_its_redis, to_rabbitmq, on_redis, on_rabbitmq)
+
+
+def test_redis_is_killed_and_comes_back(ground: Ground) -> None:
+    with ground.study("killed"):
+        ground.redis.restart()
+
+
+def test_redis_is_flushed_and_then_comes_back_empty_from_a_restart(ground: Ground) -> None:
+    with ground.study("emptied"):
+        ground.redis_does("FLUSHALL")
+        ground.await_more_runs(4)
+        ground.redis.restart_empty()
+
+
+def test_redis_has_no_memory_left_for_a_while(ground: Ground) -> None:
+    with ground.study("full"):
+        ground.redis_does("CONFIG", "SET", "maxmemory", "1")
+        time.sleep(6)
+        ground.redis_does("CONFIG", "SET", "maxmemory", "0")
+
+
+def test_all_connections_are_cut_three_times(ground: Ground) -> None:
+    """By the servers, and by the network in the middle of what is said."""
+    with ground.study("cut"):
+        ground.redis_does("CLIENT", "KILL", "TYPE", "normal")
+        ground.redis_does("CLIENT", "KILL", "TYPE", "pubsub")
+        ground.rabbitmq.ctl("close_all_connections", "a test")
+        for _ in range(2):
+            time.sleep(1.3)
+            for proxy in (ground.to_redis, ground.to_its_redis, ground.to_rabbitmq):
+                proxy.reset()
+
+
+def test_rabbitmq_is_killed_and_comes_back_and_a_firewall_forgets_the_connections_to_redis(ground: Ground) -> None:
+    """On the fleet on Redis alone, trials end meanwhile: what is half open may be an acknowledgement."""
+    with ground.study("broker"):
+        ground.to_redis.blackhole()
+        ground.rabbitmq.restart()
+        ground.to_redis.heal(half_open=True)
+
+
+@pytest.mark.timeout(180)
+def test_nothing_answers_for_a_minute(ground: Ground) -> None:
+    """Redis stands still, the way to RabbitMQ swallows everything; then both go on as if nothing had been.
+
+    The fleet on RabbitMQ has lost its way to Redis, too, with all that was said on it, so that its leases ran out.
+    """
+    with ground.study("frozen"), stopped(ground.redis):
+        ground.to_rabbitmq.blackhole()
+        ground.to_its_redis.blackhole()
+        time.sleep(60)
+        ground.to_rabbitmq.heal()
+        ground.to_its_redis.heal(half_open=True)
+
+
+@contextmanager
+def stopped(server: services.Server) -> Iterator[None]:
+    """The server's processes get no time."""
+    assert server.process is not None
+    os.killpg(server.process.pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.killpg(server.process.pid, signal.SIGCONT)

@@ -1,0 +1,352 @@
+"""A store that fails says so in one line, keeps what it had, and the study goes on once it is mended."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import services
+import sqlalchemy as sa
+from acceptance.commands import Command, Desk, desk
+
+from shadho_celery import database
+from shadho_celery.errors import LockLost, StoreError, StudyExists
+from shadho_celery.holder import holder_name
+from shadho_celery.store import Store, StudyRecord
+from shadho_celery.trial import Report, Trial, TrialState
+
+NOW = 1_700_000_000.0
+
+KEY = "k1"
+
+
+@contextmanager
+def opened(url: str) -> Iterator[tuple[Store, int]]:
+    """A store with a study, and the fence of this process's lock on it."""
+    with closing(Store(url)) as store:
+        with suppress(StudyExists):
+            store.create(StudyRecord(key=KEY, name="s", module="m", seed=0, space={}, created_at=NOW))
+        fence = store.lock(KEY, holder_name(), NOW)
+        yield store, fence
+        with suppress(StoreError):  # what a scheduler that has failed cannot do either
+            store.unlock(KEY, fence)
+
+
+def trial(number: int, text: str = "") -> Trial:
+    return Trial(number=number, subspace="all", params={"x": 0.5}, metrics={"text": text})
+
+
+def numbers(url: str) -> list[int]:
+    with closing(Store(url)) as store:
+        return [each.number for each in store.trials(KEY)]
+
+
+@contextmanager
+def refusal(*words: str) -> Iterator[None]:
+    """Inside, the store fails with one line that has all of `words`."""
+    with pytest.raises(StoreError) as caught:
+        yield
+    message = str(caught.value)
+    assert "\n" not in message
+    for word in words:
+        assert word in message, message
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "shadho.db"
+
+
+@pytest.fixture
+def url(path: Path) -> str:
+    return f"sqlite:///{path}"
+
+
+# SQLite
+
+
+def test_a_full_disk_costs_the_turn_that_it_had_no_room_for_and_nothing_else(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_up = database._set_up_sqlite
+
+    def small(connection: Any, record: Any) -> None:
+        set_up(connection, record)
+        connection.execute("PRAGMA max_page_count = 40")
+
+    monkeypatch.setattr(database, "_set_up_sqlite", small)
+    with opened(url) as (store, fence):
+        store.write(KEY, fence, NOW, new=[trial(0, "x" * 4000)])
+        with refusal("full", "make room"):
+            store.write(KEY, fence, NOW, new=[trial(number, "x" * 4000) for number in range(1, 60)])
+    assert numbers(url) == [0]
+    monkeypatch.setattr(database, "_set_up_sqlite", set_up)
+    with opened(url) as (store, fence):
+        store.write(KEY, fence, NOW, new=[trial(number, "x" * 4000) for number in range(1, 60)])
+    assert numbers(url) == list(range(60))
+
+
+def test_a_store_that_has_become_read_only_keeps_what_it_had(url: str) -> None:
+    with opened(url) as (store, fence):
+        store.write(KEY, fence, NOW, new=[trial(0)])
+        with store._engine.connect() as connection:
+            connection.execute(sa.text("PRAGMA query_only = 1"))
+        with refusal("readonly", "writable"):
+            store.write(KEY, fence, NOW, new=[trial(1)])
+    assert numbers(url) == [0]
+
+
+def test_a_store_that_is_opened_read_only_is_one_line(url: str, path: Path) -> None:
+    with opened(url) as (store, fence):
+        store.write(KEY, fence, NOW, new=[trial(0)])
+    with refusal("readonly", "writable"), opened(f"sqlite:///file:{path}?mode=ro&uri=true"):
+        pass
+    assert numbers(url) == [0]
+    assert {each.name for each in path.parent.iterdir()} <= {path.name, f"{path.name}-wal", f"{path.name}-shm"}
+
+
+def test_a_store_that_is_locked_for_long_is_one_line_and_can_be_used_later(
+    url: str, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(database, "LOCKED_SECONDS", 0.2)
+    with opened(url) as (store, fence):
+        store.write(KEY, fence, NOW, new=[trial(0)])
+        with closing(sqlite3.connect(path)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            with refusal("locked", "another program"):
+                store.write(KEY, fence, NOW, new=[trial(1)])
+        store.write(KEY, fence, NOW, new=[trial(1)])
+    assert numbers(url) == [0, 1]
+
+
+def test_a_deleted_store_is_noticed_and_what_it_held_is_saved_beside_it(url: str, path: Path) -> None:
+    with opened(url) as (store, fence):
+        store.write(KEY, fence, NOW, new=[trial(0), trial(1)])
+        path.unlink()
+        with refusal("deleted", "shadho.db.rescued", "--resume"):
+            store.write(KEY, fence, NOW, new=[trial(2)])
+    assert not path.exists()
+    rescued = path.with_name("shadho.db.rescued")
+    assert rescued.stat().st_mode & 0o077 == 0
+    rescued.rename(path)
+    assert numbers(url) == [0, 1]
+
+
+def test_a_store_that_was_replaced_is_noticed_and_the_other_file_stays_as_it_is(url: str, path: Path) -> None:
+    with opened(url) as (store, fence):
+        store.write(KEY, fence, NOW, new=[trial(0)])
+        path.rename(path.with_name("moved.db"))
+        path.write_text("another file")
+        with refusal("replaced", "put it back"):
+            store.write(KEY, fence, NOW, new=[trial(1)])
+    assert path.read_text() == "another file"
+    path.with_name("moved.db").replace(path)
+    assert numbers(url) == [0]
+
+
+def test_a_damaged_file_is_one_line(url: str, path: Path) -> None:
+    with opened(url) as (store, fence):
+        store.write(KEY, fence, NOW, new=[trial(0, "x" * 4000) for _ in range(1)])
+    size = path.stat().st_size
+    with path.open("r+b") as file:
+        file.seek(4096)
+        file.write(b"\xff" * (size - 4096))
+    with refusal("shadho.db"), opened(url):
+        pass
+
+
+# PostgreSQL
+
+
+def cut(url: str) -> None:
+    """Have the server close all connections to the database but the one that asks for it."""
+    engine = sa.create_engine(url, poolclass=sa.NullPool)
+    text = "select pg_terminate_backend(pid) from pg_stat_activity where datname = :name and pid <> pg_backend_pid()"
+    with engine.connect() as connection:
+        connection.execute(sa.text(text), {"name": engine.url.database})
+
+
+def test_a_connection_that_is_cut_between_two_turns_is_made_again(postgres_url: str) -> None:
+    with opened(postgres_url) as (store, fence):
+        cut(postgres_url)
+        store.write(KEY, fence, NOW, new=[trial(0)])
+    assert numbers(postgres_url) == [0]
+
+
+def once(call: Callable[[], None]) -> Callable[[], None]:
+    """`call` the first time, nothing after that."""
+    left = [call]
+    return lambda: left.pop()() if left else None
+
+
+def test_a_connection_that_is_cut_in_the_middle_of_a_turn_costs_nothing(postgres_url: str) -> None:
+    with opened(postgres_url) as (store, fence):
+        store.write(KEY, fence, NOW, new=[trial(0)])
+        cut_once = once(lambda: cut(postgres_url))
+
+        @sa.event.listens_for(store._engine, "before_cursor_execute")
+        def _(_: Any, __: Any, statement: str, *___: Any) -> None:
+            if statement.startswith("INSERT INTO trials"):
+                cut_once()
+
+        store.write(KEY, fence, NOW, new=[trial(1)], changed=[trial(0, "changed")])
+        assert [each.metrics["text"] for each in store.trials(KEY)] == ["changed", ""]
+
+
+def test_a_turn_whose_commit_was_not_confirmed_is_told_again_and_counts_once(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with opened(postgres_url) as (store, fence):
+        store.write(KEY, fence, NOW, new=[trial(0)])
+        commit = store._engine.dialect.do_commit
+
+        def lose(connection: Any) -> None:
+            commit(connection)
+            monkeypatch.setattr(store._engine.dialect, "do_commit", commit)
+            cut(postgres_url)
+            connection.cursor().execute("select 1")
+
+        monkeypatch.setattr(store._engine.dialect, "do_commit", lose)
+        ended = trial(0).evolve(state=TrialState.FAILED, error="it failed", finished_at=NOW)
+        report = Report(number=0, attempt=1, step=1, loss=0.5, at=NOW)
+        store.write(KEY, fence, NOW, new=[trial(1)], changed=[ended], reported=[report])
+        assert list(store.trials(KEY)) == [ended, trial(1)]
+        assert store.reports(KEY) == [report]
+
+
+def test_a_turn_that_is_told_again_is_still_refused_to_an_old_fence(postgres_url: str) -> None:
+    with opened(postgres_url) as (store, fence):
+
+        @once
+        def replaced() -> None:
+            cut(postgres_url)
+            with closing(Store(postgres_url)) as other:
+                other.unlock(KEY, fence)
+                other.lock(KEY, "elsewhere 1 1", NOW)
+
+        @sa.event.listens_for(store._engine, "before_cursor_execute")
+        def _(_: Any, __: Any, statement: str, *___: Any) -> None:
+            if statement.startswith("INSERT INTO trials"):
+                replaced()
+
+        with pytest.raises(LockLost):
+            store.write(KEY, fence, NOW, new=[trial(1)])
+    assert numbers(postgres_url) == []
+
+
+@pytest.fixture
+def private_postgres() -> Iterator[services.PostgresServer]:
+    server = services.start_any("a private PostgreSQL is needed", services.PostgresServer)
+    assert isinstance(server, services.PostgresServer)
+    yield server
+    server.stop()
+
+
+def test_a_server_that_is_away_is_one_line_and_when_it_is_back_the_study_goes_on(
+    private_postgres: services.PostgresServer,
+) -> None:
+    with opened(private_postgres.url) as (store, fence):
+        store.write(KEY, fence, NOW, new=[trial(0)])
+        private_postgres.kill()
+        with refusal("server runs", "cannot be used"):
+            store.write(KEY, fence, NOW, new=[trial(1)])
+        private_postgres.start()
+        store.write(KEY, fence, NOW, new=[trial(1)])
+    assert numbers(private_postgres.url) == [0, 1]
+
+
+# The command
+
+#: The launch command on a store that has so many pages, and is locked for no longer than a second.
+LAUNCH = """
+import os
+from shadho_celery import database
+from shadho_celery.launch import main
+
+set_up = database._set_up_sqlite
+
+def small(connection, record):
+    set_up(connection, record)
+    connection.execute("PRAGMA max_page_count = " + os.environ.get("PAGES", "100000"))
+
+database._set_up_sqlite, database.LOCKED_SECONDS = small, 1.0
+main()
+"""
+
+
+@pytest.fixture(name="desk")
+def _desk(no_orphans: None, tmp_path: Path) -> Iterator[Desk]:
+    with desk(tmp_path) as made:
+        made.write("launch.py", LAUNCH)
+        yield made
+
+
+def launch(desk: Desk, *words: str, **environment: str) -> Command:
+    return desk.start(sys.executable, "launch.py", "my_study", "--workers", "cpu=1", *words, **environment)
+
+
+def ended_with_one_line(command: Command, *words: str) -> None:
+    command.wait(60)
+    assert command.code == 2, command.err
+    assert command.out == ""
+    assert "Traceback" not in command.err
+    lines = [line for line in command.err.splitlines() if line.startswith("Error: ")]
+    assert lines == command.err.splitlines()[-1:]
+    for word in words:
+        assert word in lines[0], lines
+
+
+def resumed(desk: Desk, finished: set[int], trials: int) -> None:
+    """The study is resumed to its end, in which every trial is counted once and none of `finished` is run again."""
+    before = desk.runs("began")
+    again = launch(desk, "--resume", "--trials", str(trials), "--json").wait(60)
+    assert again.code == 0, desk.said()
+    assert again.json()["trials"]["complete"] == again.json()["trials"]["total"] == trials
+    assert desk.states()["COMPLETE"] == trials
+    assert finished.isdisjoint(number for number, *_ in desk.runs("began")[len(before) :])
+
+
+def finished(desk: Desk) -> set[int]:
+    return {trial["number"] for trial in desk.trials() if trial["state"] == "COMPLETE"}
+
+
+def test_a_study_whose_disk_is_full_ends_with_one_line_and_is_resumed(desk: Desk) -> None:
+    desk.study(seconds=0.02)
+    study = desk.folder / "my_study.py"
+    study.write_text(
+        study.read_text().replace('return params["x"]', 'return {"loss": params["x"], "text": "x" * 9000}')
+    )
+    ended_with_one_line(launch(desk, "--trials", "60", "--json", PAGES="60"), "full", "make room")
+    before = finished(desk)
+    assert before
+    resumed(desk, before, len(before) + 5)
+
+
+def test_a_study_whose_store_is_locked_for_long_ends_with_one_line_and_is_resumed(desk: Desk) -> None:
+    desk.study(seconds=0.1)
+    command = launch(desk, "--trials", "1000", "--json")
+    desk.await_runs(3, "ended")
+    with closing(sqlite3.connect(desk.folder / "shadho.db")) as other:
+        other.execute("BEGIN IMMEDIATE")
+        ended_with_one_line(command, "locked", "another program")
+    before = finished(desk)
+    resumed(desk, before, len(before) + 8)
+
+
+def test_a_study_whose_store_is_deleted_ends_with_one_line_and_is_resumed_from_what_was_saved(desk: Desk) -> None:
+    desk.study(seconds=0.1)
+    command = launch(desk, "--trials", "1000", "--json")
+    desk.await_runs(3, "ended")
+    (desk.folder / "shadho.db").unlink()
+    ended_with_one_line(command, "deleted", "shadho.db.rescued")
+    assert not (desk.folder / "shadho.db").exists()
+    os.replace(desk.folder / "shadho.db.rescued", desk.folder / "shadho.db")  # noqa: PTH105
+    before = finished(desk)
+    assert before
+    resumed(desk, before, len(before) + 8)
