@@ -30,6 +30,22 @@ class TrialTimeout(Exception):
     """
 
 
+class ReplicaDone(BaseException):
+    """This process is a replica of a trial and its work is done. Leaves the objective; nobody but its caller sees it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplicaSeat:
+    """What a replica needs to join the gang of its trial."""
+
+    #: where the coordinator listens, ``host:port``
+    address: str
+    #: the secret of this trial, by which coordinator and replica know one another
+    token: str
+    #: number of the replica, from 1 (the coordinator's own is 0); backup replicas come last
+    rank: int
+
+
 class Context(Protocol):
     """A trial as its objective sees it."""
 
@@ -46,6 +62,10 @@ class Context(Protocol):
     compute_class: str
     #: number of the slot on its worker, from 0
     slot: int
+    #: slots that are reserved for the trial, this one included
+    slots: int
+    #: the seat that this process has in the trial's gang; None in the trial itself
+    replica: ReplicaSeat | None
 
     @property
     def checkpoint_dir(self) -> Path:
@@ -60,6 +80,12 @@ class Context(Protocol):
     def should_stop(self) -> bool:
         """True once the trial was cancelled or its time is up; the objective should return what it has, at once."""
 
+    def call_replicas(self, address: str, token: str, backups: int) -> None:
+        """Have the other slots of the trial, and as many idle ones as `backups`, join the gang at `address`.
+
+        ``shadho_celery.training.gang`` does so for a trial with more than one slot.
+        """
+
 
 def _ignore(step: int, loss: float) -> None:
     pass
@@ -67,6 +93,10 @@ def _ignore(step: int, loss: float) -> None:
 
 def _never() -> bool:
     return False
+
+
+def _nobody_to_call(address: str, token: str, backups: int) -> None:
+    raise RuntimeError("no replicas can be called from here: only trials of a fleet have slots beside their own")
 
 
 @dataclass(kw_only=True)
@@ -81,12 +111,15 @@ class LocalContext:
     device: str = "cpu"
     compute_class: str = "local"
     slot: int = 0
+    slots: int = 1
+    replica: ReplicaSeat | None = None
     on_report: Callable[[int, float], None] = _ignore
     stopped: Callable[[], bool] = _never
     #: seconds the trial may take; None for as many as it likes
     timeout: float | None = None
     #: whether those are over
     timed_out: Callable[[], bool] = _never
+    on_call_replicas: Callable[[str, str, int], None] = _nobody_to_call
 
     @property
     def checkpoint_dir(self) -> Path:
@@ -100,6 +133,9 @@ class LocalContext:
 
     def should_stop(self) -> bool:
         return self.stopped() or self.timed_out()
+
+    def call_replicas(self, address: str, token: str, backups: int) -> None:
+        self.on_call_replicas(address, token, backups)
 
 
 @dataclass(frozen=True, kw_only=True)

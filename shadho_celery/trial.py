@@ -90,6 +90,8 @@ class Trial:
     memory: int | None = None
     #: how much of the fidelity the trial is given; None for all of it
     budget: float | None = None
+    #: slots of one class that it takes, all or none
+    slots: int = 1
     #: compute classes that it ran out of memory on, joined by commas
     outgrown: str | None = None
     #: what its user should know although it ended well: a metric that was dropped, say
