@@ -40,6 +40,11 @@ task_acks_on_timeout = True
 # With late acks, 1 reserves as many messages as there are slots: nothing waits behind a long trial.
 worker_prefetch_multiplier = 1
 
+# After a lost connection Celery would take fewer messages until its tasks end, and then raise the number again from the
+# thread of the task: it waits there for RabbitMQ's answer, and reads from the connection that the consumer's own thread
+# reads from. What each of them gets is half a frame; the worker hears nothing more and spins.
+worker_enable_prefetch_count_reduction = False
+
 # Trials run in processes of their own; the worker's threads only drive them. Threads answer while a trial runs, and do
 # not fork after CUDA was initialised.
 worker_pool = "threads"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import socket
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from shadho_celery.clock import Clock, SystemClock
@@ -64,6 +66,7 @@ class Intake:
         if waits and before:
             log.warning("messages wait in %s and none comes; connecting to the broker anew", self._queue)
             self._consumer.call_soon(_break)
+            _cut(self._consumer)
 
     def _depth(self) -> int:
         """Messages that wait in the queue, 0 where that cannot be told."""
@@ -79,3 +82,10 @@ class Intake:
 def _break() -> None:
     """End the consumer's loop as a lost connection does: Celery then begins again with a new one."""
     raise ConnectionResetError("the worker gave its connection up")
+
+
+def _cut(consumer: Any) -> None:
+    """End the connection to RabbitMQ under the consumer: its thread may hang in the middle of a read."""
+    # Nobody promises that the socket is found there; where it is not, the next heartbeat must do.
+    with suppress(Exception):
+        consumer.connection.connection.transport.sock.shutdown(socket.SHUT_RDWR)
