@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from shadho_celery.cost_model import CostModel
@@ -31,7 +32,9 @@ class Capacity:
         self._order = sorted(self._seen, key=self._size)
 
     def fits(self, trial: Trial, compute_class: ComputeClass) -> bool:
-        """False where the trial will need more memory than the class has, and a larger class lives."""
+        """False where the class has too few slots, or will have too little memory and a larger class lives."""
+        if trial.slots > math.ceil(compute_class.share):
+            return False
         larger = self._larger(compute_class.name)
         if not larger:
             return True

@@ -17,6 +17,7 @@ from shadho_celery.shares import Shares
 from shadho_celery.space.split import Subspace
 from shadho_celery.study import Limits, Study
 from shadho_celery.trial import Event, Trial, TrialState
+from shadho_celery.widths import Width
 
 #: seconds that one turn of the loop waits for something to happen
 TURN_SECONDS = 0.5
@@ -51,8 +52,12 @@ class Scheduler:
         make_sampler: MakeSampler,
         limits: Limits,
         expected: Sequence[str] = DEFAULT_CLASSES,
+        width: Width = lambda params: 1,
     ) -> None:
-        """`expected` orders the classes that do not differ in their hardware, strongest first."""
+        """`expected` orders the classes that do not differ in their hardware, strongest first.
+
+        `width` says how many slots of one class a trial takes.
+        """
         self.study = study
         self.cost_model = cost_model
         self._capacity = Capacity(cost_model, expected)
@@ -74,6 +79,9 @@ class Scheduler:
         self._adaptive = any(sampler.adaptive for sampler in self._samplers.values())
         self._quotas: dict[str, int] = {}
         self._quotas_for = -1
+        self._width = width
+        #: by class, the trial whose slots it gathers: nothing else is sent there until they are free
+        self._gathering: dict[str, int] = {}
         self._began = self._watched_at = study.clock.now()
         self._take_up()
 
@@ -172,22 +180,44 @@ class Scheduler:
         """Trials to send and their class: one a class in turn, the strongest first, until no class has room."""
         # Near the end a trial that waits in a queue is better sent to whichever slot falls free first.
         near_end = self._left() <= sum(compute_class.slots for compute_class in self.classes)
-        room = [(c, self._room(c, 0 if near_end else c.ahead)) for c in self.classes]
-        done: set[str] = set()
-        for place in range(max((free for _, free in room), default=0)):
-            takers = [c for c, free in room if free > place and c.name not in done]
-            if not takers:
-                return
+        self._forget_gathering()
+        takers = self.classes
+        while takers:
+            still_taking = []
             for compute_class in takers:
-                trial = self._next_trial(compute_class) if self._left() > 0 else None
-                if trial is not None:
+                room = self._room(compute_class, 0 if near_end else compute_class.ahead)
+                trial = self._next_trial(compute_class) if room > 0 and self._left() > 0 else None
+                if trial is None:
+                    continue
+                if self._may_start(trial, compute_class):
+                    self._gathering.pop(compute_class.name, None)
+                    still_taking.append(compute_class)
                     yield compute_class.name, trial
                 else:
-                    done.add(compute_class.name)
+                    self._gathering[compute_class.name] = trial.number
+                    self.study.hold_back(trial, first=True)
+            takers = still_taking
+
+    def _may_start(self, trial: Trial, compute_class: ComputeClass) -> bool:
+        """Whether the class has all the slots that the trial takes; a trial of one slot may wait in the queue."""
+        return trial.slots == 1 or trial.slots <= self._room(compute_class, 0)
+
+    def _is_left_to(self, trial: Trial, compute_class: ComputeClass) -> bool:
+        """Whether a trial that waits may go to a class: not while the class, or another one, gathers slots for it."""
+        if compute_class.name in self._gathering:
+            return self._gathering[compute_class.name] == trial.number
+        return trial.number not in self._gathering.values() or self._may_start(trial, compute_class)
+
+    def _forget_gathering(self) -> None:
+        """A class that has gone, or whose trial was sent elsewhere or has ended, gathers no slots any more."""
+        live = {compute_class.name for compute_class in self.classes}
+        for name, number in list(self._gathering.items()):
+            if name not in live or self.study.trial(number).state is not TrialState.WAITING:
+                del self._gathering[name]
 
     def _room(self, compute_class: ComputeClass, ahead: int) -> int:
-        in_flight = self.study.count(TrialState.QUEUED, TrialState.RUNNING, compute_class=compute_class.name)
-        return math.ceil(compute_class.share) + ahead + compute_class.stranded - in_flight
+        taken = self.study.taken(compute_class.name)
+        return math.ceil(compute_class.share) + ahead + compute_class.stranded - taken
 
     def _spill(self) -> None:
         """With nothing to send, take back what waits in one class's queue while a slot of another is free."""
@@ -213,8 +243,10 @@ class Scheduler:
 
     def _next_trial(self, compute_class: ComputeClass) -> Trial | None:
         """A trial for a free slot: one that waits to be sent and fits, else a new one; None where none fits."""
-        waiting = self.study.next_waiting(lambda trial: self._capacity.fits(trial, compute_class))
-        if waiting is not None:
+        waiting = self.study.next_waiting(
+            lambda trial: self._capacity.fits(trial, compute_class) and self._is_left_to(trial, compute_class)
+        )
+        if waiting is not None or compute_class.name in self._gathering:
             return waiting
         for _ in range(DRAWS):
             backlogs = {n: b for n, b in self._backlogs().items() if self._may_wait(n)}
@@ -236,7 +268,8 @@ class Scheduler:
         place = self.study.asked(name)
         params = self._samplers[name].ask(place)
         self._shares.deal(name)
-        return self.study.add(name, params, trial_seed(self._seed, self._index[name], place))
+        seed = trial_seed(self._seed, self._index[name], place)
+        return self.study.add(name, params, seed, slots=self._width(params))
 
     def _backlogs(self) -> dict[str, float]:
         """Subspaces that may get a trial, with how far each is behind its share, the furthest first.

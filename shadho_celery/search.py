@@ -26,6 +26,7 @@ from shadho_celery.space.compile import Space, compile_space
 from shadho_celery.space.split import split
 from shadho_celery.store import Store
 from shadho_celery.study import Limits, Study
+from shadho_celery.widths import Slots, make_width
 
 DEFAULT_POLICY = "cost"
 DEFAULT_SHARES = "uniform"
@@ -119,11 +120,13 @@ def make_scheduler(
     policy: str = DEFAULT_POLICY,
     shares: str = DEFAULT_SHARES,
     cost: Cost | None = None,
+    slots: Slots = 1,
     expected: tuple[str, ...] = (),
 ) -> Scheduler:
     """The scheduler of `study`, its parts chosen by name; UsageError for a name that does not exist.
 
-    `cost` says what trials are thought to cost beside one another, see `hints.make_hint`.
+    `cost` says what trials are thought to cost beside one another, see `hints.make_hint`; `slots` how many slots each
+    takes, see `widths.make_width`.
     """
     subspaces = split(space)
     cost_model = CostModel(subspaces, None if cost is None else make_hint(cost, space, subspaces))
@@ -137,5 +140,6 @@ def make_scheduler(
         cost_model=cost_model,
         make_sampler=lambda subspace, entropy: make_sampler(sampler, subspace, entropy),
         limits=limits,
+        width=make_width(slots, space, subspaces),
         expected=expected or DEFAULT_CLASSES,
     )

@@ -125,6 +125,7 @@ class Session:
             policy=self._settings["policy"],
             shares=self._settings["shares"],
             cost=self._settings.get("cost"),
+            slots=self._settings.get("slots", 1),
             expected=self._expected,
         )
 

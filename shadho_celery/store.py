@@ -202,6 +202,7 @@ class Store:
             for row in connection.execute(sa.select(*columns).where(trials.c.study == key).order_by(trials.c.number)):
                 values = dict(zip(_TRIAL_FIELDS, row, strict=True))
                 values["state"] = TrialState(values["state"])
+                values["slots"] = values["slots"] or 1  # an earlier version did not write it
                 yield Trial(**values)
 
     def reports(self, key: str) -> list[Report]:

@@ -26,6 +26,8 @@ SETTINGS: Mapping[str, str] = {
     "cost": "seconds by subspace, or a function of params; only their proportions matter",
     "classes": "compute classes the study expects, the strongest first",
     "cores": "cores that one trial uses",
+    "slots": "slots of one class that a trial takes: a number, a key of the params, or a function of them",
+    "gang_wait_seconds": "seconds after which a trial whose slots do not come together waits again",
     "weight": "the study's part of the slots beside other studies",
     "trial_timeout": "seconds after which a trial is stopped, more than 0",
 }
@@ -177,6 +179,8 @@ _FORMS: Mapping[str, Callable[[Any], bool]] = {
     "cost": lambda value: callable(value) or isinstance(value, Mapping),
     "classes": _are_names,
     "cores": _is_count,
+    "slots": lambda value: callable(value) or _is_name(value) or _is_count(value),
+    "gang_wait_seconds": lambda value: _is_number(value) and value > 0,
     "weight": lambda value: _is_number(value) and value > 0,
     "trial_timeout": lambda value: _is_number(value) and value > 0,
 }

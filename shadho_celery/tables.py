@@ -48,6 +48,11 @@ trials = sa.Table(
     #: bytes, at the trial's peak
     sa.Column("memory", sa.BigInteger),
     sa.Column("budget", sa.Float),
+    #: slots that it takes; null for one
+    sa.Column("slots", sa.Integer),
+    sa.Column("rung", sa.Integer),
+    #: number of the trial whose params, seed and checkpoints it carries on
+    sa.Column("origin", sa.Integer),
     #: compute classes that it ran out of memory on, joined by commas
     sa.Column("outgrown", sa.Text),
     sa.Column("warning", sa.Text),
