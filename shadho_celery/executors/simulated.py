@@ -35,12 +35,15 @@ class Change:
 
 @dataclass
 class _Running:
-    """A trial in a slot."""
+    """A trial in its slots."""
 
     trial: Trial
     outcome: Outcome
+    #: the first of them
     slot: int
     began: float
+    #: those beside it
+    others: tuple[int, ...] = ()
     #: False once it has ended, or its slot has died
     counts: bool = True
 
@@ -65,7 +68,7 @@ class _Class:
 
     def run(self, now: float) -> float:
         """Slot seconds in which something ran until now."""
-        return self.ran + sum(now - one.began for one in self.running.values())
+        return self.ran + sum((now - one.began) * one.trial.slots for one in self.running.values())
 
     def count(self, now: float) -> float:
         """Slot seconds there were until now; to be called whenever the slots change."""
@@ -115,7 +118,7 @@ class SimulatedExecutor:
             ComputeClass(
                 name=name,
                 slots=each.alive,
-                busy=len(each.running),
+                busy=sum(one.trial.slots for one in each.running.values()),
                 cores=len(self._classes) - each.place,
                 ahead=self._ahead,
                 memory=each.memory,
@@ -194,9 +197,11 @@ class SimulatedExecutor:
         """Give the class's free slots the trials that wait there."""
         each = self._classes[name]
         now = self._clock.now()
-        while each.queue and each.free:
+        # Sent only when its slots are free; whatever comes after it waits with it where one has died meanwhile.
+        while each.queue and each.queue[0].slots <= len(each.free):
             trial, slot = each.queue.popleft(), heapq.heappop(each.free)
-            one = _Running(trial, self._play(trial, name), slot, now)
+            others = tuple(heapq.heappop(each.free) for _ in range(trial.slots - 1))
+            one = _Running(trial, self._play(trial, name), slot, now, others)
             each.running[slot] = one
             self._at(now + one.outcome.seconds, partial(self._end, name, one), one)
             self._events.append(Started(number=trial.number, attempt=trial.attempt, host=f"{name}.{slot}", at=now))
@@ -205,9 +210,10 @@ class SimulatedExecutor:
         one.counts = False
         each = self._classes[name]
         del each.running[one.slot]
-        heapq.heappush(each.free, one.slot)
+        for slot in (one.slot, *one.others):
+            heapq.heappush(each.free, slot)
         now = self._clock.now()
-        each.ran += now - one.began
+        each.ran += (now - one.began) * one.trial.slots
         self._events.append(
             Result(
                 number=one.trial.number,
@@ -247,10 +253,13 @@ class SimulatedExecutor:
         each.free = [slot for slot in each.free if slot < each.alive]
         heapq.heapify(each.free)
         known_at = self._clock.now() + self._lease_seconds
-        for one in [one for slot, one in each.running.items() if slot >= each.alive]:
+        for one in [one for one in each.running.values() if max(one.slot, *one.others, -1) >= each.alive]:
             one.counts = False
             del each.running[one.slot]
-            each.ran += self._clock.now() - one.began
+            for slot in (one.slot, *one.others):
+                if slot < each.alive:
+                    heapq.heappush(each.free, slot)
+            each.ran += (self._clock.now() - one.began) * one.trial.slots
             self._at(known_at, partial(self._lose, one.trial, "its worker died"))
         if not each.alive and each.queue:
             each.deserted_at = self._clock.now()

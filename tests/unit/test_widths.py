@@ -1,0 +1,113 @@
+"""A trial takes the slots that its study file says; and a scheduler gathers them, all or none."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from hyperopt import hp
+
+from shadho_celery.clock import ManualClock
+from shadho_celery.context import Outcome
+from shadho_celery.errors import UsageError
+from shadho_celery.executors.simulated import SimulatedExecutor
+from shadho_celery.memory_store import MemoryStore
+from shadho_celery.search import make_scheduler
+from shadho_celery.space.compile import Space, compile_space
+from shadho_celery.space.split import split
+from shadho_celery.store import StudyRecord
+from shadho_celery.study import Limits, Study
+from shadho_celery.trial import Trial, TrialState
+from shadho_celery.widths import Slots, make_width
+
+GANGS = compile_space(
+    {"x": hp.uniform("x", 0, 1), "kind": hp.choice("kind", [{"replicas": 3}, {"replicas": 1}]), "two": 2.0}
+)
+
+
+def replicas(params: Mapping[str, Any]) -> int:
+    return int(params["kind"]["replicas"])
+
+
+def width(slots: Slots, drawn: Mapping[str, Any] | None = None) -> int:
+    return make_width(slots, GANGS, split(GANGS))(drawn or {"x": 0.5, "kind": 0})
+
+
+def test_a_number_holds_for_all_trials() -> None:
+    assert width(4) == 4
+
+
+def test_a_key_is_looked_up_in_what_the_objective_gets() -> None:
+    assert width("two") == 2
+
+
+def test_a_function_is_given_what_the_objective_gets() -> None:
+    assert [width(replicas, {"x": 0.1, "kind": kind}) for kind in (0, 1)] == [3, 1]
+
+
+@pytest.mark.parametrize(
+    "slots",
+    [0, 5000, "nothing", "kind", "x", lambda params: None, lambda params: params["missing"], lambda params: True],
+    ids=["none", "too many", "no such key", "no number", "no whole number", "nothing", "raises", "truth"],
+)
+def test_what_gives_no_number_of_slots_is_refused_before_the_study_begins(slots: Any) -> None:
+    with pytest.raises(UsageError, match="STUDY\\['slots'\\]"):
+        make_width(slots, GANGS, split(GANGS))
+
+
+def search(space: Space, slots: Mapping[str, int], width: Slots, trials: int) -> tuple[Study, list[dict[str, int]]]:
+    """A study on simulated classes, and the slots that its trials held on each after every turn."""
+    record = StudyRecord(key="k", name="n", module="", seed=1, space={}, created_at=0.0)
+    clock = ManualClock()
+    study = Study(MemoryStore(), record, 1, clock=clock)
+
+    def play(trial: Trial, compute_class: str) -> Outcome:
+        return Outcome(state=TrialState.COMPLETE, loss=0.0, seconds=1 + trial.seed % 7)
+
+    executor = SimulatedExecutor(slots, play, clock)
+    scheduler = make_scheduler(space, study, executor, Limits(trials=trials), slots=width, policy="fifo")
+    held: list[dict[str, int]] = []
+
+    def note() -> None:
+        taken: dict[str, int] = defaultdict(int)
+        for trial in study.sent:
+            taken[str(trial.compute_class)] += trial.slots
+        held.append(dict(taken))
+        assert len(held) < 10_000, "it does not end"
+
+    scheduler.run(note)
+    return study, held
+
+
+def test_gangs_and_single_trials_share_four_slots_and_all_finish() -> None:
+    """Gangs of three among trials of one slot: never more than there is, and nobody waits for ever."""
+    study, held = search(GANGS, {"cpu": 4}, replicas, 40)
+    assert {trial.slots for trial in study} == {1, 3}
+    assert study.count(TrialState.COMPLETE) == 40
+    assert max(taken.get("cpu", 0) for taken in held) == 4
+
+
+def test_a_gang_is_not_overtaken_for_ever_by_trials_of_one_slot() -> None:
+    """All of them are sent in the order they were drawn but for those that the gathered slots are kept from."""
+    study, _ = search(GANGS, {"cpu": 4}, replicas, 60)
+    begun = sorted(study, key=lambda trial: (trial.started_at or 0.0, trial.number))
+    late = [place - trial.number for place, trial in enumerate(begun) if trial.slots == 3]
+    assert max(late) <= 4
+
+
+def test_a_gang_goes_to_the_class_that_has_its_slots() -> None:
+    study, _ = search(GANGS, {"small": 2, "large": 3}, replicas, 30)
+    assert {trial.compute_class for trial in study if trial.slots == 3} == {"large"}
+    assert {trial.compute_class for trial in study if trial.slots == 1} == {"small", "large"}
+
+
+def test_two_classes_do_not_gather_slots_for_one_gang() -> None:
+    """While one gathers, the other goes on with trials of one slot: it holds none back for the same gang."""
+    study, held = search(GANGS, {"a": 3, "b": 3}, replicas, 60)
+    assert study.count(TrialState.COMPLETE) == 60
+    assert {trial.compute_class for trial in study if trial.slots == 3} == {"a", "b"}
+    # Slots of both classes are kept from trials that wait at the same moment only if two gangs wait.
+    idle_in_both = sum(taken.get("a", 0) < 3 and taken.get("b", 0) < 3 for taken in held[:-20])
+    assert idle_in_both < len(held) / 3
