@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -22,6 +23,7 @@ class Consumer:
         self.depth = 0
         self.reachable = True
         self.app = SimpleNamespace(connection_for_read=self.connect)
+        self.connection: Any = None
 
     def call_soon(self, function: Callable[..., None], *arguments: Any) -> None:
         self.soon.append((function, arguments))
@@ -86,6 +88,17 @@ def test_messages_that_wait_while_none_comes_break_the_connection(
     quiet(intake, clock)
     with pytest.raises(ConnectionError):
         consumer.work()
+
+
+def test_a_consumer_that_hangs_in_a_read_is_woken(intake: Intake, consumer: Consumer, clock: ManualClock) -> None:
+    """Its own thread would do nothing that it is called for: the socket under it ends."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        transport = SimpleNamespace(sock=ours)
+        consumer.connection = SimpleNamespace(connection=SimpleNamespace(transport=transport))
+        consumer.depth = 1
+        quiet(intake, clock, 2)
+        assert ours.recv(1) == b""
 
 
 def test_it_is_left_alone_while_messages_come(intake: Intake, consumer: Consumer, clock: ManualClock) -> None:
