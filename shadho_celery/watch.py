@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 
 from shadho_celery.executors.queue import QueueExecutor
 from shadho_celery.registry import able, start_command, unable
@@ -15,8 +16,10 @@ MISSING_SECONDS = 10.0
 class Watch:
     """Notices what is away, classes without workers, workers without the study or not fit for it; says so once each."""
 
-    def __init__(self, expected: tuple[str, ...], executor: QueueExecutor, module: str) -> None:
+    def __init__(self, expected: tuple[str, ...], executor: QueueExecutor, module: str, widest: int = 1) -> None:
+        """`widest` are the slots of one class that a trial may take."""
         self._expected = expected
+        self._widest = widest
         self._executor = executor
         self._module = module
         self._began = time.monotonic()
@@ -37,7 +40,14 @@ class Watch:
         fingerprint = Signer.configured().fingerprint
         trouble = unable(live, self._module, fingerprint)
         found = [f"Warning: {trouble}"] if trouble is not None else []
-        served = {worker["compute_class"] for worker in able(live, self._module, fingerprint).values()}
+        served: Counter[str] = Counter()
+        for worker in able(live, self._module, fingerprint).values():
+            served[worker["compute_class"]] += worker["slots"]
+        if served and max(served.values()) < self._widest:
+            found.append(
+                f"Warning: trials take up to {self._widest} slots of one class, and no class has as many; "
+                "start more workers of one class, or with more slots"
+            )
         found += [
             f"Warning: no worker serves the queue {name}; start one: {start_command(name, self._module)}"
             for name in self._expected

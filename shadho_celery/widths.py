@@ -9,7 +9,7 @@ import numpy as np
 
 from shadho_celery.errors import UsageError
 from shadho_celery.space.compile import Space
-from shadho_celery.space.split import Subspace
+from shadho_celery.space.split import Subspace, split
 
 #: a number, a key of the params as the objective gets them, or a function of those
 Slots = int | str | Callable[[Any], int]
@@ -44,6 +44,14 @@ def make_width(slots: Slots, space: Space, subspaces: Sequence[Subspace]) -> Wid
         for params in subspace.sample(generator, SAMPLES):
             width_of(params)
     return width_of
+
+
+def widest(slots: Slots, space: Space) -> int:
+    """The most slots that trials take, as far as some draws of each subspace show. Raises UsageError as above."""
+    subspaces = split(space)
+    width = make_width(slots, space, subspaces)
+    generator = np.random.default_rng(1)
+    return max(width(params) for subspace in subspaces for params in subspace.sample(generator, 8 * SAMPLES))
 
 
 def _by_key(key: str) -> Callable[[Any], Any]:

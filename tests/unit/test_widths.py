@@ -20,7 +20,7 @@ from shadho_celery.space.split import split
 from shadho_celery.store import StudyRecord
 from shadho_celery.study import Limits, Study
 from shadho_celery.trial import Trial, TrialState
-from shadho_celery.widths import Slots, make_width
+from shadho_celery.widths import Slots, make_width, widest
 
 GANGS = compile_space(
     {"x": hp.uniform("x", 0, 1), "kind": hp.choice("kind", [{"replicas": 3}, {"replicas": 1}]), "two": 2.0}
@@ -55,6 +55,11 @@ def test_a_function_is_given_what_the_objective_gets() -> None:
 def test_what_gives_no_number_of_slots_is_refused_before_the_study_begins(slots: Any) -> None:
     with pytest.raises(UsageError, match="STUDY\\['slots'\\]"):
         make_width(slots, GANGS, split(GANGS))
+
+
+def test_the_widest_trial_is_found_among_all_subspaces() -> None:
+    assert widest(replicas, GANGS) == 3
+    assert widest(1, GANGS) == 1
 
 
 def search(space: Space, slots: Mapping[str, int], width: Slots, trials: int) -> tuple[Study, list[dict[str, int]]]:
