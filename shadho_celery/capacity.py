@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from shadho_celery.cost_model import CostModel
@@ -33,7 +32,7 @@ class Capacity:
 
     def fits(self, trial: Trial, compute_class: ComputeClass) -> bool:
         """False where the class has too few slots, or will have too little memory and a larger class lives."""
-        if trial.slots > math.ceil(compute_class.share):
+        if trial.slots > compute_class.slots:
             return False
         larger = self._larger(compute_class.name)
         if not larger:
@@ -53,7 +52,7 @@ class Capacity:
         if not isinstance(event, Result) or not event.out_of_memory or event.compute_class is None:
             return event
         self._model.tell_out_of_memory(trial, event.compute_class)
-        if event.attempt != trial.attempt or not self._larger(event.compute_class):
+        if not self._larger(event.compute_class):
             return event
         return Lost(
             number=event.number,

@@ -19,6 +19,7 @@ from shadho_celery.configuration import configuration
 from shadho_celery.errors import ShadhoError
 from shadho_celery.intake import Intake
 from shadho_celery.registry import connect
+from shadho_celery.seats import own_address
 from shadho_celery.signing import Signer
 from shadho_celery.slots import NotMine, Slots
 from shadho_celery.study_file import cores_per_trial
@@ -88,6 +89,7 @@ def _open(sender: Any, **_: Any) -> None:
             count=int(sender.concurrency),
             imports=_imports(conf, {"include": sender.include}),
             checkpoints=(STATE / "checkpoints").absolute(),
+            address=own_address(client),
             signer=Signer.configured(),
         )
     except ShadhoError as error:

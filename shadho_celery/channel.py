@@ -33,7 +33,7 @@ from shadho_celery.errors import UsageError
 from shadho_celery.registry import Redis
 from shadho_celery.signing import UNSIGNED, Signer
 from shadho_celery.standing import signature
-from shadho_celery.trial import Event, Lost, Report, Result, Started, TrialState
+from shadho_celery.trial import Assembling, Event, GangEvent, Lost, Report, Result, Started, TrialState, Unseated
 
 #: seconds for which messages of a study that has ended are refused
 ERASED_SECONDS = 7 * 86400
@@ -44,7 +44,14 @@ READ = 1000
 #: what stands in the strikes of a worker that gets no more trials
 FENCED = "fenced"
 
-_KINDS: dict[str, Callable[..., Event]] = {"started": Started, "report": Report, "result": Result, "lost": Lost}
+_KINDS: dict[str, Callable[..., Event | GangEvent]] = {
+    "started": Started,
+    "report": Report,
+    "result": Result,
+    "lost": Lost,
+    "assembling": Assembling,
+    "unseated": Unseated,
+}
 
 
 @dataclass(frozen=True)
@@ -172,7 +179,7 @@ class SchedulerChannel:
         #: id of the last event read; the stream holds what an earlier life did not confirm
         self._last = "0"
 
-    def drain(self, wait_ms: int) -> list[Event]:
+    def drain(self, wait_ms: int) -> list[Event | GangEvent]:
         """Events since the last call, waiting up to `wait_ms` (0: not at all) for the first one."""
         answer: Any = self._client.xread({self._keys.events: self._last}, count=READ, block=wait_ms or None)
         if not answer:
@@ -215,14 +222,17 @@ class SchedulerChannel:
         """Take back the attempts that are not claimed (each gives a Lost event); with `running` stop the others."""
         self._take_back(attempts, "stop" if running else "leave", "taken back")
 
-    def give_up(self, attempts: Sequence[tuple[int, int]], reason: str) -> None:
-        """Take back attempts, claimed or not: whoever held them is gone. A trial that has ended stays so."""
-        self._take_back(attempts, "gone", reason)
+    def give_up(self, attempts: Sequence[tuple[int, int]], reason: str, *, claimed: bool = False) -> None:
+        """Take back attempts: whoever held them is gone, or is to stop. A trial that has ended stays so.
 
-    def _take_back(self, attempts: Sequence[tuple[int, int]], mode: str, reason: str) -> None:
+        Those that are `claimed` count against their trial.
+        """
+        self._take_back(attempts, "gone", reason, claimed)
+
+    def _take_back(self, attempts: Sequence[tuple[int, int]], mode: str, reason: str, claimed: bool = False) -> None:
         arguments: list[Any] = [mode]
         for number, attempt in attempts:
-            lost = Lost(number=number, attempt=attempt, reason=reason, claimed=False)
+            lost = Lost(number=number, attempt=attempt, reason=reason, claimed=claimed)
             arguments += [number, attempt, seal(self._study, lost, self._signer)]
         keys = self._keys
         self._cancel(keys=[keys.attempts, keys.cancel, keys.events, keys.leases], args=arguments)
@@ -269,19 +279,19 @@ class SchedulerChannel:
         gets one must be told that it is not to be run.
         """
         keys = self._keys
-        self._client.delete(keys.events, keys.leases, keys.cancel, keys.known)
+        self._client.delete(keys.events, keys.leases, keys.cancel, keys.known, keys.gangs, keys.seats, keys.yields)
         self._client.expire(keys.attempts, ERASED_SECONDS)
         self._client.expire(keys.strikes, ERASED_SECONDS)
 
 
-def encode(event: Event) -> str:
+def encode(event: Event | GangEvent) -> str:
     """An event as JSON."""
     kind = next(kind for kind, type_ in _KINDS.items() if type(event) is type_)
     # Not `asdict`, which would copy metrics deeply first.
     return json.dumps({"kind": kind, **{name: getattr(event, name) for name in type(event).__slots__}})
 
 
-def decode(text: str) -> Event:
+def decode(text: str) -> Event | GangEvent:
     """The event that `encode` made `text` of."""
     values = json.loads(text)
     kind = _KINDS[values.pop("kind")]
@@ -290,13 +300,13 @@ def decode(text: str) -> Event:
     return kind(**values)
 
 
-def seal(study: str, event: Event, signer: Signer) -> str:
+def seal(study: str, event: Event | GangEvent, signer: Signer) -> str:
     """An event as it travels: its JSON, after its signature where messages are signed."""
     text = encode(event)
     return signer.sign(study + text) + text
 
 
-def unseal(study: str, text: str, signer: Signer) -> Event | None:
+def unseal(study: str, text: str, signer: Signer) -> Event | GangEvent | None:
     """The event in `text`; None where it is unsigned although it should be, or no event at all."""
     signature, brace, rest = text.partition("{")
     if not signer.check(study + brace + rest, signature):
@@ -308,9 +318,12 @@ def unseal(study: str, text: str, signer: Signer) -> Event | None:
         return None
 
 
-def _is_sound(event: Event) -> bool:
+_NUMBERS = ("step", "memory", "call", "rank", "backups")
+
+
+def _is_sound(event: Event | GangEvent) -> bool:
     """Whether the numbers in an event are numbers, and such as a store can keep."""
-    numbers = [event.number, event.attempt, *(getattr(event, name, None) or 0 for name in ("step", "memory"))]
+    numbers = [event.number, event.attempt, *(getattr(event, name, None) or 0 for name in _NUMBERS)]
     times = [getattr(event, name, None) or 0.0 for name in ("at", "seconds", "loss")]
     return all(type(n) is int and abs(n) < 2**63 for n in numbers) and all(isinstance(t, (int, float)) for t in times)
 

@@ -35,8 +35,18 @@ local function finish(number, attempt, event, failure)
     return 0
   end
   redis.call('XADD', KEYS[3], '*', 'e', event)
+  local latest = tonumber(last and string.match(last, '^%d+') or attempt)
+  for each = 1, failure == '' and 0 or latest do
+    local other = each ~= tonumber(attempt) and redis.call('ZSCORE', KEYS[2], number .. '.' .. each)
+    if other and tonumber(other) > 0 then
+      -- It did not end well, and a copy of it may: that one decides.
+      redis.call('ZREM', KEYS[2], number .. '.' .. attempt)
+      judge(failure)
+      return 1
+    end
+  end
   redis.call('HSET', KEYS[1], number, mine)
-  for each = 1, tonumber(last and string.match(last, '^%d+') or attempt) do
+  for each = 1, latest do
     redis.call('ZREM', KEYS[2], number .. '.' .. each)
   end
   redis.call('SREM', KEYS[4], number)
@@ -120,11 +130,109 @@ for i = 2, #ARGV, 3 do
 end
 """
 
-#: KEYS attempts; ARGV number attempt each: where this attempt has ended the trial, another one may follow.
+#: KEYS attempts; ARGV number attempt each: where this attempt or an earlier one has ended the trial, later ones may
+#: follow.
 REOPEN = """
 for i = 1, #ARGV, 2 do
   local last = redis.call('HGET', KEYS[1], ARGV[i])
-  local ended = 'done:' .. ARGV[i + 1] .. ':'
-  if last and string.sub(last, 1, #ended) == ended then redis.call('HSET', KEYS[1], ARGV[i], ARGV[i + 1]) end
+  local ended = last and string.match(last, '^done:(%d+):')
+  if ended and tonumber(ended) <= tonumber(ARGV[i + 1]) then redis.call('HSET', KEYS[1], ARGV[i], ARGV[i + 1]) end
 end
 """
+
+#: What the scripts on seats share: whether an attempt runs, as far as anybody knows. KEYS 1 and 2: attempts leases.
+_RUNS = (
+    _NOW
+    + """
+local function runs(number, attempt)
+  local last = redis.call('HGET', KEYS[1], number)
+  local lease = redis.call('ZSCORE', KEYS[2], number .. '.' .. attempt)
+  -- Without any record Redis has lost its memory; what runs will be known again at its next renewal.
+  if not last then return 'perhaps' end
+  return string.sub(last, 1, 4) ~= 'done' and lease and tonumber(lease) > 0
+end
+"""
+)
+
+#: KEYS attempts leases events gangs; ARGV number attempt call sealed: the attempt calls for replicas.
+CALL = (
+    _RUNS
+    + """
+if not runs(ARGV[1], ARGV[2]) then return 0 end
+redis.call('HSET', KEYS[4], ARGV[1] .. '.' .. ARGV[2], ARGV[3] .. ' ' .. ARGV[4])
+redis.call('XADD', KEYS[3], '*', 'e', ARGV[4])
+return 1
+"""
+)
+
+#: KEYS attempts leases cancel gangs seats strikes yields; ARGV lease_ms delivery worker strikes number attempt call
+#: rank. Takes a seat. Returns 1: taken; 0: refused, for its attempt does not run, or another holds it; -1: the worker
+#: must wait.
+TAKE = (
+    _RUNS
+    + """
+local number, attempt, call = ARGV[5], ARGV[6], ARGV[7]
+local seat = number .. '.' .. attempt .. '.' .. call .. '.' .. ARGV[8]
+if runs(number, attempt) ~= true or redis.call('SISMEMBER', KEYS[3], number) == 1 then return 0 end
+if redis.call('SISMEMBER', KEYS[7], seat) == 1 then return 0 end
+local latest = redis.call('HGET', KEYS[4], number .. '.' .. attempt)
+if latest and string.match(latest, '^%d+') ~= call then return 0 end
+local seated = redis.call('HGET', KEYS[5], seat)
+local lasts, holder = string.match(seated or '', '^held:(%d+):(.*)$')
+if holder == ARGV[2] then return 1 end
+if seated == 'done' or (holder and tonumber(lasts) > now) then return 0 end
+local strikes = redis.call('HGET', KEYS[6], ARGV[3])
+if strikes and (strikes == 'fenced' or tonumber(strikes) >= tonumber(ARGV[4])) then return -1 end
+redis.call('HSET', KEYS[5], seat, 'held:' .. string.format('%.0f', now + ARGV[1]) .. ':' .. ARGV[2])
+return 1
+"""
+)
+
+#: KEYS attempts leases cancel seats yields; ARGV lease_ms, then number attempt seat delivery each. Renews; returns per
+#: seat 'ok', 'gone' where the replica is to stop, or 'yield' where its slot is wanted.
+RENEW_SEATS = (
+    _RUNS
+    + """
+local answer = {}
+for i = 2, #ARGV, 4 do
+  local number, attempt, seat, delivery = ARGV[i], ARGV[i + 1], ARGV[i + 2], ARGV[i + 3]
+  local seated = redis.call('HGET', KEYS[4], seat)
+  local mine = not seated or string.match(seated, '^held:%d+:(.*)$') == delivery
+  if not (mine and runs(number, attempt)) or redis.call('SISMEMBER', KEYS[3], number) == 1 then
+    answer[#answer + 1] = 'gone'
+  else
+    redis.call('HSET', KEYS[4], seat, 'held:' .. string.format('%.0f', now + ARGV[1]) .. ':' .. delivery)
+    answer[#answer + 1] = redis.call('SISMEMBER', KEYS[5], seat) == 1 and 'yield' or 'ok'
+  end
+end
+return answer
+"""
+)
+
+#: KEYS attempts leases events seats yields; ARGV number attempt seat delivery how event: its replica has ended, 'left'
+#: or 'done'; the event may be ''. Returns 1, or 0 where nobody wants to know: the attempt has ended before.
+LEAVE = (
+    _RUNS
+    + """
+local seated = redis.call('HGET', KEYS[4], ARGV[3])
+redis.call('SREM', KEYS[5], ARGV[3])
+if not (seated and string.match(seated, '^held:%d+:(.*)$') == ARGV[4] and runs(ARGV[1], ARGV[2])) then return 0 end
+redis.call('HSET', KEYS[4], ARGV[3], ARGV[5])
+if ARGV[6] ~= '' then redis.call('XADD', KEYS[3], '*', 'e', ARGV[6]) end
+return 1
+"""
+)
+
+#: KEYS seats; ARGV seat each. Returns how each stands: 'never' taken, 'held', 'lost', 'left' or 'done'.
+SEATED = (
+    _NOW
+    + """
+local answer = {}
+for i = 1, #ARGV do
+  local seated = redis.call('HGET', KEYS[1], ARGV[i])
+  local lasts = string.match(seated or '', '^held:(%d+):')
+  answer[i] = lasts and (tonumber(lasts) > now and 'held' or 'lost') or seated or 'never'
+end
+return answer
+"""
+)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 #: Classes in the order in which a study expects them to be strong, until their workers have announced hardware.
@@ -27,6 +27,7 @@ def uses_gpus(compute_class: str) -> bool:
 class Machine:
     """The facts of one machine that matter to a search."""
 
+    #: its name, or what ``SHADHO_HOST`` says
     host: str
     #: cores this process may use
     cores: int
@@ -92,6 +93,8 @@ class ComputeClass:
     gpu_memory: int = 0
     #: most cores among the class's machines
     cores: int = 0
+    #: slots by machine
+    hosts: Mapping[str, int] = field(default_factory=dict, hash=False)
 
     @property
     def share(self) -> float:
@@ -108,11 +111,12 @@ def by_strength(classes: Iterable[ComputeClass], expected: Sequence[str] = DEFAU
 def detect() -> Machine:
     """The machine this process runs on, as far as it may use it. Never raises: what cannot be read is absent.
 
-    ``SHADHO_CORES`` bounds the cores, for several workers on one machine.
+    ``SHADHO_CORES`` bounds the cores, for several workers on one machine. ``SHADHO_HOST`` is the name or address by
+    which other machines know this one, where its own name does not tell it from others.
     """
     gpus, name, gpu_memory = _nvidia_gpus()
     return Machine(
-        host=socket.gethostname(),
+        host=os.environ.get("SHADHO_HOST") or socket.gethostname(),
         cores=_cores(),
         memory=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         gpu_name=name,

@@ -67,6 +67,12 @@ def _finite(_: Any, parameter: click.Parameter, value: float | None) -> float | 
     type=click.Choice(SHARES),
     help=f"Trials a subspace gets: evenly, or more where the best loss may be beaten.  [default: {DEFAULT_SHARES}]",
 )
+@click.option(
+    "--speculation/--no-speculation",
+    "speculate",
+    default=None,
+    help="Start a late trial once more where a slot of another machine idles; the first result counts.  [default: do]",
+)
 @click.option("--study", "name", metavar="NAME", help="Name of the study.  [default: module and time]")
 @click.option(
     "--resume",

@@ -11,9 +11,15 @@ from shadho_celery.search import DEFAULT_POLICY, DEFAULT_SAMPLER, DEFAULT_SHARES
 from shadho_celery.store import DEFAULT_STORE
 
 #: options that a study keeps for those who resume it, by the names they have in STUDY
-KEPT = ("trials", "seconds", "target", "sampler", "policy", "shares", "weight", "trial_timeout")
+KEPT = ("trials", "seconds", "target", "sampler", "policy", "shares", "speculate", "weight", "trial_timeout")
 
-_DEFAULTS = {"sampler": DEFAULT_SAMPLER, "policy": DEFAULT_POLICY, "shares": DEFAULT_SHARES, "weight": 1.0}
+_DEFAULTS = {
+    "sampler": DEFAULT_SAMPLER,
+    "policy": DEFAULT_POLICY,
+    "shares": DEFAULT_SHARES,
+    "speculate": True,
+    "weight": 1.0,
+}
 
 
 @dataclass(kw_only=True)
@@ -33,6 +39,8 @@ class Options:
     store: str = DEFAULT_STORE
     #: slots by class of the embedded workers; empty for the default
     workers: Mapping[str, int] = field(default_factory=dict)
+    #: False where late trials are not to be copied to idle slots
+    speculate: bool | None = None
     weight: float | None = None
     #: seconds after which a trial is stopped
     trial_timeout: float | None = None

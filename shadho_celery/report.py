@@ -18,7 +18,7 @@ from rich.text import Text
 from shadho_celery.scheduler import Scheduler
 from shadho_celery.space.compile import Space
 from shadho_celery.standing import gist
-from shadho_celery.study import Study
+from shadho_celery.study import Study, merit
 from shadho_celery.trial import Trial, TrialState
 
 #: rows of the table of the best trials
@@ -139,7 +139,7 @@ def _right(name: str) -> Any:
 
 def summary(study: Study, space: Space, console: Console, resume_command: str, refused: int = 0) -> None:
     """The best trials, what went wrong, where the store lies, and how to go on; `refused` are late results."""
-    complete = sorted((t for t in study.trials if t.state is _S.COMPLETE), key=lambda t: (t.loss, t.number))
+    complete = sorted((t for t in study.trials if t.state is _S.COMPLETE), key=lambda t: (merit(t), t.number))
     if complete:
         table = Table(_right("trial"), _right("loss"), "class", "params as drawn", "what the objective got")
         for trial in complete[:BEST]:
@@ -203,8 +203,10 @@ def _faults(study: Study, refused: int) -> list[str]:
     """What was lost, refused or left, where anything was."""
     lost = sum(trial.lost for trial in study)
     waiting = study.count(_S.WAITING)
+    copies = f"late trials started once more where a slot was idle: {study.copied}; ended by that: {study.rescued}"
     said = {
         f"attempts lost with their workers, and run again: {lost}": lost,
+        copies: study.copied,
         f"late results refused, each trial counts once: {refused}": refused,
         f"trials that wait to be run by --resume: {waiting}": waiting,
     }

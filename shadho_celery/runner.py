@@ -5,8 +5,9 @@ nothing of it stay behind. Between them is a pipe of JSON records, one a line:
 
 - in: ``{"trial": {...}}`` runs a trial, ``{"stop": true}`` raises its stop flag, ``{"time_out": true}`` interrupts it;
   the end of the pipe ends the process
-- out: ``{"ready": true}`` once the study modules are imported, ``{"report": {...}}``, ``{"outcome": {...}}``, with
-  ``"replace": true`` where the process is not fit for another trial
+- out: ``{"ready": true}`` once the study modules are imported, ``{"report": {...}}``, ``{"gang": {...}}`` where the
+  trial calls for replicas, ``{"outcome": {...}}``, with ``"replace": true`` where the process is not fit for another
+  trial
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Any
 from shadho_celery.clock import SystemClock
 from shadho_celery.context import MAX_ERROR, Outcome
 from shadho_celery.guarded import Garbage, Guarded, as_garbage
+from shadho_celery.payloads import MAX_REPLICAS, is_address, is_token
 from shadho_celery.slot_process import HARD_SECONDS, SlotProcess
 from shadho_celery.trial import TrialState
 
@@ -28,6 +30,13 @@ STOP_SECONDS = 2.0
 
 #: seconds that a process may take to import its study modules, before they count as part of its trial
 IMPORT_SECONDS = 300.0
+
+
+Told = Callable[[Mapping[str, Any]], None]
+
+
+def _ignore(_: Mapping[str, Any]) -> None:
+    pass
 
 
 class Runner:
@@ -44,10 +53,11 @@ class Runner:
         """Start the process unless it lives; it gets ready while others do something else. Raises OSError."""
         self._living()
 
-    def run(self, trial: Mapping[str, Any], on_report: Callable[[Mapping[str, Any]], None]) -> Outcome:
+    def run(self, trial: Mapping[str, Any], on_report: Told, on_gang: Told = _ignore) -> Outcome:
         """Run one trial to its end; the end of the process is an outcome too.
 
-        `trial["timeout"]`, where it is there, are the seconds it may take.
+        `trial["timeout"]`, where it is there, are the seconds it may take. `on_gang` gets what it calls for replicas
+        with: ``address``, ``token`` and ``backups``.
         """
         began = SystemClock().now()
         try:
@@ -57,7 +67,7 @@ class Runner:
         limit = _TimeLimit(trial.get("timeout"), process)
         garbage = ""
         try:
-            outcome = self._converse(process, trial, on_report, limit)
+            outcome = self._converse(process, trial, on_report, on_gang, limit)
         except Garbage as error:
             garbage, outcome = str(error), None
             process.kill()
@@ -107,7 +117,8 @@ class Runner:
     def _converse(
         process: Guarded,
         trial: Mapping[str, Any],
-        on_report: Callable[[Mapping[str, Any]], None],
+        on_report: Told,
+        on_gang: Told,
         limit: _TimeLimit,
     ) -> Outcome | None:
         """Send the trial and hear what comes of it; None where the process has died."""
@@ -117,6 +128,8 @@ class Runner:
         for record in iter(process.receive, None):
             if "report" in record:
                 on_report(_report(record))
+            elif "gang" in record:
+                on_gang(_gang(record))
             elif "outcome" in record:
                 process.is_unfit = bool(record.get("replace"))
                 return _outcome(record)
@@ -129,6 +142,15 @@ def _report(record: Mapping[str, Any]) -> Mapping[str, Any]:
         if not -(2**63) <= step < 2**63:
             raise ValueError("no such number")
         return {"step": step, "loss": float(record["report"]["loss"])}
+
+
+def _gang(record: Mapping[str, Any]) -> Mapping[str, Any]:
+    with as_garbage():
+        address, token = str(record["gang"]["address"]), str(record["gang"]["token"])
+        backups = int(record["gang"]["backups"])
+        if not (is_address(address) and is_token(token) and 0 <= backups <= MAX_REPLICAS):
+            raise ValueError("no call for replicas")
+        return {"address": address, "token": token, "backups": backups}
 
 
 def _outcome(record: Mapping[str, Any]) -> Outcome:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import numpy as np
 
@@ -12,9 +14,11 @@ from shadho_celery.capacity import Capacity
 from shadho_celery.cost_model import CostModel
 from shadho_celery.executors.base import Executor
 from shadho_celery.hardware import DEFAULT_CLASSES, ComputeClass, by_strength
+from shadho_celery.rounds import Endless, Rounds, Wanted
 from shadho_celery.samplers.base import Sampler
 from shadho_celery.shares import Shares
 from shadho_celery.space.split import Subspace
+from shadho_celery.speculation import Idle, Speculation, most_copies
 from shadho_celery.study import Limits, Study
 from shadho_celery.trial import Event, Trial, TrialState
 from shadho_celery.widths import Width
@@ -53,10 +57,13 @@ class Scheduler:
         limits: Limits,
         expected: Sequence[str] = DEFAULT_CLASSES,
         width: Width = lambda params: 1,
+        rounds: Rounds | None = None,
+        speculate: bool = True,
     ) -> None:
         """`expected` orders the classes that do not differ in their hardware, strongest first.
 
-        `width` says how many slots of one class a trial takes.
+        `width` says how many slots of one class a trial takes, `rounds` which trials there are to be: any number of new
+        ones by default. With `speculate` late trials are copied to idle slots.
         """
         self.study = study
         self.cost_model = cost_model
@@ -80,6 +87,8 @@ class Scheduler:
         self._quotas: dict[str, int] = {}
         self._quotas_for = -1
         self._width = width
+        self._rounds = Endless() if rounds is None else rounds
+        self._speculation = Speculation(cost_model) if speculate else None
         #: by class, the trial whose slots it gathers: nothing else is sent there until they are free
         self._gathering: dict[str, int] = {}
         self._began = self._watched_at = study.clock.now()
@@ -103,15 +112,18 @@ class Scheduler:
         """What happened since the last turn."""
         # Once the time is up there is nothing to be punctual for: what runs is waited for without haste.
         left = self.turn_seconds if self.stopping else self._seconds_left()
+        if self._speculation is not None:
+            left = min(left, self._speculation.due - self.study.clock.now())
         return self._executor.poll(max(0.0, min(self.turn_seconds, left)))
 
     def tell(self, events: Sequence[Event]) -> None:
         """Take note of `events` and let policy and samplers learn from the trials that finished."""
         for event in events:
-            is_ours = event.number < len(self.study)
-            trial = (
-                self.study.tell(self._capacity.escalated(event, self.study.trial(event.number))) if is_ours else None
-            )
+            if event.number >= len(self.study):
+                continue
+            is_alive = self.study.lives(event.number, event.attempt)
+            told = self._capacity.escalated(event, self.study.trial(event.number)) if is_alive else event
+            trial = self.study.tell(told)
             if trial is not None and trial.state.is_finished:
                 self._learn(trial)
 
@@ -129,7 +141,7 @@ class Scheduler:
 
     def fill(self) -> None:
         """Give every class the trials it has room for, recorded before they are sent."""
-        batch = [self.study.queue(trial, compute_class) for compute_class, trial in self._placed()]
+        batch = [self.study.queue(trial, compute_class) for compute_class, trial in self._placed()] or self._copied()
         self.study.commit()
         if batch:
             self._executor.submit(batch)
@@ -155,7 +167,9 @@ class Scheduler:
     def _take_up(self) -> None:
         """Learn from the trials of earlier runs, and take up those that were in flight."""
         for trial in self.study:
-            self._shares.deal(trial.subspace)
+            if trial.origin is None:
+                self._shares.deal(trial.subspace)
+            self._rounds.add(trial)
         self._learn(*self.study.trials)
         if self.study.in_flight:
             self._executor.submit(self.study.sent)
@@ -163,11 +177,15 @@ class Scheduler:
     def _learn(self, *trials: Trial) -> None:
         """Learn from trials in the order in which they finished."""
         self.cost_model.tell(*trials)
-        self._policy.tell(*trials)
-        for trial in trials:
+        # Losses compare at one budget only: those of the higher rungs are about trials that were chosen already.
+        lowest = [trial for trial in trials if not trial.rung]
+        self._policy.tell(*lowest)
+        for trial in lowest:
             self._shares.tell(trial)
             if trial.subspace in self._samplers:
                 self._samplers[trial.subspace].tell(trial)
+        for trial in trials:
+            self._rounds.tell(trial)
 
     def _in_order(self, classes: Sequence[ComputeClass]) -> list[ComputeClass]:
         """Strongest first: by their hardware, until every class has shown how fast it is."""
@@ -179,7 +197,7 @@ class Scheduler:
     def _placed(self) -> Iterator[tuple[str, Trial]]:
         """Trials to send and their class: one a class in turn, the strongest first, until no class has room."""
         # Near the end a trial that waits in a queue is better sent to whichever slot falls free first.
-        near_end = self._left() <= sum(compute_class.slots for compute_class in self.classes)
+        near_end = min(self._left(), self._rounds.left) <= sum(compute_class.slots for compute_class in self.classes)
         self._forget_gathering()
         takers = self.classes
         while takers:
@@ -199,8 +217,14 @@ class Scheduler:
             takers = still_taking
 
     def _may_start(self, trial: Trial, compute_class: ComputeClass) -> bool:
-        """Whether the class has all the slots that the trial takes; a trial of one slot may wait in the queue."""
-        return trial.slots == 1 or trial.slots <= self._room(compute_class, 0)
+        """Whether the class has all the slots that the trial takes; a trial of one slot may wait in the queue.
+
+        One that is wider than the study's part beside other studies goes when the slots are free and none is ours.
+        """
+        if trial.slots == 1 or trial.slots <= self._room(compute_class, 0):
+            return True
+        is_alone = self.study.taken(compute_class.name) == 0
+        return is_alone and trial.slots <= compute_class.slots - compute_class.busy
 
     def _is_left_to(self, trial: Trial, compute_class: ComputeClass) -> bool:
         """Whether a trial that waits may go to a class: not while the class, or another one, gathers slots for it."""
@@ -233,6 +257,33 @@ class Scheduler:
             if free > 0 and fitting:
                 self._executor.cancel(fitting[-free:], running=False)
 
+    def _copied(self) -> list[Trial]:
+        """With nothing to send, copies of late trials for the slots that idle."""
+        if self._speculation is None:
+            return []
+        self._speculation.due = math.inf
+        if self.stopping or all(self._room(each, 0) <= 0 for each in self.classes):
+            return []
+        alone = (trial for trial in self.study.alone if trial.subspace in self._index)
+        size = self.study.in_flight if self._rounds.size is None else self._rounds.size
+        most = most_copies(size) - self.study.copies
+        late = self._speculation.ask(alone, self._idle, most, self.study.clock.now())
+        return [self.study.copy(trial, compute_class) for trial, compute_class in late]
+
+    def _idle(self) -> list[Idle]:
+        """The slots that have nothing to do, but for those that are gathered for a trial that takes several."""
+        busy = Counter((trial.compute_class, trial.host) for trial in self.study.attempts)
+        return [
+            Idle(
+                compute_class=each.name,
+                slots=self._room(each, 0),
+                hosts={host: slots - busy[each.name, host] for host, slots in each.hosts.items()},
+                fits=partial(self._capacity.fits, compute_class=each),
+            )
+            for each in self.classes
+            if self._room(each, 0) > 0 and each.name not in self._gathering
+        ]
+
     def _left(self) -> float:
         """Trials that may still be sent."""
         if self.stopping:
@@ -249,10 +300,13 @@ class Scheduler:
         if waiting is not None or compute_class.name in self._gathering:
             return waiting
         for _ in range(DRAWS):
-            backlogs = {n: b for n, b in self._backlogs().items() if self._may_wait(n)}
-            if not backlogs or self.study.count(TrialState.WAITING) >= self._left():
+            wanted = self._rounds.ask()
+            if wanted is None or self.study.count(TrialState.WAITING) >= self._left():
                 return None
-            trial = self._draw(self._policy.pick(compute_class.name, backlogs))
+            trial = self._made(wanted, compute_class)
+            if trial is None:
+                return None
+            self._rounds.add(trial)
             if self._capacity.fits(trial, compute_class):
                 return trial
             # It stays in the study until a class has room that it fits.
@@ -263,24 +317,41 @@ class Scheduler:
         """Whether another trial of a subspace may be held back; those that wait are too large for whoever asks."""
         return self.study.count(TrialState.WAITING, subspace=name) < WAITING_PER_SUBSPACE
 
-    def _draw(self, name: str) -> Trial:
+    def _made(self, wanted: Wanted, compute_class: ComputeClass) -> Trial | None:
+        """What is wanted, as a trial of the study; None where no subspace may get a new one."""
+        if wanted.origin is not None:
+            origin = self.study.trial(wanted.origin)
+            return self.study.add(
+                origin.subspace,
+                origin.params,
+                origin.seed,
+                wanted.budget,
+                slots=origin.slots,
+                rung=wanted.rung,
+                origin=origin.number,
+            )
+        backlogs = {n: b for n, b in self._backlogs(wanted.drawn).items() if self._may_wait(n)}
+        return self._draw(self._policy.pick(compute_class.name, backlogs), wanted) if backlogs else None
+
+    def _draw(self, name: str, wanted: Wanted) -> Trial:
         """A new trial in the subspace called `name`."""
         place = self.study.asked(name)
         params = self._samplers[name].ask(place)
         self._shares.deal(name)
         seed = trial_seed(self._seed, self._index[name], place)
-        return self.study.add(name, params, seed, slots=self._width(params))
+        return self.study.add(name, params, seed, wanted.budget, slots=self._width(params), rung=wanted.rung)
 
-    def _backlogs(self) -> dict[str, float]:
+    def _backlogs(self, drawn: int | None) -> dict[str, float]:
         """Subspaces that may get a trial, with how far each is behind its share, the furthest first.
 
         Where the proposals do not depend on the losses, a limit on trials fixes each subspace's number of them: the
-        policy decides on order and place, the seed on the set.
+        policy decides on order and place, the seed on the set. In rounds it is those `drawn` by the end of each.
         """
         backlogs = self._shares.backlogs()
-        if self.limits.trials is None or not self._shares.fixed or self._adaptive:
+        limit = self.limits.trials if drawn is None else drawn
+        if limit is None or not self._shares.fixed or self._adaptive:
             return backlogs
-        total = self.limits.trials + self.study.count(TrialState.CANCELLED)
+        total = limit + (self.study.count(TrialState.CANCELLED) if drawn is None else 0)
         if total != self._quotas_for:
             self._quotas, self._quotas_for = self._shares.quotas(total), total
         return {n: behind for n, behind in backlogs.items() if self.study.asked(n) < self._quotas[n]} or backlogs

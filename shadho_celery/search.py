@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
 from contextlib import closing
 from typing import Any
 
@@ -19,6 +20,7 @@ from shadho_celery.executors.inline import InlineExecutor
 from shadho_celery.hardware import DEFAULT_CLASSES
 from shadho_celery.hints import Cost, make_hint
 from shadho_celery.opening import open_study
+from shadho_celery.rounds import make_rounds
 from shadho_celery.samplers import make_sampler
 from shadho_celery.scheduler import Scheduler
 from shadho_celery.shares import make_shares
@@ -50,6 +52,7 @@ def minimize(
     sampler: str = DEFAULT_SAMPLER,
     policy: str = DEFAULT_POLICY,
     shares: str = DEFAULT_SHARES,
+    rungs: Mapping[str, Any] | None = None,
     store: str = "sqlite://",
     study: str | None = None,
     resume: bool = False,
@@ -58,8 +61,9 @@ def minimize(
 
     The search ends after `trials`, after `seconds`, or at a loss of `target` or less, whichever comes first. The same
     `seed` gives the same trials. `shares` says how trials are shared out between subspaces: "uniform", by the space's
-    own law, or by "promise". `store` keeps them: in memory, or at a database URL such as ``sqlite:///shadho.db``,
-    where `study` names the search and `resume` carries it on.
+    own law, or by "promise". With `rungs`, such as ``{"least": 1, "most": 9, "eta": 3}``, many trials are given a small
+    ``context.budget`` and the best of them go on to larger ones (successive halving). `store` keeps them: in memory, or
+    at a database URL such as ``sqlite:///shadho.db``, where `study` names the search and `resume` carries it on.
 
     Returns the study: `.trials` in the order they finished, each with `.params` by label, `.loss` and `.state`;
     `.best` is the one with the least loss, None where none succeeded. Raises SpaceError for a space that cannot be
@@ -67,12 +71,15 @@ def minimize(
     """
     limits = Limits(trials=trials, seconds=seconds, target=target)
     check_names(sampler, policy, shares)
+    make_rounds(rungs)  # what makes no ladder is refused before a study is recorded
     compiled = compile_space(space)
     executor = InlineExecutor(objective, compiled.evaluate)
     with closing(Store(store)) as database:
         search = open_study(database, compiled.describe(), name=study, resume=resume, seed=seed)
         with closing(search):
-            make_scheduler(compiled, search, executor, limits, sampler=sampler, policy=policy, shares=shares).run()
+            make_scheduler(
+                compiled, search, executor, limits, sampler=sampler, policy=policy, shares=shares, rungs=rungs
+            ).run()
     return search
 
 
@@ -121,12 +128,14 @@ def make_scheduler(
     shares: str = DEFAULT_SHARES,
     cost: Cost | None = None,
     slots: Slots = 1,
+    rungs: Mapping[str, Any] | None = None,
+    speculate: bool = True,
     expected: tuple[str, ...] = (),
 ) -> Scheduler:
     """The scheduler of `study`, its parts chosen by name; UsageError for a name that does not exist.
 
     `cost` says what trials are thought to cost beside one another, see `hints.make_hint`; `slots` how many slots each
-    takes, see `widths.make_width`.
+    takes, see `widths.make_width`; `rungs` which budgets they are given, see `rounds.SuccessiveHalving`.
     """
     subspaces = split(space)
     cost_model = CostModel(subspaces, None if cost is None else make_hint(cost, space, subspaces))
@@ -141,5 +150,7 @@ def make_scheduler(
         make_sampler=lambda subspace, entropy: make_sampler(sampler, subspace, entropy),
         limits=limits,
         width=make_width(slots, space, subspaces),
+        rounds=make_rounds(rungs),
+        speculate=speculate,
         expected=expected or DEFAULT_CLASSES,
     )

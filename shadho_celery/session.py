@@ -17,12 +17,13 @@ from rich.console import Console
 
 from shadho_celery import hardware, report, urls
 from shadho_celery.embedded import Embedded
-from shadho_celery.errors import NoSuccessfulTrial
-from shadho_celery.executors.queue import QueueExecutor
+from shadho_celery.errors import NoSuccessfulTrial, UsageError
+from shadho_celery.executors.queue import GANG_WAIT_SECONDS, QueueExecutor
 from shadho_celery.opening import open_study
 from shadho_celery.options import Options
 from shadho_celery.registry import connect
 from shadho_celery.routing import Publisher, mask
+from shadho_celery.rounds import make_rounds
 from shadho_celery.search import check_names, make_scheduler
 from shadho_celery.signing import Signer
 from shadho_celery.space.compile import compile_space
@@ -30,6 +31,7 @@ from shadho_celery.store import DEFAULT_STORE, Store
 from shadho_celery.study import Limits
 from shadho_celery.study_file import StudyFile
 from shadho_celery.watch import Watch
+from shadho_celery.widths import widest
 
 DEFAULT_TRIALS = 100
 
@@ -55,6 +57,8 @@ class Session:
         self._settle({})
         self._space = compile_space(file.space)
         self._expected = tuple(file.settings.get("classes", ()))
+        #: slots of one class that the widest trial takes
+        self._widest = widest(file.settings.get("slots", 1), self._space)
         is_plain = not sys.stdout.isatty() and "COLUMNS" not in os.environ
         self._console = Console(stderr=options.as_json, width=PLAIN_WIDTH if is_plain else None)
         self._embedded: Embedded | None = None
@@ -68,6 +72,7 @@ class Session:
         """Decide what holds, given the settings of `earlier` runs. Raises UsageError for what makes no sense."""
         self._settings = self._options.over(self._file.settings, earlier)
         check_names(self._settings["sampler"], self._settings["policy"], self._settings["shares"])
+        make_rounds(self._settings.get("rungs"))
         bounds = {name: self._settings[name] for name in ("trials", "seconds", "target")}
         self._limits = Limits(**(bounds if set(bounds.values()) != {None} else {"trials": DEFAULT_TRIALS}))
 
@@ -113,6 +118,7 @@ class Session:
             weight=self._settings["weight"],
             adopt=self._options.fleet,
             trial_timeout=self._settings["trial_timeout"],
+            gang_wait_seconds=self._settings.get("gang_wait_seconds", GANG_WAIT_SECONDS),
             signer=Signer.configured(),
         )
         opened.callback(self._let_go, publisher)
@@ -126,6 +132,8 @@ class Session:
             shares=self._settings["shares"],
             cost=self._settings.get("cost"),
             slots=self._settings.get("slots", 1),
+            rungs=self._settings.get("rungs"),
+            speculate=self._settings["speculate"],
             expected=self._expected,
         )
 
@@ -143,12 +151,20 @@ class Session:
     def _embed(self) -> Embedded:
         machine = hardware.detect()
         workers = self._options.workers or self._play_classes(machine)
+        if max(workers.values()) < self._widest:
+            raise UsageError(
+                f"STUDY['slots'] gives a trial {self._widest} slots of one class, and no class has as many here; "
+                f"give --workers {next(iter(workers))}={self._widest}"
+            )
         return Embedded(Path(".shadho") / self._study.name, workers, [self._file.module], machine.cores)
 
     def _play_classes(self, machine: hardware.Machine) -> dict[str, int]:
         """The embedded workers by default."""
         if machine.gpus:
-            return {machine.compute_class: len(machine.gpus), "cpu": max(1, machine.cores - len(machine.gpus))}
+            cores = max(1, machine.cores - len(machine.gpus))
+            return {machine.compute_class: len(machine.gpus), "cpu": cores if self._widest == 1 else self._widest}
+        if self._widest > 1:
+            return {machine.compute_class: max(self._widest, machine.cores)}
         names = self._expected or hardware.DEFAULT_CLASSES
         _say(
             f"no GPU here: CPU workers play the classes {', '.join(names)}; --workers cpu={machine.cores} for real use"
@@ -159,7 +175,7 @@ class Session:
         """Turn the loop to its end under a view; the exit code."""
         is_terminal = self._console.is_terminal
         view = report.LiveView(self._scheduler, self._console) if is_terminal else report.PlainView(self._scheduler)
-        watch = Watch(self._expected, self._executor, self._file.module)
+        watch = Watch(self._expected, self._executor, self._file.module, self._widest)
 
         def on_turn() -> None:
             self._heed_signals(view.note)

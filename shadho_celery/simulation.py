@@ -24,8 +24,11 @@ from shadho_celery.store import StudyRecord
 from shadho_celery.study import Limits, Study
 from shadho_celery.trial import Trial, TrialState
 
-#: factors drawn beforehand; a trial's own seed picks one, so it is the same under every policy and in every attempt
+#: factors drawn beforehand; a trial's own seed picks one, so it is the same under every policy
 DRAWS = 2**17
+
+#: a trial's next attempt is as lucky as the first one of the trial whose seed is greater by this
+NEXT_ATTEMPT = 65_537
 
 #: a trial that runs out of memory does so after this part of its time
 OUT_OF_MEMORY_AT = 0.1
@@ -100,6 +103,8 @@ def simulate(
     policy: str = DEFAULT_POLICY,
     shares: str = DEFAULT_SHARES,
     sampler: str = DEFAULT_SAMPLER,
+    rungs: Mapping[str, Any] | None = None,
+    speculate: bool = True,
     seed: int | None = None,
     on_turn: Callable[[Study], None] = lambda study: None,
 ) -> Simulation:
@@ -128,6 +133,8 @@ def simulate(
         sampler=sampler,
         policy=policy,
         shares=shares,
+        rungs=rungs,
+        speculate=speculate,
         expected=tuple(cluster.slots),
     )
     # Nothing happens but what the executor says: there is no reason to look in between, once it has something to do.
@@ -155,16 +162,21 @@ def make_space(cluster: Cluster) -> Any:
 
 
 def make_play(cluster: Cluster, seed: int) -> Play:
-    """What the trials of a cluster do: their own seeds pick how large they are, how slow, and whether they fail."""
+    """What the trials of a cluster do: their own seeds pick how large they are, whether they fail, and how slow.
+
+    All of it is a trial's own but for that it is slowed down by chance: then another attempt may not be.
+    """
     generator = np.random.default_rng([seed, 0x51])
-    factors = (cluster.size.draw(generator, DRAWS) * cluster.straggler.draw(generator, DRAWS)).tolist()
+    sizes = cluster.size.draw(generator, DRAWS).tolist()
+    delays = cluster.straggler.draw(generator, DRAWS).tolist()
     luck = generator.random(DRAWS).tolist()
 
     def play(trial: Trial, compute_class: str) -> Outcome:
         name = family_of(trial)
         family = cluster.families[name]
         draw = trial.seed % DRAWS
-        seconds = max(LEAST_SECONDS, family.seconds[compute_class] * factors[draw])
+        factor = sizes[draw] * delays[(draw + (trial.attempt - 1) * NEXT_ATTEMPT) % DRAWS] * (trial.budget or 1.0)
+        seconds = max(LEAST_SECONDS, family.seconds[compute_class] * factor)
         room = cluster.memory[compute_class]
         if room and family.memory > room:
             return Outcome(state=TrialState.FAILED, error="out of memory", seconds=OUT_OF_MEMORY_AT * seconds)

@@ -20,9 +20,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shadho_celery import study_file
-from shadho_celery.context import LocalContext, Objective, Outcome, TrialTimeout, call, describe, joined
+from shadho_celery.context import (
+    LocalContext,
+    Objective,
+    Outcome,
+    ReplicaDone,
+    ReplicaSeat,
+    TrialTimeout,
+    call,
+    describe,
+    joined,
+)
+from shadho_celery.errors import UsageError
 from shadho_celery.leavings import Leavings, identity
 from shadho_celery.memory import PeakMemory
+from shadho_celery.payloads import MAX_REPLICAS, is_address, is_token
 from shadho_celery.returned import short
 from shadho_celery.trial import TrialState
 
@@ -71,11 +83,11 @@ class SlotProcess:
     def _serve_one(self, trial: dict[str, Any], leavings: Leavings) -> None:
         is_over = False
 
-        def report(step: int, loss: float) -> None:
+        def tell(record: Mapping[str, Any]) -> None:
             # A thread that a trial left behind must not speak for the next one.
-            self._send({"report": {"step": step, "loss": loss}}, unless=lambda: is_over)
+            self._send(record, unless=lambda: is_over)
 
-        outcome = self._run(trial, report, leavings.spares[2])
+        outcome = self._run(trial, tell, leavings.spares[2])
         if os.getpid() != self._pid:
             # The trial has forked, and here its child comes back.
             os._exit(0)
@@ -111,9 +123,24 @@ class SlotProcess:
             self._is_in_objective = False
             raise TrialTimeout("the trial has reached its time limit (--trial-timeout)")
 
-    def _run(self, trial: dict[str, Any], report: Callable[[int, float], None], output: int) -> Outcome:
-        timeout = trial.get("timeout")
-        context = LocalContext(
+    def _context(self, trial: dict[str, Any], tell: Callable[[Mapping[str, Any]], None]) -> LocalContext:
+        seat = trial.get("replica")
+
+        def report(step: int, loss: float) -> None:
+            # A replica computes for the trial; what becomes of the trial its coordinator tells.
+            if seat is None:
+                tell({"report": {"step": step, "loss": loss}})
+
+        def call_replicas(address: str, token: str, backups: int) -> None:
+            if seat is not None:
+                raise UsageError("no replicas can be called: this is one; look at context.replica first")
+            if (trial.get("slots") or 1) < 2:
+                raise UsageError('no replicas can be called: the trial has one slot; see STUDY["slots"]')
+            if not is_address(address) or not is_token(token) or not 0 <= backups <= MAX_REPLICAS:
+                raise UsageError(f"no replica can be sent to {address!r}: give host:port, a token, and backups >= 0")
+            tell({"gang": {"address": address, "token": token, "backups": backups}})
+
+        return LocalContext(
             trial=trial["number"],
             attempt=trial["attempt"],
             seed=trial["seed"],
@@ -124,9 +151,16 @@ class SlotProcess:
             budget=trial.get("budget"),
             on_report=report,
             stopped=self._stop.is_set,
-            timeout=timeout,
+            timeout=trial.get("timeout"),
             timed_out=self._timed_out.is_set,
+            slots=trial.get("slots") or 1,
+            replica=None if seat is None else ReplicaSeat(**seat),
+            on_call_replicas=call_replicas,
         )
+
+    def _run(self, trial: dict[str, Any], tell: Callable[[Mapping[str, Any]], None], output: int) -> Outcome:
+        timeout = trial.get("timeout")
+        context = self._context(trial, tell)
         try:
             objective, space = self._objective(trial["module"])
         except BaseException as error:
@@ -136,7 +170,15 @@ class SlotProcess:
         if timeout is not None:
             # Where a trial hangs in C, and Python cannot raise anything in it, this still says where.
             faulthandler.dump_traceback_later(timeout + HARD_SECONDS - 1, file=output)
-        outcome = call(objective, lambda: space.evaluate(trial["params"]), context, fatal=())
+        try:
+            outcome = call(
+                objective,
+                lambda: space.evaluate(trial["params"]),
+                context,
+                fatal=() if context.replica is None else (ReplicaDone,),
+            )
+        except ReplicaDone:
+            outcome = Outcome(state=TrialState.CANCELLED, error="its gang needs it no more")
         if timeout is not None:
             faulthandler.cancel_dump_traceback_later()
         return replace(outcome, memory=peak.read())

@@ -9,7 +9,7 @@ import threading
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, TypeVar
@@ -24,9 +24,10 @@ from shadho_celery.intake import Intake
 from shadho_celery.registry import Registry, is_outage
 from shadho_celery.routing import PROTOCOL
 from shadho_celery.runner import STOP_SECONDS, Runner
+from shadho_celery.seats import Seat, WorkerSeats
 from shadho_celery.signing import UNSIGNED, Signer
 from shadho_celery.standing import gist
-from shadho_celery.trial import Report, Result, Started, TrialState
+from shadho_celery.trial import Assembling, Report, Result, Started, TrialState, Unseated
 
 log = logging.getLogger(__name__)
 
@@ -51,19 +52,23 @@ class NotMine(Exception):
 
 @dataclass
 class _Running:
-    """An attempt that runs in a slot of this worker."""
+    """An attempt, or a replica of one, that runs in a slot of this worker."""
 
     study: str
     number: int
     attempt: int
     delivery: str
     runner: Runner
-    #: why it was stopped, once it was: ``cancel`` or ``gone``
+    #: of a replica, its place in the attempt's gang
+    seat: Seat | None = None
+    #: why it was stopped, once it was: ``cancel``, ``gone`` or ``yield``
     stopped: str = ""
+    #: times it has called for replicas
+    calls: int = field(default=0, kw_only=True)
 
     @property
     def key(self) -> tuple[str, int, int]:
-        return self.study, self.number, self.attempt
+        return self.delivery, self.number, self.attempt
 
 
 class Slots:
@@ -78,13 +83,18 @@ class Slots:
         count: int,
         imports: Sequence[str],
         checkpoints: Path,
+        address: str = "127.0.0.1",
         clock: Clock | None = None,
         signer: Signer = UNSIGNED,
     ) -> None:
-        """`imports` are the modules whose objectives may run here, and no others."""
+        """`imports` are the modules whose objectives may run here, and no others.
+
+        `address` is how the fleet's other machines reach this one.
+        """
         self.name = f"{compute_class}@{socket.gethostname()}.{os.getpid()}.{uuid.uuid4().hex[:4]}"
         self.signer = signer
         self._channel = WorkerChannel(client, worker=self.name, signer=signer)
+        self._seats = WorkerSeats(client, self.name, signer=signer)
         self._registry = Registry(client, "worker")
         self._studies = Registry(client, "study")
         self._machine = machine
@@ -93,7 +103,8 @@ class Slots:
         self._checkpoints = checkpoints
         self._clock = clock or SystemClock()
         self._count = count
-        self._runners = [Runner(imports, machine.slot_environment(compute_class, i, count)) for i in range(count)]
+        environments = [machine.slot_environment(compute_class, i, count) for i in range(count)]
+        self._runners = [Runner(imports, {**each, "SHADHO_HOST": address}) for each in environments]
         self._free: SimpleQueue[int] = SimpleQueue()
         for slot in range(count):
             self._free.put(slot)
@@ -142,9 +153,15 @@ class Slots:
         if payload["module"] not in self._imports:
             self._closing.wait(HAND_BACK_SECONDS)
             raise NotMine(f"this worker was not started with {payload['module']}; it has {', '.join(self._imports)}")
+        if any(attempt.get("not_on") == self._machine.host for attempt in payload["attempts"]):
+            self._closing.wait(HAND_BACK_SECONDS)
+            raise NotMine(f"a copy of a trial that runs on {self._machine.host} is for another machine")
         delivery = new_delivery()
         slot = self._free.get()
         try:
+            if payload.get("replica") is not None:
+                self._run_replica(slot, payload, delivery)
+                return
             result = None
             for attempt in payload["attempts"]:
                 result = self._run_in(slot, payload, attempt, delivery, result)
@@ -169,24 +186,51 @@ class Slots:
             at=self._clock.now(),
             worker=self.name,
         )
-        claim = self._step(payload, delivery, before, started)
-        if claim is Claim.HELD:
-            self._keep_off(payload["study"])
-            raise NotMine("this worker gets no trials for the time being: it fails those that others finish")
-        if claim is Claim.REFUSED:
+        if self._heeded(self._step(payload, delivery, before, started), payload["study"]) is Claim.REFUSED:
             return None
         running = _Running(payload["study"], started.number, started.attempt, delivery, self._runners[slot])
-        with self._lock:
-            self._running[running.key] = running
-        try:
-            outcome = self._drive(running, slot, {**attempt, "module": payload["module"]})
-        finally:
-            with self._lock:
-                del self._running[running.key]
+        outcome = self._drive(running, slot, {**attempt, "module": payload["module"]})
         if running.stopped == "gone":
             self._note_refused(running.study, running.number, running.attempt)
             return None
         return self._result(running, outcome)
+
+    def _run_replica(self, slot: int, payload: Mapping[str, Any], delivery: str) -> None:
+        """Run a replica of an attempt, where that runs and nobody else has the seat. What it finds out its gang has."""
+        told, [attempt] = payload["replica"], payload["attempts"]
+        seat = Seat(number=attempt["number"], attempt=attempt["attempt"], call=told["call"], rank=told["rank"])
+        claim = self._persist(lambda: self._seats.take(payload["study"], seat, delivery))
+        if self._heeded(claim, payload["study"]) is Claim.REFUSED:
+            log.info("replica %s of trial %s, attempt %s is not to be run", seat.rank, seat.number, seat.attempt)
+            return
+        running = _Running(payload["study"], seat.number, seat.attempt, delivery, self._runners[slot], seat)
+        place = {name: told[name] for name in ("address", "token", "rank")}
+        outcome = self._drive(running, slot, {**attempt, "module": payload["module"], "replica": place})
+        ended = not (running.stopped or self._closing.is_set())
+        failure = self._unseated(seat, outcome) if ended and outcome.state is TrialState.FAILED else None
+        done = ended and failure is None
+        told = self._persist(lambda: self._seats.leave(payload["study"], seat, delivery, done=done, failure=failure))
+        if failure is not None and told:
+            log.warning("replica %s of trial %s failed: %s", seat.rank, seat.number, gist(failure.error))
+
+    def _unseated(self, seat: Seat, outcome: Outcome) -> Unseated:
+        return Unseated(
+            number=seat.number,
+            attempt=seat.attempt,
+            call=seat.call,
+            rank=seat.rank,
+            error=outcome.error or "",
+            host=self._machine.host,
+            at=self._clock.now(),
+            worker=self.name,
+        )
+
+    def _heeded(self, claim: Claim, study: str) -> Claim:
+        """What became of a claim. Raises NotMine where this worker gets nothing for the time being."""
+        if claim is Claim.HELD:
+            self._keep_off(study)
+            raise NotMine("this worker gets no trials for the time being: it fails those that others finish")
+        return claim
 
     def _step(self, payload: Mapping[str, Any], delivery: str, result: Result | None, started: Started | None) -> Claim:
         """Send a result and claim an attempt; what became of the claim."""
@@ -207,9 +251,10 @@ class Slots:
             self._channel.count_refused(study)
 
     def _drive(self, running: _Running, slot: int, attempt: Mapping[str, Any]) -> Outcome:
+        """Run it to its end; meanwhile its lease is renewed, and it can be stopped."""
         trial = {
             **attempt,
-            "checkpoint_dir": str(self._checkpoints / running.study / str(running.number)),
+            "checkpoint_dir": str(self._checkpoints / running.study / str(attempt.get("origin", running.number))),
             "compute_class": self._class,
             "slot": slot,
         }
@@ -221,7 +266,19 @@ class Slots:
             except redis.RedisError:
                 log.warning("a report of trial %s did not get through", running.number)
 
-        return running.runner.run(trial, on_report)
+        def on_gang(record: Mapping[str, Any]) -> None:
+            running.calls += 1
+            now = self._clock.now()
+            call = Assembling(number=running.number, attempt=running.attempt, call=running.calls, at=now, **record)
+            self._persist(lambda: self._seats.call(running.study, call))
+
+        with self._lock:
+            self._running[running.key] = running
+        try:
+            return running.runner.run(trial, on_report, on_gang)
+        finally:
+            with self._lock:
+                del self._running[running.key]
 
     def _result(self, running: _Running, outcome: Outcome) -> Result:
         cancelled = bool(running.stopped)
@@ -302,9 +359,12 @@ class Slots:
         with self._lock:
             running = list(self._running.values())
         for study in {attempt.study for attempt in running}:
-            ours = [attempt for attempt in running if attempt.study == study]
-            answers = self._channel.renew(study, [(a.number, a.attempt) for a in ours])
-            for attempt, answer in zip(ours, answers, strict=True):
+            ours = [attempt for attempt in running if attempt.study == study and attempt.seat is None]
+            answers = self._channel.renew(study, [(a.number, a.attempt) for a in ours]) if ours else []
+            replicas = [attempt for attempt in running if attempt.study == study and attempt.seat is not None]
+            seats = [(replica.seat, replica.delivery) for replica in replicas if replica.seat is not None]
+            answers += self._seats.renew(study, seats) if seats else []
+            for attempt, answer in zip(ours + replicas, answers, strict=True):
                 if answer != "ok" and not attempt.stopped:
                     self._stop(attempt, answer)
 

@@ -15,15 +15,12 @@ from typing import Any, Protocol
 from shadho_celery.clock import Clock, SystemClock
 from shadho_celery.errors import UsageError
 from shadho_celery.store import StudyRecord
-from shadho_celery.trial import Event, Lost, Report, Result, Started, Trial, TrialState
+from shadho_celery.trial import WELL, Event, Lost, Report, Result, Started, Trial, TrialState
 
 #: claimed attempts of one trial that may be lost before it is FAILED
 MAX_LOST = 3
 
 _S = TrialState
-
-#: how an attempt ends its trial although others live
-_WELL = (_S.COMPLETE, _S.PRUNED)
 
 
 @dataclass(frozen=True)
@@ -103,6 +100,8 @@ class Study:
         self._attempts: dict[int, dict[int, Trial]] = {}
         #: those of them that the trial itself does not show
         self._copies: dict[int, list[Trial]] = {}
+        #: those of them of which an attempt has failed
+        self._suspects: set[int] = set()
         #: copies sent in this run, and trials that a copy has ended
         self.copied = self.rescued = 0
         self._by_state: Counter[TrialState] = Counter()
@@ -175,6 +174,17 @@ class Study:
             if number in self._attempts:
                 yield from self._attempts[number].values()
             else:
+                yield trial
+
+    @property
+    def alone(self) -> Iterator[Trial]:
+        """Trials that run in one slot and have no other live attempt: those that may be copied.
+
+        Without those of which an attempt has ended badly, or workers were lost: the one that lives decides on them.
+        """
+        for trial in self._sent.values():
+            is_suspect = trial.number in self._suspects or trial.lost >= MAX_LOST - 1
+            if trial.state is _S.RUNNING and trial.slots == 1 and trial.number not in self._copies and not is_suspect:
                 yield trial
 
     @property
@@ -286,8 +296,9 @@ class Study:
             return None
         alive = self._attempts.get(event.number, {trial.attempt: trial})
         if isinstance(event, Result):
-            if event.state in _WELL or len(alive) == 1 or event.attempt not in alive:
+            if event.state in WELL or len(alive) == 1 or event.attempt not in alive:
                 return self._finish(trial, event)
+            self._suspects.add(event.number)
             event = Lost(number=event.number, attempt=event.attempt, reason=str(event.error), claimed=False)
         if event.attempt not in alive:
             return None

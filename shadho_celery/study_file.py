@@ -28,6 +28,8 @@ SETTINGS: Mapping[str, str] = {
     "cores": "cores that one trial uses",
     "slots": "slots of one class that a trial takes: a number, a key of the params, or a function of them",
     "gang_wait_seconds": "seconds after which a trial whose slots do not come together waits again",
+    "rungs": "a ladder of budgets: least, most and eta, such as 1, 9 and 3, and backups; a dict",
+    "speculate": "whether late trials are copied to idle slots: True or False",
     "weight": "the study's part of the slots beside other studies",
     "trial_timeout": "seconds after which a trial is stopped, more than 0",
 }
@@ -181,6 +183,8 @@ _FORMS: Mapping[str, Callable[[Any], bool]] = {
     "cores": _is_count,
     "slots": lambda value: callable(value) or _is_name(value) or _is_count(value),
     "gang_wait_seconds": lambda value: _is_number(value) and value > 0,
+    "rungs": lambda value: isinstance(value, Mapping),
+    "speculate": lambda value: isinstance(value, bool),
     "weight": lambda value: _is_number(value) and value > 0,
     "trial_timeout": lambda value: _is_number(value) and value > 0,
 }

@@ -40,6 +40,8 @@ class TrialState(str, Enum):
 
 FINISHED = frozenset({TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAILED, TrialState.CANCELLED})
 COUNTED = FINISHED - {TrialState.CANCELLED}
+#: how one of several live attempts ends its trial; ending otherwise it leaves it to the others
+WELL = frozenset({TrialState.COMPLETE, TrialState.PRUNED})
 
 _S = TrialState
 #: The lawful transitions. A result may overtake the news that its trial started or was given up for lost, so QUEUED
@@ -92,6 +94,10 @@ class Trial:
     budget: float | None = None
     #: slots of one class that it takes, all or none
     slots: int = 1
+    #: the rung of a ladder of budgets that it stands on, from 0; None where the study has no rungs
+    rung: int | None = None
+    #: number of the trial on rung 0 whose params, seed and checkpoints it carries on; None where they are its own
+    origin: int | None = None
     #: compute classes that it ran out of memory on, joined by commas
     outgrown: str | None = None
     #: what its user should know although it ended well: a metric that was dropped, say
@@ -170,4 +176,42 @@ class Lost:
     outgrown: str | None = None
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Assembling:
+    """An attempt that takes several slots called for the replicas of its gang."""
+
+    number: int
+    attempt: int
+    #: which call of this attempt it is, from 1; the seats of an earlier one are over
+    call: int
+    #: where the gang's coordinator listens: ``host:port``
+    address: str
+    #: what a replica must know to be let in
+    token: str
+    #: backup replicas beyond those of the trial's slots
+    backups: int = 0
+    #: seconds since the epoch
+    at: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Unseated:
+    """A replica failed; its seat is free again."""
+
+    number: int
+    attempt: int
+    call: int
+    #: its place in the gang, from 1: the coordinator's own is 0
+    rank: int
+    error: str
+    host: str
+    #: seconds since the epoch
+    at: float
+    #: name of the worker that ran it
+    worker: str = ""
+
+
 Event = Started | Report | Result | Lost
+
+#: what happens inside a trial's gang: the executor's business, which a study never hears of
+GangEvent = Assembling | Unseated

@@ -20,7 +20,7 @@ FLOORS = [
     [
         "heuristics ranking speeds neighbours feasibility shares rounds",
         "cost_model",
-        "assignment hints capacity widths",
+        "assignment hints capacity speculation widths",
     ],
     ["tables holder database memory_store", "store", "study", "opening"],
     [

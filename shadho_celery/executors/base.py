@@ -18,8 +18,9 @@ class Executor(Protocol):
     def submit(self, trials: Sequence[Trial]) -> None:
         """Send QUEUED trials to their compute class; every one of them ends in an event.
 
-        Sending an attempt twice is harmless. A RUNNING trial, known from an earlier life of the scheduler, is not sent
-        but watched: it too ends in an event.
+        Sending an attempt twice is harmless. Another attempt may be sent while one runs: it goes to another machine,
+        and the first to end COMPLETE or PRUNED ends the others, of which nothing is heard any more. A RUNNING trial,
+        known from an earlier life of the scheduler, is not sent but watched: it too ends in an event.
         """
 
     def poll(self, seconds: float) -> Sequence[Event]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 from shadho_celery.executors.sharing import allow
 from shadho_celery.hardware import ComputeClass, uses_gpus
 from shadho_celery.registry import Redis, Registry, able
+from shadho_celery.trial import Trial
 
 Facts = Mapping[str, Any]
 
@@ -23,10 +24,18 @@ class Sent:
     compute_class: str
     at: float
     claimed: bool = False
-    #: name of the worker that claimed it
+    #: the trial as it was sent
+    trial: Trial | None = None
+    #: name of the worker that claimed it, and of its machine
     worker: str = ""
+    host: str = ""
     #: looks in a row at which Redis knew no lease of the claimed attempt
     missed: int = 0
+
+    @property
+    def slots(self) -> int:
+        """Slots that it takes."""
+        return 1 if self.trial is None else self.trial.slots
 
 
 class Fleet:
@@ -77,8 +86,9 @@ class Fleet:
             others = [(fellow["weight"], fellow["wants"].get(name, 0)) for fellow in fellows.values()]
             known = self._class(name, workers, in_flight[name], others)
             self.classes.append(known)
-            has_room = is_sending and len(in_flight[name]) < math.ceil(known.share)
-            wants[name] = len(in_flight[name]) + 1 if has_room else known.slots
+            taken = sum(each.slots for each in in_flight[name])
+            has_room = is_sending and taken < math.ceil(known.share)
+            wants[name] = taken + 1 if has_room else known.slots
             self._seen_at[name] = now
             if known.busy < known.slots:
                 self._free_since.setdefault(name, now)
@@ -97,9 +107,9 @@ class Fleet:
             or now - max(one.at, self._seen_at.get(one.compute_class, -math.inf)) > seconds
         )
 
-    def has_waited(self, one: Sent, now: float, seconds: float) -> bool:
-        """Whether an attempt's class has had a free slot for so many seconds since it was sent."""
-        return now - max(one.at, self._free_since.get(one.compute_class, now)) > seconds
+    def has_waited(self, compute_class: str, at: float, now: float, seconds: float) -> bool:
+        """Whether a class has had a free slot for so many seconds since the moment `at`."""
+        return now - max(at, self._free_since.get(compute_class, now)) > seconds
 
     def _class(
         self, name: str, workers: Sequence[Facts], in_flight: Sequence[Sent], others: Sequence[tuple[float, float]]
@@ -107,6 +117,9 @@ class Fleet:
         slots = sum(facts["slots"] for facts in workers)
         machines = [facts["machine"] for facts in workers]
         live = {"", *self.announced}
+        hosts: Counter[str] = Counter()
+        for facts in workers:
+            hosts[facts["machine"].get("host", "")] += facts["slots"]
         return ComputeClass(
             name=name,
             slots=slots,
@@ -117,6 +130,7 @@ class Fleet:
             memory=min(_memory(name, machine) for machine in machines),
             gpu_memory=min(machine["gpu_memory"] for machine in machines) if uses_gpus(name) else 0,
             cores=max(machine["cores"] for machine in machines),
+            hosts=hosts,
         )
 
 

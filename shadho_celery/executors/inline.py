@@ -72,7 +72,7 @@ class InlineExecutor:
             trial=number,
             attempt=attempt,
             seed=trial.seed,
-            checkpoints=self._checkpoints / str(number),
+            checkpoints=self._checkpoints / str(number if trial.origin is None else trial.origin),
             compute_class=INLINE_CLASS,
             budget=trial.budget,
             on_report=report,

@@ -15,13 +15,15 @@ from shadho_celery.channel import SchedulerChannel, configured_lease
 from shadho_celery.clock import Clock, SystemClock
 from shadho_celery.errors import ServiceError
 from shadho_celery.executors.fleet import Fleet, Sent
+from shadho_celery.executors.gangs import Gangs, Room
 from shadho_celery.executors.referee import Referee
 from shadho_celery.executors.sharing import BUNDLE_SECONDS, MESSAGE_SECONDS, bundles
 from shadho_celery.hardware import ComputeClass
 from shadho_celery.registry import is_outage
 from shadho_celery.routing import Publisher
+from shadho_celery.seats import SchedulerSeats
 from shadho_celery.signing import UNSIGNED, Signer
-from shadho_celery.trial import Event, Lost, Result, Started, Trial, TrialState
+from shadho_celery.trial import WELL, Assembling, Event, GangEvent, Lost, Result, Started, Trial, TrialState, Unseated
 
 #: seconds between two looks at workers, leases and fellow studies
 LOOK_SECONDS = 1.0
@@ -35,6 +37,12 @@ DESERTED_SECONDS = 10.0
 #: looks in a row that find no lease of a claimed attempt, after which it is lost: its result may be on its way, or
 #: Redis has lost its memory and the worker will tell it again
 MISSED_LOOKS = 10
+
+#: seconds within which the seats of a trial's gang are to be taken
+GANG_WAIT_SECONDS = 60.0
+
+#: seconds for which a slot has been free after which it idles, and a backup replica may have it
+IDLE_SECONDS = 2.0
 
 #: seconds between two attempts to reach a broker that is away
 RETRY_SECONDS = 2.0
@@ -60,6 +68,7 @@ class QueueExecutor:
         weight: float = 1.0,
         adopt: bool = True,
         trial_timeout: float | None = None,
+        gang_wait_seconds: float = GANG_WAIT_SECONDS,
         clock: Clock | None = None,
         signer: Signer = UNSIGNED,
     ) -> None:
@@ -67,7 +76,8 @@ class QueueExecutor:
 
         `weight` is its part of the slots when several studies want them. With `adopt` trials that a former scheduler
         left running are waited for; without, their workers are known to be gone, and all workers are on one machine.
-        A trial is stopped after `trial_timeout` seconds.
+        A trial is stopped after `trial_timeout` seconds; one whose gang is not complete after `gang_wait_seconds`
+        gives its slots back, and is lost unclaimed.
         """
         self._channel = SchedulerChannel(client, study, signer)
         self._fleet = Fleet(client, study, module, weight, signer.fingerprint)
@@ -77,7 +87,8 @@ class QueueExecutor:
         self._adopt = adopt
         self._timeout = trial_timeout
         self._clock = clock or SystemClock()
-        self._sent: dict[int, Sent] = {}
+        #: attempts in flight by trial and attempt
+        self._sent: dict[int, dict[int, Sent]] = {}
         self._events: list[Event] = []
         self._ended: list[tuple[int, int]] = []
         #: why the broker takes nothing, and Redis answers nothing, at the moment; None while they do
@@ -97,6 +108,11 @@ class QueueExecutor:
         self._seconds: dict[str, float] = {}
         self._polled_at = -math.inf
         self._referee = Referee(self._channel)
+        self._seats = SchedulerSeats(client, study, signer)
+        self._gangs = Gangs(self._seats, publisher.publish, gang_wait_seconds)
+        self._tended_at = -math.inf
+        #: attempts of an earlier life that may have called for replicas
+        self._unheard: list[tuple[int, int]] = []
         self._channel.open()
 
     def classes(self) -> Sequence[ComputeClass]:
@@ -117,7 +133,7 @@ class QueueExecutor:
 
     def notices(self) -> Sequence[str]:
         """What the operator should know of workers and messages, once each."""
-        found = [*self._referee.notices]
+        found = [*self._referee.notices, *self._gangs.notices]
         if self._channel.forged:
             found.append("Warning: results that are not signed with our key are refused; see --signing-key-file")
         return found
@@ -134,13 +150,17 @@ class QueueExecutor:
         for trial in trials:
             name = str(trial.compute_class)
             running = trial.state is TrialState.RUNNING
-            self._sent[trial.number] = Sent(attempt=trial.attempt, compute_class=name, at=now, claimed=running)
+            sent = Sent(trial.attempt, name, now, running, trial, host=trial.host or "" if running else "")
+            self._sent.setdefault(trial.number, {})[trial.attempt] = sent
         if not self._adopt and self._polled_at == -math.inf:
             # Known from an earlier life: whatever ran them has ended with it.
             self._orphans += [(trial.number, trial.attempt) for trial in trials]
             return
+        self._unheard += [(trial.number, trial.attempt) for trial in trials if trial.state is TrialState.RUNNING]
         queued = [trial for trial in trials if trial.state is TrialState.QUEUED]
-        self._reopened += [(trial.number, trial.attempt - 1) for trial in queued if trial.attempt > 1]
+        # Not for a copy of what runs: that may have ended in this moment.
+        again = [trial for trial in queued if trial.attempt > 1 and len(self._sent[trial.number]) == 1]
+        self._reopened += [(trial.number, trial.attempt - 1) for trial in again]
         self._unsent += queued
         self._send()
 
@@ -151,9 +171,10 @@ class QueueExecutor:
             self._take_back()
             self._referee.speak()
             self._look()
+            self._tend_gangs()
             self._pace()
             wait = 0.0 if self._events else min(seconds, LOOK_SECONDS if self._sent else 0.1)
-            events = self._events + self._channel.drain(int(wait * 1000))
+            events = [*self._events, *self._heard(self._channel.drain(int(wait * 1000)))]
         except redis.RedisError as error:
             if not is_outage(error):
                 raise _unusable(error) from error
@@ -164,11 +185,17 @@ class QueueExecutor:
         return [self._judged(event) for event in events]
 
     def cancel(self, numbers: Iterable[int], *, running: bool) -> None:
-        attempts = [(number, self._sent[number].attempt) for number in numbers if number in self._sent]
+        self._cancel([(number, attempt) for number in numbers for attempt in self._sent.get(number, ())], running)
+
+    def _cancel(self, attempts: list[tuple[int, int]], running: bool) -> None:
         if attempts:
             self._unwanted.append((attempts, running))
             with _outages_pass():
                 self._take_back()
+
+    def backups_running(self, compute_class: str) -> int:
+        """Slots of a class that backup replicas take; a trial that is sent there gets theirs."""
+        return self._gangs.backups(compute_class)
 
     def close(self) -> None:
         try:
@@ -191,14 +218,13 @@ class QueueExecutor:
 
     def _send(self) -> None:
         """Publish what is to be sent; a broker that is away is asked again now and then, while what runs goes on."""
-        if not self._unsent or self._clock.now() < self._retry_at:
+        if not (self._unsent or self._reopened) or self._clock.now() < self._retry_at:
             return
-        attempts = {number: sent.attempt for number, sent in self._sent.items()}
         try:
             if self._reopened:
                 self._channel.reopen(self._reopened)
                 self._reopened.clear()
-            self._publish([trial for trial in self._unsent if attempts.get(trial.number) == trial.attempt])
+            self._publish([trial for trial in self._unsent if trial.attempt in self._sent.get(trial.number, ())])
         except redis.RedisError as error:
             if not is_outage(error):
                 raise _unusable(error) from error
@@ -216,35 +242,120 @@ class QueueExecutor:
         self._publisher.publish(
             (name, self._payload(bundle))
             for name, group in by_class.items()
-            for bundle in bundles(group, self._seconds.get(name, math.inf), slots.get(name, 1))
+            for bundle in [
+                *bundles(
+                    [t for t in group if not self._goes_alone(t)], self._seconds.get(name, math.inf), slots.get(name, 1)
+                ),
+                *([t] for t in group if self._goes_alone(t)),
+            ]
         )
+
+    def _goes_alone(self, trial: Trial) -> bool:
+        """Whether a message may carry nothing but this: it takes several slots, or not every machine may have it."""
+        return trial.slots > 1 or self._other_host(trial) is not None
+
+    def _other_host(self, trial: Trial) -> str | None:
+        """The machine on which another attempt of the trial runs; None where there is no such attempt."""
+        others = (sent for attempt, sent in self._sent.get(trial.number, {}).items() if attempt != trial.attempt)
+        return next((sent.host for sent in others if sent.claimed), None)
 
     def _payload(self, trials: Sequence[Trial]) -> dict[str, Any]:
         return {
             "study": self._study,
             "module": self._module,
-            "attempts": [_attempt(trial, self._timeout) for trial in trials],
+            "attempts": [_attempt(trial, self._timeout, self._other_host(trial)) for trial in trials],
             # Where there is nobody to compare it with, a worker's failures tell nothing of it.
             "watched": self._adopt and len(self._fleet.able) > 1,
         }
 
     def _judged(self, event: Event) -> Event:
         """The event as the study is to take it; the books of what is in flight are kept."""
-        sent = self._sent.get(event.number)
-        if sent is None or (event.attempt != sent.attempt and not isinstance(event, Result)):
-            return event
-        if isinstance(event, Result) and self._adopt and event.attempt == sent.attempt:
+        sent = self._sent.get(event.number, {}).get(event.attempt)
+        if isinstance(event, Result) and self._adopt and sent is not None:
             event = self._referee.judge(event, len(self._fleet.able - {event.worker}))
-        self._note(event, sent)
+        if isinstance(event, Started) and sent is not None:
+            sent.claimed, sent.worker, sent.host = True, event.worker, event.host
+        elif isinstance(event, Result) or (isinstance(event, Lost) and sent is not None):
+            self._note_end(event, sent)
         return event
 
-    def _note(self, event: Event, sent: Sent) -> None:
-        if isinstance(event, Started):
-            sent.claimed, sent.worker = True, event.worker
-        elif isinstance(event, (Result, Lost)):
-            del self._sent[event.number]
-            if isinstance(event, Result):
-                self._time(sent.compute_class, event.seconds or 0.0)
+    def _note_end(self, event: Result | Lost, sent: Sent | None) -> None:
+        """An attempt has ended, and with it its trial: but where it did not end well, and others live."""
+        alive = self._sent.get(event.number, {})
+        if isinstance(event, Result) and sent is not None:
+            self._time(sent.compute_class, event.seconds or 0.0)
+        if sent is not None and (isinstance(event, Lost) or event.state not in WELL):
+            self._gangs.close(event.number, event.attempt)
+            del alive[event.attempt]
+            if alive:
+                # Where no worker had claimed the other one yet, this one has ended the trial for Redis.
+                self._reopened.append((event.number, event.attempt))
+        else:
+            self._gangs.close(event.number)
+            alive.clear()
+        if not alive:
+            self._sent.pop(event.number, None)
+
+    def _in_flight(self) -> Iterator[tuple[int, Sent]]:
+        """Number and attempt of all that was sent and has not ended."""
+        for number, attempts in self._sent.items():
+            for sent in attempts.values():
+                yield number, sent
+
+    def _heard(self, events: Iterable[Event | GangEvent]) -> list[Event]:
+        """What the study is to know of; what happens inside gangs is dealt with here."""
+        found: list[Event] = []
+        for event in events:
+            if isinstance(event, Assembling):
+                self._assemble(event)
+            elif isinstance(event, Unseated):
+                self._gangs.failed(event)
+            else:
+                found.append(event)
+                continue
+            # At once, and not at the next look.
+            self._tended_at = -math.inf
+        return found
+
+    def _assemble(self, call: Assembling) -> None:
+        """A trial has called for its replicas: from now on there are seats to be filled."""
+        sent = self._sent.get(call.number, {}).get(call.attempt)
+        if sent is None or sent.trial is None:
+            return
+        # Its time limit is its coordinator's; with that one all of them end.
+        payload = {**self._payload([sent.trial]), "attempts": [_attempt(sent.trial, None)]}
+        self._gangs.open(call, sent.compute_class, sent.slots, payload, self._clock.now())
+
+    def _tend_gangs(self) -> None:
+        """Every LOOK_SECONDS: see who sits where, publish free seats, give up gangs that do not come together."""
+        now = self._clock.now()
+        if self._unheard:
+            for call in self._seats.calls(self._unheard):
+                self._assemble(call)
+            self._unheard.clear()
+        if not self._gangs or now - self._tended_at < LOOK_SECONDS or now < self._retry_at:
+            return
+        self._tended_at = now
+
+        def has_waited(compute_class: str, at: float) -> bool:
+            return self._fleet.has_waited(compute_class, at, now, UNCLAIMED_SECONDS)
+
+        try:
+            self._gangs.tend(now, {each.name: self._room(each, now) for each in self._fleet.classes}, has_waited)
+        except ServiceError as error:
+            self._refusal, self._retry_at = error, now + RETRY_SECONDS
+            return
+        for gang in self._gangs.overdue(now):
+            self._channel.give_up([(gang.number, gang.attempt)], gang.reason, claimed=gang.failed)
+
+    def _room(self, compute_class: ComputeClass, now: float) -> Room:
+        """What this study's trials leave of a class for backup replicas."""
+        taken = sum(sent.slots for _, sent in self._in_flight() if sent.compute_class == compute_class.name)
+        idles = self._fleet.has_waited(compute_class.name, -math.inf, now, IDLE_SECONDS)
+        return Room(
+            spare=math.ceil(compute_class.share) - taken,
+            idle=compute_class.slots - compute_class.busy if idles else 0,
+        )
 
     def _ahead(self, compute_class: ComputeClass) -> int:
         """Trials to keep waiting: what the class does while the scheduler takes its turn."""
@@ -273,7 +384,7 @@ class QueueExecutor:
         if now - self._looked_at < LOOK_SECONDS:
             return
         self._looked_at = now
-        self._fleet.look(now, self._sent.values(), self._referee.fenced)
+        self._fleet.look(now, [sent for _, sent in self._in_flight()], self._referee.fenced)
         if not self._fleet.able:
             self._referee.release(self._fleet.kept_off)
         self._see_leases(now - self._seen_leases_at)
@@ -289,9 +400,9 @@ class QueueExecutor:
         for number, attempt in ended:
             reason = "its worker fell silent: the lease ran out"
             self._events.append(Lost(number=number, attempt=attempt, reason=reason))
-        claimed = [(number, sent.attempt) for number, sent in self._sent.items() if sent.claimed]
+        claimed = [(number, sent.attempt) for number, sent in self._in_flight() if sent.claimed]
         for (number, attempt), known in zip(claimed, self._channel.leased(claimed), strict=True):
-            sent = self._sent[number]
+            sent = self._sent[number][attempt]
             sent.missed = 0 if known else sent.missed + 1
             if sent.missed >= MISSED_LOOKS:
                 reason = "Redis has forgotten it, and no worker tells of it any more"
@@ -301,21 +412,26 @@ class QueueExecutor:
     def _see_strays(self, now: float) -> None:
         """Take back what should long have been claimed, and what waits for a class that has died out."""
         strays = []
-        for number, sent in self._sent.items():
+        for number, sent in self._in_flight():
             if sent.claimed:
                 continue
             if self._fleet.is_deserted(sent, now, DESERTED_SECONDS) or self._fleet.has_waited(
-                sent, now, UNCLAIMED_SECONDS
+                sent.compute_class, sent.at, now, UNCLAIMED_SECONDS
             ):
-                strays.append(number)
+                strays.append((number, sent.attempt))
         # Sent as a new attempt, which costs the trial nothing: the old message will be refused.
-        self.cancel(strays, running=False)
+        self._cancel(strays, running=False)
 
 
-def _attempt(trial: Trial, timeout: float | None) -> dict[str, Any]:
+def _attempt(trial: Trial, timeout: float | None, not_on: str | None = None) -> dict[str, Any]:
     record = {"number": trial.number, "attempt": trial.attempt, "params": trial.params, "seed": trial.seed}
-    limits = {"budget": trial.budget, "timeout": timeout}
-    return {**record, **{name: value for name, value in limits.items() if value is not None}}
+    others: dict[str, Any] = {
+        "budget": trial.budget,
+        "timeout": timeout,
+        "slots": trial.slots if trial.slots > 1 else None,
+    }
+    others |= {"origin": trial.origin, "not_on": not_on}
+    return {**record, **{name: value for name, value in others.items() if value is not None}}
 
 
 @contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -13,7 +13,7 @@ from itertools import count
 from shadho_celery.clock import ManualClock
 from shadho_celery.context import Outcome
 from shadho_celery.hardware import ComputeClass
-from shadho_celery.trial import Event, Lost, Result, Started, Trial, TrialState
+from shadho_celery.trial import WELL, Event, Lost, Result, Started, Trial, TrialState
 
 #: What a trial would do on a compute class: its outcome, whose `seconds` pass on the clock.
 Play = Callable[[Trial, str], Outcome]
@@ -59,6 +59,8 @@ class _Class:
     queue: deque[Trial] = field(default_factory=deque)
     #: memory of its machines, bytes; 0 where it does not matter
     memory: int = 0
+    #: each slot is a machine of its own
+    hosts: Mapping[str, int] = field(default_factory=dict)
     #: when the last of its slots died
     deserted_at: float = 0.0
     #: slot seconds in which something ran; and all there were until `counted_at`
@@ -104,6 +106,8 @@ class SimulatedExecutor:
         self._future: list[tuple[float, int, Callable[[], None], _Running | None]] = []
         self._order = count()
         self._events: list[Event] = []
+        #: by trial, its attempts that have not ended
+        self._alive: Counter[int] = Counter()
         #: True where workers have come or gone since the last poll
         self._stirred = False
         for name, number in slots.items():
@@ -118,10 +122,11 @@ class SimulatedExecutor:
             ComputeClass(
                 name=name,
                 slots=each.alive,
-                busy=sum(one.trial.slots for one in each.running.values()),
+                busy=each.alive - len(each.free),
                 cores=len(self._classes) - each.place,
                 ahead=self._ahead,
                 memory=each.memory,
+                hosts=each.hosts,
             )
             for name, each in self._classes.items()
             if each.alive
@@ -130,6 +135,7 @@ class SimulatedExecutor:
     def submit(self, trials: Sequence[Trial]) -> None:
         touched = {}
         for trial in trials:
+            self._alive[trial.number] += 1
             served = self._classes.get(str(trial.compute_class))
             if trial.state is TrialState.RUNNING:
                 self._lose(trial, "not simulated any more")
@@ -207,13 +213,11 @@ class SimulatedExecutor:
             self._events.append(Started(number=trial.number, attempt=trial.attempt, host=f"{name}.{slot}", at=now))
 
     def _end(self, name: str, one: _Running, cancelled: bool = False) -> None:
-        one.counts = False
-        each = self._classes[name]
-        del each.running[one.slot]
-        for slot in (one.slot, *one.others):
-            heapq.heappush(each.free, slot)
         now = self._clock.now()
-        each.ran += (now - one.began) * one.trial.slots
+        self._vacate(name, one)
+        self._ended(one.trial.number)
+        if one.outcome.state in WELL and not cancelled and one.trial.number in self._alive:
+            self._drop(one.trial.number)
         self._events.append(
             Result(
                 number=one.trial.number,
@@ -232,6 +236,30 @@ class SimulatedExecutor:
         )
         self._start(name)
 
+    def _vacate(self, name: str, one: _Running) -> None:
+        one.counts = False
+        each = self._classes[name]
+        del each.running[one.slot]
+        for slot in (one.slot, *one.others):
+            heapq.heappush(each.free, slot)
+        each.ran += (self._clock.now() - one.began) * one.trial.slots
+
+    def _ended(self, number: int) -> None:
+        """One attempt less of a trial."""
+        if self._alive[number] > 1:
+            self._alive[number] -= 1
+        else:
+            self._alive.pop(number, None)
+
+    def _drop(self, number: int) -> None:
+        """End the other attempts of a trial that one has ended; nobody hears of them any more."""
+        del self._alive[number]
+        for name, each in self._classes.items():
+            each.queue = deque(trial for trial in each.queue if trial.number != number)
+            for one in [one for one in each.running.values() if one.trial.number == number]:
+                self._vacate(name, one)
+                self._start(name)
+
     def _change(self, change: Change) -> None:
         self._stirred = True
         self._classes[change.compute_class].count(self._clock.now())
@@ -245,11 +273,13 @@ class SimulatedExecutor:
         for slot in range(each.alive, each.alive + slots):
             heapq.heappush(each.free, slot)
         each.alive += slots
+        each.hosts = {f"{name}.{slot}": 1 for slot in range(each.alive)}
         self._start(name)
 
     def _die(self, name: str, slots: int) -> None:
         each = self._classes[name]
         each.alive = max(0, each.alive - slots)
+        each.hosts = {f"{name}.{slot}": 1 for slot in range(each.alive)}
         each.free = [slot for slot in each.free if slot < each.alive]
         heapq.heapify(each.free)
         known_at = self._clock.now() + self._lease_seconds
@@ -271,4 +301,5 @@ class SimulatedExecutor:
             self._lose(each.queue.popleft(), f"no worker serves {name}", claimed=False)
 
     def _lose(self, trial: Trial, reason: str, claimed: bool = True) -> None:
+        self._ended(trial.number)
         self._events.append(Lost(number=trial.number, attempt=trial.attempt, reason=reason, claimed=claimed))

@@ -274,11 +274,21 @@ def test_another_attempt_may_follow_one_that_has_ended_where_it_is_reopened(
     scheduler.reopen([(0, 1)])
     assert not worker.claim("k1", started(0)), "it runs"
     worker.finish("k1", result(0))
-    scheduler.reopen([(0, 2), (1, 1)])
-    assert not worker.claim("k1", started(0, attempt=2)), "another attempt than the one that ended it"
+    scheduler.reopen([(0, 0), (1, 1)])
+    assert not worker.claim("k1", started(0, attempt=2)), "a later attempt than those named has ended it"
     scheduler.reopen([(0, 1)])
     assert not worker.claim("k1", started(0)), "the attempt itself"
     assert worker.claim("k1", started(0, attempt=2))
+
+
+def test_where_an_earlier_attempt_has_ended_the_trial_those_after_the_named_one_may_follow(
+    worker: WorkerChannel, scheduler: SchedulerChannel
+) -> None:
+    worker.claim("k1", started(0))
+    worker.finish("k1", result(0))
+    scheduler.reopen([(0, 2)])
+    assert not worker.claim("k1", started(0, attempt=2))
+    assert worker.claim("k1", started(0, attempt=3))
 
 
 # Strikes

@@ -472,6 +472,46 @@ def test_what_the_broker_does_not_take_is_sent_when_it_is_back(
         assert place.waiting(name) == 2
 
 
+# Copies
+
+
+def test_a_copy_goes_to_no_machine_that_runs_its_trial(on_redis: Place, unique: Callable[[str], str]) -> None:
+    """Its class has a free slot on the machine of the first attempt, which hands it back until it is taken back."""
+    with on_redis.executor(unique("study")) as executor:
+        first = trial(60, x=9)
+        executor.submit([first])
+        poll_until(executor, bool)
+        executor.submit([replace(first, attempt=2)])
+        events = executor.poll(0.2)
+        until(lambda: "is for another machine" in on_redis.log, 20, lambda: on_redis.log)
+        executor.cancel([60], running=True)
+        events = [*events, *poll_until(executor, lambda events: len(ends(events)) == 2)]
+        assert not [event for event in events if isinstance(event, Started)]
+        assert sorted((event.attempt, type(event)) for event in ends(events)) == [(1, Result), (2, Lost)]
+
+
+def test_a_copy_that_nobody_has_claimed_yet_is_run_although_the_first_attempt_has_failed(
+    on_redis: Place, unique: Callable[[str], str]
+) -> None:
+    """For Redis the first one has ended the trial; the scheduler knows better, and has it follow."""
+    study, name = unique("study"), unique("later")
+    fake_worker(on_redis.redis, name)
+    with on_redis.executor(study) as executor:
+        first = trial(61, x=-1.0)
+        executor.submit([first])
+        executor.submit([replace(first, attempt=2, compute_class=name)])
+        [failed] = poll_until(executor, ends)[-1:]
+        assert (failed.attempt, type(failed)) in {(1, Result), (1, Lost)}
+        executor.poll(0.0)
+        claimed = Started(number=61, attempt=2, host="h", at=0.0)
+        poll_until(executor, lambda _: on_redis.channel().claim(study, claimed))
+        result = Result(number=61, attempt=2, state=TrialState.COMPLETE, loss=1.0, at=0.0)
+        assert on_redis.channel().finish(study, result)
+        assert [type(event) for event in poll_until(executor, ends)] == [Started, Result]
+    with connect(on_redis.redis) as client:
+        Registry(client, "worker").withdraw(name)
+
+
 # What travels
 
 

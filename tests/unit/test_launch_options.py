@@ -83,6 +83,7 @@ def test_what_is_not_given_is_left_to_the_study_file(options: Captured) -> None:
     assert (given.trials, given.seconds, given.target, given.seed) == (None, None, None, None)
     assert (given.sampler, given.policy, given.shares, given.name, given.weight) == (None,) * 5
     assert given.trial_timeout is None
+    assert given.speculate is None
     assert given.given == {}
     assert (given.resume, given.as_json, given.fleet, given.workers) == (False, False, False, {})
     assert given.store == "sqlite:///shadho.db"
@@ -113,6 +114,9 @@ def test_the_option_comes_before_the_study_file_and_both_before_the_default(opti
 
 
 def test_what_an_earlier_run_was_given_comes_between_the_option_and_the_study_file(options: Captured) -> None:
+    assert options("tasks.svm", "--no-speculation").over({"speculate": True})["speculate"] is False
+    assert options("tasks.svm").over({"speculate": False})["speculate"] is False
+    assert options("tasks.svm").over({})["speculate"] is True
     settings = {"policy": "paper", "shares": "promise", "trials": 5, "weight": 2}
     earlier = {"policy": "fifo", "trials": 7, "trial_timeout": 9.0}
     found = options("tasks.svm", "--trials", "8").over(settings, earlier)

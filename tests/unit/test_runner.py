@@ -256,6 +256,30 @@ def leaving_a_reporter(params, context):
     time.sleep(0.05)
     return 0.0
 
+def coordinating(params, context):
+    for backups in (0, 2):
+        context.call_replicas("10.0.0.1:5000", "secret", backups)
+    return context.slots
+
+def miscalling(params, context):
+    context.call_replicas(["10.0.0.1"], "secret", 0)
+
+def forging_a_call(params, context):
+    for descriptor in range(3, 100):
+        try:
+            os.write(descriptor, b'{"gang": {"address": "x y:1", "token": "secret", "backups": 0}}\\n')
+        except OSError:
+            pass
+    return 0.0
+
+def replicating(params, context):
+    from shadho_celery.context import ReplicaDone
+    context.report(1, 0.5)
+    print(context.replica)
+    assert (context.replica.address, context.replica.token, context.replica.rank) == ("10.0.0.1:5000", "secret", 2)
+    assert context.slots == 3
+    raise ReplicaDone
+
 def telling_secrets(params, context):
     return {"loss": 0.0, "seen": [name for name in os.environ if "CELERY" in name or "SHADHO" in name]}
 '''
@@ -527,6 +551,7 @@ def test_a_trial_that_kills_its_own_guardian_or_group_fails_and_leaves_nothing(
         ("garbling", "no record"),
         ("endless_garbling", "a record without an end"),
         ("forging", "no record"),
+        ("forging_a_call", "no record"),
     ],
 )
 def test_a_trial_that_spoils_the_pipe_fails_and_the_next_one_gets_a_new_process(
@@ -633,6 +658,49 @@ def test_the_fleets_secrets_do_not_reach_a_trial(folder: Path, monkeypatch: pyte
     runner = Runner(["deeds"], environment(folder))
     assert not set(run(runner, "telling_secrets").metrics["seen"]) & set(secrets)
     runner.kill()
+
+
+# Gangs
+
+
+def test_a_trial_of_several_slots_calls_for_replicas(shared: Runner) -> None:
+    calls: Reports = []
+    outcome = shared.run(trial("coordinating", slots=3), calls.append, calls.append)
+    assert outcome.loss == 3
+    assert calls == [{"address": "10.0.0.1:5000", "token": "secret", "backups": backups} for backups in (0, 2)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({}, "the trial has one slot"),
+        ({"slots": 3, "replica": {"address": "10.0.0.1:5000", "token": "secret", "rank": 1}}, "this is one"),
+    ],
+    ids=["one slot", "replica"],
+)
+def test_nobody_else_does(shared: Runner, changes: Mapping[str, Any], told: str) -> None:
+    calls: Reports = []
+    outcome = shared.run(trial("coordinating", **changes), calls.append, calls.append)
+    assert outcome.state is TrialState.FAILED
+    assert told in str(outcome.error)
+    assert calls == []
+
+
+def test_a_call_to_what_is_no_address_fails_its_trial_with_one_line(shared: Runner) -> None:
+    assert "give host:port, a token" in str(run(shared, "miscalling", slots=2).error)
+
+
+def test_a_replica_knows_its_seat_and_gives_no_result_and_no_reports(shared: Runner) -> None:
+    seat = {"address": "10.0.0.1:5000", "token": "secret", "rank": 2}
+    told: Reports = []
+    outcome = shared.run(trial("replicating", slots=3, replica=seat), told.append, told.append)
+    assert (outcome.state, outcome.loss) == (TrialState.CANCELLED, None)
+    assert outcome.error == "its gang needs it no more"
+    assert told == []
+
+
+def test_what_ends_replicas_fails_a_trial_that_is_none(shared: Runner) -> None:
+    assert run(shared, "replicating").state is TrialState.FAILED
 
 
 # Time limits

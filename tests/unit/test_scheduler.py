@@ -83,6 +83,7 @@ class Search:
         seed: int | None = 5,
         resume: bool = False,
         clock: ManualClock | None = None,
+        speculate: bool = False,
         **limits: Any,
     ) -> None:
         self.clock = clock or ManualClock(1000.0)
@@ -93,7 +94,13 @@ class Search:
         )
         self.simulated = SimulatedExecutor(slots or {"gpu": 2, "cpu": 3}, play or lasting(1.0), self.clock, ahead)
         self.scheduler: Scheduler = make_scheduler(
-            self.space, self.study, wrap(self.simulated), Limits(**limits), policy=policy, shares=shares
+            self.space,
+            self.study,
+            wrap(self.simulated),
+            Limits(**limits),
+            policy=policy,
+            shares=shares,
+            speculate=speculate,  # a late trial's copy would be one attempt more than these tests count
         )
 
     def run(self, until: Callable[[Search], bool] = lambda _: False) -> Search:

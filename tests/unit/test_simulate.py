@@ -33,6 +33,8 @@ PATIENCE = 20_000
 
 SIZE = Law(name="lognormal", values={"sigma": 0.5})
 STRAGGLER = Law(name="halfnormal", values={"scale": 0.5})
+#: where trials are to take as long in every attempt
+NO_STRAGGLER = Law(name="none", values={})
 
 
 def cluster(**changes: Any) -> Cluster:
@@ -117,7 +119,7 @@ def test_every_policy_gets_the_same_trials_whatever_it_does_with_them(policy: st
 
 
 def test_with_a_limit_on_trials_the_policies_run_the_very_same_set() -> None:
-    described = cluster(seconds=None, trials=200)
+    described = cluster(seconds=None, trials=200, straggler=NO_STRAGGLER)
     sets = [fates(play(described, policy=policy)) for policy in POLICIES]
     assert sets[0] == sets[1] == sets[2]
     assert len(sets[0]) == 200
@@ -192,6 +194,7 @@ def test_what_died_with_its_worker_is_run_again_and_counts_once(policy: str) -> 
     described = cluster(
         seconds=None,
         trials=150,
+        straggler=NO_STRAGGLER,
         changes=[
             Change(at=100, compute_class="cpu", slots=-3),
             Change(at=200, compute_class="large", slots=-1),
@@ -203,7 +206,7 @@ def test_what_died_with_its_worker_is_run_again_and_counts_once(policy: str) -> 
     assert found.trials == found.study.counted == len(found.study) == 150
     assert Counter(trial.number for trial in found.study.trials) == Counter(range(150))
     again = [trial for trial in found.study if trial.lost]
-    assert {trial.attempt for trial in again} == {2}
+    assert min(trial.attempt for trial in again) == 2
     assert len(again) == 4
     without = play(replace(described, changes=[]), policy=policy)
     assert fates(found) == fates(without), "deaths cost time and no trial"
@@ -227,8 +230,9 @@ def test_a_trial_whose_workers_die_again_and_again_fails_and_the_search_goes_on(
     described = cluster(
         slots={"only": 1},
         memory={"only": 0},
-        families={"net": Family(seconds={"only": 60})},
+        families={"net": Family(seconds={"only": 70})},
         size=Law(name="constant", values={}),
+        straggler=NO_STRAGGLER,
         changes=changes,
         seconds=None,
         trials=3,

@@ -1,0 +1,150 @@
+"""Copies of late trials: where a slot idles, a trial that takes too long is started once more; the first result counts.
+
+The copy has the params, the seed and the budget of its trial, so what is learned does not depend on which of the two
+ends first: unlike going on without the late ones, this favours no kind of trial. Source: Dean and Ghemawat,
+"MapReduce", OSDI 2004, section 3.6 (backup tasks).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from shadho_celery.cost_model import CostModel
+from shadho_celery.trial import Trial
+
+#: a trial is late once it has run so many times as long as was to be expected of it, and so many seconds at least
+PAST = 1.5
+LEAST_SECONDS = 1.0
+
+#: trials of a class that must have ended before any of its trials is late
+KNOWN = 5
+
+#: part of a round that may be copied at a time; one trial in any case
+PART = 0.1
+
+#: seconds between two looks
+LOOK_SECONDS = 1.0
+
+#: seconds by which whoever waits for a moment may come too early: times are floats
+EARLY_SECONDS = 1e-3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Idle:
+    """The slots of a class that have nothing to do."""
+
+    compute_class: str
+    #: how many the study may use
+    slots: int
+    #: machine -> idle slots there
+    hosts: Mapping[str, int]
+    #: whether a trial is not too large for the class
+    fits: Callable[[Trial], bool] = lambda trial: True
+
+
+def most_copies(trials: int) -> int:
+    """Copies that may run at a time beside a round of so many trials."""
+    return max(1, int(PART * trials))
+
+
+class Speculation:
+    """Says which trials to copy, and where to."""
+
+    def __init__(self, cost_model: CostModel) -> None:
+        self._model = cost_model
+        self._looked_at = -math.inf
+        #: the moment at which to ask again although nothing has happened
+        self.due = math.inf
+
+    def ask(
+        self, running: Iterable[Trial], idle: Callable[[], Sequence[Idle]], most: int, now: float
+    ) -> list[tuple[Trial, str]]:
+        """Up to `most` of the `running` trials that are late at the moment `now`, each with the class to copy it to.
+
+        `running` have one attempt, which has started. No trial goes to the machine that it runs on, nor where it is
+        expected to take longer than it has run already. `idle` is called where it matters.
+        """
+        if now + EARLY_SECONDS < self._looked_at + LOOK_SECONDS:
+            self.due = self._looked_at + LOOK_SECONDS
+            return []
+        self._looked_at, self.due = now, math.inf
+        now += EARLY_SECONDS
+        found: list[tuple[Trial, str]] = []
+        moments = sorted(self._moments(running), key=lambda pair: (pair[0], pair[1].number))
+        late = [trial for moment, trial in moments if moment <= now]
+        self.due = min((moment for moment, _ in moments[len(late) :]), default=math.inf)
+        places = _Places(idle() if late and most > 0 else ())
+        seconds = {name: self._expected(late, name) for name in places.classes}
+        for trial in late if seconds else ():
+            best = min(((seconds[name][trial.number], name) for name in places.open_to(trial)), default=(math.inf, ""))
+            moment = (trial.started_at or 0.0) + best[0]
+            if moment > now:
+                self.due = min(self.due, moment)
+            else:
+                places.take(trial, best[1])
+                found.append((trial, best[1]))
+            if len(found) == most:
+                break
+        return found
+
+    def _moments(self, running: Iterable[Trial]) -> Iterable[tuple[float, Trial]]:
+        """When each of these trials is late, as far as that can be told."""
+        by_class: dict[str, list[Trial]] = defaultdict(list)
+        for trial in running:
+            by_class[str(trial.compute_class)].append(trial)
+        for compute_class, trials in by_class.items():
+            if self._model.timed(compute_class) >= KNOWN:
+                seconds = self._expected(trials, compute_class)
+                for trial in trials:
+                    yield (trial.started_at or 0.0) + max(LEAST_SECONDS, PAST * seconds[trial.number]), trial
+
+    def _expected(self, trials: Sequence[Trial], compute_class: str) -> dict[int, float]:
+        """Seconds that trials take on a class, by number: the medians of what is predicted."""
+
+        def alike(trial: Trial) -> tuple[str, float]:
+            return trial.subspace, trial.budget or 0.0
+
+        found: dict[int, float] = {}
+        for (subspace, budget), group in groupby(sorted(trials, key=alike), alike):
+            # Together they take hardly longer than one.
+            params = {trial.number: trial.params for trial in group}
+            medians = self._model.seconds(
+                subspace, compute_class, list(params.values()), quantiles=(0.5,), budget=budget or None
+            )
+            found.update(zip(params, medians[:, 0].tolist(), strict=True))
+        return found
+
+
+class _Places:
+    """What is left of the idle slots."""
+
+    def __init__(self, idle: Sequence[Idle]) -> None:
+        self._idle = {each.compute_class: each for each in idle}
+        self._slots = {each.compute_class: each.slots for each in idle}
+        self._hosts = {each.compute_class: dict(each.hosts) for each in idle}
+
+    @property
+    def classes(self) -> list[str]:
+        return list(self._idle)
+
+    def open_to(self, trial: Trial) -> list[str]:
+        """Classes that have an idle slot on another machine than the trial's."""
+        return [
+            name
+            for name, each in self._idle.items()
+            if self._slots[name] > 0 and next(self._elsewhere(trial, name), None) is not None and each.fits(trial)
+        ]
+
+    def take(self, trial: Trial, compute_class: str) -> None:
+        """One slot less: on whichever of the other machines has most of them, as far as anybody can tell."""
+        hosts = self._hosts[compute_class]
+        host = max(self._elsewhere(trial, compute_class), key=lambda each: hosts[each])
+        hosts[host] -= 1
+        self._slots[compute_class] -= 1
+
+    def _elsewhere(self, trial: Trial, compute_class: str) -> Iterator[str]:
+        return (host for host, slots in self._hosts[compute_class].items() if slots > 0 and host != trial.host)

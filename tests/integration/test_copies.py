@@ -1,0 +1,158 @@
+"""A late trial is started once more on another machine, and counts once: whichever of the two ends first, or dies."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import services
+from acceptance.commands import Command, until
+
+# The tests that every executor with two machines passes.
+from contract.test_copies import *  # noqa: F403
+from contract.test_copies import Pair
+from integration import fleets
+from integration.fleets import Fleet, on_each
+
+from shadho_celery.executors.queue import QueueExecutor
+from shadho_celery.registry import connect
+from shadho_celery.routing import Publisher
+
+pytestmark = pytest.mark.timeout(180)
+
+#: the trial that gets stuck; and how many there are, so many that it is known by then how long they take
+STUCK, TRIALS = 12, 16
+
+#: Two workers on one machine that take it for two.
+HOSTS = ("127.0.0.3", "127.0.0.4")
+
+#: What the trials do before their sleep.
+BODY = """
+    open(f"host-{context.trial}-{context.attempt}", "w").write(os.environ["SHADHO_HOST"])
+    if context.trial == 12 and context.attempt == WHICH: time.sleep(300)
+    while context.trial == 12 and os.path.exists("hold") and not context.should_stop(): time.sleep(0.05)
+"""
+
+
+@pytest.fixture
+def both(
+    redis_server: str, amqp_url: str, no_orphans: None, tmp_path: Path, unique: Callable[[str], str]
+) -> Iterator[list[Fleet]]:
+    """A fleet on Redis alone, and one on RabbitMQ."""
+    made: list[Fleet] = []
+    with ExitStack() as stack, ExitStack() as first:
+        for broker in ("redis", "rabbitmq"):
+            redis_url = stack.enter_context(services.redis_db(redis_server))
+            url = redis_url if broker == "redis" else amqp_url
+            fleet = fleets.fleet(tmp_path / broker, url, redis_url, unique("cpu"), SHADHO_LEASE_SECONDS="2")
+            made.append(stack.enter_context(fleet))
+            # All that runs ends before the first of the fleets is cleared.
+            first.callback(made[-1].desk.close)
+        yield made
+
+
+#: The contract's objective.
+CONTRACT = """
+import os, time
+from hyperopt import hp
+
+SPACE = {"x": hp.uniform("x", -10, 10)}
+
+def objective(params, context):
+    x = params["x"]
+    if (x, context.attempt) == (6.5, 2):
+        open("failed", "w").close()
+        raise ArithmeticError("the second one fails")
+    end = time.monotonic() + (60 if x == 9 or (x, context.attempt) == (7.5, 1) else 0.05)
+    while time.monotonic() < end and not context.should_stop():
+        time.sleep(0.01)
+    if x == 6.5:
+        while not os.path.exists("failed"):
+            time.sleep(0.05)
+        time.sleep(1.0)
+    return x
+"""
+
+
+@pytest.fixture(params=["redis", "rabbitmq"])
+def rig(request: pytest.FixtureRequest, both: list[Fleet]) -> Iterator[Pair]:
+    fleet = both[["redis", "rabbitmq"].index(request.param)]
+    fleet.desk.write("my_study.py", CONTRACT)
+    far = f"{fleet.compute_class}-far"
+    workers = [
+        fleet.worker(2, SHADHO_HOST=HOSTS[0]),
+        fleet.desk.worker(far, "-c", "1", "-l", "INFO", SHADHO_HOST=HOSTS[1]),
+    ]
+    until(lambda: all(" ready." in worker.err for worker in workers), 60, fleet.desk.said)
+    with pytest.MonkeyPatch.context() as patch, connect(fleet.redis) as client:
+        patch.setenv("CELERY_BROKER_URL", fleet.broker)
+        executor = QueueExecutor(client, Publisher.configured(), uuid.uuid4().hex[:16], "my_study")
+        yield Pair(executor=executor, compute_class=fleet.compute_class, elsewhere=far, catches_running=True)
+        executor.close()
+
+
+def begin(fleet: Fleet, stuck_attempt: int) -> dict[str, Command]:
+    """A worker of two slots on each machine; one attempt of the trial STUCK will sleep for ever."""
+    fleet.desk.study(seconds=0.3, body=BODY.replace("WHICH", str(stuck_attempt)).strip())
+    workers = {host: fleet.worker(2, SHADHO_HOST=host) for host in HOSTS}
+    until(lambda: all(" ready." in worker.err for worker in workers.values()), 60, fleet.desk.said)
+    return workers
+
+
+def host_of(fleet: Fleet, attempt: int) -> str:
+    """Where an attempt of the trial STUCK runs, once it does."""
+    path = fleet.desk.folder / f"host-{STUCK}-{attempt}"
+    until(lambda: path.exists() and path.read_text() in HOSTS, 60, fleet.desk.said)
+    return path.read_text()
+
+
+def stuck(trials: list[dict[str, Any]]) -> dict[str, Any]:
+    return trials[STUCK]
+
+
+def test_a_trial_that_is_stuck_is_rescued_by_a_copy_on_another_machine_and_counts_once(both: list[Fleet]) -> None:
+    def scenario(fleet: Fleet) -> None:
+        begin(fleet, stuck_attempt=1)
+        trials = fleet.ended_well(fleet.launch("my_study", TRIALS), "my_study", TRIALS, 120)
+        trial = stuck(trials)
+        assert (trial["attempt"], trial["lost"]) == (2, 0)
+        assert trial["host"] == host_of(fleet, 2) != host_of(fleet, 1)
+        assert {each["attempt"] for each in trials if each["number"] != STUCK} == {1}
+
+    on_each(scenario, *both)
+
+
+def test_where_the_copys_machine_dies_the_first_attempt_goes_on_and_its_result_counts(both: list[Fleet]) -> None:
+    def scenario(fleet: Fleet) -> None:
+        (fleet.desk.folder / "hold").touch()
+        workers = begin(fleet, stuck_attempt=2)
+        launch = fleet.launch("my_study", TRIALS)
+        workers[host_of(fleet, 2)].end()
+        until(lambda: stuck(fleet.trials("my_study"))["lost"] == 1, 60, fleet.desk.said)
+        (fleet.desk.folder / "hold").unlink()
+        trial = stuck(fleet.ended_well(launch, "my_study", TRIALS, 120))
+        assert trial["host"] == host_of(fleet, 1) != host_of(fleet, 2)
+
+    on_each(scenario, *both)
+
+
+def test_switched_off_nothing_is_copied(both: list[Fleet]) -> None:
+    def scenario(fleet: Fleet) -> None:
+        (fleet.desk.folder / "hold").touch()
+        begin(fleet, stuck_attempt=0)
+        launch = fleet.desk.start(
+            *("python", "-m", "shadho_celery.launch", "my_study", "--trials", str(TRIALS), "--seed", "0", "--json"),
+            *("--study", "my_study", "--no-speculation"),
+        )
+        fleet.desk.await_runs(TRIALS - 1, "ended", 60)
+        time.sleep(4)  # long enough for a trial of 0.3 s to be late
+        (fleet.desk.folder / "hold").unlink()
+        trials = fleet.ended_well(launch, "my_study", TRIALS, 60)
+        assert {each["attempt"] for each in trials} == {1}
+
+    on_each(scenario, both[0])

@@ -1,0 +1,320 @@
+"""Gangs on real workers: a trial's replicas come from its class's queue, and go when the trial does."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import kombu
+import pytest
+import services
+from acceptance.commands import Command, until
+from integration import fleets
+from integration.fleets import Fleet
+
+from shadho_celery.executors.queue import QueueExecutor
+from shadho_celery.registry import Registry, connect
+from shadho_celery.routing import Publisher, queue
+from shadho_celery.trial import Event, Lost, Result, Trial, TrialState
+
+pytestmark = pytest.mark.timeout(180)
+
+#: A trial of several slots waits for all of its replicas to say hello, and holds them until its file is gone; what the
+#: last trial of a study does with one slot ends at once. A replica writes down how it ended.
+STUDY = """
+import os, socket, threading, time
+from pathlib import Path
+from hyperopt import hp
+from shadho_celery.context import ReplicaDone
+
+SPACE = {"x": hp.uniform("x", 0, 1)}
+STUDY = {"slots": lambda params: 3 if params["x"] < 0.5 else 1}
+
+def note(*words):
+    with open("runs.log", "a") as log:
+        log.write("\\t".join(map(str, words)) + "\\n")
+
+def objective(params, context):
+    seat = context.replica
+    name = f"{context.trial}.{context.attempt}"
+    note("began", name, 0 if seat is None else seat.rank, context.slots, os.getpid())
+    if params.get("x") == 9 and seat is not None:
+        raise ArithmeticError("replicas fail here")
+    if seat is not None:
+        return replica(seat, context, name)
+    if context.slots == 1:
+        time.sleep(0.1)
+        return params["x"]
+    met = coordinate(context, name)
+    note("ended", name, 0, context.slots, os.getpid())
+    return {"loss": params["x"], "met": sorted(met)}
+
+def replica(seat, context, name):
+    host, port = seat.address.split(":")
+    with socket.create_connection((host, int(port)), 10) as line:
+        line.sendall(f"{seat.token} {seat.rank}\\n".encode())
+        line.settimeout(0.05)
+        while not context.should_stop():
+            try:
+                if not line.recv(1):
+                    break
+            except TimeoutError:
+                pass
+    note("left", name, seat.rank, int(context.should_stop()), os.getpid())
+    raise ReplicaDone
+
+def coordinate(context, name):
+    met, lines = set(), []
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(0.05)
+        address = f"{os.environ['SHADHO_HOST']}:{server.getsockname()[1]}"
+        context.call_replicas(address, "secret-" + name, backups=1)
+        while not context.should_stop():
+            try:
+                line, _ = server.accept()
+                line.settimeout(5)
+                token, rank = line.makefile().readline().split()
+                assert token == "secret-" + name
+                met.add(int(rank))
+                lines.append(line)
+                note("met", name, rank, context.slots, os.getpid())
+            except TimeoutError:
+                pass
+            if {1, 2} <= met and not Path(f"hold-{context.trial}").exists():
+                break
+    for line in lines:
+        line.close()
+    return met
+"""
+
+LEASE_SECONDS = 4
+
+
+def on(broker: str) -> pytest.MarkDecorator:
+    """Have the fleet of a test use this broker."""
+    return pytest.mark.parametrize("fleet", [broker], indirect=True)
+
+
+@pytest.fixture
+def fleet(
+    request: pytest.FixtureRequest,
+    redis_server: str,
+    amqp_url: str,
+    no_orphans: None,
+    tmp_path: Path,
+    unique: Callable[[str], str],
+) -> Iterator[Fleet]:
+    with ExitStack() as stack:
+        redis_url = stack.enter_context(services.redis_db(redis_server))
+        url = redis_url if request.param == "redis" else amqp_url
+        environment = {"SHADHO_LEASE_SECONDS": str(LEASE_SECONDS)}
+        made = stack.enter_context(fleets.fleet(tmp_path / "fleet", url, redis_url, unique("cpu"), **environment))
+        made.desk.write("my_study.py", STUDY)
+        yield made
+
+
+class Play:
+    """A study's executor without its scheduler: trials go out as they are given."""
+
+    def __init__(self, fleet: Fleet, executor: QueueExecutor) -> None:
+        self.fleet = fleet
+        self.executor = executor
+        self.events: list[Event] = []
+
+    def submit(
+        self,
+        number: int,
+        slots: int = 3,
+        *,
+        x: float = 0.1,
+        attempt: int = 1,
+        state: TrialState = TrialState.QUEUED,
+    ) -> None:
+        trial = Trial(
+            number=number,
+            subspace="all",
+            params={"x": x},
+            state=state,
+            attempt=attempt,
+            compute_class=self.fleet.compute_class,
+            slots=slots,
+        )
+        self.executor.submit([trial])
+
+    def until(self, ready: Callable[[], Any], seconds: float = 40.0) -> None:
+        """Poll until `ready()` is true."""
+        deadline = time.monotonic() + seconds
+        while not ready():
+            assert time.monotonic() < deadline, f"{self.events} {self.log()} {self.fleet.desk.said()}"
+            self.events += self.executor.poll(0.1)
+
+    def log(self) -> list[list[str]]:
+        path = self.fleet.desk.folder / "runs.log"
+        return [line.split("\t") for line in path.read_text().splitlines()] if path.exists() else []
+
+    def seen(self, what: str, name: str) -> list[int]:
+        """Ranks of the replicas that did this, of one trial and attempt."""
+        return [int(line[2]) for line in self.log() if line[:2] == [what, name]]
+
+    def pids(self, name: str) -> dict[int, int]:
+        """By rank, the process of the replica that began last."""
+        return {int(line[2]): int(line[4]) for line in self.log() if line[:2] == ["began", name]}
+
+    def result(self, number: int, seconds: float = 60.0) -> Result:
+        """The result of a trial, once it is there."""
+        self.until(lambda: any(isinstance(event, Result) and event.number == number for event in self.events), seconds)
+        [result] = [event for event in self.events if isinstance(event, Result) and event.number == number]
+        return result
+
+    def lost(self, number: int, attempt: int) -> Lost:
+        """How an attempt was lost, once it was."""
+        self.until(lambda: any(isinstance(e, Lost) and (e.number, e.attempt) == (number, attempt) for e in self.events))
+        return next(e for e in self.events if isinstance(e, Lost) and (e.number, e.attempt) == (number, attempt))
+
+    def hold(self, number: int) -> None:
+        """Have a trial go on until it is released."""
+        (self.fleet.desk.folder / f"hold-{number}").touch()
+
+    def release(self, number: int) -> None:
+        (self.fleet.desk.folder / f"hold-{number}").unlink()
+
+    def waiting(self) -> int:
+        """Messages that lie in the class's queue."""
+        with kombu.Connection(self.fleet.broker) as connection:
+            return int(queue(self.fleet.compute_class)(connection.default_channel).queue_declare().message_count)
+
+
+@contextmanager
+def play(fleet: Fleet, monkeypatch: pytest.MonkeyPatch, **options: Any) -> Iterator[Play]:
+    monkeypatch.setenv("CELERY_BROKER_URL", fleet.broker)
+    monkeypatch.setenv("SHADHO_LEASE_SECONDS", str(LEASE_SECONDS))
+    with connect(fleet.redis) as client:
+        executor = QueueExecutor(client, Publisher.configured(), "gangs", "my_study", **options)
+        try:
+            yield Play(fleet, executor)
+        finally:
+            executor.close()
+
+
+def workers(fleet: Fleet, count: int, slots: int = 1) -> list[Command]:
+    """So many workers, announced."""
+    started = fleet.workers(count, slots)
+    with connect(fleet.redis) as client:
+        registry = Registry(client, "worker")
+        until(lambda: {c.pid for c in started} <= {f["pid"] for f in registry.living().values()}, 30, fleet.desk.said)
+    return started
+
+
+def whose(process: int, commands: list[Command]) -> Command:
+    """The worker that a slot's process belongs to."""
+    pids, place = [command.pid for command in commands], process
+    while place not in pids:
+        assert place > 1, f"process {process} is of none of {pids}"
+        place = int(Path(f"/proc/{place}/stat").read_text().rpartition(")")[2].split()[1])
+    return commands[pids.index(place)]
+
+
+@on("rabbitmq")
+def test_a_dead_replica_is_replaced_and_a_backup_has_the_slot_that_idles_until_a_trial_wants_it(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also by a scheduler that has been started anew in the meantime; the trial itself hears nothing of all this."""
+    four = workers(fleet, 4)
+    with play(fleet, monkeypatch) as game:
+        game.hold(0)
+        game.submit(0)
+        game.until(lambda: set(game.seen("met", "0.1")) == {1, 2, 3}, 60)
+        assert game.executor.backups_running(fleet.compute_class) == 1
+        game.submit(1, 1, x=0.7)
+        assert game.result(1).loss == 0.7
+        assert game.seen("left", "0.1") == [3], "its slot was wanted"
+    with play(fleet, monkeypatch) as game:
+        game.submit(0, state=TrialState.RUNNING)
+        whose(game.pids("0.1")[2], four).send(signal.SIGKILL)
+        game.until(lambda: game.seen("met", "0.1").count(2) == 2, 60)
+        game.release(0)
+        result = game.result(0)
+        assert (result.state, result.attempt, result.loss) == (TrialState.COMPLETE, 1, 0.1)
+        assert {1, 2} <= set(result.metrics["met"])
+        game.until(lambda: {1, 2} <= set(game.seen("left", "0.1")))
+        game.until(lambda: not game.waiting())
+        assert not game.executor.notices(), "nobody failed"
+
+
+@on("redis")
+def test_when_the_coordinators_worker_dies_its_replicas_leave_and_the_next_attempt_has_its_own(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    two = workers(fleet, 2, slots=2)
+    with play(fleet, monkeypatch) as game:
+        game.hold(0)
+        game.submit(0)
+        game.until(lambda: {1, 2} <= set(game.seen("met", "0.1")), 60)
+        seats = game.pids("0.1")
+        dead = whose(seats[0], two)
+        left = [rank for rank in (1, 2) if whose(seats[rank], two) is not dead]
+        dead.send(signal.SIGKILL)
+        assert game.lost(0, 1).claimed
+        game.until(lambda: set(left) <= set(game.seen("left", "0.1")))
+        workers(fleet, 1, slots=2)
+        game.release(0)
+        game.submit(0, attempt=2)
+        assert game.result(0).attempt == 2
+        assert {1, 2} <= set(game.seen("met", "0.2"))
+
+
+@on("redis")
+def test_a_gang_that_is_not_complete_in_time_gives_everything_back_and_the_attempt_does_not_count(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So does one whose trial is cancelled; messages of replicas that nobody has taken by then are not run."""
+    workers(fleet, 1, slots=2)
+    with play(fleet, monkeypatch, gang_wait_seconds=5.0) as game:
+        game.submit(0)
+        lost = game.lost(0, 1)
+        assert (lost.claimed, lost.reason) == (False, "its gang was not complete within 5 s")
+        game.until(lambda: len(game.seen("left", "0.1")) == 1)
+    with play(fleet, monkeypatch) as game:
+        game.submit(1)
+        game.until(lambda: game.seen("met", "1.1"))
+        game.executor.cancel([1], running=True)
+        assert game.result(1).state is TrialState.CANCELLED
+        game.until(lambda: len(game.seen("left", "1.1")) == 1)
+        game.submit(2, 1, x=0.7)
+        assert game.result(2).state is TrialState.COMPLETE
+        game.until(lambda: not game.waiting())
+        assert len(game.pids("1.1")) == 2, "the coordinator's and one replica's; the other one came too late"
+
+
+@on("redis")
+def test_replicas_that_fail_are_told_of_and_cost_the_trial_its_attempt(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or an objective that fails as a replica would be sent for ever."""
+    workers(fleet, 1, slots=3)
+    with play(fleet, monkeypatch, gang_wait_seconds=6.0) as game:
+        game.submit(0, x=9)
+        lost = game.lost(0, 1)
+        assert lost.claimed
+        assert lost.reason.startswith("its gang was not complete within 6 s; replica ")
+        assert lost.reason.endswith("ArithmeticError: replicas fail here")
+        assert any("replicas fail here" in notice for notice in game.executor.notices())
+        assert 2 <= len(game.seen("began", "0.1")) <= 8, "they were tried again, and not without a pause"
+
+
+@on("redis")
+def test_gangs_of_three_and_single_slot_trials_all_finish_on_four_slots(fleet: Fleet) -> None:
+    """Two gangs of three do not fit at once: each has all of its slots or none."""
+    workers(fleet, 1, slots=4)
+    command = fleet.launch("my_study", 8)
+    found = fleet.ended_well(command, "my_study", 8, 120)
+    wide = [trial["number"] for trial in found if trial["slots"] == 3]
+    assert 2 <= len(wide) < 8
+    met = {trial["number"]: json.loads(trial["metrics"] or "{}").get("met") for trial in found}
+    assert all({1, 2} <= set(met[number]) for number in wide)
+    assert all(trial["attempt"] == 1 for trial in found), "no gang had to be given back"

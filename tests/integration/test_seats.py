@@ -1,0 +1,282 @@
+"""Redis decides who is a replica of what: one worker a seat, for as long as its trial's attempt runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import redis
+import services
+
+from shadho_celery.channel import Claim, SchedulerChannel, WorkerChannel
+from shadho_celery.registry import connect
+from shadho_celery.seats import SchedulerSeats, Seat, WorkerSeats, own_address
+from shadho_celery.signing import Signer
+from shadho_celery.trial import Assembling, Result, Started, TrialState, Unseated
+
+#: seconds of a lease that is meant to run out
+SHORT = 0.03
+
+SEAT = Seat(number=0, attempt=1, call=1, rank=1)
+CALL = Assembling(number=0, attempt=1, call=1, address="10.0.0.1:5000", token="secret", backups=1, at=2.5)
+
+
+@pytest.fixture
+def client(redis_url: str) -> Iterator[Any]:
+    with connect(redis_url) as client:
+        yield client
+
+
+@pytest.fixture
+def worker(client: Any) -> WorkerChannel:
+    return WorkerChannel(client)
+
+
+@pytest.fixture
+def scheduler(client: Any) -> SchedulerChannel:
+    return SchedulerChannel(client, "k1")
+
+
+@pytest.fixture
+def seats(client: Any, worker: WorkerChannel) -> WorkerSeats:
+    """A worker's end, in a study whose trial 0 runs under its first attempt."""
+    assert worker.claim("k1", started())
+    return WorkerSeats(client, "w1")
+
+
+@pytest.fixture
+def books(client: Any) -> SchedulerSeats:
+    return SchedulerSeats(client, "k1")
+
+
+def started(attempt: int = 1) -> Started:
+    return Started(number=0, attempt=attempt, host="h", at=1.5)
+
+
+def result(attempt: int = 1, state: TrialState = TrialState.COMPLETE) -> Result:
+    return Result(number=0, attempt=attempt, state=state, loss=0.5, at=2.5)
+
+
+def unseated(rank: int = 1) -> Unseated:
+    return Unseated(number=0, attempt=1, call=1, rank=rank, error="no room", host="h", at=3.5, worker="w1")
+
+
+# Calls
+
+
+def test_a_call_for_replicas_reaches_the_scheduler_and_is_remembered(
+    seats: WorkerSeats, scheduler: SchedulerChannel, books: SchedulerSeats
+) -> None:
+    """One that is started anew asks for what its former life was told."""
+    assert seats.call("k1", CALL)
+    assert scheduler.drain(0)[-1] == CALL
+    assert books.calls([(5, 1), (0, 1), (0, 2)]) == [CALL]
+    again = replace(CALL, call=2, token="another")
+    assert seats.call("k1", again)
+    assert books.calls([(0, 1)]) == [again]
+    books.forget([(0, 1)])
+    assert books.calls([(0, 1)]) == books.calls([]) == []
+
+
+def test_an_attempt_that_does_not_run_calls_nobody(
+    seats: WorkerSeats, worker: WorkerChannel, books: SchedulerSeats
+) -> None:
+    assert not seats.call("k1", replace(CALL, attempt=2))
+    worker.finish("k1", result())
+    assert not seats.call("k1", CALL)
+    assert books.calls([(0, 1), (0, 2)]) == []
+
+
+def test_a_call_that_nobody_with_our_key_has_signed_is_not_heeded(client: Any, worker: WorkerChannel) -> None:
+    """It would have our replicas compute for somebody else."""
+    worker.claim("k1", started())
+    WorkerSeats(client, "w1", signer=Signer(b"k" * 32)).call("k1", CALL)
+    assert SchedulerSeats(client, "k1", Signer(b"k" * 32)).calls([(0, 1)]) == [CALL]
+    assert SchedulerSeats(client, "k1", Signer(b"x" * 32)).calls([(0, 1)]) == []
+
+
+# Taking
+
+
+def test_a_seat_has_one_holder(seats: WorkerSeats, books: SchedulerSeats, client: Any) -> None:
+    """Who asks again because the answer got lost is told the same."""
+    assert books.states([SEAT]) == ["never"]
+    assert seats.take("k1", SEAT, "a") is Claim.TAKEN
+    assert seats.take("k1", SEAT, "a") is Claim.TAKEN
+    assert WorkerSeats(client, "w2").take("k1", SEAT, "b") is Claim.REFUSED
+    assert seats.take("k1", replace(SEAT, rank=2), "c") is Claim.TAKEN
+    assert books.states([SEAT, replace(SEAT, rank=2), replace(SEAT, rank=3)]) == ["held", "held", "never"]
+
+
+@pytest.mark.parametrize("end", ["result", "lost", "given up", "cancelled", "never began"])
+def test_a_seat_of_an_attempt_that_does_not_run_is_refused_and_its_replica_is_to_stop(
+    client: Any, worker: WorkerChannel, scheduler: SchedulerChannel, end: str
+) -> None:
+    seats = WorkerSeats(client, "w1")
+    if end == "lost":
+        WorkerChannel(client, SHORT).claim("k1", started())
+    elif end != "never began":
+        worker.claim("k1", started())
+    if end != "never began":
+        assert seats.take("k1", SEAT, "a") is Claim.TAKEN
+    if end == "result":
+        assert worker.finish("k1", result())
+    elif end == "lost":
+        services.wait_until(lambda: scheduler.ended_leases() == [(0, 1)], seconds=5)
+    elif end == "given up":
+        scheduler.give_up([(0, 1)], "its gang was not complete")
+    elif end == "cancelled":
+        scheduler.cancel([(0, 1)], running=True)
+    else:
+        scheduler.cancel([(0, 1)], running=False)
+    assert seats.take("k1", replace(SEAT, rank=2), "b") is Claim.REFUSED
+    assert seats.renew("k1", [(SEAT, "a")]) == ["gone"]
+
+
+def test_another_attempt_of_the_trial_has_seats_of_its_own(
+    seats: WorkerSeats, worker: WorkerChannel, scheduler: SchedulerChannel
+) -> None:
+    seats.take("k1", SEAT, "a")
+    scheduler.give_up([(0, 1)], "its gang was not complete")
+    worker.claim("k1", started(2))
+    assert seats.renew("k1", [(SEAT, "a")]) == ["gone"]
+    assert seats.take("k1", replace(SEAT, attempt=2), "b") is Claim.TAKEN
+    assert seats.renew("k1", [(replace(SEAT, attempt=2), "b")]) == ["ok"]
+
+
+def test_seats_of_an_earlier_call_are_over_with_the_next_one(seats: WorkerSeats) -> None:
+    seats.call("k1", CALL)
+    assert seats.take("k1", SEAT, "a") is Claim.TAKEN
+    seats.call("k1", replace(CALL, call=2))
+    assert seats.take("k1", replace(SEAT, rank=2), "b") is Claim.REFUSED
+    assert seats.take("k1", replace(SEAT, call=2), "c") is Claim.TAKEN
+
+
+def test_a_worker_that_gets_no_trials_gets_no_seats(seats: WorkerSeats, scheduler: SchedulerChannel) -> None:
+    scheduler.try_again("w1")
+    assert seats.take("k1", SEAT, "a") is Claim.TAKEN
+    scheduler.fence("w1")
+    assert seats.take("k1", replace(SEAT, rank=2), "b") is Claim.HELD
+
+
+# Holding
+
+
+def test_a_seat_that_is_not_renewed_is_lost_and_somebody_else_may_take_it(
+    client: Any, seats: WorkerSeats, books: SchedulerSeats
+) -> None:
+    assert WorkerSeats(client, "w2", SHORT).take("k1", SEAT, "a") is Claim.TAKEN
+    services.wait_until(lambda: books.states([SEAT]) == ["lost"], seconds=5)
+    assert seats.take("k1", SEAT, "b") is Claim.TAKEN
+    assert seats.renew("k1", [(SEAT, "a"), (SEAT, "b")]) == ["gone", "ok"]
+
+
+def test_a_seat_that_is_renewed_late_is_held_on_where_nobody_has_taken_it(
+    client: Any, seats: WorkerSeats, books: SchedulerSeats
+) -> None:
+    """Even where the scheduler has cleared it, to publish it again."""
+    WorkerSeats(client, "w2", SHORT).take("k1", SEAT, "a")
+    services.wait_until(lambda: books.states([SEAT]) == ["lost"], seconds=5)
+    books.clear([SEAT])
+    assert seats.renew("k1", [(SEAT, "a")]) == ["ok"]
+    assert books.states([SEAT]) == ["held"]
+
+
+def test_after_redis_has_lost_its_memory_replicas_go_on(
+    client: Any, seats: WorkerSeats, worker: WorkerChannel, books: SchedulerSeats
+) -> None:
+    """Whether their trial's own worker has told of it again, or not yet; nobody is let in that was not."""
+    seats.take("k1", SEAT, "a")
+    client.flushdb()
+    assert seats.renew("k1", [(SEAT, "a")]) == ["ok"]
+    assert seats.take("k1", replace(SEAT, rank=2), "b") is Claim.REFUSED
+    assert worker.renew("k1", [(0, 1)]) == ["ok"]
+    assert seats.renew("k1", [(SEAT, "a")]) == ["ok"]
+    assert books.states([SEAT]) == ["held"]
+
+
+def test_a_backup_whose_slot_is_wanted_is_told_so_and_one_on_its_way_does_not_come(
+    seats: WorkerSeats, books: SchedulerSeats
+) -> None:
+    backup, coming = replace(SEAT, rank=3), replace(SEAT, rank=4)
+    seats.take("k1", SEAT, "a")
+    seats.take("k1", backup, "b")
+    books.ask_back([backup, coming])
+    books.ask_back([])
+    assert seats.renew("k1", [(SEAT, "a"), (backup, "b")]) == ["ok", "yield"]
+    assert seats.take("k1", coming, "c") is Claim.REFUSED
+    seats.leave("k1", backup, "b")
+    assert books.states([backup, coming]) == ["left", "never"]
+    books.clear([backup, coming])
+    assert seats.take("k1", backup, "d") is Claim.TAKEN
+    assert seats.renew("k1", [(backup, "d")]) == ["ok"]
+
+
+# Leaving
+
+
+def test_a_seat_that_was_left_is_free_and_one_whose_work_is_done_is_not(
+    seats: WorkerSeats, books: SchedulerSeats
+) -> None:
+    other = replace(SEAT, rank=2)
+    seats.take("k1", SEAT, "a")
+    seats.take("k1", other, "b")
+    seats.leave("k1", SEAT, "a")
+    seats.leave("k1", other, "b", done=True)
+    assert books.states([SEAT, other]) == ["left", "done"]
+    assert seats.take("k1", SEAT, "c") is Claim.TAKEN
+    assert seats.take("k1", other, "d") is Claim.REFUSED
+
+
+def test_the_failure_of_a_replica_is_told_unless_its_seat_is_somebody_elses_by_then(
+    seats: WorkerSeats, scheduler: SchedulerChannel, books: SchedulerSeats
+) -> None:
+    seats.take("k1", SEAT, "a")
+    scheduler.drain(0)
+    assert not seats.leave("k1", SEAT, "not its holder", failure=unseated())
+    assert scheduler.drain(0) == []
+    assert books.states([SEAT]) == ["held"]
+    assert seats.leave("k1", SEAT, "a", failure=unseated())
+    assert scheduler.drain(0) == [unseated()]
+    assert books.states([SEAT]) == ["left"]
+
+
+def test_who_fails_because_the_trial_has_ended_has_not_failed(
+    seats: WorkerSeats, worker: WorkerChannel, scheduler: SchedulerChannel
+) -> None:
+    """Its coordinator's end of the line closes, and then it may see that before anything else."""
+    seats.take("k1", SEAT, "a")
+    worker.finish("k1", result())
+    scheduler.drain(0)
+    assert not seats.leave("k1", SEAT, "a", failure=unseated())
+    assert scheduler.drain(0) == []
+
+
+def test_nothing_of_gangs_is_left_when_their_study_has_ended(
+    client: Any, seats: WorkerSeats, worker: WorkerChannel, scheduler: SchedulerChannel, books: SchedulerSeats
+) -> None:
+    seats.call("k1", CALL)
+    seats.take("k1", SEAT, "a")
+    books.ask_back([SEAT])
+    worker.finish("k1", result())
+    scheduler.erase()
+    seats.leave("k1", SEAT, "a", done=True)
+    assert seats.renew("k1", [(SEAT, "a")]) == ["gone"]
+    assert client.keys("shadho:k1:*") == ["shadho:k1:attempts"]
+
+
+# Addresses
+
+
+def test_a_machines_own_address_is_the_one_it_has_on_the_way_to_redis(
+    client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SHADHO_HOST", raising=False)
+    with redis.Redis.from_url("redis://") as unspecified, redis.Redis.from_url("unix:///nowhere.sock") as local:
+        assert own_address(unspecified) in ("127.0.0.1", "::1")
+        assert own_address(local) == "127.0.0.1"
+    assert own_address(client) in ("127.0.0.1", "::1")
+    monkeypatch.setenv("SHADHO_HOST", "node7.cluster")
+    assert own_address(client) == "node7.cluster"

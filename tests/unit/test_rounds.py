@@ -1,0 +1,276 @@
+"""Which trials there are to be: the best of each rung go on to the next one, and none before its rung is complete."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+
+from shadho_celery.errors import UsageError
+from shadho_celery.rounds import Endless, Rounds, SuccessiveHalving, Wanted, make_rounds
+from shadho_celery.trial import Trial, TrialState
+
+S = TrialState
+
+
+class Player:
+    """Asks for trials and tells how they ended; a trial's loss comes from the params' number, its origin's."""
+
+    def __init__(
+        self, rounds: Rounds, loss: Callable[[int, float], float | None] = lambda origin, budget: origin
+    ) -> None:
+        self.rounds = rounds
+        self.loss = loss
+        self.trials: list[Trial] = []
+        self.finished: list[Trial] = []
+
+    def ask(self) -> Trial | None:
+        """The next trial, as it is sent; None where there is none to be had."""
+        wanted = self.rounds.ask()
+        assert wanted == self.rounds.ask(), "to be asked again changes nothing"
+        if wanted is None:
+            return None
+        trial = Trial(
+            number=len(self.trials),
+            subspace="all",
+            params={},
+            budget=wanted.budget,
+            rung=wanted.rung,
+            origin=wanted.origin,
+        )
+        self.trials.append(trial)
+        self.rounds.add(trial)
+        return trial
+
+    def ask_all(self) -> list[Trial]:
+        found = []
+        while (trial := self.ask()) is not None:
+            found.append(trial)
+        return found
+
+    def finish(self, trial: Trial, state: TrialState | None = None) -> None:
+        loss = self.loss(trial.number if trial.origin is None else trial.origin, trial.budget or 0.0)
+        state = state or (S.FAILED if loss is None else S.COMPLETE)
+        ended = trial.evolve(state=state, loss=loss if state is S.COMPLETE else None)
+        self.trials[trial.number] = ended
+        self.finished.append(ended)
+        self.rounds.tell(ended)
+
+    def play(self, trials: int, shuffle: random.Random | None = None) -> Player:
+        """Run so many trials, all that can be had at a time, ending in order or shuffled."""
+        while len(self.finished) < trials:
+            running = self.ask_all()
+            assert running, "as long as nothing runs there must be something to do"
+            if shuffle is not None:
+                shuffle.shuffle(running)
+            for trial in running:
+                self.finish(trial)
+                if self.rounds.left > 0 and trial is not running[-1]:
+                    break
+            left = [trial for trial in self.trials if not trial.state.is_finished]
+            for trial in left:
+                self.finish(trial)
+        return self
+
+
+def shape(trials: Iterable[Trial]) -> list[tuple[int | None, float | None, int | None]]:
+    return [(trial.rung, trial.budget, trial.origin) for trial in trials]
+
+
+def test_without_rounds_every_trial_is_a_new_one_with_all_of_the_fidelity() -> None:
+    rounds = Endless()
+    assert [rounds.ask() for _ in range(3)] == [Wanted()] * 3
+    assert (rounds.size, rounds.left) == (None, math.inf)
+
+
+def test_a_bracket_is_a_ladder_of_budgets_and_the_best_of_each_rung_go_on() -> None:
+    player = Player(SuccessiveHalving(1, 9, 3))
+    lowest = player.ask_all()
+    assert shape(lowest) == [(0, 1.0, None)] * 9
+    for trial in reversed(lowest):
+        assert player.ask() is None, "none goes on before its rung is complete"
+        player.finish(trial)
+    middle = player.ask_all()
+    assert shape(middle) == [(1, 3.0, 0), (1, 3.0, 1), (1, 3.0, 2)]
+    for trial in middle:
+        player.finish(trial)
+    [top] = player.ask_all()
+    assert shape([top]) == [(2, 9.0, 0)]
+    player.finish(top)
+    assert shape(player.ask_all()) == [(0, 1.0, None)] * 9, "the next bracket begins"
+
+
+@pytest.mark.parametrize(
+    ("least", "most", "eta", "budgets"),
+    [
+        (1, 243, 3, [1, 3, 9, 27, 81, 243]),  # log(243) / log(3) is 4.999...
+        (1, 81, 3, [1, 3, 9, 27, 81]),
+        (1, 1000, 10, [1, 10, 100, 1000]),
+        (0.1, 0.3, 3, [0.1, 0.3]),
+        (2, 9, 3, [3, 9]),
+        (1, 8, 2, [1, 2, 4, 8]),
+    ],
+)
+def test_the_budgets_are_the_largest_one_divided_by_powers_of_eta(
+    least: float, most: float, eta: int, budgets: list[float]
+) -> None:
+    player = Player(SuccessiveHalving(least, most, eta)).play(sum(eta**k for k in range(len(budgets))))
+    assert sorted({trial.budget for trial in player.trials if trial.budget}) == pytest.approx(budgets)
+    counts = [sum(trial.rung == rung for trial in player.trials) for rung in range(len(budgets))]
+    assert counts == [eta ** (len(budgets) - 1 - rung) for rung in range(len(budgets))]
+
+
+def test_which_trials_go_on_does_not_depend_on_the_order_of_their_ends() -> None:
+    def promoted(seed: int) -> set[tuple[int | None, int | None]]:
+        rounds = SuccessiveHalving(1, 27, 3)
+        player = Player(rounds, lambda origin, budget: (origin * 7919 % 31) // 4)  # with ties
+        player.play(80, random.Random(seed))
+        return {(trial.rung, trial.origin) for trial in player.trials[:80] if trial.rung}
+
+    assert len({frozenset(promoted(seed)) for seed in range(10)}) == 1
+
+
+def test_a_failed_trial_counts_as_the_worst_and_never_goes_on() -> None:
+    player = Player(SuccessiveHalving(1, 9, 3), lambda origin, budget: None if origin < 7 else float(origin))
+    for trial in player.ask_all():
+        player.finish(trial)
+    assert [trial.origin for trial in player.ask_all()] == [7, 8]
+
+
+def test_a_rung_on_which_all_fail_ends_its_bracket() -> None:
+    player = Player(SuccessiveHalving(1, 9, 3), lambda origin, budget: None)
+    for trial in player.ask_all():
+        player.finish(trial)
+    assert shape(player.ask_all()) == [(0, 1.0, None)] * 9
+
+
+def test_a_trial_taken_off_a_higher_rung_is_asked_for_again() -> None:
+    player = Player(SuccessiveHalving(1, 9, 3))
+    for trial in player.ask_all():
+        player.finish(trial)
+    middle = player.ask_all()
+    player.finish(middle[1], S.CANCELLED)
+    assert shape(player.ask_all()) == [(1, 3.0, 1)]
+
+
+def test_new_trials_are_numbered_so_that_each_round_has_its_own_set() -> None:
+    player = Player(SuccessiveHalving(1, 9, 3))
+    assert player.rounds.ask() == Wanted(budget=1.0, rung=0, drawn=9)
+    player.play(13)
+    assert player.rounds.ask() == Wanted(budget=1.0, rung=0, drawn=18)
+
+
+def test_size_and_left_are_those_of_the_rung_that_is_open() -> None:
+    rounds = SuccessiveHalving(1, 9, 3)
+    player = Player(rounds)
+    assert (rounds.size, rounds.left) == (9, 9)
+    lowest = player.ask_all()
+    assert (rounds.size, rounds.left) == (9, 0)
+    for trial in lowest:
+        player.finish(trial)
+    assert (rounds.size, rounds.left) == (3, 3)
+
+
+# Backups: the first n of n + b
+
+
+def test_with_backups_a_rung_is_over_after_the_first_results_and_the_late_ones_do_not_go_on() -> None:
+    player = Player(SuccessiveHalving(1, 9, 3, backups=2))
+    lowest = player.ask_all()
+    assert len(lowest) == 11
+    # The two best are late.
+    for trial in lowest[2:]:
+        player.finish(trial)
+    middle = player.ask_all()
+    assert [trial.origin for trial in middle] == [2, 3, 4, 5, 6]
+    for trial in lowest[:2]:
+        player.finish(trial)
+    assert player.ask_all() == []
+    for trial in middle[:3]:
+        player.finish(trial)
+    assert [trial.origin for trial in player.ask_all()] == [2, 3, 4]
+
+
+def test_with_backups_no_more_are_drawn_once_there_are_results_enough() -> None:
+    """As where there are fewer slots than trials in a round."""
+    player = Player(SuccessiveHalving(1, 3, 3, backups=5))
+    for _ in range(3):
+        trial = player.ask()
+        assert trial is not None
+        player.finish(trial)
+    assert [trial.origin for trial in player.ask_all()] == [0, 1, 2]
+
+
+# Carried on
+
+
+@pytest.mark.parametrize("backups", [0, 2])
+@pytest.mark.parametrize("at", range(0, 40, 3))
+def test_rounds_told_of_what_was_go_on_as_those_that_were_there(at: int, backups: int) -> None:
+    """Trials are added first, all of them, and then told of in the order in which they finished."""
+
+    def loss(origin: int, budget: float) -> float | None:
+        return None if origin % 11 == 5 else origin * 7919 % 101 / budget
+
+    first = Player(SuccessiveHalving(1, 9, 3, backups), loss)
+    choice = random.Random(at)
+    while len(first.finished) < at:
+        first.ask_all()
+        first.finish(choice.choice([trial for trial in first.trials if not trial.state.is_finished]))
+    second = Player(SuccessiveHalving(1, 9, 3, backups), loss)
+    second.trials = list(first.trials)
+    for trial in first.trials:
+        second.rounds.add(trial)
+    for trial in first.finished:
+        second.rounds.tell(trial)
+    for _ in range(40):
+        assert shape(first.ask_all()) == shape(second.ask_all())
+        left = [trial for trial in first.trials if not trial.state.is_finished]
+        trial = choice.choice(left)
+        first.finish(trial)
+        second.finish(trial)
+
+
+def test_trials_of_another_ladder_or_of_none_are_left_alone() -> None:
+    rounds = SuccessiveHalving(1, 9, 3)
+    others: list[dict[str, Any]] = [{}, {"rung": 0, "budget": 2.0}, {"rung": 7, "budget": 1.0}]
+    for number, facts in enumerate(others):
+        trial = Trial(number=number, subspace="all", params={}, state=S.COMPLETE, loss=0.0, **facts)
+        rounds.add(trial)
+        rounds.tell(trial)
+    assert rounds.left == 9
+
+
+# What makes no ladder
+
+
+@pytest.mark.parametrize(
+    ("settings", "word"),
+    [
+        ({"least": 1}, "'most' is missing"),
+        ({"least": 1, "most": 9, "eta": 1}, "'eta'"),
+        ({"least": 1, "most": 9, "eta": 2.5}, "'eta'"),
+        ({"least": 0, "most": 9}, "'least'"),
+        ({"least": 1, "most": math.inf}, "'most'"),
+        ({"least": 1, "most": "9"}, "'most'"),
+        ({"least": 9, "most": 1}, "one rung only"),
+        ({"least": 1, "most": 2, "eta": 3}, "one rung only"),
+        ({"least": 1, "most": 9, "backups": -1}, "'backups'"),
+        ({"least": 1, "most": 9, "backups": True}, "'backups'"),
+        ({"least": 1, "most": 9, "eat": 3}, "'eat'"),
+        ({"least": 1e-9, "most": 1}, "raise 'least'"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else None,
+)
+def test_settings_that_make_no_ladder_are_refused_with_the_cause(settings: dict[str, Any], word: str) -> None:
+    with pytest.raises(UsageError, match=word):
+        make_rounds(settings)
+
+
+def test_the_settings_make_the_rounds() -> None:
+    assert isinstance(make_rounds(None), Endless)
+    assert make_rounds({"least": 1, "most": 27}).size == 27
+    assert make_rounds({"least": 1, "most": 16, "eta": 2, "backups": 3}).size == 19
