@@ -1,0 +1,188 @@
+"""Federated averaging on digits that come in two label blocks by turns, as users of day and night do.
+
+    python -m shadho_celery.launch tasks.federated_blockcyclic --trials 20       # embedded, or on the fleet
+    python -m tasks.federated_blockcyclic                                        # alone, in this process
+
+A cycle is one block of rounds on the digits 0-4, then one on 5-9. A single model forgets the first while it learns the
+second. MM-PSGD keeps a predictor for each block: the mean of the global models seen in it. MC-PSGD has besides a chain
+of models for each block alone, and takes whichever model fits the clients better into the mean. Ding et al.,
+"Distributed Optimization over Block-Cyclic Data", arXiv 2002.07454. A trial takes seconds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from hyperopt import hp
+
+# torch and scikit-learn are imported where they are used: the scheduler reads SPACE and needs no training library.
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from shadho_celery.context import Context
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What is fixed in every trial."""
+
+    #: which labels come together
+    blocks: tuple[tuple[int, ...], ...] = ((0, 1, 2, 3, 4), (5, 6, 7, 8, 9))
+    #: clients; each holds few labels of every block
+    clients: int = 10
+    #: cycles through all blocks where the trial's budget does not say otherwise
+    cycles: int = 10
+    #: rounds, each ended by an average, that a block lasts
+    rounds: int = 10
+    #: hidden units
+    width: int = 32
+    #: digits of one local step at one client
+    batch: int = 8
+    #: share of the digits that accuracy is taken on
+    held_out: float = 0.25
+    #: seed of that split: the same digits for every trial, or losses could not be compared
+    split_seed: int = 0
+
+
+SETTINGS = Settings()
+
+SPACE = {
+    # "mm" and "mc" are MM-PSGD and MC-PSGD; "fedavg" keeps one model, the last.
+    "method": hp.choice("method", ["fedavg", "mm", "mc"]),
+    "learning_rate": hp.loguniform("learning_rate", np.log(0.02), np.log(1.0)),
+    "local_steps": hp.uniformint("local_steps", 1, 10),
+}
+
+STUDY = {"trials": 20}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Block:
+    """The digits of one block."""
+
+    #: training pixels and labels of the clients: (clients, digits, 64) and (clients, digits)
+    pixels: Tensor
+    labels: Tensor
+    #: held-out pixels (digits, 64) and labels
+    test_pixels: Tensor
+    test_labels: Tensor
+
+    def accuracy(self, model: Model) -> float:
+        """Share of the held-out digits that `model` knows."""
+        chosen = model.scores(self.test_pixels[None]).argmax(dim=2)[0]
+        return (chosen == self.test_labels).float().mean().item()
+
+    def losses(self, model: Model, chosen: Tensor | None = None) -> Tensor:
+        """Mean cross-entropy of each client on its `chosen` digits (clients, batch), or on all of them."""
+        import torch
+        from torch.nn.functional import cross_entropy
+
+        pixels, labels = self.pixels, self.labels
+        if chosen is not None:
+            rows = torch.arange(len(labels))[:, None]
+            pixels, labels = pixels[rows, chosen], labels[rows, chosen]
+        return cross_entropy(model.scores(pixels).transpose(1, 2), labels, reduction="none").mean(dim=1)
+
+
+@dataclass(frozen=True)
+class Model:
+    """One hidden layer; each tensor's first dimension counts the clients, or is 1 for a global model."""
+
+    tensors: tuple[Tensor, ...]
+
+    def scores(self, pixels: Tensor) -> Tensor:
+        """(clients, digits, 10) of `pixels` (clients, digits, 64)."""
+        inner, inner_bias, outer, outer_bias = self.tensors
+        return (pixels @ inner + inner_bias).relu() @ outer + outer_bias
+
+    def trained(self, block: Block, draws: list[Tensor], rate: float) -> Model:
+        """The global model after every client took a step per draw from it by itself, and all were averaged."""
+        import torch
+
+        clients = len(block.labels)
+        tensors = [tensor.expand(clients, *tensor.shape[1:]).clone().requires_grad_() for tensor in self.tensors]
+        descent = torch.optim.SGD(tensors, lr=rate)
+        for chosen in draws:
+            descent.zero_grad()
+            # Clients share no parameter, so the gradient of the sum is each one's own.
+            block.losses(Model(tuple(tensors)), chosen).sum().backward()
+            descent.step()
+        return Model(tuple(tensor.detach().mean(dim=0, keepdim=True) for tensor in tensors))
+
+    def blended(self, other: Model, share: float) -> Model:
+        """This one with `share` of `other` in it."""
+        return Model(tuple(mine.lerp(its, share) for mine, its in zip(self.tensors, other.tensors, strict=True)))
+
+
+def first_model(generator: Any) -> Model:
+    """A global model with random weights and no biases."""
+    import torch
+
+    width = SETTINGS.width
+    inner = torch.randn(1, 64, width, generator=generator) * (2 / 64) ** 0.5
+    outer = torch.randn(1, width, 10, generator=generator) * (2 / width) ** 0.5
+    return Model((inner, torch.zeros(1, 1, width), outer, torch.zeros(1, 1, 10)))
+
+
+def digits() -> list[Block]:
+    """One `Block` for each of `Settings.blocks`, its training digits sorted by label and dealt to clients in a row."""
+    import torch
+    from sklearn.datasets import load_digits
+    from sklearn.model_selection import train_test_split
+
+    pixels, labels = load_digits(return_X_y=True)
+    train, test, train_labels, test_labels = train_test_split(
+        (pixels / 16).astype(np.float32), labels, test_size=SETTINGS.held_out, random_state=SETTINGS.split_seed
+    )
+    blocks = []
+    for wanted in SETTINGS.blocks:
+        own = np.flatnonzero(np.isin(train_labels, wanted))
+        own = own[np.argsort(train_labels[own], kind="stable")]
+        # Each client gets one stretch of the sorted digits: one label or two of a block.
+        dealt = own[: len(own) // SETTINGS.clients * SETTINGS.clients].reshape(SETTINGS.clients, -1)
+        seen = np.isin(test_labels, wanted)
+        parts = (train[dealt], train_labels[dealt], test[seen], test_labels[seen])
+        tensors = [torch.as_tensor(part) for part in parts]
+        blocks.append(Block(pixels=tensors[0], labels=tensors[1], test_pixels=tensors[2], test_labels=tensors[3]))
+    return blocks
+
+
+def objective(params: dict[str, Any], context: Context) -> dict[str, float]:
+    """The share of held-out digits that their block's predictor gets wrong, mean over the blocks, after all cycles."""
+    import torch
+
+    generator = torch.Generator().manual_seed(context.seed)
+    blocks = digits()
+    chain = first_model(generator)
+    #: of "mc": a chain for each block that no other block touches
+    own_chains = [chain] * len(blocks)
+    predictors = [chain] * len(blocks)
+    result: dict[str, float] = {}
+    for cycle in range(1, int(context.budget or SETTINGS.cycles) + 1):
+        for number, block in enumerate(blocks):
+            for turn in range(SETTINGS.rounds):
+                shape = (params["local_steps"], SETTINGS.clients, SETTINGS.batch)
+                draws = list(torch.randint(block.labels.shape[1], shape, generator=generator))
+                taken = chain = chain.trained(block, draws, params["learning_rate"])
+                if params["method"] == "mc":
+                    own = own_chains[number] = own_chains[number].trained(block, draws, params["learning_rate"])
+                    taken = min(chain, own, key=lambda model: block.losses(model).mean().item())
+                seen = (cycle - 1) * SETTINGS.rounds + turn
+                predictors[number] = predictors[number].blended(taken, 1 / (seen + 1))
+        models = [chain] * len(blocks) if params["method"] == "fedavg" else predictors
+        accuracies = [block.accuracy(model) for block, model in zip(blocks, models, strict=True)]
+        result = {"loss": 1 - sum(accuracies) / len(accuracies)}
+        result |= {f"accuracy_{number}": accuracy for number, accuracy in enumerate(accuracies)}
+        context.report(cycle, result["loss"])
+        if context.should_stop():
+            break
+    return result
+
+
+if __name__ == "__main__":
+    import shadho_celery
+
+    best = shadho_celery.minimize(objective, SPACE, trials=STUDY["trials"], seed=0).best
+    print(f"loss {best.loss:.4f} with {best.params}" if best else "no trial succeeded")

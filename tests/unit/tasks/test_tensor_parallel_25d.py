@@ -1,0 +1,140 @@
+"""The spread network: eight processes compute what one does, send what the formula says, and are gone at the end."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from shadho_celery.context import LocalContext
+from tasks import tensor_parallel_25d as task
+
+STEPS = 10
+PARAMS = {"width": 64, "learning_rate": 2.0}
+LAYERS = [(task.SETTINGS.inputs, 64), (64, task.SETTINGS.outputs)]
+
+# Eight processes start: seconds, or a minute where the machine is busy.
+pytestmark = pytest.mark.timeout(300)
+
+
+@pytest.fixture(scope="module")
+def spread() -> task.Learned:
+    return task.spread(PARAMS, LocalContext(budget=STEPS, seed=3))
+
+
+def alone() -> dict[str, Any]:
+    """The same learning in this process, by torch's own products."""
+    whole = task.problem(PARAMS["width"], seed=3)
+    weights = [weight.requires_grad_() for weight in whole.weights]
+    descent = torch.optim.SGD(weights, lr=PARAMS["learning_rate"])
+    losses = []
+    for _ in range(STEPS):
+        descent.zero_grad()
+        outputs = torch.nn.functional.gelu(whole.x @ weights[0]) @ weights[1]
+        loss = (outputs - whole.y).square().mean()
+        loss.backward()
+        losses.append(loss.item())
+        descent.step()
+    matrices = (outputs, *(weight.grad for weight in weights), *weights)
+    return {"losses": losses, "matrices": [matrix.detach().numpy() for matrix in matrices]}
+
+
+def test_forward_and_backward_equal_one_process(spread: task.Learned) -> None:
+    expected = alone()
+    assert spread.losses == pytest.approx(expected["losses"], abs=1e-5)
+    assert spread.outputs is not None
+    found = [spread.outputs, *spread.gradients, *spread.weights]
+    for mine, its in zip(found, expected["matrices"], strict=True):
+        assert np.abs(its).max() > 1e-3  # there is something to compare
+        np.testing.assert_allclose(mine, its, rtol=0, atol=1e-5)
+
+
+def test_the_bytes_sent_are_those_of_the_formula(spread: task.Learned) -> None:
+    """By hand for q = d = 2: three products (two for the first layer) move X once and W twice; W there and back."""
+    rows = task.SETTINGS.rows
+    by_hand = [
+        4 * (products * (rows * inputs + 2 * inputs * outputs) + 2 * inputs * outputs)
+        for products, (inputs, outputs) in zip((2, 3), LAYERS, strict=True)
+    ]
+    formula = [
+        task.bytes_of_layer(rows, *sizes, first=first) for first, sizes in zip((True, False), LAYERS, strict=True)
+    ]
+    assert formula == by_hand
+    assert spread.sent == STEPS * sum(formula)
+
+
+def test_no_process_is_left(spread: task.Learned) -> None:
+    assert not multiprocessing.active_children()
+
+
+def test_it_stops_when_told_to() -> None:
+    seen: list[int] = []
+    context = LocalContext(on_report=lambda step, loss: seen.append(step), stopped=lambda: len(seen) >= 2)
+    assert task.objective(PARAMS, context)["steps"] == 2
+    assert not multiprocessing.active_children()
+
+
+def test_the_death_of_one_ends_the_trial_with_a_reason_and_all_the_others() -> None:
+    def strike(step: int, loss: float) -> None:
+        if step == 1:
+            multiprocessing.active_children()[0].kill()
+
+    with pytest.raises(RuntimeError, match="ended early"):
+        task.spread(PARAMS, LocalContext(budget=100_000, on_report=strike))
+    assert not multiprocessing.active_children()
+
+
+#: learns without end, and says on its first step which processes it has
+ENDLESS = """
+import multiprocessing
+from shadho_celery.context import LocalContext
+from tasks import tensor_parallel_25d as task
+
+def tell(step, loss):
+    if step == 1:
+        print(*(child.pid for child in multiprocessing.active_children()), flush=True)
+
+task.spread({"width": 64, "learning_rate": 2.0}, LocalContext(budget=10_000_000, on_report=tell))
+"""
+
+
+def runs(process: int) -> bool:
+    """Whether it is there and no zombie."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks processes up in /proc")
+def test_they_end_and_leave_nothing_where_the_trials_process_is_killed(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", ENDLESS]
+    with subprocess.Popen(
+        command,
+        cwd=Path(__file__).parents[3],
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as parent:
+        assert parent.stdout
+        try:
+            children = [int(word) for word in parent.stdout.readline().split()]
+            assert len(children) == 8
+            assert all(map(runs, children))
+            assert list(tmp_path.glob("shadho-cube-*"))
+        finally:
+            parent.kill()
+    deadline = time.monotonic() + 60
+    while any(map(runs, children)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not any(map(runs, children))
+    assert not list(tmp_path.glob("shadho-cube-*"))
