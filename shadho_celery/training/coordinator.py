@@ -1,0 +1,325 @@
+"""The coordinator of a gang: gathers, commits, publishes; one thread decides, the bus's threads carry.
+
+The commit rule: a vector counts where its frame came whole and undamaged, is of this life of the coordinator and of the
+step under way, is finite, and is the first from its place; N of them make the step. So no part of a gradient is ever
+applied, and none twice, whenever a replica dies.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from queue import Empty
+from typing import Literal
+
+import numpy as np
+
+from shadho_celery.errors import ShadhoError
+from shadho_celery.training.backups import Tuner
+from shadho_celery.training.bus import Listener
+from shadho_celery.training.frames import BrokenFrame, Kind, control
+from shadho_celery.training.mean import Mean
+from shadho_celery.training.payload import Layout, Snapshot, Snapshots
+from shadho_celery.training.peer import Arrived, Event, Joined, Left, Peer
+from shadho_celery.training.run import Run
+from shadho_celery.training.strategies import Strategy
+from shadho_celery.training.vectors import is_finite
+
+logger = logging.getLogger(__name__)
+
+#: vectors that are not finite, after which a replica is sent away
+MOST_NOT_FINITE = 3
+#: seconds between two looks at what no event tells of: whether the trial shall stop, whether a grace is over
+TICK = 0.1
+#: within so many seconds a replica has given a stale gradient up
+CANCEL_SECONDS = 0.01
+
+
+@dataclass(frozen=True, kw_only=True)
+class Patience:
+    """What to do while there are fewer replicas than N."""
+
+    #: for so long the gang waits for its first N replicas
+    start_seconds: float = 60.0
+    #: for so long a step waits for others in place of those that are gone
+    grace_seconds: float = 10.0
+    #: then: go on with those there are, N and learning rate in proportion; wait on; or end with an error
+    on_few: Literal["shrink", "wait", "fail"] = "shrink"
+
+
+class Coordinator:
+    """Runs the central rule over a bus until the steps are done."""
+
+    def __init__(
+        self,
+        run: Run,
+        strategy: Strategy,
+        layout: Layout,
+        listener: Listener,
+        *,
+        epoch: int,
+        backups: int,
+        patience: Patience,
+        can_come: Callable[[], int] | None = None,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.run, self.strategy, self.backups = run, strategy, backups
+        self._layout, self._listener, self._epoch, self._patience, self._now = layout, listener, epoch, patience, now
+        #: replicas that are here or may still come, where that is known
+        self._can_come = can_come
+        self._last_reason = ""
+        # Whether a replica gives up on what comes too late; if not, it finishes that first.
+        self._cancels = strategy.lockstep and getattr(strategy, "cancel", True)
+        #: keeps the response times; chooses b from them where it is "auto"
+        self.tuner = Tuner(
+            strategy.replicas,
+            backups,
+            cancel_seconds=CANCEL_SECONDS if self._cancels else None,
+            seed=run.plan.seed,
+        )
+        self._peers: dict[int, Peer] = {}
+        self._bad: Counter[int] = Counter()
+        #: what each place works on: the step it was sent, and when
+        self._asked: dict[int, tuple[int, float]] = {}
+        #: newest step that each place was sent
+        self._sent: dict[int, int] = {}
+        self._short_since: float | None = None
+        self._snapshots = Snapshots(layout)
+        self._current: Snapshot | None = None
+        self._mean = Mean(run.centre.scratch(), np.zeros(layout.buffers, dtype=np.float32))
+        self._decoded = run.centre.shape.vector()
+        self._wanted = strategy.replicas
+
+    def train(self) -> None:
+        """Gather the gang and take all steps. Raises ShadhoError where that cannot be."""
+        if not self._gather():
+            return
+        self.run.start_clock()
+        self._snap()
+        for peer in list(self._peers.values()):
+            self._publish(peer)
+        while not self.run.over:
+            self._handle_next()
+            if self._due():
+                self._commit()
+
+    # Events
+
+    def _gather(self) -> bool:
+        """Wait for N replicas; False where the trial shall stop."""
+        until = self._now() + self._patience.start_seconds
+        while len(self._peers) < self.strategy.replicas:
+            if self.run.over:
+                return False
+            hopeless = self._can_come is not None and self._can_come() <= len(self._peers)
+            if hopeless or (self._now() > until and self._patience.on_few != "wait"):
+                missing = f"{len(self._peers)} of {self.strategy.replicas} replicas came{self._last_reason}"
+                if self._patience.on_few == "fail" or not self._peers:
+                    raise ShadhoError(
+                        f"{missing} within {self._patience.start_seconds:g} s; "
+                        "look whether they started, or ask for fewer"
+                    )
+                self._set_wanted(len(self._peers), missing)
+                break
+            self._handle_next()
+        return True
+
+    def _handle_next(self) -> None:
+        try:
+            event = self._listener.inbox.get(timeout=TICK)
+        except Empty:
+            return
+        self.handle(event)
+
+    def handle(self, event: Event) -> None:
+        """One thing that happened on the bus."""
+        match event:
+            case Joined(peer=peer):
+                self._peers[peer.slot] = peer
+                self._sent.pop(peer.slot, None)
+                if self.run.step:
+                    self._note(f"replica {peer.rank} joined at step {self.run.step}")
+                if self._current is not None:
+                    self._publish(peer)
+            case Left(peer=peer, reason=reason):
+                if self._peers.get(peer.slot) is peer:
+                    del self._peers[peer.slot]
+                    self._asked.pop(peer.slot, None)
+                    self._last_reason = f" (the last one left: {reason})"
+                    self._note(f"replica {peer.rank} left at step {self.run.step}: {reason}")
+            case Arrived(peer=peer):
+                try:
+                    self._take(event)
+                except BrokenFrame as error:
+                    self.run.log.refused["broken payload"] += 1
+                    peer.drop(str(error))
+                finally:
+                    peer.read_on()
+
+    def _take(self, event: Arrived) -> None:
+        """The commit rule."""
+        peer, header, step = event.peer, event.header, self.run.step
+        if self._current is None or header.epoch != self._epoch or self._peers.get(peer.slot) is not peer:
+            self.run.log.refused["of another life"] += 1
+            return
+        if header.step > step:
+            raise BrokenFrame(f"a vector of step {header.step} at step {step}")
+        self._timed(peer, header.step)
+        if header.step < step and self.strategy.lockstep:
+            self._came_late(peer)
+            return
+        if peer.slot in self._mean.slots:
+            self.run.log.refused["twice from one place"] += 1
+            return
+        loss, buffers, vector = self._layout.read_grad(event.payload, self._decoded)
+        if not (math.isfinite(loss) and is_finite(vector) and is_finite(buffers)):
+            self._refuse(peer)
+            return
+        self._mean.add(peer.slot, vector, buffers, loss)
+
+    def _came_late(self, peer: Peer) -> None:
+        """Drop a vector for good, and have its replica go on with the current parameters at once."""
+        log = self.run.log
+        log.late[peer.slot] += 1
+        if self._cancels:
+            # It was on its way when the step ended, and was taken for cancelled.
+            log.cancelled[peer.slot] -= 1
+        if self._sent.get(peer.slot, -1) < self.run.step:
+            self._publish(peer)
+        else:
+            self._asked.setdefault(peer.slot, (self.run.step, self._now()))
+
+    def _refuse(self, peer: Peer) -> None:
+        """A vector that is not finite: it may be the machine, or the training."""
+        self.run.log.refused["not finite"] += 1
+        self._bad[peer.rank] += 1
+        if self.strategy.lockstep and not self._mean and not self._working():
+            raise self.run.no_gradient()
+        if self._bad[peer.rank] >= MOST_NOT_FINITE:
+            self._listener.banned.add(peer.rank)
+            self._note(f"replica {peer.rank} is in quarantine: {MOST_NOT_FINITE} of its gradients were not finite")
+            peer.dismiss("in quarantine: its gradients were not finite", error=True)
+            self._peers.pop(peer.slot, None)
+            if not self._peers:
+                raise self.run.no_gradient()
+        elif not self.strategy.lockstep:
+            self._publish(peer)
+
+    # Steps
+
+    def _working(self) -> list[int]:
+        """Places that are at work, on the step under way or still on an older one."""
+        return [slot for slot in self._asked if slot in self._peers]
+
+    def _due(self) -> bool:
+        if not self.strategy.lockstep:
+            return bool(self._mean) or (not self._peers and self._too_few(0))
+        if len(self._mean) >= self._wanted:
+            return True
+        alive = len(self._peers)
+        if alive >= self._wanted:
+            self._short_since = None
+            if self._wanted < self.strategy.replicas and alive > self._wanted:
+                self._set_wanted(min(alive, self.strategy.replicas), "replicas are back")
+            # All that were asked may have answered, some of them with what had to be refused.
+            return bool(self._mean) and not self._working()
+        return self._too_few(alive)
+
+    def _too_few(self, alive: int) -> bool:
+        """Fewer replicas than wanted are alive; True where the step shall be taken as it is."""
+        if self._short_since is None:
+            self._short_since = self._now()
+        if self._patience.on_few == "wait" or self._now() - self._short_since < self._patience.grace_seconds:
+            return False
+        here = f"{alive} of {self.strategy.replicas} replicas are left{self._last_reason}"
+        if self._patience.on_few == "fail" or not alive:
+            raise ShadhoError(f"{here} at step {self.run.step}; see why the others ended, or allow the gang to shrink")
+        self._set_wanted(alive, here)
+        return len(self._mean) >= self._wanted
+
+    def _set_wanted(self, wanted: int, why: str) -> None:
+        """Let `wanted` gradients make a step; the learning rate goes with their number."""
+        if wanted == self._wanted:
+            return
+        self._wanted, self._short_since = wanted, None
+        self.run.centre.scale = wanted / self.strategy.replicas
+        self._note(f"{why}: {wanted} gradients make a step from step {self.run.step} on, learning rate in proportion")
+
+    def _commit(self) -> None:
+        """Take the step and publish its parameters."""
+        run = self.run
+        if self.strategy.lockstep:
+            notice = control(Kind.STEP, epoch=self._epoch, step=run.step + 1)
+            for slot in self._working():
+                self._peers[slot].notify(notice)
+        slots, loss = self._mean.take()
+        self.strategy.apply(run.centre, self._mean.vector)
+        run.centre.shape.buffers.write(self._mean.buffers)
+        run.took(slots, loss)
+        self._snap()
+        if self.strategy.lockstep:
+            self._cut_off()
+            peers = list(self._peers.values())
+        else:
+            peers = [self._peers[slot] for slot in slots if slot in self._peers]
+        if run.step < run.plan.steps:
+            for peer in peers:
+                self._publish(peer)
+        if self.strategy.backups == "auto":
+            self._tune_backups()
+        run.tell()
+
+    def _cut_off(self) -> None:
+        """Note who gives up on what is over."""
+        for slot in self._working() if self._cancels else []:
+            self.tuner.times.tell(slot, self._now() - self._asked.pop(slot)[1], finished=False)
+            self.run.log.cancelled[slot] += 1
+
+    def _timed(self, peer: Peer, step: int) -> None:
+        asked = self._asked.get(peer.slot)
+        if asked is not None and asked[0] == step:
+            del self._asked[peer.slot]
+            self.tuner.times.tell(peer.slot, self._now() - asked[1])
+
+    def _snap(self) -> None:
+        """Set the parameters of this step apart, to be sent."""
+        if self._current is not None:
+            self._snapshots.release(self._current)
+        self._current = self._snapshots.take()
+        parameters, buffers = self._layout.split(self._current.vector)
+        self.run.centre.read(parameters)
+        self.run.centre.shape.buffers.read(buffers)
+        self._current.frame = self._snapshots.frame(self._current, self._epoch, self.run.step)
+
+    def _publish(self, peer: Peer) -> None:
+        """Send the parameters of this step to a replica."""
+        snapshot = self._current
+        if snapshot is None or snapshot.frame is None:
+            return
+        self._snapshots.use(snapshot)
+        self._sent[peer.slot] = self.run.step
+        # One that is still at work on an older step is asked when that is done.
+        self._asked.setdefault(peer.slot, (self.run.step, self._now()))
+        peer.publish(snapshot.frame, partial(self._snapshots.release, snapshot))
+
+    # Backups
+
+    def _tune_backups(self) -> None:
+        """Keep the backups that the recorded times say are worth their places; the others go for good."""
+        choice = self.tuner.at(self.run.step)
+        if choice is None or choice.backups >= self.backups:
+            return
+        self._note(f"{choice.backups} of {self.backups} backups are worth their places, by the recorded times")
+        self.backups = choice.backups
+        self._listener.places = self.strategy.replicas + choice.backups
+        for slot in sorted(self._peers)[self._listener.places :]:
+            self._peers.pop(slot).dismiss("its backup is not needed")
+
+    def _note(self, text: str) -> None:
+        logger.info("gang: %s", text)
+        self.run.log.notes.append(text)

@@ -1,0 +1,155 @@
+"""What came of a distributed training: how long its steps took, and whose gradients were used."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import Any
+
+import numpy as np
+
+from shadho_celery.training.backups import Prediction
+from shadho_celery.training.log import Log
+
+#: a replica of which less than this share was accepted is worth a warning
+FEW_ACCEPTED = 0.2
+PERCENTILES = (50, 90, 99)
+#: characters of the longest bar
+WIDTH = 40
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """A training as it was: for people, for the study, and for computing it again."""
+
+    #: N, and b as it was given or chosen last
+    replicas: int
+    backups: int
+    #: what happened, step by step
+    log: Log
+    #: what the last evaluation gave, or the mean loss since the last report; None where no step was taken
+    loss: float | None = None
+    #: bytes that came from the replicas, and that went to them
+    bytes_in: int = 0
+    bytes_out: int = 0
+    #: what the renewal simulation says of each b, from 0 on; empty where too few times were recorded
+    predictions: Sequence[Prediction] = ()
+
+    @property
+    def steps(self) -> int:
+        """Steps taken, those before a restart too."""
+        return len(self.log.steps)
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of all steps."""
+        return math.fsum(step.seconds for step in self.log.steps)
+
+    def dropped_share(self) -> dict[int, float]:
+        """By place in the gang, the share of its gradients that came too late or were given up for it."""
+        used, dropped = self.log.accepted, self.log.late + self.log.cancelled
+        return {name: dropped[name] / (used[name] + dropped[name]) for name in sorted(+used | dropped)}
+
+    def percentiles(self) -> dict[int, float]:
+        """Seconds per step that 50, 90 and 99 of a hundred steps stayed within."""
+        if not self.log.steps:
+            return {}
+        values = np.percentile([step.seconds for step in self.log.steps], PERCENTILES)
+        return {name: float(value) for name, value in zip(PERCENTILES, values, strict=True)}
+
+    def warnings(self) -> list[str]:
+        """Replicas that hardly count: they are too slow for this trial."""
+        return [
+            f"replica {name}: only {1 - share:.0%} of its gradients were used"
+            for name, share in self.dropped_share().items()
+            if 1 - share < FEW_ACCEPTED
+        ]
+
+    def as_metrics(self) -> dict[str, Any]:
+        """Everything that JSON can carry, beside a trial's loss."""
+        return {
+            "replicas": self.replicas,
+            "backups": self.backups,
+            "steps": self.steps,
+            "training_seconds": self.seconds,
+            **{f"step_seconds_p{name}": value for name, value in self.percentiles().items()},
+            "dropped_share": {str(name): share for name, share in self.dropped_share().items()},
+            "refused": dict(self.log.refused),
+            "bytes_in": self.bytes_in,
+            "bytes_out": self.bytes_out,
+            "step_seconds_by_backups": {str(each.backups): each.step_seconds for each in self.predictions},
+            "notes": [*self.log.notes, *self.warnings()],
+        }
+
+    def text(self) -> str:
+        """The report for a terminal."""
+        per_second = self.steps / self.seconds if self.seconds > 0 else 0.0
+        within = ", ".join(f"{name} % within {value:.3g} s" for name, value in self.percentiles().items())
+        lines = [
+            f"{self.steps} steps in {self.seconds:.1f} s ({per_second:.1f} a second) "
+            f"with {self.replicas} replicas and {self.backups} backups",
+            *([f"steps: {within}"] if within else []),
+            f"bytes: {self.bytes_in / 1e6:.1f} MB from the replicas, {self.bytes_out / 1e6:.1f} MB to them",
+        ]
+        if shares := self.dropped_share():
+            lines += ["", "share of a replica's gradients that came too late, or were given up for it:"]
+            lines += bars({str(name): share for name, share in shares.items()}, "{:.0%}", top=1.0)
+        if self.predictions:
+            lines += ["", "seconds per step with b backups, by the recorded times:"]
+            lines += bars({f"b = {each.backups}": each.step_seconds for each in self.predictions}, "{:.3g} s")
+        lines += [f"{count} frames refused: {reason}" for reason, count in self.log.refused.items() if count]
+        return "\n".join([*lines, *self.log.notes, *self.warnings()])
+
+    def chart(self) -> str:
+        """Step time against b as SVG."""
+        return svg(
+            {each.backups: each.step_seconds for each in self.predictions},
+            x="backup replicas b",
+            y=f"seconds per step, N = {self.replicas}",
+        )
+
+
+def bars(values: Mapping[str, float], form: str, top: float | None = None) -> list[str]:
+    """A line with a bar for each value, the longest for `top` or else for the greatest."""
+    top = top or max(values.values(), default=0.0) or 1.0
+    names = max(map(len, values), default=0)
+    return [
+        f"  {name:>{names}} {'█' * round(WIDTH * min(1.0, value / top)):{WIDTH}} {form.format(value)}"
+        for name, value in values.items()
+    ]
+
+
+def svg(points: Mapping[int, float], *, x: str, y: str, width: int = 480, height: int = 300) -> str:
+    """A line through the points, the y axis from 0, as the text of an SVG file; no points make an empty frame."""
+    left, right, above, below = 60, 15, 20, 45
+    top, last = max(points.values(), default=0.0) * 1.05 or 1.0, max([1, *points])
+    inner, tall = width - left - right, height - above - below
+    places = [(k, v, left + inner * k / last, above + tall * (1 - v / top)) for k, v in sorted(points.items())]
+    line = " ".join(f"{px:.1f},{py:.1f}" for _, _, px, py in places)
+    ticks = [
+        f'<text x="{left - 6}" y="{above + tall * (1 - part) + 4:.1f}" text-anchor="end">{part * top:.3g}</text>'
+        for part in (0.0, 0.5, 1.0)
+    ]
+    every = max(1, len(places) // 12)
+    ticks += [
+        f'<text x="{px:.1f}" y="{height - below + 16}" text-anchor="middle">{k}</text>'
+        for k, _, px, _ in places[::every]
+    ]
+    dots = [
+        f'<circle cx="{px:.1f}" cy="{py:.1f}" r="3"><title>{k}: {v:.4g}</title></circle>' for k, v, px, py in places
+    ]
+    return "\n".join(
+        [
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
+            'font-family="sans-serif" font-size="12">',
+            f'<path d="M{left} {above}V{height - below}H{width - right}" fill="none" stroke="#666"/>',
+            f'<polyline points="{line}" fill="none" stroke="#1f77b4" stroke-width="2"/>',
+            *dots,
+            *ticks,
+            f'<text x="{left + inner / 2}" y="{height - 8}" text-anchor="middle">{escape(x)}</text>',
+            f'<text transform="translate(14 {above + tall / 2}) rotate(-90)" text-anchor="middle">{escape(y)}</text>',
+            "</svg>",
+        ]
+    )

@@ -1,0 +1,358 @@
+"""Synchronous SGD with backup workers, measured: ``python tests/benchmarks/backup_sgd.py [--only PART ...]``.
+
+Each part prints its figures and says pass or fail; the exit code is 1 where one fails.
+
+1. Replicas are killed at random times: how long training stalls.
+2. A replica joins late: how soon it contributes.
+3. Stragglers, real processes: steps a second, seconds to a test accuracy and the accuracy at the end for several
+   numbers of backups, with and without cancelling, for asynchronous SGD, and for torch's DDP over gloo.
+4. A run is computed again in one process from its log.
+5. One replica without backups against a plain training loop.
+6. The same as in 3 on simulated workers with a virtual clock.
+
+``curve``: seconds to the test accuracy against the number of backups, 100 simulated workers in all.
+``bus``: bytes a second of the bus beside those of a bare socket.
+
+Stragglers sleep rather than compute, so that many replicas fit on few cores.
+"""
+
+from __future__ import annotations
+
+import os
+
+# Many processes share the cores, and the simulations multiply small matrices: threads of theirs only get in the way.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import backup_gloo
+import backup_replicas
+import backup_wire
+import click
+import torch
+from backup_replicas import Course, Trial, join_late
+from backup_simulation import TARGET, Cluster, Stragglers, Trained, asynchronous, steps_per_second, synchronous
+from figures import goal
+from rich.console import Console
+from rich.table import Table
+
+from shadho_celery.training.modes import Async
+from shadho_celery.training.strategies import Strategy, Sync
+
+#: learning rate of a step over all simulated workers, in proportion to N (linear scaling): the best for every mode of
+#: 0.4, 0.8 and 1.6. An asynchronous gradient gets the share that it has in a synchronous step's mean.
+LEARNING_RATE = 0.8
+#: of the simulated part: workers, virtual seconds, pictures a gradient
+WORKERS, SECONDS, BATCH = 20, 60.0, 8
+#: of the real stragglers: replicas that a step takes, and steps
+REPLICAS, STEPS = 8, 200
+#: of the deaths: replicas that a step takes, steps of a training, and trainings with a backup and without
+FEW, SHORT, DEATHS = 4, 30, {1: 20, 0: 10}
+#: of the late joiners: trainings, the step after which the late one starts, and steps in all
+JOINERS, JOIN_AT, JOIN_LIMIT = 5, 15, 80
+#: of the bus: parameters by vectors sent
+VECTORS = {1_000_000: 20, 10_000_000: 10, 25_000_000: 10}
+WAYS = ("raw out", "bus out", "raw in", "bus in")
+#: of the curve: workers, pictures a gradient, seeds, and backups tried
+MANY, MANY_BATCH, MANY_SEEDS = 100, 2, 8
+BACKUPS = (0, 1, 2, 4, 6, 8, 10, 12, 16, 20, 30, 40, 50, 60, 70, 80)
+
+
+@dataclass
+class Outcome:
+    """What a part has found."""
+
+    #: whatever it measured, as JSON takes it
+    figures: dict[str, Any] = field(default_factory=dict)
+    #: figures beside what they should reach, by what they say
+    goals: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What the command line says."""
+
+    console: Console
+    #: of the simulated part and of the real stragglers
+    seeds: int
+    #: where the curve is drawn to; None for nowhere
+    picture: Path | None
+
+
+def deaths(settings: Settings) -> Outcome:
+    """Replicas are killed with SIGKILL at random moments."""
+    table = _table(
+        f"N = {FEW}, milliseconds", "backups", "repeats", "median step", "longest before", "longest after", "noticed"
+    )
+    outcome = Outcome()
+    for backups, repeats in DEATHS.items():
+        seen = [backup_replicas.kill_one(FEW, backups, steps=SHORT, seed=seed) for seed in range(repeats)]
+        worst = max(death.longest_after / death.allowed for death in seen)
+        row = {
+            "median": statistics.median(death.median for death in seen),
+            "longest_before": max(death.longest_before for death in seen),
+            "longest_after": max(death.longest_after for death in seen),
+            "detection": max(death.detection for death in seen),
+        }
+        table.add_row(str(backups), str(repeats), *(f"{1e3 * value:.1f}" for value in row.values()))
+        outcome.figures[f"b = {backups}"] = row
+        outcome.goals |= {
+            f"b = {backups}: longest stall / (2 x median step + detection)": goal(worst, at_most=1.0),
+            f"b = {backups}: trainings that took all steps": goal(sum(d.finished for d in seen), at_least=repeats),
+        }
+    settings.console.print(table)
+    return outcome
+
+
+def joiners(settings: Settings) -> Outcome:
+    """Replicas join in mid-training: in place of one that was killed, and as a backup beyond those that are needed."""
+    table = _table("steps until its first gradient counts", "late replica", "each training", "median")
+    outcome = Outcome()
+    for words, backups in (("in place of a dead one", 0), ("as a backup", 1)):
+        trial = Trial(replicas=FEW, backups=backups, steps=JOIN_LIMIT)
+        rank = FEW if backups else FEW - 1
+        steps = [join_late(trial, rank, at=JOIN_AT) or JOIN_LIMIT for _ in range(JOINERS)]
+        table.add_row(words, " ".join(map(str, steps)), f"{statistics.median(steps):g}")
+        outcome.figures[words] = steps
+    settings.console.print(table)
+    needed, spare = outcome.figures.values()
+    outcome.goals = {
+        "steps until one that is needed contributes, the most": goal(max(needed), at_most=3),
+        # A backup's gradient may well be the slowest of a step, and is then dropped as it should be.
+        "steps until a backup contributes, median": goal(statistics.median(spare), at_most=3),
+    }
+    return outcome
+
+
+def stragglers(settings: Settings) -> Outcome:
+    """Real processes with stragglers: 50 ms a gradient, 1 of 20 takes 4 P times that, P Pareto."""
+    law = Stragglers()
+    strategies: dict[str, Strategy] = {f"b = {b}": Sync(replicas=REPLICAS, backups=b) for b in (0, 1, 2, 4)}
+    strategies["b = 2, no cancel"] = Sync(replicas=REPLICAS, backups=2, cancel=False)
+    strategies["async"] = Async(replicas=REPLICAS)
+    courses: dict[str, Course | None] = {
+        name: backup_replicas.train(strategy, law, steps=STEPS, seed=0) for name, strategy in strategies.items()
+    }
+    courses["DDP over gloo"] = backup_gloo.train(REPLICAS, law, steps=STEPS, seed=0)
+    table = _table(
+        f"N = {REPLICAS} processes, {STEPS} steps", "mode", "steps/s", "simulated", f"s to {TARGET}", "accuracy"
+    )
+    outcome = Outcome()
+    for name, course in courses.items():
+        if course is None:
+            table.add_row(name, *["cannot run here"] * 4)
+            continue
+        strategy = strategies.get(name)
+        expected = _expected(strategy, law) if strategy is None or isinstance(strategy, Sync) else None
+        reached = "never" if course.reached is None else f"{course.reached:.1f}"
+        table.add_row(
+            name, f"{course.rate:.2f}", f"{expected:.2f}" if expected else "", reached, f"{course.accuracy:.4f}"
+        )
+        outcome.figures[name] = {
+            "steps_per_second": course.rate,
+            "simulated": expected,
+            "reached": course.reached,
+            "accuracy": course.accuracy,
+        }
+    settings.console.print(table)
+    rate = {name: row["steps_per_second"] for name, row in outcome.figures.items()}
+    outcome.goals = {
+        "steps/s, b = 2 without cancel / b = 0": goal(rate["b = 2, no cancel"] / rate["b = 0"], at_least=1.7),
+        "steps/s, b = 2 / b = 0": goal(rate["b = 2"] / rate["b = 0"], at_least=2.5),
+    }
+    return outcome
+
+
+def _expected(strategy: Sync | None, law: Stragglers) -> float:
+    """Steps a second by the renewal simulation, where communication takes no time; DDP is b = 0."""
+    backups, cancel = (int(strategy.backups), strategy.cancel) if strategy else (0, True)
+    return steps_per_second(Cluster(REPLICAS, backups, law, 0, cancel), 20_000)
+
+
+def replays(settings: Settings) -> Outcome:
+    """A training with stragglers and a death is computed again in one process."""
+    difference, equal = backup_replicas.replayed(Stragglers(), steps=100, seed=0)
+    settings.console.print(f"all bits are equal: {equal}", highlight=False)
+    return Outcome(
+        figures={"difference": difference, "equal": equal},
+        goals={"largest difference of a parameter": goal(difference, at_most=1e-6)},
+    )
+
+
+def alone(settings: Settings) -> Outcome:
+    """One replica, no backups, against a plain training loop, 300 steps."""
+    rules: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+        "SGD": lambda params: torch.optim.SGD(params, lr=0.1),
+        "SGD with momentum": lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9),
+        "Adam": lambda params: torch.optim.Adam(params, lr=1e-3),
+    }
+    equal = {name: backup_replicas.alone_equals_plain(rule, steps=300, seed=0) for name, rule in rules.items()}
+    return Outcome(
+        figures=dict(equal),
+        goals={f"{name}: equal, bit for bit": goal(float(same), at_least=1.0) for name, same in equal.items()},
+    )
+
+
+def wire(settings: Settings) -> Outcome:
+    """The bus beside a bare socket, over loopback."""
+    table = _table("MB/s to another process (out) and from it (in), medians", "parameters", *WAYS, "out", "in", "both")
+    outcome = Outcome()
+    for parameters, count in VECTORS.items():
+        rates = backup_wire.megabytes_per_second(parameters, count)
+        median = {way: statistics.median(rates[way]) for way in WAYS}
+        shares = [median[f"bus {to}"] / median[f"raw {to}"] for to in ("out", "in")]
+        # A step sends the parameters out and takes a gradient in.
+        seconds = {by: 1 / median[f"{by} out"] + 1 / median[f"{by} in"] for by in ("raw", "bus")}
+        both = seconds["raw"] / seconds["bus"]
+        table.add_row(
+            f"{parameters / 1e6:g} M", *(f"{median[way]:.0f}" for way in WAYS), *(f"{s:.2f}" for s in (*shares, both))
+        )
+        outcome.figures[str(parameters)] = {**median, "share": both}
+    outcome.goals[f"bus / raw socket, out and in, {parameters / 1e6:g} M"] = goal(both, at_least=0.7)
+    settings.console.print(table)
+    return outcome
+
+
+def simulated(settings: Settings) -> Outcome:
+    """Digits on 20 simulated workers, the backups among them."""
+    law, seeds = Stragglers(), range(settings.seeds)
+
+    def sync(backups: int, cancel: bool) -> list[Trained]:
+        replicas = WORKERS - backups
+        rate = LEARNING_RATE * replicas / WORKERS
+        clusters = (Cluster(replicas, backups, law, seed, cancel) for seed in seeds)
+        return [synchronous(each, batch=BATCH, learning_rate=rate, seconds=SECONDS) for each in clusters]
+
+    runs = {f"b = {b}": sync(b, cancel=True) for b in (0, 1, 2, 4)}
+    runs["b = 4, no cancel"] = sync(4, cancel=False)
+    rate = LEARNING_RATE / WORKERS
+    runs["async"] = [
+        asynchronous(WORKERS, law, seed, batch=BATCH, learning_rate=rate, seconds=SECONDS) for seed in seeds
+    ]
+    table = _table(f"{WORKERS} simulated workers, {SECONDS:g} s", "mode", "steps/s", f"s to {TARGET}", "accuracy")
+    outcome = Outcome()
+    for name, trained in runs.items():
+        # An asynchronous step is one gradient: WORKERS of them do the work of one synchronous step.
+        steps = statistics.mean(run.rate for run in trained) / (WORKERS if name == "async" else 1)
+        reached, accuracy = _reached(trained, SECONDS), statistics.mean(run.accuracy for run in trained)
+        spread = (max(run.accuracy for run in trained) - min(run.accuracy for run in trained)) / 2
+        table.add_row(name, f"{steps:.2f}", f"{reached:.1f}", f"{accuracy:.4f} ± {spread:.4f}")
+        outcome.figures[name] = {"steps_per_second": steps, "reached": reached, "accuracy": accuracy}
+    settings.console.print(table)
+    none, four, stale = (outcome.figures[name] for name in ("b = 0", "b = 4", "async"))
+    outcome.goals = {
+        f"time to {TARGET}, b = 4 / b = 0": goal(four["reached"] / none["reached"], at_most=0.5),
+        "the same without cancel": goal(outcome.figures["b = 4, no cancel"]["reached"] / none["reached"], at_most=0.5),
+        "accuracy at the end, b = 4 - async": goal(four["accuracy"] - stale["accuracy"], at_least=0.0),
+    }
+    return outcome
+
+
+def curve(settings: Settings) -> Outcome:
+    """Seconds to the target against the number of backups, N + b = 100."""
+    laws = {"1 of 20 is slow": Stragglers(), "1 of 100 is slow": Stragglers(probability=0.01)}
+    lines = {(law, cancel): _line(laws[law], cancel) for law in laws for cancel in (True, False)}
+    names = [f"{law}{'' if cancel else ', no cancel'}" for law, cancel in lines]
+    table = _table(f"seconds to {TARGET}, {MANY} simulated workers", "backups", *names)
+    for row, backups in enumerate(BACKUPS):
+        table.add_row(str(backups), *(f"{line[row]:.2f}" for line in lines.values()))
+    settings.console.print(table)
+    outcome = Outcome(figures={name: list(line) for name, line in zip(names, lines.values(), strict=True)})
+    outcome.figures["backups"] = list(BACKUPS)
+    for name, line in zip(names, lines.values(), strict=True):
+        best = min(range(len(line)), key=lambda row: line[row])
+        ends = min(line[0], line[-1]) / line[best]
+        outcome.goals[f"{name}: least at b = {BACKUPS[best]}; the ends over it"] = goal(ends, at_least=1.5)
+    if settings.picture is not None:
+        from backup_pictures import chart
+
+        chart(BACKUPS, dict(zip(names, lines.values(), strict=True)), settings.picture)
+    return outcome
+
+
+def _line(law: Stragglers, cancel: bool) -> list[float]:
+    """Mean seconds to the target for each number of backups."""
+    line = []
+    for backups in BACKUPS:
+        replicas = MANY - backups
+        rate = LEARNING_RATE * replicas / MANY
+        clusters = (Cluster(replicas, backups, law, seed, cancel) for seed in range(MANY_SEEDS))
+        runs = [synchronous(c, batch=MANY_BATCH, learning_rate=rate, seconds=1e4, until=True) for c in clusters]
+        line.append(_reached(runs, 1e4))
+    return line
+
+
+def _reached(runs: Sequence[Trained], most: float) -> float:
+    """Mean seconds to the target; a run that never got there counts with all of its seconds."""
+    return statistics.mean(run.reached if run.reached is not None else most for run in runs)
+
+
+def _table(title: str, first: str, *columns: str) -> Table:
+    table = Table(title=title, title_justify="left")
+    table.add_column(first)
+    for column in columns:
+        table.add_column(column, justify="right")
+    return table
+
+
+PARTS: Mapping[str, Callable[[Settings], Outcome]] = {
+    "1": deaths,
+    "2": joiners,
+    "3": stragglers,
+    "4": replays,
+    "5": alone,
+    "6": simulated,
+    "curve": curve,
+    "bus": wire,
+}
+
+
+@click.command(help=__doc__)
+@click.option("--only", multiple=True, type=click.Choice(list(PARTS)), help="this part; may be given again")
+@click.option("--seeds", default=3, show_default=True, help="of the simulated part")
+@click.option("--picture", type=click.Path(path_type=Path), help="draw the curve to this file")
+@click.option("--json", "as_json", is_flag=True, help="one JSON object on stdout, the tables on stderr")
+def main(only: Sequence[str], seeds: int, picture: Path | None, as_json: bool) -> None:
+    torch.set_num_threads(1)
+    settings = Settings(console=Console(stderr=as_json), seeds=seeds, picture=picture)
+    outcomes: dict[str, Outcome] = {}
+    for name, part in PARTS.items():
+        if only and name not in only:
+            continue
+        began = time.perf_counter()
+        settings.console.rule(f"{name}: {(part.__doc__ or '').splitlines()[0]}", align="left")
+        outcomes[name] = part(settings)
+        outcomes[name].figures["wall_seconds"] = time.perf_counter() - began
+        tell(settings.console, outcomes[name])
+    missed = [
+        f"({name}) {words}"
+        for name, each in outcomes.items()
+        for words, row in each.goals.items()
+        if not row["reached"]
+    ]
+    settings.console.rule("all" if not missed else "missed", align="left")
+    for line in missed:
+        settings.console.print(f"[red]fail[/] {line}")
+    if as_json:
+        print(json.dumps({name: {"figures": o.figures, "goals": o.goals} for name, o in outcomes.items()}))
+    sys.exit(1 if missed else 0)
+
+
+def tell(console: Console, outcome: Outcome) -> None:
+    """Say of each goal whether it is reached."""
+    for words, row in outcome.goals.items():
+        verdict = "[green]pass[/]" if row["reached"] else "[red]FAIL[/]"
+        console.print(f"{verdict} {words}: {row['value']:.3g} (goal {row['goal']})", highlight=False)
+    console.print(f"[dim]{outcome.figures['wall_seconds']:.0f} s[/]", highlight=False)
+
+
+if __name__ == "__main__":
+    main()

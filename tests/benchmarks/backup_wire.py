@@ -1,0 +1,146 @@
+"""How fast a vector goes from one process to another over loopback: by a bare socket, and by the bus of training."""
+
+from __future__ import annotations
+
+import multiprocessing
+import socket
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from shadho_celery.training import bus
+from shadho_celery.training.frames import CONTROL_BYTES, SOCKET_BUFFER, Frame, Header, Kind, Wire, control
+from shadho_celery.training.handshake import make_token, say_hello
+
+#: seconds within which the other process must have come
+JOIN_SECONDS = 60.0
+
+#: sends a vector to the other process or has it send one, and comes back when all of it has arrived
+Way = Callable[[], None]
+Vector = np.ndarray[Any, Any]
+
+
+def megabytes_per_second(parameters: int, rounds: int) -> dict[str, list[float]]:
+    """By way, the rate of each vector; the ways take turns, so that all of them meet the machine in the same mood."""
+    vector = np.random.default_rng(0).standard_normal(parameters, np.float32)
+    with _raw(vector) as raw, _bus(vector) as over_bus:
+        ways = {f"{name} {to}": way for name, both in (("raw", raw), ("bus", over_bus)) for to, way in both.items()}
+        rates: dict[str, list[float]] = {name: [] for name in ways}
+        for number in range(rounds + 1):
+            for name, way in ways.items():
+                began = time.perf_counter()
+                way()
+                # The first round also touches memory for the first time.
+                if number:
+                    rates[name].append(vector.nbytes / (time.perf_counter() - began) / 1e6)
+    return rates
+
+
+@contextmanager
+def _process(target: Callable[..., None], *arguments: Any) -> Iterator[None]:
+    forkserver = multiprocessing.get_context("forkserver")
+    process = forkserver.Process(target=target, args=arguments, daemon=True)
+    process.start()
+    try:
+        yield
+    finally:
+        process.join(10)
+        process.kill()
+
+
+@contextmanager
+def _raw(vector: Vector) -> Iterator[Mapping[str, Way]]:
+    back = memoryview(np.empty_like(vector)).cast("B")
+    with socket.create_server(("127.0.0.1", 0)) as server, _process(_raw_other_end, server.getsockname(), len(back)):
+        server.settimeout(JOIN_SECONDS)
+        connection, _ = server.accept()
+
+        def out() -> None:
+            connection.sendall(b"o")
+            connection.sendall(memoryview(vector).cast("B"))
+            connection.recv(1)
+
+        def into() -> None:
+            connection.sendall(b"i")
+            _fill(connection, back)
+
+        with connection:
+            _options(connection)
+            yield {"out": out, "in": into}
+
+
+def _raw_other_end(address: tuple[str, int], size: int) -> None:
+    buffer = memoryview(bytearray(size))
+    with socket.create_connection(address, timeout=JOIN_SECONDS) as connection:
+        _options(connection)
+        while wish := connection.recv(1):
+            if wish == b"o":
+                _fill(connection, buffer)
+                connection.sendall(b"x")
+            else:
+                connection.sendall(buffer)
+
+
+def _options(connection: socket.socket) -> None:
+    """The bus's own: the comparison is of what it does beyond copying."""
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+        connection.setsockopt(socket.SOL_SOCKET, option, SOCKET_BUFFER)
+
+
+def _fill(connection: socket.socket, buffer: memoryview) -> None:
+    while len(buffer):
+        size = connection.recv_into(buffer)
+        if not size:
+            raise EOFError("the other process has gone")
+        buffer = buffer[size:]
+
+
+@contextmanager
+def _bus(vector: Vector) -> Iterator[Mapping[str, Way]]:
+    token, most = make_token(), vector.nbytes
+    server = bus.listen("127.0.0.1")
+    listener = bus.Listener(server, bus.Terms(token=token, epoch=1, places=1, setup="", welcome={}, most_bytes=most))
+    listener.start()
+    # The coordinator makes it once a step, for all replicas.
+    params = Frame(Header(kind=Kind.PARAMS, epoch=1), memoryview(vector)).summed()
+    with _process(_bus_other_end, server.getsockname(), token, most):
+        joined = listener.inbox.get(timeout=JOIN_SECONDS)
+        assert isinstance(joined, bus.Joined), joined
+
+        def answered() -> None:
+            event = listener.inbox.get(timeout=JOIN_SECONDS)
+            assert isinstance(event, bus.Arrived), event
+            event.peer.read_on()
+
+        def out() -> None:
+            joined.peer.publish(params, lambda: None)
+            answered()
+
+        def into() -> None:
+            joined.peer.notify(control(Kind.STEP, epoch=1))
+            answered()
+
+        try:
+            yield {"out": out, "in": into}
+        finally:
+            listener.close("measured")
+
+
+def _bus_other_end(address: tuple[str, int], token: str, size: int) -> None:
+    wire = Wire(socket.create_connection(address, timeout=JOIN_SECONDS))
+    say_hello(wire, token, {"rank": 0, "setup": ""})
+    buffer, small = memoryview(bytearray(size)), memoryview(bytearray(CONTROL_BYTES))
+    limits = {Kind.PARAMS: size, Kind.STEP: CONTROL_BYTES, Kind.PING: CONTROL_BYTES, Kind.QUIT: CONTROL_BYTES}
+    grad = Header(kind=Kind.GRAD, epoch=1, sender=0)
+    while True:
+        header, _ = wire.receive(limits, lambda header: buffer if header.kind is Kind.PARAMS else small)
+        if header.kind is Kind.QUIT:
+            return
+        if header.kind is Kind.PARAMS:
+            wire.send(Frame(grad, b"x"))
+        elif header.kind is Kind.STEP:
+            wire.send(Frame(grad, buffer))

@@ -1,0 +1,183 @@
+"""What a codec sends has the size that was said, and means what was meant."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shadho_celery.errors import UsageError
+from shadho_celery.training.codecs import (
+    BLOCK,
+    CHUNK,
+    MOST,
+    Codec,
+    Quantize,
+    Raw,
+    Vector,
+    bits_by_norm,
+    encoded_bytes,
+)
+
+CODECS: dict[str, Codec] = {
+    "raw": Raw(),
+    "dynamic": Quantize("dynamic"),
+    **{f"{n} bits": Quantize(n) for n in (2, 3, 5, 8)},
+}
+SIZES = [1, 7, 8, BLOCK, BLOCK + 1, 26_122, CHUNK, CHUNK + 9]
+
+
+def gradient(size: int, seed: int = 0) -> Vector:
+    return np.random.default_rng(seed).standard_normal(size).astype(np.float32)
+
+
+def there_and_back(codec: Codec, vector: Vector, seed: int = 0) -> Vector:
+    out = np.full_like(vector, 7.0)
+    codec.decode(codec.encoder().encode(vector, np.random.default_rng(seed)), out)
+    return out
+
+
+@pytest.mark.parametrize("codec", CODECS.values(), ids=CODECS)
+@pytest.mark.parametrize("size", SIZES)
+def test_what_arrives_is_off_by_one_level_of_its_block_at_most_and_takes_no_more_than_said(
+    codec: Codec, size: int
+) -> None:
+    vector = gradient(size)
+    payload = codec.encoder().encode(vector, np.random.default_rng(1))
+    out = np.empty_like(vector)
+    codec.decode(payload, out)
+    assert len(payload) <= codec.most_bytes(size)
+    levels = {"Raw": 1e9}.get(type(codec).__name__, 2 ** (payload[0] - 1) - 1)
+    for at in range(0, size, BLOCK):
+        block = slice(at, at + BLOCK)
+        assert np.abs(out[block] - vector[block]).max() <= 1.0001 * np.abs(vector[block]).max() / levels
+
+
+@pytest.mark.parametrize("bits", range(2, 9))
+def test_quantising_is_unbiased(bits: int) -> None:
+    vector, generator = gradient(2 * BLOCK), np.random.default_rng(3)
+    encoder, out = Quantize(bits).encoder(), np.empty(2 * BLOCK, dtype=np.float32)
+    rounds = 4000
+    total = np.zeros(vector.size)
+    for _ in range(rounds):
+        Quantize(bits).decode(encoder.encode(vector, generator), out)
+        total += out
+    # A level is rounded up or down: its standard deviation is half a level at the most.
+    level = np.abs(vector.reshape(-1, BLOCK)).max(axis=1).repeat(BLOCK) / (2 ** (bits - 1) - 1)
+    errors = (total / rounds - vector) / (0.5 * level / np.sqrt(rounds))
+    assert np.abs(errors).max() < 5.0
+    assert abs(errors.mean()) < 0.2
+
+
+@pytest.mark.parametrize(
+    ("size", "bits", "expected"),
+    [
+        (8, 2, 8 + 4 + 2),
+        (BLOCK, 3, 8 + 4 + 96),
+        (26_122, 2, 8 + 4 * 103 + 2 * 3266),
+        (CHUNK + 1, 4, 8 + 4 * 257 + 4 * 8193),
+    ],
+)
+def test_the_bytes_are_a_header_a_scale_for_each_block_and_the_bits(size: int, bits: int, expected: int) -> None:
+    assert encoded_bytes(size, bits) == expected
+    assert len(Quantize(bits).encoder().encode(gradient(size), np.random.default_rng(0))) == expected
+
+
+def test_two_bits_are_a_fifteenth_of_the_bytes() -> None:
+    assert Raw().most_bytes(26_122) == 104_488
+    assert 15 < Raw().most_bytes(26_122) / Quantize(2).most_bytes(26_122) < 16
+
+
+def test_raw_is_exact_and_shares_the_vectors_memory() -> None:
+    vector = gradient(1000)
+    payload = Raw().encode(vector, np.random.default_rng(0))
+    vector[0] = 42.0
+    assert np.frombuffer(payload, dtype=np.float32)[0] == 42.0
+    assert (there_and_back(Raw(), vector) == vector).all()
+
+
+def test_eight_bits_are_within_a_percent_or_two() -> None:
+    vector = gradient(10_000)
+    assert np.linalg.norm(there_and_back(Quantize(8), vector) - vector) < 0.015 * np.linalg.norm(vector)
+
+
+def test_zeros_stay_zeros() -> None:
+    vector = gradient(3 * BLOCK)
+    vector[::2] = 0.0
+    vector[BLOCK : 2 * BLOCK] = 0.0
+    assert (there_and_back(Quantize(2), vector)[vector == 0.0] == 0.0).all()
+
+
+def test_a_whole_gradient_of_zeros_arrives() -> None:
+    assert (there_and_back(Quantize("dynamic"), np.zeros(100, dtype=np.float32)) == 0.0).all()
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("codec", CODECS.values(), ids=CODECS)
+def test_what_is_not_finite_does_not_hide(codec: Codec, value: float) -> None:
+    vector = gradient(3 * BLOCK)
+    vector[BLOCK + 5] = value
+    out = there_and_back(codec, vector)
+    assert not np.isfinite(out[BLOCK + 5])
+    assert np.isfinite(out[:BLOCK]).all()
+
+
+@pytest.mark.parametrize("value", [1e-45, 1e-30, 3e38])
+def test_tiny_and_huge_numbers_make_no_noise(value: float) -> None:
+    out = there_and_back(Quantize(4), np.full(BLOCK, value, dtype=np.float32))
+    assert np.isfinite(out).all()
+    assert np.abs(out).max() <= value * 1.01
+
+
+def test_the_same_generator_gives_the_same_bytes() -> None:
+    first, second = (bytes(Quantize(3).encoder().encode(gradient(500), np.random.default_rng(9))) for _ in range(2))
+    assert first == second
+
+
+def test_dynamic_bits_follow_the_norm() -> None:
+    encoder, vector = Quantize("dynamic").encoder(), gradient(5000)
+    generator = np.random.default_rng(0)
+    scales = (1, 0.5, 0.01, 2, 3, 4, 8, 1000, 1)
+    bits = [bytes(encoder.encode(vector * np.float32(scale), generator))[0] for scale in scales]
+    assert bits == [2, 2, 2, 3, 3, 4, 5, MOST, 2]
+
+
+def test_dynamic_bits_keep_the_error_the_same() -> None:
+    """A gradient of three or seven times the first one's norm has about the same absolute error."""
+    encoder, generator = Quantize("dynamic").encoder(), np.random.default_rng(0)
+    errors = []
+    for scale in (1.0, 3.0, 7.0):
+        vector = gradient(20_000) * np.float32(scale)
+        out = np.empty_like(vector)
+        Quantize().decode(encoder.encode(vector, generator), out)
+        errors.append(float(np.linalg.norm(out - vector)))
+    assert max(errors) < 1.4 * min(errors)
+
+
+@given(st.floats(0, 1e6))
+def test_bits_never_leave_their_bounds_and_never_fall_as_the_norm_grows(ratio: float) -> None:
+    assert 2 <= bits_by_norm(ratio) <= bits_by_norm(2 * ratio) <= MOST
+
+
+@pytest.mark.parametrize("bits", [1, 0, -2, 9, True, "quick", 2.5])
+def test_bits_that_make_no_sense_are_refused(bits: object) -> None:
+    with pytest.raises(UsageError, match="2 to 8"):
+        Quantize(bits)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("codec", CODECS.values(), ids=CODECS)
+def test_a_payload_of_another_size_is_refused(codec: Codec) -> None:
+    payload = bytes(codec.encoder().encode(gradient(300), np.random.default_rng(0)))
+    out = np.zeros(300, dtype=np.float32)
+    for wrong in (b"", payload[:3], payload[:-1], payload + b"\0", payload[:-4]):
+        with pytest.raises(ValueError, match="no "):
+            codec.decode(wrong, out)
+    with pytest.raises(ValueError, match="no "):
+        codec.decode(payload, np.zeros(301, dtype=np.float32))
+
+
+@given(st.binary(max_size=200))
+def test_garbage_is_refused(garbage: bytes) -> None:
+    with pytest.raises(ValueError, match="no quantised"):
+        Quantize().decode(garbage, np.zeros(1000, dtype=np.float32))

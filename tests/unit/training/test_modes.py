@@ -1,0 +1,260 @@
+"""Each strategy's mathematics, checked against the same training written down in a few lines of numpy."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from services.hub import Hub, HubWorker, Over, TorchCentre
+from torch import Tensor, nn
+
+from shadho_celery.errors import UsageError
+from shadho_celery.training.codecs import Codec, Quantize, Raw
+from shadho_celery.training.modes import Async, Average, Elastic
+from shadho_celery.training.strategies import Gradient, Strategy, Sync, Vector
+
+SIZE, ROWS, BATCH, RATE = 3, 40, 4, 0.05
+INPUTS = torch.from_numpy(np.random.default_rng(1).standard_normal((ROWS, SIZE)).astype(np.float32))
+TARGETS = torch.from_numpy(np.random.default_rng(2).standard_normal((ROWS, 1)).astype(np.float32))
+
+
+def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    return ((model(x) - y) ** 2).mean()
+
+
+def gradient(x: Vector, draw: int, slot: int) -> Vector:
+    """The gradient that replica `slot` gets on its batch `draw`, by hand."""
+    rows = np.random.default_rng([0, draw, slot]).integers(0, ROWS, BATCH)
+    a, y = INPUTS.numpy()[rows], TARGETS.numpy()[rows, 0]
+    return (2 / BATCH * (a.T @ (a @ x - y))).astype(np.float32)
+
+
+def core() -> TorchCentre:
+    model = nn.Linear(SIZE, 1, bias=False)
+    with torch.no_grad():
+        model.weight.fill_(1.0)
+    return TorchCentre(model, torch.optim.SGD(model.parameters(), lr=RATE))
+
+
+def trained(strategy: Strategy, replicas: int, steps: int, codec: Codec | None = None) -> tuple[Vector, Hub]:
+    hub = Hub(strategy, core(), steps=steps, codec=codec)
+    hub.run([HubWorker(hub, slot, core(), loss, (INPUTS, TARGETS), BATCH) for slot in range(replicas)])
+    out = np.empty(SIZE, dtype=np.float32)
+    hub.centre.read(out)
+    return out, hub
+
+
+START = np.ones(SIZE, dtype=np.float32)
+
+
+def test_sync_descends_along_the_mean_of_the_replicas_gradients() -> None:
+    x = START
+    for step in range(12):
+        x = x - RATE * np.mean([gradient(x, step, slot) for slot in range(3)], axis=0)
+    assert trained(Sync(replicas=3), 3, 12)[0] == pytest.approx(x, abs=1e-5)
+
+
+@pytest.mark.parametrize(("tau", "delay"), [(1, 0), (4, 0), (4, 2), (4, 4), (3, 1), (1, 1)])
+def test_average_merges_the_delayed_average_with_what_was_done_since_sending(tau: int, delay: int) -> None:
+    rounds, n = 6, 3
+    x = [START] * n
+    done, average = 0, START
+    for step in range(rounds):
+        for place in range(done, tau):
+            x = [each - RATE * gradient(each, step * tau + place, slot) for slot, each in enumerate(x)]
+        sent, average = x, np.mean(x, axis=0)
+        for place in range(delay):
+            x = [each - RATE * gradient(each, (step + 1) * tau + place, slot) for slot, each in enumerate(x)]
+        x = [average + (now - was) for now, was in zip(x, sent, strict=True)]
+        done = delay
+    assert trained(Average(replicas=n, tau=tau, delay=delay), n, rounds)[0] == pytest.approx(average, abs=1e-5)
+
+
+def test_average_with_one_replica_is_plain_sgd() -> None:
+    x = START
+    for draw in range(20):
+        x = x - RATE * gradient(x, draw, 0)
+    assert trained(Average(replicas=1, tau=4, delay=2), 1, 5)[0] == pytest.approx(x, abs=1e-5)
+
+
+def test_average_starts_again_from_the_newest_where_a_round_went_on_without_it() -> None:
+    class Late(Scripted):
+        def newest(self) -> int:
+            # The round is over after its second local step.
+            return 1 if len(self.draws) >= 2 else 0
+
+        def wait(self, after: int) -> int:
+            if after >= 1:
+                raise Over
+            return after + 1
+
+        def load(self) -> int:
+            self.loads += 1
+            self.x = np.full(SIZE, 7.0, dtype=np.float32)
+            return self.loads - 1
+
+    worker = Late()
+    with pytest.raises(Over):
+        Average(replicas=2, tau=3).train(worker)
+    assert worker.loads == 2
+    # Nothing of the round that went on without it was sent, and the next one began with its own first batch.
+    assert worker.draws == [0, 1, 3, 4, 5]
+    assert len(worker.sent) == 1
+
+
+def test_async_applies_each_gradient_at_once() -> None:
+    """With one replica nothing is stale: the same as plain SGD."""
+    x = START
+    for step in range(10):
+        x = x - RATE * gradient(x, step, 0)
+    assert trained(Async(replicas=1), 1, 10)[0] == pytest.approx(x, abs=1e-5)
+
+
+def test_async_counts_every_gradient_as_a_step_and_drops_none() -> None:
+    _, hub = trained(Async(replicas=4), 4, 100)
+    assert hub.step == 100
+    assert not hub.dropped
+
+
+class Scripted:
+    """A replica's hands that follow a script: local steps add 1, the coordinator answers at once."""
+
+    size, slot = SIZE, 0
+
+    def __init__(self, centre: Vector | None = None, sends: int = 1) -> None:
+        self.x = START.copy()
+        self.centre = START.copy() if centre is None else centre
+        self.draws: list[int] = []
+        self.sent: list[Vector] = []
+        self.loads, self.step, self.sends = 0, 0, sends
+        self.on_send: Callable[[Vector], None] = lambda vector: None
+
+    def wait(self, after: int) -> int:
+        return self.step
+
+    def newest(self) -> int:
+        return self.step
+
+    def received(self, out: Vector) -> int:
+        out[:] = self.centre
+        return self.step
+
+    def load(self) -> int:
+        self.loads += 1
+        self.x = self.centre.copy()
+        return self.step
+
+    def read(self, out: Vector) -> None:
+        out[:] = self.x
+
+    def write(self, vector: Vector) -> None:
+        self.x = vector.copy()
+
+    def gradient(self, draw: int, abandon: Callable[[], bool] | None = None) -> Gradient | None:
+        raise NotImplementedError
+
+    def descend(self, draw: int) -> float:
+        if len(self.sent) >= self.sends:
+            raise Over
+        self.draws.append(draw)
+        self.x = self.x + np.float32(1.0)
+        return 0.5
+
+    def send(self, step: int, vector: Vector, loss: float) -> None:
+        self.sent.append(vector.copy())
+        self.on_send(vector)
+        self.step += 1
+
+
+def test_elastic_draws_replica_and_centre_together_by_alpha_of_their_difference() -> None:
+    worker = Scripted()
+    with pytest.raises(Over):
+        Elastic(replicas=1, alpha=0.25, every=4).train(worker)
+    # Four local steps led from 1 to 5, the centre is at 1: both move by a quarter of 4.
+    assert worker.sent[0] == pytest.approx(np.full(SIZE, 1.0))
+    assert worker.x == pytest.approx(5.0 - 1.0 + np.full(SIZE, float(len(worker.draws) - 4)))
+
+
+def test_elastic_goes_on_training_while_an_exchange_is_under_way() -> None:
+    class Slow(Scripted):
+        def send(self, step: int, vector: Vector, loss: float) -> None:
+            # Not before local steps have gone on.
+            assert went_on.wait(30)
+            super().send(step, vector, loss)
+
+        def descend(self, draw: int) -> float:
+            if draw >= 20:
+                went_on.set()
+            return super().descend(draw)
+
+    went_on = threading.Event()
+    worker = Slow()
+    with pytest.raises(Over):
+        Elastic(replicas=1, alpha=0.5, every=2).train(worker)
+    assert max(worker.draws) >= 20
+
+
+def test_elastic_ends_with_the_error_of_its_background_thread() -> None:
+    class Broken(Scripted):
+        def send(self, step: int, vector: Vector, loss: float) -> None:
+            raise ConnectionResetError("gone")
+
+    with pytest.raises(ConnectionResetError, match="gone"):
+        Elastic(replicas=1, alpha=0.5, every=1).train(Broken())
+
+
+def test_the_elastic_centre_takes_the_difference_in() -> None:
+    centre = core()
+    Elastic(replicas=2).apply(centre, np.array([1.0, 0.0, -2.0], dtype=np.float32))
+    out = np.empty(SIZE, dtype=np.float32)
+    centre.read(out)
+    assert out.tolist() == [2.0, 1.0, -1.0]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "steps"),
+    [
+        (Elastic(replicas=4, alpha=0.2, every=2), 400),
+        (Async(replicas=4), 400),
+        (Average(replicas=4, tau=4, delay=2), 60),
+    ],
+    ids=["elastic", "async", "average"],
+)
+def test_every_mode_comes_near_the_least_loss(strategy: Strategy, steps: int) -> None:
+    best = torch.linalg.lstsq(INPUTS, TARGETS).solution
+    least = float(((INPUTS @ best - TARGETS) ** 2).mean())
+    x, _ = trained(strategy, 4, steps)
+    found = float(((INPUTS @ torch.from_numpy(x)[:, None] - TARGETS) ** 2).mean())
+    assert found < 1.25 * least
+
+
+@pytest.mark.parametrize("strategy", [Sync(replicas=2), Average(replicas=2, tau=2, delay=1)], ids=["sync", "average"])
+def test_a_quantised_training_keeps_its_direction_and_sends_fewer_bytes(strategy: Strategy) -> None:
+    exact, raw = trained(strategy, 2, 20, Raw())
+    near, quantised = trained(strategy, 2, 20, Quantize(8))
+    assert near == pytest.approx(exact, abs=0.03)
+    assert raw.bytes_in == 20 * 2 * 4 * SIZE
+    assert quantised.bytes_in == 20 * 2 * Quantize(8).most_bytes(SIZE)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Async(replicas=0),
+        lambda: Average(replicas=2, tau=0),
+        lambda: Average(replicas=2, tau=4, delay=5),
+        lambda: Average(replicas=2, tau=4, delay=-1),
+        lambda: Average(replicas=2, backups=-1),
+        lambda: Elastic(replicas=2, alpha=0.0),
+        lambda: Elastic(replicas=2, alpha=1.0),
+        lambda: Elastic(replicas=2, alpha=float("nan")),
+        lambda: Elastic(replicas=2, every=0),
+        lambda: Elastic(replicas=True),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(make: Callable[[], object]) -> None:
+    with pytest.raises(UsageError, match="give"):
+        make()

@@ -1,0 +1,89 @@
+"""The report says what happened, in text, as JSON and as a picture."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from shadho_celery.training.backups import Prediction
+from shadho_celery.training.log import Log, Step
+from shadho_celery.training.report import Report, bars, svg
+
+
+def made(*, refused: Mapping[str, int] | None = None) -> Report:
+    log = Log(
+        places=3,
+        steps=[
+            Step(step=n, slots=(0, 1), loss=1.0, seconds=each)
+            for n, each in enumerate([0.01] * 50 + [0.05] * 49 + [1.55])
+        ],
+        accepted=Counter({0: 100, 1: 90, 2: 10}),
+        late=Counter({1: 10, 2: 40}),
+        cancelled=Counter({2: 50}),
+        refused=Counter(refused or {}),
+        notes=["replica 2 left at step 50: closed"],
+    )
+    curve = (0.4, 0.1)
+    return Report(
+        replicas=2,
+        backups=1,
+        log=log,
+        loss=0.25,
+        predictions=[Prediction(replicas=2, backups=b, step_seconds=s, dropped=0.0) for b, s in enumerate(curve)],
+    )
+
+
+def test_the_dropped_share_is_of_each_replicas_own_gradients() -> None:
+    assert made().dropped_share() == {0: 0.0, 1: 0.1, 2: 0.9}
+
+
+def test_a_replica_of_which_hardly_anything_is_used_is_warned_of() -> None:
+    assert made().warnings() == ["replica 2: only 10% of its gradients were used"]
+
+
+def test_the_metrics_are_json_and_hold_the_percentiles() -> None:
+    metrics = json.loads(json.dumps(made().as_metrics(), allow_nan=False))
+    assert metrics["step_seconds_p50"] == pytest.approx(0.03, abs=0.021)
+    assert metrics["step_seconds_p90"] == pytest.approx(0.05)
+    assert metrics["dropped_share"] == {"0": 0.0, "1": 0.1, "2": 0.9}
+    assert metrics["step_seconds_by_backups"] == {"0": 0.4, "1": 0.1}
+    assert len(metrics["notes"]) == 2
+
+
+def test_the_text_tells_a_person_the_same() -> None:
+    text = made(refused={"not finite": 3, "twice from one place": 0}).text()
+    assert "100 steps in 4.5 s (22.2 a second) with 2 replicas and 1 backups" in text
+    assert "90%" in text
+    assert "b = 1" in text
+    assert "3 frames refused: not finite" in text
+    assert "twice" not in text
+    assert "replica 2 left" in text
+
+
+def test_a_training_without_a_step_can_be_told_of() -> None:
+    empty = Report(replicas=2, backups=0, log=Log())
+    assert empty.percentiles() == {}
+    assert "0 steps" in empty.text()
+    json.dumps(empty.as_metrics(), allow_nan=False)
+    ET.fromstring(empty.chart())
+
+
+def test_the_chart_has_a_dot_for_each_b_and_the_lowest_stands_lowest() -> None:
+    root = ET.fromstring(svg({0: 4.0, 1: 1.0, 2: 2.0}, x="b & co", y="seconds <b>"))
+    dots = root.findall("{*}circle")
+    heights = [float(dot.attrib["cy"]) for dot in dots]
+    assert len(dots) == 3
+    assert max(heights) == heights[1]
+    assert min(heights) == heights[0]
+    assert [float(dot.attrib["cx"]) for dot in dots] == sorted(float(dot.attrib["cx"]) for dot in dots)
+
+
+def test_the_longest_bar_is_that_of_the_greatest_value() -> None:
+    lines = bars({"a": 1.0, "bb": 4.0}, "{:g}")
+    assert lines[1].count("█") == 4 * lines[0].count("█")
+    assert bars({}, "{:g}") == []
+    assert bars({"none": 0.0}, "{:g}")[0].count("█") == 0
