@@ -22,8 +22,8 @@ from shadho_celery.executors.queue import GANG_WAIT_SECONDS, QueueExecutor
 from shadho_celery.opening import open_study
 from shadho_celery.options import Options
 from shadho_celery.registry import connect
-from shadho_celery.routing import Publisher, mask
 from shadho_celery.rounds import make_rounds
+from shadho_celery.routing import Publisher, mask
 from shadho_celery.search import check_names, make_scheduler
 from shadho_celery.signing import Signer
 from shadho_celery.space.compile import compile_space

@@ -129,8 +129,17 @@ def objective(params: dict[str, Any], context: Context) -> dict[str, Any]:
         )
 
     # From here on there is only the trial: replicas have left by `fit`.
-    settings = {"batch": SETTINGS.batch, "micro_batches": SETTINGS.micro_batches, "seed": context.seed}
-    for _ in replay(start, descent(start), (train, train_labels), loss_of, report.log, **settings):
+    again = replay(
+        start,
+        descent(start),
+        (train, train_labels),
+        loss_of,
+        report.log,
+        batch=SETTINGS.batch,
+        micro_batches=SETTINGS.micro_batches,
+        seed=context.seed,
+    )
+    for _ in again:
         pass
     with torch.no_grad():
         accuracy = (model(held_out).argmax(dim=1) == held_out_labels).float().mean().item()

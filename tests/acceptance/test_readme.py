@@ -55,6 +55,7 @@ RUN_BY = {
     "simulate": "test_planning_a_fleet",
     "--help": "test_help",
     "overhead.py": "test_the_overhead_benchmark",
+    "tasks.sync_sgd": "test_training_in_several_slots",
 }
 
 
@@ -148,6 +149,18 @@ def test_signing_what_travels(first_study: Desk, redis_url: str) -> None:
     assert "5 complete, 0 failed" in out
     unsigned = first_study.launch("my_study", "--trials", "5", "--seconds", "4", **urls).wait()
     assert "5 complete" not in unsigned.out
+
+
+def test_training_in_several_slots(desk: Desk) -> None:
+    """The digits are learned by a gang alone, and as a study whose gangs come from the queue."""
+    alone, study = (line for line in COMMANDS if "tasks.sync_sgd" in line)
+    out = shell(desk, alone, seconds=200)
+    accuracy = re.search(r"accuracy (\S+)", out)
+    assert accuracy
+    assert float(accuracy[1]) > 0.9
+    out = shell(desk, study, seconds=230)
+    assert "4 complete, 0 failed" in out
+    assert max(trial["slots"] for trial in desk.trials()) > 1
 
 
 def test_planning_a_fleet(desk: Desk) -> None:

@@ -35,9 +35,11 @@ def steps(fleet: Fleet) -> int:
     path = fleet.desk.folder / "shadho.db"
     if not path.exists():
         return 0
-    with contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as connection:
-        with contextlib.suppress(sqlite3.OperationalError):  # its tables are not there yet
-            return int(connection.execute("select coalesce(max(step), 0) from reports").fetchone()[0])
+    with (
+        contextlib.suppress(sqlite3.OperationalError),  # its tables are not there yet
+        contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as connection,
+    ):
+        return int(connection.execute("select coalesce(max(step), 0) from reports").fetchone()[0])
     return 0
 
 

@@ -227,11 +227,12 @@ class Trial:
         return g
 
     def take_part(self, seat: ReplicaSeat, go: Any) -> None:
-        """What a process that was called does, once it is let go: starting one takes longer than a few steps."""
+        """What a process that was called does, once it is let go (None: at once): starting it takes longer than a step."""
         torch.set_num_threads(1)
         pictures()
         torch.optim.SGD(network(0).parameters(), lr=0.1)
-        go.wait()
+        if go is not None:
+            go.wait()
         with suppress(ReplicaDone):
             self.run(LocalContext(slots=self.replicas, replica=seat))
 
@@ -245,9 +246,7 @@ def join_late(trial: Trial, rank: int, *, at: int) -> int | None:
     go, processes = forkserver.Event(), {}
 
     def call(address: str, token: str, backups: int) -> None:
-        now = forkserver.Event()
-        now.set()
-        seats = [(place, now) for place in range(1, trial.replicas)]
+        seats = [(number, None) for number in range(1, trial.replicas)]
         for place, (number, moment) in enumerate([*seats, (rank, go)]):
             seat = ReplicaSeat(address=address, token=token, rank=number)
             processes[place] = forkserver.Process(target=trial.take_part, args=(seat, moment), daemon=True)
