@@ -99,14 +99,22 @@ class Coordinator:
         """Gather the gang and take all steps. Raises ShadhoError where that cannot be."""
         if not self._gather():
             return
+        self.begin()
+        while not self.run.over:
+            self._handle_next()
+            self.commit_if_due()
+
+    def begin(self) -> None:
+        """Send the parameters to everybody who is here."""
         self.run.start_clock()
         self._snap()
         for peer in list(self._peers.values()):
             self._publish(peer)
-        while not self.run.over:
-            self._handle_next()
-            if self._due():
-                self._commit()
+
+    def commit_if_due(self) -> None:
+        """Take the step under way if it is complete, or as complete as it can be. Raises ShadhoError."""
+        if self._due():
+            self._commit()
 
     # Events
 

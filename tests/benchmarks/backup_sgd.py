@@ -57,7 +57,7 @@ REPLICAS, STEPS = 8, 200
 #: of the deaths: replicas that a step takes, steps of a training, and trainings with a backup and without
 FEW, SHORT, DEATHS = 4, 30, {1: 20, 0: 10}
 #: of the late joiners: trainings, the step after which the late one starts, and steps in all
-JOINERS, JOIN_AT, JOIN_LIMIT = 5, 15, 80
+JOINERS, JOIN_AT, JOIN_LIMIT = 4, 15, 60
 #: of the bus: parameters by vectors sent
 VECTORS = {1_000_000: 20, 10_000_000: 10, 25_000_000: 10}
 WAYS = ("raw out", "bus out", "raw in", "bus in")

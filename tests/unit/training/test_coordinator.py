@@ -1,0 +1,355 @@
+"""The commit rule: what counts towards a step, what is dropped, and what is done when replicas are missing."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from shadho_celery.context import LocalContext
+from shadho_celery.errors import ShadhoError, UsageError
+from shadho_celery.training.centre import ModelCentre
+from shadho_celery.training.codecs import Raw
+from shadho_celery.training.coordinator import Coordinator, Patience
+from shadho_celery.training.frames import Frame, Header, Kind
+from shadho_celery.training.modes import Async
+from shadho_celery.training.payload import Layout
+from shadho_celery.training.peer import Arrived, Joined, Left
+from shadho_celery.training.run import Diverged, Plan, Run
+from shadho_celery.training.strategies import Strategy, Sync
+
+EPOCH = 2
+
+
+class FakePeer:
+    """A replica without a connection: what it was sent is written down."""
+
+    def __init__(self, slot: int) -> None:
+        self.slot = self.rank = slot
+        self.sent: list[int] = []
+        self.notices: list[tuple[Kind, int]] = []
+        self.dropped: str | None = None
+        self.dismissed: str | None = None
+        self.read = 0
+
+    def publish(self, frame: Frame, done: Callable[[], None]) -> None:
+        self.sent.append(frame.step)
+        done()
+
+    def notify(self, frame: Frame) -> None:
+        self.notices.append((Kind.STEP, frame.step))
+
+    def read_on(self) -> None:
+        self.read += 1
+
+    def drop(self, reason: str) -> None:
+        self.dropped = reason
+
+    def dismiss(self, reason: str, *, error: bool = False) -> None:
+        self.dismissed = reason
+
+
+class FakeListener:
+    def __init__(self) -> None:
+        self.inbox: SimpleQueue[Any] = SimpleQueue()
+        self.banned: set[int] = set()
+        self.refused: Counter[str] = Counter()
+        self.places = 8
+
+
+class Play:
+    """A coordinator whose events are told by hand, on a model of two parameters that start at zero; lr 1."""
+
+    def __init__(self, strategy: Strategy, tmp_path: Path, *, patience: Patience | None = None, peers: int = 0) -> None:
+        self.model = nn.Linear(2, 1, bias=False)
+        nn.init.zeros_(self.model.weight)
+        centre = ModelCentre(self.model, torch.optim.SGD(self.model.parameters(), lr=1.0))
+        self.layout = Layout(centre.shape, Raw())
+        plan = Plan(steps=100, batch=1, checkpoint_every=0)
+        self.time = 0.0
+        self.run = Run(plan, centre, LocalContext(checkpoints=tmp_path), setup="", places=8, now=self.now)
+        self.listener = FakeListener()
+        backups = strategy.backups if isinstance(strategy.backups, int) else 2
+        self.coordinator = Coordinator(
+            self.run,
+            strategy,
+            self.layout,
+            self.listener,  # type: ignore[arg-type]
+            epoch=EPOCH,
+            backups=backups,
+            patience=patience or Patience(),
+            now=self.now,
+        )
+        self.peers = [FakePeer(slot) for slot in range(peers or strategy.replicas + backups)]
+        for peer in self.peers:
+            self.coordinator.handle(Joined(peer=peer))  # type: ignore[arg-type]
+        self.coordinator.begin()
+
+    def now(self) -> float:
+        return self.time
+
+    def send(
+        self, slot: int, values: tuple[float, float], *, step: int = -1, loss: float = 1.0, epoch: int = EPOCH
+    ) -> None:
+        vector = np.array(values, dtype=np.float32)
+        header = Header(kind=Kind.GRAD, epoch=epoch, sender=slot, step=self.run.step if step < 0 else step)
+        frame = self.layout.grad(header, loss, np.zeros(0, dtype=np.float32), vector.data.cast("B"))
+        self.send_bytes(slot, header, b"".join(frame.parts))
+
+    def send_bytes(self, slot: int, header: Header, payload: bytes) -> None:
+        peer: Any = self.peers[slot]
+        self.coordinator.handle(Arrived(peer=peer, header=header, payload=memoryview(bytearray(payload))))
+        self.coordinator.commit_if_due()
+
+    def leave(self, slot: int, reason: str = "closed") -> None:
+        peer: Any = self.peers[slot]
+        self.coordinator.handle(Left(peer=peer, reason=reason))
+        self.coordinator.commit_if_due()
+
+    def wait(self, seconds: float) -> None:
+        self.time += seconds
+        self.coordinator.commit_if_due()
+
+    @property
+    def weights(self) -> list[float]:
+        return [float(x) for x in self.model.weight.detach().flatten()]
+
+
+@pytest.fixture
+def play(tmp_path: Path) -> Callable[..., Play]:
+    return lambda strategy, **settings: Play(strategy, tmp_path, **settings)
+
+
+def test_the_first_n_vectors_make_the_step_as_their_mean(play: Callable[..., Play]) -> None:
+    it = play(Sync(replicas=2, backups=1))
+    assert [peer.sent for peer in it.peers] == [[0], [0], [0]]
+    it.send(2, (1, 0))
+    assert it.run.step == 0
+    it.send(0, (3, 8))
+    assert it.run.step == 1
+    assert it.weights == [-2, -4]
+    assert it.run.log.steps[0].slots == (2, 0)
+    assert [peer.sent for peer in it.peers] == [[0, 1]] * 3
+
+
+def test_a_replica_still_at_work_is_told_of_the_next_step_before_its_parameters(play: Callable[..., Play]) -> None:
+    it = play(Sync(replicas=1, backups=1))
+    it.send(0, (1, 1))
+    assert it.peers[1].notices == [(Kind.STEP, 1)]
+    assert it.peers[0].notices == []
+
+
+def test_a_late_vector_is_dropped_for_good_and_counted(play: Callable[..., Play]) -> None:
+    it = play(Sync(replicas=1, backups=1))
+    it.send(0, (1, 1))
+    it.send(1, (100, 100), step=0)
+    assert it.weights == [-1, -1]
+    assert it.run.log.late == {1: 1}
+    assert +it.run.log.cancelled == Counter()
+    it.send(1, (1, 1))
+    assert it.run.log.steps[-1].slots == (1,)
+
+
+def test_a_late_replica_that_has_not_been_sent_the_current_parameters_gets_them_at_once(
+    play: Callable[..., Play],
+) -> None:
+    it = play(Sync(replicas=1, backups=1))
+    it.send(0, (1, 1))
+    it.coordinator._sent[1] = 0
+    before = len(it.peers[1].sent)
+    it.send(1, (9, 9), step=0)
+    assert it.peers[1].sent[before:] == [1]
+
+
+def test_a_second_vector_from_one_place_does_not_count(play: Callable[..., Play]) -> None:
+    it = play(Sync(replicas=2))
+    it.send(0, (1, 1))
+    it.send(0, (1, 1))
+    assert it.run.step == 0
+    assert it.run.log.refused == {"twice from one place": 1}
+
+
+def test_a_vector_of_another_life_of_the_coordinator_does_not_count(play: Callable[..., Play]) -> None:
+    it = play(Sync(replicas=1))
+    it.send(0, (1, 1), epoch=EPOCH - 1)
+    assert it.run.step == 0
+    assert it.run.log.refused == {"of another life": 1}
+
+
+def test_a_vector_of_a_step_to_come_ends_the_connection(play: Callable[..., Play]) -> None:
+    it = play(Sync(replicas=1))
+    it.send(0, (1, 1), step=5)
+    assert "step 5 at step 0" in (it.peers[0].dropped or "")
+    assert it.run.step == 0
+
+
+@pytest.mark.parametrize("payload", [b"", b"short", bytes(100)], ids=["empty", "short", "long"])
+def test_a_payload_that_is_no_vector_ends_the_connection(play: Callable[..., Play], payload: bytes) -> None:
+    it = play(Sync(replicas=1))
+    it.send_bytes(0, Header(kind=Kind.GRAD, epoch=EPOCH, sender=0, step=0), payload)
+    assert it.peers[0].dropped
+    assert it.peers[0].read == 1
+    assert it.run.step == 0
+
+
+@pytest.mark.parametrize(
+    ("values", "loss"), [((np.nan, 0), 1.0), ((np.inf, 0), 1.0), ((0, 0), np.nan)], ids=["nan", "infinite", "loss"]
+)
+def test_what_is_not_finite_is_refused_and_the_step_is_made_by_the_others(
+    play: Callable[..., Play], values: tuple[float, float], loss: float
+) -> None:
+    it = play(Sync(replicas=2))
+    it.send(1, values, loss=loss)
+    it.send(0, (2, 2))
+    assert it.run.step == 1
+    assert it.weights == [-2, -2]
+    assert it.run.log.refused == {"not finite": 1}
+
+
+def test_a_replica_is_in_quarantine_after_three_that_are_not_finite(play: Callable[..., Play]) -> None:
+    it = play(Sync(replicas=1, backups=1))
+    for _ in range(3):
+        it.send(1, (np.nan, 0))
+        it.send(0, (0, 0))
+    assert it.listener.banned == {1}
+    assert "quarantine" in (it.peers[1].dismissed or "")
+    it.send(0, (0, 0))
+    assert it.run.step == 4
+    assert it.peers[1].sent[-1] == 2
+
+
+def test_a_loss_that_is_nan_everywhere_from_the_first_step_is_one_clear_error(play: Callable[..., Play]) -> None:
+    it = play(Sync(replicas=2))
+    it.send(0, (np.nan, 0))
+    with pytest.raises(UsageError, match="from the first step; look at the data"):
+        it.send(1, (np.nan, 0))
+
+
+def test_a_training_that_diverges_later_says_so(play: Callable[..., Play]) -> None:
+    it = play(Sync(replicas=1))
+    it.send(0, (1, 1))
+    with pytest.raises(Diverged, match="at step 1"):
+        it.send(0, (np.inf, 1))
+
+
+def test_a_replica_that_dies_before_it_sent_is_replaced_by_a_backup(play: Callable[..., Play]) -> None:
+    it = play(Sync(replicas=2, backups=1))
+    it.leave(0)
+    it.send(1, (1, 1))
+    it.send(2, (3, 3))
+    assert it.weights == [-2, -2]
+
+
+def test_what_a_replica_sent_whole_counts_though_it_died_then(play: Callable[..., Play]) -> None:
+    it = play(Sync(replicas=2, backups=1))
+    it.send(0, (1, 1))
+    it.leave(0)
+    it.send(1, (3, 3))
+    assert it.run.log.steps[0].slots == (0, 1)
+
+
+def test_the_gang_shrinks_after_the_grace_with_its_learning_rate(play: Callable[..., Play]) -> None:
+    it = play(Sync(replicas=4), patience=Patience(grace_seconds=5))
+    for slot in (0, 1):
+        it.send(slot, (4, 4))
+    it.leave(2)
+    it.leave(3)
+    it.wait(4.9)
+    assert it.run.step == 0
+    it.wait(5.1)
+    assert it.run.step == 1
+    assert it.weights == [-2, -2]
+    assert it.run.log.steps[0].scale == 0.5
+    assert any("2 of 4 replicas are left (the last one left: closed)" in note for note in it.run.log.notes)
+
+
+def test_the_gang_grows_again_when_replicas_are_back(play: Callable[..., Play]) -> None:
+    it = play(Sync(replicas=3), patience=Patience(grace_seconds=0))
+    it.leave(1)
+    it.leave(2)
+    it.wait(1)
+    it.send(0, (3, 3))
+    assert it.run.log.steps[-1].scale == pytest.approx(1 / 3)
+    it.coordinator.handle(Joined(peer=it.peers[1]))  # type: ignore[arg-type]
+    it.wait(0)
+    it.send(0, (3, 3))
+    assert it.run.step == 1
+    it.send(1, (3, 3))
+    assert it.run.log.steps[-1].scale == pytest.approx(2 / 3)
+
+
+def test_a_gang_told_to_wait_waits(play: Callable[..., Play]) -> None:
+    it = play(Sync(replicas=2), patience=Patience(grace_seconds=1, on_few="wait"))
+    it.send(0, (1, 1))
+    it.leave(1)
+    it.wait(1e6)
+    assert it.run.step == 0
+    it.coordinator.handle(Joined(peer=it.peers[1]))  # type: ignore[arg-type]
+    it.send(1, (1, 1))
+    assert it.run.step == 1
+    assert it.run.log.steps[0].scale == 1
+
+
+def test_a_gang_told_to_fail_fails(play: Callable[..., Play]) -> None:
+    it = play(Sync(replicas=2), patience=Patience(grace_seconds=1, on_few="fail"))
+    it.leave(1)
+    with pytest.raises(ShadhoError, match="1 of 2 replicas are left"):
+        it.wait(2)
+
+
+@pytest.mark.parametrize("strategy", [Sync(replicas=2), Async(replicas=2)], ids=["sync", "async"])
+def test_a_gang_without_any_replica_is_an_error_with_the_last_one_s_reason(
+    play: Callable[..., Play], strategy: Strategy
+) -> None:
+    it = play(strategy, patience=Patience(grace_seconds=1))
+    it.leave(0)
+    it.leave(1, "ValueError: no such column")
+    with pytest.raises(ShadhoError, match="0 of 2 .*ValueError: no such column"):
+        it.wait(2)
+
+
+def test_a_late_joiner_is_sent_the_current_parameters(play: Callable[..., Play]) -> None:
+    it = play(Sync(replicas=1), peers=1)
+    it.send(0, (1, 1))
+    late: Any = FakePeer(3)
+    it.peers += [late] * 3
+    it.coordinator.handle(Joined(peer=late))
+    assert late.sent == [1]
+    it.send(3, (1, 1))
+    assert it.run.log.steps[-1].slots == (3,)
+
+
+def test_without_cancelling_a_replica_finishes_what_is_stale_and_is_asked_again(play: Callable[..., Play]) -> None:
+    it = play(Sync(replicas=1, backups=1, cancel=False))
+    it.send(0, (1, 1))
+    it.time = 7.0
+    it.send(1, (1, 1), step=0)
+    assert it.run.log.late == {1: 1}
+    assert it.coordinator._asked[1] == (1, 7.0)
+
+
+def test_a_stale_vector_counts_where_the_strategy_is_not_in_lockstep(play: Callable[..., Play]) -> None:
+    it = play(Async(replicas=2))
+    it.send(0, (1, 1))
+    it.send(1, (1, 1), step=0)
+    assert it.weights == [-2, -2]
+    assert [peer.sent for peer in it.peers] == [[0, 1], [0, 2]]
+
+
+def test_backups_that_are_not_worth_their_places_may_go(play: Callable[..., Play]) -> None:
+    it = play(Sync(replicas=2, backups="auto"))
+    for _ in range(60):
+        it.time += 1.0
+        # All take the same time: nobody needs a backup.
+        for slot in range(4):
+            if it.peers[slot].dismissed is None and it.coordinator._peers.get(slot) is not None:
+                it.send(slot, (0, 0), step=it.run.step if slot < 2 else max(0, it.run.step - 1))
+    assert it.coordinator.backups == 0
+    assert [peer.dismissed is not None for peer in it.peers] == [False, False, True, True]

@@ -1,0 +1,158 @@
+"""Frames arrive as they were sent, or the connection is of no more use."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from shadho_celery.training.frames import (
+    CHUNK,
+    VERSION,
+    BrokenFrame,
+    Frame,
+    Header,
+    Kind,
+    OtherVersion,
+    Wire,
+    content_of,
+    control,
+    small_room,
+    unpack,
+)
+
+HEADER = Header(kind=Kind.GRAD, epoch=3, sender=2, step=2**40)
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[Wire, socket.socket]]:
+    """A wire, and the bare socket at its other end."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        near = socket.create_connection(server.getsockname())
+        far, _ = server.accept()
+    far.settimeout(30)
+    wire = Wire(near)
+    wire.timeout(30)
+    yield wire, far
+    wire.close()
+    far.close()
+
+
+def sent_bytes(frame: Frame) -> bytes:
+    """What goes over the wire for a frame."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        wire = Wire(socket.create_connection(server.getsockname()))
+        far, _ = server.accept()
+    collected = bytearray()
+
+    def collect() -> None:
+        while data := far.recv(1 << 16):
+            collected.extend(data)
+
+    reader = threading.Thread(target=collect)
+    reader.start()
+    wire.send(frame)
+    wire.close()
+    reader.join()
+    far.close()
+    return bytes(collected)
+
+
+@pytest.mark.parametrize("size", [0, 1, 8, 70_000, CHUNK, 3 * CHUNK + 12_345])
+def test_a_frame_arrives_as_it_was_sent(ends: tuple[Wire, socket.socket], size: int) -> None:
+    wire, far = ends
+    payload = np.random.default_rng(size).bytes(size)
+    other = Wire(far)
+    sender = threading.Thread(target=other.send, args=(Frame(HEADER, payload),))
+    sender.start()
+    header, got = wire.receive({Kind.GRAD: size}, small_room)
+    sender.join()
+    assert (header.kind, header.epoch, header.sender, header.step, header.length) == (Kind.GRAD, 3, 2, 2**40, size)
+    assert got == payload
+    assert wire.bytes_in == other.bytes_out
+
+
+@pytest.mark.parametrize("cuts", [(16,), (16, CHUNK), (5, 6, 7, CHUNK + 3, 2 * CHUNK)])
+def test_parts_and_a_checksum_made_before_change_nothing_of_what_is_sent(cuts: tuple[int, ...]) -> None:
+    payload = np.random.default_rng(0).bytes(2 * CHUNK + 99)
+    edges = [0, *cuts, len(payload)]
+    parts = [payload[a:b] for a, b in zip(edges, edges[1:], strict=False)]
+    whole = sent_bytes(Frame(HEADER, payload))
+    assert sent_bytes(Frame(HEADER, *parts)) == whole
+    assert sent_bytes(Frame(HEADER, *parts).summed()) == whole
+
+
+@pytest.mark.parametrize("place", [6, 20, 40, 40 + CHUNK // 2, 40 + 2 * CHUNK, -1])
+def test_one_changed_bit_anywhere_breaks_a_frame(ends: tuple[Wire, socket.socket], place: int) -> None:
+    wire, far = ends
+    data = bytearray(sent_bytes(Frame(HEADER, bytes(2 * CHUNK + 500))))
+    data[place] ^= 1
+    threading.Thread(target=far.sendall, args=(bytes(data),)).start()
+    with pytest.raises(BrokenFrame):
+        wire.receive({Kind.GRAD: 2 * CHUNK + 500}, small_room)
+
+
+@pytest.mark.parametrize("kept", [1, 31, 32, 100, -1])
+def test_half_a_frame_is_broken(ends: tuple[Wire, socket.socket], kept: int) -> None:
+    wire, far = ends
+    far.sendall(sent_bytes(Frame(HEADER, bytes(200)))[:kept])
+    far.close()
+    with pytest.raises(BrokenFrame, match="cut off"):
+        wire.receive({Kind.GRAD: 200}, small_room)
+
+
+def test_a_connection_that_ends_between_two_frames_has_just_ended(ends: tuple[Wire, socket.socket]) -> None:
+    wire, far = ends
+    far.close()
+    with pytest.raises(EOFError):
+        wire.receive({Kind.GRAD: 200}, small_room)
+
+
+@pytest.mark.parametrize("length", [201, 4 * 2**30, 2**63])
+def test_a_length_beyond_the_limit_is_refused_before_anything_is_allocated(
+    ends: tuple[Wire, socket.socket], length: int
+) -> None:
+    wire, far = ends
+    far.sendall(Header(kind=Kind.GRAD, length=length).pack())
+    with pytest.raises(BrokenFrame, match=f"{length} bytes, where 200 are allowed"):
+        wire.receive({Kind.GRAD: 200}, lambda header: pytest.fail("room was asked for"))
+
+
+def test_a_kind_that_is_not_expected_is_refused(ends: tuple[Wire, socket.socket]) -> None:
+    wire, far = ends
+    far.sendall(sent_bytes(control(Kind.QUIT)))
+    with pytest.raises(BrokenFrame, match="QUIT is not expected"):
+        wire.receive({Kind.GRAD: 200}, small_room)
+
+
+def test_garbage_is_no_frame() -> None:
+    with pytest.raises(BrokenFrame, match="no frame of ours"):
+        unpack(b"GET / HTTP/1.1\r\nHost: 127.0.0.1\n")
+
+
+def test_an_unknown_kind_is_no_frame() -> None:
+    data = bytearray(HEADER.pack())
+    data[5] = 200
+    with pytest.raises(BrokenFrame, match="no such kind"):
+        unpack(data)
+
+
+def test_another_version_is_told_apart_from_garbage() -> None:
+    data = bytearray(HEADER.pack())
+    data[4] = VERSION + 1
+    with pytest.raises(OtherVersion, match=f"version {VERSION + 1} of the protocol, this one version {VERSION}"):
+        unpack(data)
+
+
+@pytest.mark.parametrize("payload", [b"", b"no json", b"[1]", b"\xff\xfe"], ids=["empty", "text", "a list", "bytes"])
+def test_a_control_frame_has_a_json_object(payload: bytes) -> None:
+    with pytest.raises(BrokenFrame):
+        content_of(payload)
+
+
+def test_the_notice_of_a_step_carries_its_number_in_the_header() -> None:
+    header = unpack(control(Kind.STEP, epoch=2, step=77).head)
+    assert (header.kind, header.step, header.epoch) == (Kind.STEP, 77, 2)
