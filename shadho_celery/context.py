@@ -31,7 +31,7 @@ class TrialTimeout(Exception):
 
 
 class ReplicaDone(BaseException):
-    """This process is a replica of a trial and its work is done: it leaves the objective, and only its caller sees it."""
+    """This process is a replica of a trial and its work is done: it leaves the objective; only its caller sees it."""
 
 
 @dataclass(frozen=True, kw_only=True)

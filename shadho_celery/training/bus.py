@@ -78,6 +78,10 @@ class Listener:
         for work in (self._accept, self._pulse):
             threading.Thread(target=work, name=f"gang-{work.__name__.strip('_')}", daemon=True).start()
 
+    def present(self) -> int:
+        """How many replicas have a place, those whose handshake is not over yet too."""
+        return len(self._peers)
+
     def bytes_moved(self) -> tuple[int, int]:
         """Bytes that came, and that went, over all connections so far."""
         with self._lock:

@@ -12,14 +12,11 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from queue import Empty
-from typing import Literal
 
 import numpy as np
 
-from shadho_celery.errors import ShadhoError
 from shadho_celery.training.backups import Tuner
 from shadho_celery.training.bus import Listener
 from shadho_celery.training.frames import BrokenFrame, Kind, control
@@ -29,6 +26,7 @@ from shadho_celery.training.peer import Arrived, Event, Joined, Left, Peer
 from shadho_celery.training.run import Run
 from shadho_celery.training.strategies import Strategy
 from shadho_celery.training.vectors import is_finite
+from shadho_celery.training.width import Patience, Width
 
 logger = logging.getLogger(__name__)
 
@@ -38,18 +36,6 @@ MOST_NOT_FINITE = 3
 TICK = 0.1
 #: within so many seconds a replica has given a stale gradient up
 CANCEL_SECONDS = 0.01
-
-
-@dataclass(frozen=True, kw_only=True)
-class Patience:
-    """What to do while there are fewer replicas than N."""
-
-    #: for so long the gang waits for its first N replicas
-    start_seconds: float = 60.0
-    #: for so long a step waits for others in place of those that are gone
-    grace_seconds: float = 10.0
-    #: then: go on with those there are, N and learning rate in proportion; wait on; or end with an error
-    on_few: Literal["shrink", "wait", "fail"] = "shrink"
 
 
 class Coordinator:
@@ -69,7 +55,7 @@ class Coordinator:
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self.run, self.strategy, self.backups = run, strategy, backups
-        self._layout, self._listener, self._epoch, self._patience, self._now = layout, listener, epoch, patience, now
+        self._layout, self._listener, self._epoch, self._now = layout, listener, epoch, now
         #: replicas that are here or may still come, where that is known
         self._can_come = can_come
         self._last_reason = ""
@@ -88,12 +74,11 @@ class Coordinator:
         self._asked: dict[int, tuple[int, float]] = {}
         #: newest step that each place was sent
         self._sent: dict[int, int] = {}
-        self._short_since: float | None = None
         self._snapshots = Snapshots(layout)
         self._current: Snapshot | None = None
         self._mean = Mean(run.centre.scratch(), np.zeros(layout.buffers, dtype=np.float32))
         self._decoded = run.centre.shape.vector()
-        self._wanted = strategy.replicas
+        self._width = Width(strategy.replicas, patience, now)
 
     def train(self) -> None:
         """Gather the gang and take all steps. Raises ShadhoError where that cannot be."""
@@ -120,22 +105,15 @@ class Coordinator:
 
     def _gather(self) -> bool:
         """Wait for N replicas; False where the trial shall stop."""
-        until = self._now() + self._patience.start_seconds
-        while len(self._peers) < self.strategy.replicas:
-            if self.run.over:
-                return False
-            hopeless = self._can_come is not None and self._can_come() <= len(self._peers)
-            if hopeless or (self._now() > until and self._patience.on_few != "wait"):
-                missing = f"{len(self._peers)} of {self.strategy.replicas} replicas came{self._last_reason}"
-                if self._patience.on_few == "fail" or not self._peers:
-                    raise ShadhoError(
-                        f"{missing} within {self._patience.start_seconds:g} s; "
-                        "look whether they started, or ask for fewer"
-                    )
-                self._set_wanted(len(self._peers), missing)
-                break
+        while not self.run.over:
+            here = len(self._peers)
+            hopeless = self._can_come is not None and self._can_come() <= here
+            enough, note = self._width.begin(here, hopeless=hopeless, reason=self._last_reason)
+            self._widen(note)
+            if enough:
+                return True
             self._handle_next()
-        return True
+        return False
 
     def _handle_next(self) -> None:
         try:
@@ -225,38 +203,23 @@ class Coordinator:
         return [slot for slot in self._asked if slot in self._peers]
 
     def _due(self) -> bool:
-        if not self.strategy.lockstep:
-            return bool(self._mean) or (not self._peers and self._too_few(0))
-        if len(self._mean) >= self._wanted:
-            return True
         alive = len(self._peers)
-        if alive >= self._wanted:
-            self._short_since = None
-            if self._wanted < self.strategy.replicas and alive > self._wanted:
-                self._set_wanted(min(alive, self.strategy.replicas), "replicas are back")
-            # All that were asked may have answered, some of them with what had to be refused.
-            return bool(self._mean) and not self._working()
-        return self._too_few(alive)
+        if not self.strategy.lockstep:
+            if not self._mean and not alive:
+                self._widen(self._width.adapt(0, self._last_reason))
+            return bool(self._mean)
+        if len(self._mean) >= self._width.wanted:
+            return True
+        self._widen(self._width.adapt(alive, self._last_reason))
+        if len(self._mean) >= self._width.wanted:
+            return True
+        # All that were asked may have answered, some of them with what had to be refused.
+        return alive >= self._width.wanted and bool(self._mean) and not self._working()
 
-    def _too_few(self, alive: int) -> bool:
-        """Fewer replicas than wanted are alive; True where the step shall be taken as it is."""
-        if self._short_since is None:
-            self._short_since = self._now()
-        if self._patience.on_few == "wait" or self._now() - self._short_since < self._patience.grace_seconds:
-            return False
-        here = f"{alive} of {self.strategy.replicas} replicas are left{self._last_reason}"
-        if self._patience.on_few == "fail" or not alive:
-            raise ShadhoError(f"{here} at step {self.run.step}; see why the others ended, or allow the gang to shrink")
-        self._set_wanted(alive, here)
-        return len(self._mean) >= self._wanted
-
-    def _set_wanted(self, wanted: int, why: str) -> None:
-        """Let `wanted` gradients make a step; the learning rate goes with their number."""
-        if wanted == self._wanted:
-            return
-        self._wanted, self._short_since = wanted, None
-        self.run.centre.scale = wanted / self.strategy.replicas
-        self._note(f"{why}: {wanted} gradients make a step from step {self.run.step} on, learning rate in proportion")
+    def _widen(self, note: str | None) -> None:
+        if note:
+            self.run.centre.scale = self._width.scale
+            self._note(f"step {self.run.step}: {note}")
 
     def _commit(self) -> None:
         """Take the step and publish its parameters."""

@@ -16,7 +16,7 @@ import logging
 import os
 import secrets
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from types import TracebackType
 from typing import Literal
 
@@ -34,27 +34,25 @@ from shadho_celery.training.assembly import (
     own_address,
     setup_of,
 )
-from shadho_celery.training.backups import Prediction, choose
 from shadho_celery.training.bus import Listener, Terms
 from shadho_celery.training.centre import ModelCentre
 from shadho_celery.training.codecs import Codec, Raw
-from shadho_celery.training.coordinator import CANCEL_SECONDS, Coordinator, Patience
+from shadho_celery.training.coordinator import Coordinator
 from shadho_celery.training.data import Batches, Data, Loss
 from shadho_celery.training.log import Log
+from shadho_celery.training.outcome import report_of
 from shadho_celery.training.payload import Layout
 from shadho_celery.training.processes import Processes
 from shadho_celery.training.replica import Delay, Job, serve
 from shadho_celery.training.report import Report
 from shadho_celery.training.run import Plan, Run
 from shadho_celery.training.strategies import Strategy, Sync
+from shadho_celery.training.width import Patience
 
 logger = logging.getLogger(__name__)
 
 #: names the address under which other machines reach this one, where it is not found by itself
 HOST_VARIABLE = "SHADHO_HOST"
-
-#: the report's chart of step time against b goes so far at least
-CHART_TO = 4
 
 
 def gang(
@@ -67,7 +65,7 @@ def gang(
     token: str | None = None,
     host: str | None = None,
     port: int = 0,
-    start_seconds: float = 60.0,
+    start_seconds: float | None = None,
     grace_seconds: float | None = None,
     on_few: Literal["shrink", "wait", "fail"] = "shrink",
     deadline_seconds: float = 30.0,
@@ -79,7 +77,8 @@ def gang(
     Up to 16 replicas and 50 million parameters: beyond that the one coordinator is too slow, and use
     DistributedDataParallel or torchft in the objective. `token`, `host` and `port` are found by themselves.
 
-    While fewer than N replicas are alive: after `grace_seconds` (10, or none where lost replicas cannot come back) the
+    It waits for its first N replicas for `start_seconds`: a minute, or in a trial with slots as long as the scheduler
+    lets it. While fewer than N are alive: after `grace_seconds` (10, or none where lost replicas cannot come back) the
     gang goes on with fewer and a learning rate in proportion, waits, or fails, as `on_few` says. A replica that is
     silent for `deadline_seconds` is gone. `delay(place, draw)` are seconds to wait before a gradient, to play slow
     machines. Raises UsageError.
@@ -93,6 +92,14 @@ def gang(
     elif backups not in {0, strategy.backups}:
         raise UsageError(f"backups is {backups}, but the strategy is for {strategy.backups}; give one of them")
     calls = context.slots > 1
+    if calls and strategy.replicas > context.slots:
+        raise UsageError(
+            f"the gang is for {strategy.replicas} replicas, and the trial has {context.slots} slots; "
+            "let STUDY['slots'] be the number of replicas"
+        )
+    if start_seconds is None:
+        # Where replicas are called, the scheduler takes a gang back that does not come together.
+        start_seconds = 3600.0 if calls else 60.0
     if grace_seconds is None:
         grace_seconds = 10.0 if calls else 0.0
     return Gang(
@@ -214,14 +221,20 @@ class Gang:
             run.claim(self._token)
             train_alone(run, loss, batches)
             run.finish()
-            return self._report(run, None)
+            return report_of(run, self.strategy)
         try:
             coordinator = self._assemble(run, job, places, backups)
             coordinator.train()
             run.finish()
         finally:
             self.close("the training has ended")
-        return self._report(run, coordinator)
+        assert self._listener is not None
+        moved, turned_away = self._listener.bytes_moved(), self._listener.refused
+        return report_of(run, self.strategy, coordinator, moved=moved, turned_away=turned_away)
+
+    def present(self) -> int:
+        """How many replicas are there; 0 where this process trains alone."""
+        return self._listener.present() if self._listener is not None else 0
 
     def close(self, reason: str, *, error: bool = False) -> None:
         """Tell the replicas that it is over, and see that the local ones end."""
@@ -284,35 +297,3 @@ class Gang:
             except UsageError:
                 logger.info("port %d of the last coordinator is taken; another will do", last_port)
         return listen(host, self._port)
-
-    def _report(self, run: Run, coordinator: Coordinator | None) -> Report:
-        log, came, went = run.log, 0, 0
-        if coordinator is not None and self._listener is not None:
-            came, went = self._listener.bytes_moved()
-            log.refused.update(self._listener.refused)
-        report = Report(
-            replicas=self.strategy.replicas,
-            backups=coordinator.backups if coordinator else 0,
-            log=log,
-            loss=run.loss,
-            bytes_in=came,
-            bytes_out=went,
-            predictions=self._predictions(coordinator),
-        )
-        for text in report.warnings():
-            logger.warning("%s", text)
-        return report
-
-    def _predictions(self, coordinator: Coordinator | None) -> Sequence[Prediction]:
-        """Step time by b, as it was chosen by or, where b was given, as the recorded times say now."""
-        if coordinator is None or not isinstance(self.strategy, Sync):
-            return ()
-        tuner = coordinator.tuner
-        if tuner.choice is not None:
-            return tuner.choice.predictions
-        law = tuner.times.law()
-        if law is None:
-            return ()
-        cancel = CANCEL_SECONDS if self.strategy.cancel else None
-        most = max(CHART_TO, coordinator.backups)
-        return choose(law, replicas=self.strategy.replicas, most=most, cancel_seconds=cancel).predictions

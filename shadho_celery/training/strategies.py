@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, Protocol
 
 import numpy as np
@@ -155,6 +156,10 @@ class Sync:
         while True:
             worker.wait(after=step)
             step = worker.load()
-            gradient = worker.gradient(step, abandon=lambda: self.cancel and worker.newest() > step)  # noqa: B023
+            gradient = worker.gradient(step, abandon=partial(self._too_late, worker, step) if self.cancel else None)
             if gradient is not None:
                 worker.send(step, gradient.vector, gradient.loss)
+
+    @staticmethod
+    def _too_late(worker: Worker, step: int) -> bool:
+        return worker.newest() > step

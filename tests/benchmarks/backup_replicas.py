@@ -161,9 +161,9 @@ class Death:
     detection: float
     #: seconds of the median step
     median: float
-    #: seconds of the longest step before the signal, and from it on
+    #: seconds of the longest of the three steps from the one under way at the signal on, and of all before
+    stall: float
     longest_before: float
-    longest_after: float
     #: whether all steps were taken
     finished: bool
 
@@ -202,8 +202,8 @@ def kill_one(replicas: int, backups: int, *, steps: int, seed: int) -> Death:
     return Death(
         detection=max(0.0, noticed - killed[0]),
         median=statistics.median(gap for _, gap in gaps),
+        stall=max(float(gap) for gap in [gap for end, gap in gaps if end >= killed[0]][:3]),
         longest_before=max((float(gap) for end, gap in gaps if end < killed[0]), default=0.0),
-        longest_after=max((float(gap) for end, gap in gaps if end >= killed[0]), default=0.0),
         finished=len(ends) == steps,
     )
 
@@ -216,12 +216,14 @@ class Trial:
     replicas: int
     backups: int
     steps: int
+    #: of the gradients' seconds
+    seed: int
 
     def run(self, context: LocalContext, on_step: Callable[[int, float], None] | None = None) -> Gang:
         strategy = Sync(replicas=self.replicas, backups=self.backups)
         model = network(0)
         # Without a grace the gang shrinks as soon as a replica is lost.
-        with gang(context, strategy=strategy, host="127.0.0.1", delay=even(0), grace_seconds=0.0) as g:
+        with gang(context, strategy=strategy, host="127.0.0.1", delay=even(self.seed), grace_seconds=0.0) as g:
             optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
             g.fit(model, optimizer, pictures(), mean_loss, batch=BATCH, steps=self.steps, seed=0, on_step=on_step)
         return g
@@ -274,8 +276,8 @@ def join_late(trial: Trial, rank: int, *, at: int) -> int | None:
 def forks() -> Any:
     """Ways to start processes from one that has torch imported already, and no threads."""
     context = multiprocessing.get_context("forkserver")
-    # Older Pythons look for them on a path without this folder.
-    context.set_forkserver_preload(["sklearn.datasets", "torch.nn.parallel", "shadho_celery.training.gang"])
+    # Older Pythons look for them on a path without this folder. An optimizer imports _dynamo, which takes seconds.
+    context.set_forkserver_preload(["sklearn.datasets", "torch._dynamo", "shadho_celery.training.gang"])
     return context
 
 

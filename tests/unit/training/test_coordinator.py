@@ -17,13 +17,14 @@ from shadho_celery.context import LocalContext
 from shadho_celery.errors import ShadhoError, UsageError
 from shadho_celery.training.centre import ModelCentre
 from shadho_celery.training.codecs import Raw
-from shadho_celery.training.coordinator import Coordinator, Patience
+from shadho_celery.training.coordinator import Coordinator
 from shadho_celery.training.frames import Frame, Header, Kind
 from shadho_celery.training.modes import Async
 from shadho_celery.training.payload import Layout
 from shadho_celery.training.peer import Arrived, Joined, Left
 from shadho_celery.training.run import Diverged, Plan, Run
 from shadho_celery.training.strategies import Strategy, Sync
+from shadho_celery.training.width import Patience
 
 EPOCH = 2
 
@@ -311,7 +312,7 @@ def test_a_gang_without_any_replica_is_an_error_with_the_last_one_s_reason(
     it = play(strategy, patience=Patience(grace_seconds=1))
     it.leave(0)
     it.leave(1, "ValueError: no such column")
-    with pytest.raises(ShadhoError, match="0 of 2 .*ValueError: no such column"):
+    with pytest.raises(ShadhoError, match=r"0 of 2 .*ValueError: no such column"):
         it.wait(2)
 
 

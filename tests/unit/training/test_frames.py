@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import socket
 import threading
 from collections.abc import Iterator
@@ -79,7 +80,7 @@ def test_a_frame_arrives_as_it_was_sent(ends: tuple[Wire, socket.socket], size: 
 def test_parts_and_a_checksum_made_before_change_nothing_of_what_is_sent(cuts: tuple[int, ...]) -> None:
     payload = np.random.default_rng(0).bytes(2 * CHUNK + 99)
     edges = [0, *cuts, len(payload)]
-    parts = [payload[a:b] for a, b in zip(edges, edges[1:], strict=False)]
+    parts = [payload[a:b] for a, b in itertools.pairwise(edges)]
     whole = sent_bytes(Frame(HEADER, payload))
     assert sent_bytes(Frame(HEADER, *parts)) == whole
     assert sent_bytes(Frame(HEADER, *parts).summed()) == whole

@@ -1,0 +1,309 @@
+"""A training computed again from its log gives the same parameters; N = 1 is plain training."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from shadho_celery.context import LocalContext
+from shadho_celery.errors import UsageError
+from shadho_celery.training import Async, Sync, gang, replay
+from shadho_celery.training.centre import ModelCentre
+from shadho_celery.training.checkpoints import Checkpoints, Superseded
+from shadho_celery.training.data import Batches, mixed
+from shadho_celery.training.log import Log, Step
+from shadho_celery.training.run import Diverged
+
+GENERATOR = torch.Generator().manual_seed(0)
+PIXELS = torch.randn(200, 8, generator=GENERATOR)
+DATA = (PIXELS, (PIXELS[:, 0] > 0).long())
+
+
+def network() -> nn.Module:
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 2))
+
+
+def descent(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+
+def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    return cross_entropy(model(batch[0]), batch[1])
+
+
+def same(one: nn.Module, other: nn.Module) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(one.state_dict().values(), other.state_dict().values(), strict=True))
+
+
+@pytest.fixture
+def context(tmp_path: Path) -> LocalContext:
+    return LocalContext(seed=5, checkpoints=tmp_path)
+
+
+def replayed(log: Log, **settings: Any) -> nn.Module:
+    model = network()
+    list(replay(model, descent(model), DATA, loss, log, batch=10, seed=5, **settings))
+    return model
+
+
+def test_one_replica_and_no_backups_is_plain_training_bit_for_bit(context: LocalContext) -> None:
+    plain = network()
+    optimizer = descent(plain)
+    batches = Batches(DATA, batch=10, seed=5)
+    for step in range(30):
+        torch.manual_seed(mixed(5, step, 0, 1))  # dropout
+        chosen = batches.indices(step, 0)
+        optimizer.zero_grad()
+        cross_entropy(plain(PIXELS[chosen]), DATA[1][chosen]).backward()
+        optimizer.step()
+    model = network()
+    with gang(context, replicas=1) as g:
+        report = g.fit(model, descent(model), DATA, loss, steps=30, batch=10)
+    assert same(model, plain)
+    assert report.steps == 30
+    assert same(replayed(g.log), plain)
+
+
+def test_a_training_alone_leaves_the_process_s_random_numbers_as_they_were(context: LocalContext) -> None:
+    model = network()
+    torch.manual_seed(7)
+    expected = torch.rand(3)
+    torch.manual_seed(7)
+    with gang(context, replicas=1) as g:
+        g.fit(model, descent(model), DATA, loss, steps=3, batch=10)
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_a_step_is_the_mean_of_its_places_gradients_and_of_their_statistics() -> None:
+    log = Log(places=3, steps=[Step(step=0, slots=(2, 0), loss=1.0, seconds=0.0, scale=0.5)])
+    model, by_hand = network(), network()
+    list(replay(model, descent(model), DATA, loss, log, batch=10, seed=5))
+    batches = Batches(DATA, batch=10, seed=5, places=3)
+    start = {name: value.clone() for name, value in by_hand.state_dict().items()}
+    gradients, statistics = [], []
+    for slot in (2, 0):
+        by_hand.load_state_dict(start)
+        by_hand.zero_grad()
+        torch.manual_seed(mixed(5, 0, slot, 1))
+        chosen = batches.indices(0, slot)
+        cross_entropy(by_hand(PIXELS[chosen]), DATA[1][chosen]).backward()
+        gradients.append([p.grad.clone() for p in by_hand.parameters()])
+        statistics.append(by_hand.state_dict()["1.running_mean"].clone())
+    by_hand.load_state_dict(start)
+    for parameter, one, other in zip(by_hand.parameters(), *gradients, strict=True):
+        parameter.data -= 0.1 * 0.5 * (one + other) / 2
+    for here, there in zip(model.parameters(), by_hand.parameters(), strict=True):
+        torch.testing.assert_close(here, there)
+    torch.testing.assert_close(model.state_dict()["1.running_mean"], sum(statistics) / 2)
+
+
+def test_only_whole_logs_of_sync_can_be_replayed() -> None:
+    model = network()
+    gap = Log(steps=[Step(step=3, slots=(0,), loss=0.0, seconds=0.0)])
+    with pytest.raises(UsageError, match="first step"):
+        replay(model, descent(model), DATA, loss, gap, batch=10)
+    with pytest.raises(UsageError, match="Async"):
+        replay(model, descent(model), DATA, loss, Log(), batch=10, strategy=Async(replicas=2))
+
+
+def test_a_training_goes_on_from_its_checkpoint_as_if_nothing_had_been(context: LocalContext) -> None:
+    class Killed(BaseException):
+        pass
+
+    def die(step: int, _: float) -> None:
+        if step == 17:
+            raise Killed
+
+    whole = network()
+    with gang(context, replicas=1) as g:
+        g.fit(whole, descent(whole), DATA, loss, steps=30, batch=10, ema=0.9)
+    assert not list(context.checkpoint_dir.iterdir())
+    model = network()
+    with pytest.raises(Killed), gang(context, replicas=1) as g:
+        g.fit(model, descent(model), DATA, loss, steps=30, batch=10, ema=0.9, checkpoint_every=5, on_step=die)
+    model = network()
+    with gang(context, replicas=1) as g:
+        report = g.fit(model, descent(model), DATA, loss, steps=30, batch=10, ema=0.9, checkpoint_every=5)
+    assert same(model, whole)
+    assert report.log.resumed_from == 15
+    assert report.steps == 30
+    assert report.log.accepted == {0: 30}
+    assert not list(context.checkpoint_dir.iterdir())
+
+
+def test_a_trial_with_a_budget_goes_on_when_it_is_given_a_greater_one(tmp_path: Path) -> None:
+    trained = []
+    for budget in (10, 20):
+        model = network()
+        context = LocalContext(seed=5, checkpoints=tmp_path, budget=budget)
+        with gang(context, replicas=1) as g:
+            trained.append(g.fit(model, descent(model), DATA, loss, steps=budget, batch=10))
+    assert trained[1].log.resumed_from == 10
+    assert same(replayed(trained[1].log), model)
+
+
+def test_a_coordinator_that_was_thought_dead_writes_no_more(tmp_path: Path) -> None:
+    old, new = Checkpoints(tmp_path, "x"), Checkpoints(tmp_path, "x")
+    first, second = old.claim(None), new.claim(None)
+    assert (first.epoch, second.epoch) == (1, 2)
+    assert first.token == second.token
+    new.save({"step": 1})
+    with pytest.raises(Superseded):
+        old.save({"step": 2})
+    old.remove()
+    assert new.load() == {"step": 1}
+    assert (tmp_path / "gang-x.json").stat().st_mode & 0o77 == 0
+
+
+def test_a_model_has_its_averaged_parameters_in_evaluation_and_at_the_end(context: LocalContext) -> None:
+    seen: list[Tensor] = []
+    model = nn.Linear(8, 1, bias=False)
+    own = [model.weight.detach().clone()]
+
+    def evaluate(it: nn.Module) -> float:
+        assert not it.training
+        seen.append(it.weight.detach().clone())
+        return 1.5
+
+    def note(step: int, value: float) -> None:
+        own.append(model.weight.detach().clone())
+
+    reports: list[tuple[int, float]] = []
+    context.on_report = lambda step, value: reports.append((step, value))
+    with gang(context, replicas=1) as g:
+        report = g.fit(
+            model,
+            torch.optim.SGD(model.parameters(), lr=0.1),
+            DATA,
+            lambda m, b: m(b[0]).square().mean(),
+            steps=4,
+            batch=10,
+            ema=0.5,
+            evaluate=evaluate,
+            on_step=note,
+            report_every=2,
+        )
+    average = own[0]
+    for weight in own[1:]:
+        average = 0.5 * average + 0.5 * weight
+    torch.testing.assert_close(seen[-1], average)
+    torch.testing.assert_close(model.weight.detach(), average)
+    assert reports == [(2, 1.5), (4, 1.5)]
+    assert report.loss == 1.5
+
+
+def test_without_an_evaluation_the_mean_training_loss_is_reported(context: LocalContext) -> None:
+    reports: list[tuple[int, float]] = []
+    context.on_report = lambda step, value: reports.append((step, value))
+    model = network()
+    with gang(context, replicas=1) as g:
+        report = g.fit(model, descent(model), DATA, loss, steps=10, batch=10, report_every=5)
+    losses = [step.loss for step in report.log.steps]
+    assert reports[0] == (5, pytest.approx(sum(losses[:5]) / 5))
+    assert [step for step, _ in reports] == [5, 10]
+
+
+def test_it_stops_when_the_trial_is_told_to(context: LocalContext) -> None:
+    stop = threading.Event()
+    context.stopped = stop.is_set
+    model = network()
+    with gang(context, replicas=1) as g:
+        report = g.fit(
+            model, descent(model), DATA, loss, steps=100, batch=10, on_step=lambda step, _: step == 7 and stop.set()
+        )
+    assert report.steps == 7
+
+
+def test_a_loss_that_is_nan_from_the_first_step_is_one_clear_error(context: LocalContext) -> None:
+    model = network()
+    with pytest.raises(UsageError, match="from the first step"), gang(context, replicas=1) as g:
+        g.fit(model, descent(model), DATA, lambda m, b: loss(m, b) * torch.nan, steps=5, batch=10)
+
+
+def test_a_batch_whose_gradient_is_not_finite_is_passed_over_and_three_in_a_row_are_an_error(
+    context: LocalContext,
+) -> None:
+    calls = []
+
+    def at_times(bad: Callable[[int], bool]) -> Callable[..., Tensor]:
+        calls.clear()
+
+        def compute(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+            calls.append(1)
+            return loss(model, batch) * (torch.nan if bad(len(calls)) else 1)
+
+        return compute
+
+    model = network()
+    with gang(context, replicas=1) as g:
+        report = g.fit(model, descent(model), DATA, at_times(lambda n: n in {3, 4}), steps=10, batch=10)
+    assert [step.step for step in report.log.steps if not step.slots] == [2, 3]
+    assert all(torch.isfinite(value).all() for value in model.state_dict().values())
+    assert same(replayed(report.log), model)
+    with pytest.raises(Diverged), gang(context, replicas=1) as g:
+        g.fit(model, descent(model), DATA, at_times(lambda n: n > 3), steps=10, batch=10)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"replicas": 0}, "replicas is 0"),
+        ({"replicas": 2, "backups": -1}, "backups is -1"),
+        ({"replicas": 2, "strategy": Sync(replicas=3)}, "strategy is for 3"),
+        ({}, "needs replicas"),
+    ],
+    ids=["no replicas", "fewer than no backups", "two words", "none given"],
+)
+def test_a_width_that_makes_no_sense_is_an_error(context: LocalContext, settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        gang(context, **settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"batch": 201}, "fewer than a batch"),
+        ({"steps": 0}, "steps is 0"),
+        ({"ema": 1.0}, "ema is 1"),
+        ({"report_every": 0}, "report_every"),
+        ({"model": nn.ReLU()}, "no parameters"),
+    ],
+    ids=["small data", "no steps", "ema", "reports", "no parameters"],
+)
+@pytest.mark.parametrize("replicas", [1, 3])
+def test_what_cannot_be_trained_is_one_clear_error_before_any_process_starts(
+    context: LocalContext, settings: dict[str, Any], message: str, replicas: int
+) -> None:
+    model = network()
+    chosen = {"model": model, "steps": 5, "batch": 10, **settings}
+    with pytest.raises(UsageError, match=message), gang(context, replicas=replicas) as g:
+        g.fit(chosen.pop("model"), descent(model), DATA, loss, **chosen)
+    assert not g.processes.children
+
+
+def test_a_gang_trains_once(context: LocalContext) -> None:
+    model = network()
+    with gang(context, replicas=1) as g:
+        g.fit(model, descent(model), DATA, loss, steps=1, batch=10)
+        with pytest.raises(UsageError, match="once"):
+            g.fit(model, descent(model), DATA, loss, steps=1, batch=10)
+
+
+def test_the_learning_rate_is_scaled_for_the_step_only() -> None:
+    model = nn.Linear(1, 1, bias=False)
+    nn.init.zeros_(model.weight)
+    centre = ModelCentre(model, torch.optim.SGD(model.parameters(), lr=1.0))
+    centre.scale = 0.25
+    gradient = centre.shape.vector()
+    gradient[:] = 1
+    centre.descend(gradient)
+    assert model.weight.item() == -0.25
+    assert centre.optimizer.param_groups[0]["lr"] == 1.0
