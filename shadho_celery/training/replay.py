@@ -33,7 +33,7 @@ def replay(
 
     Every gradient is a function of the parameters, the step and the place, and they are added up in the order in which
     they were: so the parameters come out equal, to the last bit where the gradients are computed by the same
-    instructions, else to float tolerance. Raises UsageError for a strategy other than `Sync` and for a log whose first
+    instructions, else to float tolerance. That holds for gradients that were sent as they are (codec `Raw`). Raises UsageError for a strategy other than `Sync` and for a log whose first
     steps are missing.
     """
     if strategy is not None and not isinstance(strategy, Sync):
