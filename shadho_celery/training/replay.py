@@ -33,8 +33,8 @@ def replay(
 
     Every gradient is a function of the parameters, the step and the place, and they are added up in the order in which
     they were: so the parameters come out equal, to the last bit where the gradients are computed by the same
-    instructions, else to float tolerance. That holds for gradients that were sent as they are (codec `Raw`). Raises UsageError for a strategy other than `Sync` and for a log whose first
-    steps are missing.
+    instructions, else to float tolerance. That holds for gradients that were sent as they are (codec `Raw`). Raises
+    UsageError for a strategy other than `Sync` and for a log whose first steps are missing.
     """
     if strategy is not None and not isinstance(strategy, Sync):
         raise UsageError(f"what {type(strategy).__name__} trains depends on when vectors came; only Sync is replayed")

@@ -11,9 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from shadho_celery.training import bus
+from shadho_celery.training.assembly import listen
+from shadho_celery.training.bus import Listener, Terms
 from shadho_celery.training.frames import CONTROL_BYTES, SOCKET_BUFFER, Frame, Header, Kind, Wire, control
 from shadho_celery.training.handshake import make_token, say_hello
+from shadho_celery.training.peer import Arrived, Joined
 
 #: seconds within which the other process must have come
 JOIN_SECONDS = 60.0
@@ -102,18 +104,18 @@ def _fill(connection: socket.socket, buffer: memoryview) -> None:
 @contextmanager
 def _bus(vector: Vector) -> Iterator[Mapping[str, Way]]:
     token, most = make_token(), vector.nbytes
-    server = bus.listen("127.0.0.1")
-    listener = bus.Listener(server, bus.Terms(token=token, epoch=1, places=1, setup="", welcome={}, most_bytes=most))
+    server = listen("127.0.0.1")
+    listener = Listener(server, Terms(token=token, epoch=1, places=1, setup="", welcome={}, most_bytes=most))
     listener.start()
     # The coordinator makes it once a step, for all replicas.
     params = Frame(Header(kind=Kind.PARAMS, epoch=1), memoryview(vector)).summed()
     with _process(_bus_other_end, server.getsockname(), token, most):
         joined = listener.inbox.get(timeout=JOIN_SECONDS)
-        assert isinstance(joined, bus.Joined), joined
+        assert isinstance(joined, Joined), joined
 
         def answered() -> None:
             event = listener.inbox.get(timeout=JOIN_SECONDS)
-            assert isinstance(event, bus.Arrived), event
+            assert isinstance(event, Arrived), event
             event.peer.read_on()
 
         def out() -> None:
