@@ -96,7 +96,7 @@ class Command:
             raise AssertionError(f"it still runs after {seconds} s\n{self.out}\n{self.err}") from None
         return self
 
-    def says(self, text: str, seconds: float = 30.0) -> None:
+    def says(self, text: str, seconds: float = 90.0) -> None:
         """Wait until it has printed `text`."""
         until(lambda: text in self.out + self.err or self.code is not None, seconds, lambda: self.out + self.err)
         assert text in self.out + self.err, f"it ended with {self.code}\n{self.out}\n{self.err}"
@@ -141,7 +141,7 @@ class Terminal:
                 self.screen += part.decode(errors="replace")
         return self.screen
 
-    def says(self, text: str, seconds: float = 30.0) -> None:
+    def says(self, text: str, seconds: float = 90.0) -> None:
         until(lambda: text in self.read(), seconds, self.read)
 
     def press(self, keys: bytes) -> None:
@@ -212,7 +212,7 @@ class Desk:
         lines = [line.split("\t") for line in path.read_text().splitlines()] if path.exists() else []
         return [(int(n), int(attempt), name, int(pid)) for word, n, attempt, name, pid in lines if word == what]
 
-    def await_runs(self, count: int, what: str = "began", seconds: float = 30.0) -> None:
+    def await_runs(self, count: int, what: str = "began", seconds: float = 90.0) -> None:
         until(lambda: len(self.runs(what)) >= count, seconds, lambda: f"{self.runs()} {self.said()}")
 
     def trials(self, store: str = "shadho.db") -> list[dict[str, Any]]:

@@ -161,9 +161,11 @@ class Death:
     detection: float
     #: seconds of the median step
     median: float
-    #: seconds of the longest of the three steps from the one under way at the signal on, and of all before
+    #: seconds of the longest of the three steps from the one under way at the signal on
     stall: float
+    #: of all steps before it, where no death can be the reason, and of all from it on
     longest_before: float
+    longest_after: float
     #: whether all steps were taken
     finished: bool
 
@@ -198,12 +200,14 @@ def kill_one(replicas: int, backups: int, *, steps: int, seed: int) -> Death:
         timer.join()
     noticed = diary.first(f"replica {victim} left")
     assert noticed is not None, diary.said
-    gaps = list(zip(ends[1:], np.diff(ends), strict=True))
+    gaps = list(zip(ends[1:], map(float, np.diff(ends)), strict=True))
+    since = [gap for end, gap in gaps if end >= killed[0]]
     return Death(
         detection=max(0.0, noticed - killed[0]),
         median=statistics.median(gap for _, gap in gaps),
-        stall=max(float(gap) for gap in [gap for end, gap in gaps if end >= killed[0]][:3]),
-        longest_before=max((float(gap) for end, gap in gaps if end < killed[0]), default=0.0),
+        stall=max(since[:3], default=0.0),
+        longest_before=max((gap for end, gap in gaps if end < killed[0]), default=0.0),
+        longest_after=max(since, default=0.0),
         finished=len(ends) == steps,
     )
 
