@@ -70,7 +70,8 @@ class Batches:
         if epoch not in self._epochs:
             generator = torch.Generator().manual_seed(mixed(self.seed, epoch))
             self._epochs[epoch] = torch.randperm(self.size, generator=generator)
-            for old in sorted(self._epochs)[:-_KEPT]:
+            # Those furthest from the one that is asked for, which may lie behind them after a restart.
+            for old in sorted(self._epochs, key=lambda kept: abs(kept - epoch))[_KEPT:]:
                 del self._epochs[old]
         return self._epochs[epoch]
 

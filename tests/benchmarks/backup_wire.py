@@ -88,6 +88,7 @@ def _raw_other_end(address: tuple[str, int], size: int) -> None:
 
 def _options(connection: socket.socket) -> None:
     """The bus's own: the comparison is of what it does beyond copying."""
+    connection.settimeout(None)  # with one, every call asks first whether it may
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
         connection.setsockopt(socket.SOL_SOCKET, option, SOCKET_BUFFER)

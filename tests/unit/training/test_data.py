@@ -84,3 +84,12 @@ def test_mixed_seeds_differ_where_any_number_does() -> None:
     seeds = {mixed(a, b, c) for a in range(10) for b in range(10) for c in (-1, 0, 2**40)}
     assert len(seeds) == 300
     assert all(0 <= seed < 2**63 for seed in seeds)
+
+
+def test_a_batch_of_an_epoch_long_past_is_the_same_again() -> None:
+    """A coordinator that goes on from its checkpoint asks for steps that its replicas have left behind."""
+    batches = Batches((torch.arange(20),), batch=4, seed=3)
+    first = batches.indices(0, 0).tolist()
+    for step in range(40):
+        batches.indices(step, 0)
+    assert batches.indices(0, 0).tolist() == first
