@@ -130,6 +130,16 @@ class Line:
                     return self._step
                 self._changed.wait(TICK)
 
+    def pause(self, seconds: float, given_up: Callable[[], bool]) -> bool:
+        """Wait for `seconds`; True as soon as `given_up` is, which is asked whenever a new step was heard of."""
+        until = self._now() + seconds
+        with self._changed:
+            while (left := until - self._now()) > 0:
+                if given_up():
+                    return True
+                self._changed.wait(min(TICK, left))
+        return False
+
     @property
     def newest(self) -> int:
         """The newest step heard of."""
@@ -179,7 +189,7 @@ class Line:
                 elif header.kind is Kind.PARAMS:
                     self._arrived(header)
                 else:
-                    self._newest = max(self._newest, header.step)
+                    self._heard_of(header.step)
         except (OSError, EOFError) as error:
             self._end(wire, Lost(str(error)))
         except (Over, Refused) as error:
@@ -190,8 +200,13 @@ class Line:
             return small_room(header)
         if header.length != self._back.nbytes or header.epoch != self.epoch:
             raise BrokenFrame("PARAMS of another model or epoch")
-        self._newest = max(self._newest, header.step)
+        self._heard_of(header.step)
         return self._back.data.cast("B")
+
+    def _heard_of(self, step: int) -> None:
+        with self._changed:
+            self._newest = max(self._newest, step)
+            self._changed.notify_all()
 
     def _arrived(self, header: Header) -> None:
         with self._changed:

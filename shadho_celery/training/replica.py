@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -27,9 +26,6 @@ logger = logging.getLogger(__name__)
 
 #: (place, draw) -> seconds to wait before a gradient, to play slow machines; see `Gang`
 Delay = Callable[[int, int], float]
-
-#: seconds slept at a time while a slow machine is played: a gradient can be given up in between
-SLICE = 0.005
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,11 +148,4 @@ class Hands:
 
     def _dawdle(self, draw: int, given_up: Callable[[], bool]) -> bool:
         """Play a slow machine; True where the gradient was given up meanwhile."""
-        if self._job.delay is None:
-            return False
-        until = time.monotonic() + self._job.delay(self.slot, draw)
-        while (left := until - time.monotonic()) > 0:
-            if given_up():
-                return True
-            time.sleep(min(SLICE, left))
-        return False
+        return self._job.delay is not None and self._line.pause(self._job.delay(self.slot, draw), given_up)
