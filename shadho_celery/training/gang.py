@@ -80,7 +80,7 @@ def gang(
     It waits for its first N replicas for `start_seconds`: a minute, or in a trial with slots as long as the scheduler
     lets it. While fewer than N are alive: after `grace_seconds` (10, or none where lost replicas cannot come back) the
     gang goes on with fewer and a learning rate in proportion, waits, or fails, as `on_few` says. A replica that is
-    silent for `deadline_seconds` is gone. `delay(place, draw)` are seconds to wait before a gradient, to play slow
+    silent for `deadline_seconds` is gone. `delay(place, draw)` are seconds that a gradient takes at least, to play slow
     machines. Raises UsageError.
     """
     if strategy is None:

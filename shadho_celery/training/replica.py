@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -24,7 +25,7 @@ from shadho_celery.training.vectors import Bucket, Shape
 
 logger = logging.getLogger(__name__)
 
-#: (place, draw) -> seconds to wait before a gradient, to play slow machines; see `Gang`
+#: (place, draw) -> seconds that a gradient takes at least, to play slow machines; see `Gang`
 Delay = Callable[[int, int], float]
 
 
@@ -142,10 +143,10 @@ class Hands:
             self._line.check()
             return abandon is not None and abandon()
 
-        if self._dawdle(draw, given_up):
-            return None
-        return self._computer.backward(draw, self.slot, given_up)
-
-    def _dawdle(self, draw: int, given_up: Callable[[], bool]) -> bool:
-        """Play a slow machine; True where the gradient was given up meanwhile."""
-        return self._job.delay is not None and self._line.pause(self._job.delay(self.slot, draw), given_up)
+        began = time.monotonic()
+        loss = self._computer.backward(draw, self.slot, given_up)
+        if loss is None or self._job.delay is None:
+            return loss
+        # What it really took is part of what a slow machine is to take.
+        left = began + self._job.delay(self.slot, draw) - time.monotonic()
+        return None if self._line.pause(left, given_up) else loss
