@@ -66,6 +66,10 @@ class Context(Protocol):
     slots: int
     #: the seat that this process has in the trial's gang; None in the trial itself
     replica: ReplicaSeat | None
+    #: True where another attempt of the trial runs, maybe in the same `checkpoint_dir`: leave its files as they are
+    is_copy: bool
+    #: trainings of gangs that this attempt has finished so far
+    gangs: int
 
     @property
     def checkpoint_dir(self) -> Path:
@@ -113,6 +117,8 @@ class LocalContext:
     slot: int = 0
     slots: int = 1
     replica: ReplicaSeat | None = None
+    is_copy: bool = False
+    gangs: int = 0
     on_report: Callable[[int, float], None] = _ignore
     stopped: Callable[[], bool] = _never
     #: seconds the trial may take; None for as many as it likes

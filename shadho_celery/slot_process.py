@@ -155,6 +155,7 @@ class SlotProcess:
             timed_out=self._timed_out.is_set,
             slots=trial.get("slots") or 1,
             replica=None if seat is None else ReplicaSeat(**seat),
+            is_copy=trial.get("not_on") is not None,
             on_call_replicas=call_replicas,
         )
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 
-import torch
-
 from shadho_celery.training.compute import Computer
 from shadho_celery.training.data import Batches, Loss
 from shadho_celery.training.run import Run
+from shadho_celery.training.vectors import all_finite
 
 #: gradients in a row that are not finite, after which the training has diverged
 MOST_NOT_FINITE = 3
@@ -26,8 +25,8 @@ def train_alone(run: Run, loss: Loss, batches: Batches) -> None:
         value = computer.backward(run.step, 0, run.context.should_stop)
         if value is None:
             return
-        gradients = [parameter.grad for parameter in shape.parameters.tensors if parameter.grad is not None]
-        if math.isfinite(value) and bool(torch.isfinite(torch.nn.utils.get_total_norm(gradients))):
+        gradients = (parameter.grad for parameter in shape.parameters.tensors if parameter.grad is not None)
+        if math.isfinite(value) and all(map(all_finite, gradients)):
             bad = 0
             run.centre.step()
             run.took((0,), value)
@@ -38,5 +37,5 @@ def train_alone(run: Run, loss: Loss, batches: Batches) -> None:
                 raise run.no_gradient()
             # A step that nobody's gradient made: its batch is passed over.
             shape.buffers.write(before)
-            run.took((), value)
+            run.took((), math.nan)
         run.tell()

@@ -35,6 +35,12 @@ class ModelCentre:
             self._averaged = self.shape.vector()
             self.read(self._averaged)
 
+    @property
+    def settings(self) -> str:
+        """What a checkpoint must have been made with, to go on from it here."""
+        groups = [{k: v for k, v in group.items() if k != "params"} for group in self.optimizer.param_groups]
+        return f"{type(self.optimizer).__name__} {groups} {self._decay}"
+
     def descend(self, gradient: Vector) -> None:
         if self._gradient is None:
             self._gradient = self.shape.vector()

@@ -49,6 +49,9 @@ class Checkpoints:
     def claim(self, token: str | None) -> Claim:
         """Take the training over; the token is the last one's where none is given."""
         last = self._read()
+        for part in self._state.parent.glob(f"{self._state.stem}.*.part"):
+            # Of a start that was killed while it wrote.
+            part.unlink(missing_ok=True)
         self._claim = Claim(
             epoch=last.epoch + 1 if last else 1,
             token=token or (last.token if last else secrets.token_hex(16)),
@@ -91,8 +94,9 @@ class Checkpoints:
                 path.unlink(missing_ok=True)
 
     def _check(self) -> None:
+        # Where there is no claim at all, whoever took over has finished.
         last = self._read()
-        if last is not None and self._claim is not None and last.owner != self._claim.owner:
+        if self._claim is None or last is None or last.owner != self._claim.owner:
             raise Superseded
 
     def _read(self) -> Claim | None:
@@ -123,7 +127,11 @@ class _replacing:  # noqa: N801
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
-            self._path.replace(self._target)
+            try:
+                self._path.replace(self._target)
+            except FileNotFoundError:
+                # Removed by the next claim.
+                raise Superseded from None
         else:
             with suppress(FileNotFoundError):
                 self._path.unlink()

@@ -28,6 +28,8 @@ class Computer:
         """
         self.model.zero_grad(set_to_none=True)
         self.model.train()
+        if self.bucket is not None:
+            self.bucket.begin()
         total = 0.0
         with _drawn_from(mixed(self.batches.seed, draw, slot, 1)):
             for place, (part, share) in enumerate(self.batches.parts(draw, slot), 1):

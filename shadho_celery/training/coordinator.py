@@ -11,7 +11,7 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from queue import Empty
 
@@ -30,7 +30,8 @@ from shadho_celery.training.width import Patience, Width
 
 logger = logging.getLogger(__name__)
 
-#: vectors that are not finite, after which a replica is sent away
+#: vectors in a row that are not finite, after which a replica is sent away; and steps that nobody's finite vector
+#: makes, after which the training has diverged
 MOST_NOT_FINITE = 3
 #: seconds between two looks at what no event tells of: whether the trial shall stop, whether a grace is over
 TICK = 0.1
@@ -70,6 +71,10 @@ class Coordinator:
         )
         self._peers: dict[int, Peer] = {}
         self._bad: Counter[int] = Counter()
+        #: places whose vector was refused: they wait for the next step
+        self._idle: set[int] = set()
+        #: steps in a row that were passed over
+        self._barren = 0
         #: what each place works on: the step it was sent, and when
         self._asked: dict[int, tuple[int, float]] = {}
         #: newest step that each place was sent
@@ -100,16 +105,17 @@ class Coordinator:
         """Take the step under way if it is complete, or as complete as it can be. Raises ShadhoError."""
         if self._due():
             self._commit()
+        elif self._idle and not self._mean and not self._working():
+            self._pass_over()
 
     # Events
 
     def _gather(self) -> bool:
         """Wait for N replicas; False where the trial shall stop."""
         while not self.run.over:
-            here = len(self._peers)
-            hopeless = self._can_come is not None and self._can_come() <= here
-            enough, note = self._width.begin(here, hopeless=hopeless, reason=self._last_reason)
-            self._widen(note)
+            enough, note = self._width.begin(len(self._peers), self._last_reason, self._is_hopeless)
+            if note:
+                self._note(note)
             if enough:
                 return True
             self._handle_next()
@@ -127,7 +133,10 @@ class Coordinator:
         match event:
             case Joined(peer=peer):
                 self._peers[peer.slot] = peer
-                self._sent.pop(peer.slot, None)
+                # Of whoever had the place before.
+                for told in (self._sent, self._asked):
+                    told.pop(peer.slot, None)
+                self._idle.discard(peer.slot)
                 if self.run.step:
                     self._note(f"replica {peer.rank} joined at step {self.run.step}")
                 if self._current is not None:
@@ -136,6 +145,8 @@ class Coordinator:
                 if self._peers.get(peer.slot) is peer:
                     del self._peers[peer.slot]
                     self._asked.pop(peer.slot, None)
+                    self._idle.discard(peer.slot)
+                    self.tuner.times.forget(peer.slot)
                     self._last_reason = f" (the last one left: {reason})"
                     self._note(f"replica {peer.rank} left at step {self.run.step}: {reason}")
             case Arrived(peer=peer):
@@ -166,6 +177,7 @@ class Coordinator:
         if not (math.isfinite(loss) and is_finite(vector) and is_finite(buffers)):
             self._refuse(peer)
             return
+        self._bad[peer.rank] = 0
         self._mean.add(peer.slot, vector, buffers, loss)
 
     def _came_late(self, peer: Peer) -> None:
@@ -181,20 +193,16 @@ class Coordinator:
             self._asked.setdefault(peer.slot, (self.run.step, self._now()))
 
     def _refuse(self, peer: Peer) -> None:
-        """A vector that is not finite: it may be the machine, or the training."""
+        """A vector that is not finite: it may be the machine, or the training. Its replica waits for the next step."""
         self.run.log.refused["not finite"] += 1
         self._bad[peer.rank] += 1
-        if self.strategy.lockstep and not self._mean and not self._working():
-            raise self.run.no_gradient()
-        if self._bad[peer.rank] >= MOST_NOT_FINITE:
+        self._idle.add(peer.slot)
+        if self._bad[peer.rank] >= MOST_NOT_FINITE and len(self._peers) > 1:
             self._listener.banned.add(peer.rank)
             self._note(f"replica {peer.rank} is in quarantine: {MOST_NOT_FINITE} of its gradients were not finite")
             peer.dismiss("in quarantine: its gradients were not finite", error=True)
             self._peers.pop(peer.slot, None)
-            if not self._peers:
-                raise self.run.no_gradient()
-        elif not self.strategy.lockstep:
-            self._publish(peer)
+            self._idle.discard(peer.slot)
 
     # Steps
 
@@ -204,40 +212,57 @@ class Coordinator:
 
     def _due(self) -> bool:
         alive = len(self._peers)
-        if not self.strategy.lockstep:
-            if not self._mean and not alive:
-                self._widen(self._width.adapt(0, self._last_reason))
-            return bool(self._mean)
-        if len(self._mean) >= self._width.wanted:
+        if len(self._mean) >= (self._width.wanted if self.strategy.lockstep else 1):
             return True
-        self._widen(self._width.adapt(alive, self._last_reason))
+        self._adapt(alive)
+        if not self.strategy.lockstep:
+            return False
         if len(self._mean) >= self._width.wanted:
             return True
         # All that were asked may have answered, some of them with what had to be refused.
         return alive >= self._width.wanted and bool(self._mean) and not self._working()
 
-    def _widen(self, note: str | None) -> None:
+    def _adapt(self, alive: int) -> None:
+        """Follow the number of replicas that are alive. Raises ShadhoError where too few are."""
+        note = self._width.adapt(alive, self._last_reason, self._is_hopeless)
         if note:
-            self.run.centre.scale = self._width.scale
             self._note(f"step {self.run.step}: {note}")
 
+    def _is_hopeless(self) -> bool:
+        """Whether nobody can come beside those who are here, as far as is known."""
+        return self._can_come is not None and self._can_come() <= len(self._peers)
+
     def _commit(self) -> None:
-        """Take the step and publish its parameters."""
-        run = self.run
+        """Take the step."""
+        run, self._barren = self.run, 0
         if self.strategy.lockstep:
             notice = control(Kind.STEP, epoch=self._epoch, step=run.step + 1)
             for slot in self._working():
                 self._peers[slot].notify(notice)
         slots, loss = self._mean.take()
+        if self.strategy.lockstep:
+            # A step of fewer than N gradients is as much shorter.
+            run.centre.scale = len(slots) / self.strategy.replicas
         self.strategy.apply(run.centre, self._mean.vector)
         run.centre.shape.buffers.write(self._mean.buffers)
         run.took(slots, loss)
-        self._snap()
         if self.strategy.lockstep:
             self._cut_off()
-            peers = list(self._peers.values())
-        else:
-            peers = [self._peers[slot] for slot in slots if slot in self._peers]
+        self._go_on(self._peers if self.strategy.lockstep else self._idle.union(slots))
+
+    def _pass_over(self) -> None:
+        """A step that nobody's finite vector makes: the next one has other batches. Raises ShadhoError."""
+        self._barren += 1
+        if self.run.step == 0 or self._barren >= MOST_NOT_FINITE:
+            raise self.run.no_gradient()
+        self.run.took((), math.nan)
+        self._go_on(self._idle)
+
+    def _go_on(self, places: Iterable[int]) -> None:
+        """Publish the parameters of the next step to those places, and tell of the last one."""
+        run, peers = self.run, [self._peers[place] for place in places if place in self._peers]
+        self._idle.clear()
+        self._snap()
         if run.step < run.plan.steps:
             for peer in peers:
                 self._publish(peer)

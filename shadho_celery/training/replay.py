@@ -46,6 +46,9 @@ def replay(
 
 def _steps(model: nn.Module, optimizer: Optimizer, batches: Batches, loss: Loss, log: Log) -> Iterable[int]:
     centre = ModelCentre(model, optimizer)
+    if log.places == 1:
+        yield from _alone(centre, Computer(model, loss, batches), log)
+        return
     shape = centre.shape
     bucket = Bucket(shape)
     computer = Computer(model, loss, batches, bucket)
@@ -67,3 +70,12 @@ def _steps(model: nn.Module, optimizer: Optimizer, batches: Batches, loss: Loss,
             yield step.step
     finally:
         bucket.remove()
+
+
+def _alone(centre: ModelCentre, computer: Computer, log: Log) -> Iterable[int]:
+    """One replica without backups: a parameter that the loss does not use has no gradient, where a gang's is zero."""
+    for step in log.steps:
+        if step.slots:
+            computer.backward(step.step, 0)
+            centre.step()
+        yield step.step

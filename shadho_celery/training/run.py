@@ -7,7 +7,6 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import nn
@@ -18,6 +17,8 @@ from shadho_celery.training.centre import ModelCentre
 from shadho_celery.training.checkpoints import Checkpoints, Claim
 from shadho_celery.training.log import Log, Step
 
+#: what a log counts, beside its steps
+COUNTS = ("accepted", "late", "cancelled", "refused")
 #: contexts are told of so many steps, in even distances, where nothing else is said
 REPORTS = 20
 
@@ -77,29 +78,33 @@ class Run:
         self.loss: float | None = None
         self._now = now
         self._last = now()
-        self._losses: list[float] = []
         self._every = plan.report_every or max(1, plan.steps // REPORTS)
         self._checkpoints: Checkpoints | None = None
         # A trial with a budget may be given a greater one, and goes on from where it stood.
         self._keeps = context.budget is not None
         if plan.checkpoint_every:
-            told = f"{context.trial}:{plan.seed}:{plan.batch}:{places}:{setup}"
-            digest = hashlib.sha256(told.encode()).hexdigest()[:16]
+            # Not the trial's number: one that goes on with a greater budget has another, and the same folder.
+            told = (context.gangs, plan.seed, plan.batch, plan.micro_batches, places, setup, centre.settings)
+            digest = hashlib.sha256(repr(told).encode()).hexdigest()[:16]
             self._checkpoints = Checkpoints(context.checkpoint_dir, digest)
 
     def claim(self, token: str | None) -> Claim | None:
         """Take the training over from whoever had it, and go on from its last checkpoint; None without checkpoints."""
         if self._checkpoints is None:
             return None
-        claim = self._checkpoints.claim(token)
+        # Beside the attempt that it is a copy of, it begins where that one stands and leaves its files alone.
+        claim = None if self.context.is_copy else self._checkpoints.claim(token)
         state = self._checkpoints.load()
         if state is not None:
             self.centre.restore(state["centre"])
             self.step = state["step"]
             self.log.steps = [Step.from_row(row) for row in state["steps"]]
-            self.log.accepted.update(slot for step in self.log.steps for slot in step.slots)
+            for name, counts in state["counts"].items():
+                getattr(self.log, name).update(counts)
             self.log.resumed_from = self.step
-            self.log.notes.append(f"resumed at step {self.step} (epoch {claim.epoch})")
+            self.log.notes.append(f"resumed at step {self.step} (epoch {claim.epoch if claim else 1})")
+        if claim is None:
+            self._checkpoints = None
         return claim
 
     def listening(self, port: int) -> None:
@@ -117,7 +122,7 @@ class Run:
         return self.step >= self.plan.steps or self.context.should_stop()
 
     def took(self, slots: tuple[int, ...], loss: float) -> None:
-        """A step was taken: the model has its new parameters."""
+        """A step was taken, and the model has its new parameters; without `slots` it was passed over."""
         now = self._now()
         self.log.steps.append(
             Step(step=self.step, slots=slots, loss=loss, seconds=now - self._last, scale=self.centre.scale)
@@ -125,30 +130,36 @@ class Run:
         self.log.accepted.update(slots)
         self._last = now
         self.step += 1
-        self._losses.append(loss)
-        self.centre.follow()
+        if slots:
+            self.centre.follow()
 
     def tell(self) -> None:
         """Let everybody know who wants to: after the step's parameters are on their way, for it may take a while."""
         last = self.step >= self.plan.steps
         if self.plan.on_step is not None:
-            self.plan.on_step(self.step, self._losses[-1])
+            self.plan.on_step(self.step, self.log.steps[-1].loss)
         if last or self.step % self._every == 0:
             self.loss = self._evaluated()
-            self.context.report(self.step, self.loss)
-            self._losses = self._losses[-1:]
+            if self.loss is not None:
+                self.context.report(self.step, self.loss)
         if self.plan.checkpoint_every and (self.step % self.plan.checkpoint_every == 0 or (last and self._keeps)):
             self.save()
 
     def save(self) -> None:
         """Write a checkpoint."""
         if self._checkpoints is not None:
-            state: dict[str, Any] = {"centre": self.centre.state(), "step": self.step}
-            self._checkpoints.save({**state, "steps": [step.as_row() for step in self.log.steps]})
+            steps = [step.as_row() for step in self.log.steps]
+            counts = {name: dict(getattr(self.log, name)) for name in COUNTS}
+            self._checkpoints.save({"centre": self.centre.state(), "step": self.step, "steps": steps, "counts": counts})
 
     def finish(self) -> None:
         """The steps are done: leave the model as it shall be, and no checkpoint unless more steps may follow."""
+        if self.loss is None and self.step:
+            # Resumed where all steps were done, or stopped before the first report.
+            self.loss = self._evaluated()
         self.centre.settle()
+        if self.step >= self.plan.steps:
+            self.context.gangs += 1
         if self._checkpoints is not None and not self._keeps and self.step >= self.plan.steps:
             self._checkpoints.remove()
 
@@ -164,9 +175,11 @@ class Run:
             "lower the learning rate or clip the gradients"
         )
 
-    def _evaluated(self) -> float:
+    def _evaluated(self) -> float | None:
+        """The loss as it is now; without `evaluate` the mean over about the last report's distance, if there is one."""
         if self.plan.evaluate is None:
-            return math.fsum(self._losses) / len(self._losses)
+            losses = [step.loss for step in self.log.steps[-self._every :] if step.slots]
+            return math.fsum(losses) / len(losses) if losses else None
         model = self.centre.model
         with self.centre.averaged(), torch.no_grad():
             model.eval()

@@ -102,15 +102,19 @@ class Bucket:
 
         return copy
 
+    def begin(self) -> None:
+        """Begin anew: a gradient that was given up leaves nothing."""
+        self.armed = False
+        self._filled = [False] * len(self._views)
+
     def finish(self) -> Vector:
         """Return the whole gradient; a parameter that the last micro-batch did not use has what earlier ones left."""
         for place, (view, parameter) in enumerate(zip(self._views, self._parameters, strict=True)):
             if not self._filled[place]:
                 view.copy_(parameter.grad) if parameter.grad is not None else view.zero_()
-            self._filled[place] = False
         if self._on_gpu:
             torch.cuda.synchronize()
-        self.armed = False
+        self.begin()
         return self.vector
 
     def remove(self) -> None:
@@ -120,7 +124,11 @@ class Bucket:
 
 
 def is_finite(vector: Vector) -> bool:
+    """True where every number is."""
+    return all_finite(torch.from_numpy(vector))
+
+
+def all_finite(tensor: Tensor) -> bool:
     """True where every number is; one pass in most cases."""
-    tensor = torch.from_numpy(vector)
     # The sum is finite only if all are; where it is not, it may still have overflowed.
     return bool(torch.isfinite(tensor.sum())) or bool(torch.isfinite(tensor).all())

@@ -31,20 +31,15 @@ class Width:
         self._short_since: float | None = None
         self._until = now() + patience.start_seconds
 
-    @property
-    def scale(self) -> float:
-        """Factor on the learning rate."""
-        return self.wanted / self._replicas
-
-    def begin(self, present: int, *, hopeless: bool, reason: str) -> tuple[bool, str | None]:
-        """Whether the first step may begin with those present, and what to note; `hopeless` if no more can come.
+    def begin(self, present: int, reason: str, hopeless: Callable[[], bool]) -> tuple[bool, str | None]:
+        """Whether the first step may begin with those present, and what to note; `hopeless` tells if no more can come.
 
         Raises ShadhoError where too few came in time.
         """
         if present >= self._replicas:
             return True, None
         late = self._now() > self._until and self._patience.on_few != "wait"
-        if not (hopeless or late):
+        if not (late or hopeless()):
             return False, None
         missing = f"{present} of {self._replicas} replicas came{reason}"
         if self._patience.on_few == "fail" or not present:
@@ -53,14 +48,18 @@ class Width:
             )
         return True, self._set(present, missing)
 
-    def adapt(self, alive: int, reason: str) -> str | None:
-        """Follow the number of replicas that are alive. Raises ShadhoError where there are too few for too long."""
+    def adapt(self, alive: int, reason: str, hopeless: Callable[[], bool]) -> str | None:
+        """Follow the number of replicas that are alive, and return what to note.
+
+        Raises ShadhoError where there are too few for too long, or none and it is `hopeless` that one comes.
+        """
         if alive >= self.wanted:
             self._short_since = None
             return self._set(min(alive, self._replicas), "replicas are back")
         if self._short_since is None:
             self._short_since = self._now()
-        if self._patience.on_few == "wait" or self._now() - self._short_since < self._patience.grace_seconds:
+        waits = self._patience.on_few == "wait" and (alive > 0 or not hopeless())
+        if waits or self._now() - self._short_since < self._patience.grace_seconds:
             return None
         here = f"{alive} of {self._replicas} replicas are left{reason}"
         if self._patience.on_few == "fail" or not alive:
@@ -71,4 +70,4 @@ class Width:
         if wanted == self.wanted:
             return None
         self.wanted, self._short_since = wanted, None
-        return f"{why}: {wanted} gradients make a step, learning rate in proportion"
+        return f"{why}: a step is made of {wanted}"

@@ -68,7 +68,15 @@ class FakeListener:
 class Play:
     """A coordinator whose events are told by hand, on a model of two parameters that start at zero; lr 1."""
 
-    def __init__(self, strategy: Strategy, tmp_path: Path, *, patience: Patience | None = None, peers: int = 0) -> None:
+    def __init__(
+        self,
+        strategy: Strategy,
+        tmp_path: Path,
+        *,
+        patience: Patience | None = None,
+        peers: int = 0,
+        can_come: Callable[[], int] | None = None,
+    ) -> None:
         self.model = nn.Linear(2, 1, bias=False)
         nn.init.zeros_(self.model.weight)
         centre = ModelCentre(self.model, torch.optim.SGD(self.model.parameters(), lr=1.0))
@@ -86,6 +94,7 @@ class Play:
             epoch=EPOCH,
             backups=backups,
             patience=patience or Patience(),
+            can_come=can_come,
             now=self.now,
         )
         self.peers = [FakePeer(slot) for slot in range(peers or strategy.replicas + backups)]
@@ -210,7 +219,8 @@ def test_what_is_not_finite_is_refused_and_the_step_is_made_by_the_others(
     it.send(1, values, loss=loss)
     it.send(0, (2, 2))
     assert it.run.step == 1
-    assert it.weights == [-2, -2]
+    # Half of the batch: half of the learning rate.
+    assert it.weights == [-1, -1]
     assert it.run.log.refused == {"not finite": 1}
 
 
@@ -233,11 +243,95 @@ def test_a_loss_that_is_nan_everywhere_from_the_first_step_is_one_clear_error(pl
         it.send(1, (np.nan, 0))
 
 
-def test_a_training_that_diverges_later_says_so(play: Callable[..., Play]) -> None:
-    it = play(Sync(replicas=1))
+@pytest.mark.parametrize("strategy", [Sync(replicas=1), Async(replicas=1)], ids=["sync", "async"])
+def test_a_training_that_diverges_later_says_so_after_three_steps(
+    play: Callable[..., Play], strategy: Strategy
+) -> None:
+    it = play(strategy)
     it.send(0, (1, 1))
-    with pytest.raises(Diverged, match="at step 1"):
+    for step in (2, 3):
         it.send(0, (np.inf, 1))
+        assert it.run.step == step, "passed over"
+        assert it.weights == [-1, -1]
+    with pytest.raises(Diverged, match="at step 3"):
+        it.send(0, (np.inf, 1))
+
+
+def test_steps_are_passed_over_one_by_one_where_only_some_have_no_finite_vector(play: Callable[..., Play]) -> None:
+    """Three in a row are a divergence; others are the luck of a batch."""
+    it = play(Sync(replicas=1))
+    for _ in range(5):
+        it.send(0, (1, 1))
+        it.send(0, (np.nan, 1))
+    assert it.run.step == 10
+    assert [step.slots for step in it.run.log.steps] == [(0,), ()] * 5
+    assert not it.listener.banned
+
+
+def test_without_lockstep_a_vector_that_is_not_finite_delays_its_replica_by_one_step(play: Callable[..., Play]) -> None:
+    it = play(Async(replicas=2))
+    it.send(0, (np.nan, 0))
+    assert it.peers[0].sent == [0]
+    it.send(1, (1, 1))
+    assert it.peers[0].sent == it.peers[1].sent == [0, 1]
+    assert it.run.step == 1
+
+
+def test_all_that_are_not_finite_without_lockstep_are_one_clear_error(play: Callable[..., Play]) -> None:
+    it = play(Async(replicas=2))
+    it.send(0, (np.nan, 0))
+    with pytest.raises(UsageError, match="from the first step; look at the data"):
+        it.send(1, (np.nan, 0))
+
+
+def test_a_death_leaves_no_step_behind_that_nobody_works_on(play: Callable[..., Play]) -> None:
+    """The one that lives has sent what had to be refused: it gets another batch."""
+    it = play(Sync(replicas=2), patience=Patience(grace_seconds=0.0))
+    it.send(0, (1, 1))
+    it.send(1, (1, 1))
+    it.send(0, (np.nan, 0))
+    it.leave(1)
+    it.wait(0)
+    assert it.run.step == 2
+    it.send(0, (1, 1))
+    assert it.run.step == 3
+    assert it.run.log.steps[-1].scale == 0.5
+
+
+def test_who_waits_for_replicas_is_told_when_none_can_come(play: Callable[..., Play]) -> None:
+    can_come = [1]
+    patience = Patience(grace_seconds=0.0, on_few="wait")
+    it = play(Sync(replicas=1), patience=patience, can_come=lambda: can_come[0])
+    it.leave(0, "ValueError: no such column")
+    it.wait(1000)
+    can_come[0] = 0
+    with pytest.raises(ShadhoError, match="ValueError: no such column"):
+        it.wait(1)
+
+
+def test_a_step_of_fewer_vectors_is_as_much_shorter_whatever_the_gang_has_shrunk_to(play: Callable[..., Play]) -> None:
+    it = play(Sync(replicas=4), patience=Patience(grace_seconds=5.0))
+    for slot in (0, 1, 2):
+        it.send(slot, (1, 0))
+    for slot in (0, 1, 3):
+        it.leave(slot)
+    it.wait(1)
+    it.wait(10)
+    assert it.run.log.steps[0].slots == (0, 1, 2)
+    assert it.run.log.steps[0].scale == 0.75
+
+
+def test_who_comes_again_owes_nothing_of_its_former_life(play: Callable[..., Play]) -> None:
+    """Its new connection is there before the end of the old one is noticed."""
+    it = play(Sync(replicas=2, backups=1, cancel=False))
+    it.send(0, (1, 0))
+    it.send(1, (1, 0))
+    old, it.peers[2] = it.peers[2], FakePeer(2)
+    it.coordinator.handle(Joined(peer=it.peers[2]))  # type: ignore[arg-type]
+    it.coordinator.handle(Left(peer=old, reason="closed"))  # type: ignore[arg-type]
+    it.send(2, (1, 0))
+    it.send(0, (1, 0))
+    assert it.run.step == 2
 
 
 def test_a_replica_that_dies_before_it_sent_is_replaced_by_a_backup(play: Callable[..., Play]) -> None:

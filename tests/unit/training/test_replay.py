@@ -16,7 +16,6 @@ from shadho_celery.context import LocalContext
 from shadho_celery.errors import UsageError
 from shadho_celery.training import Async, Sync, gang, replay
 from shadho_celery.training.centre import ModelCentre
-from shadho_celery.training.checkpoints import Checkpoints, Superseded
 from shadho_celery.training.data import Batches, mixed
 from shadho_celery.training.log import Log, Step
 from shadho_celery.training.run import Diverged
@@ -114,55 +113,6 @@ def test_only_whole_logs_of_sync_can_be_replayed() -> None:
         replay(model, descent(model), DATA, loss, Log(), batch=10, strategy=Async(replicas=2))
 
 
-def test_a_training_goes_on_from_its_checkpoint_as_if_nothing_had_been(context: LocalContext) -> None:
-    class Killed(BaseException):
-        pass
-
-    def die(step: int, _: float) -> None:
-        if step == 17:
-            raise Killed
-
-    whole = network()
-    with gang(context, replicas=1) as g:
-        g.fit(whole, descent(whole), DATA, loss, steps=30, batch=10, ema=0.9)
-    assert not list(context.checkpoint_dir.iterdir())
-    model = network()
-    with pytest.raises(Killed), gang(context, replicas=1) as g:
-        g.fit(model, descent(model), DATA, loss, steps=30, batch=10, ema=0.9, checkpoint_every=5, on_step=die)
-    model = network()
-    with gang(context, replicas=1) as g:
-        report = g.fit(model, descent(model), DATA, loss, steps=30, batch=10, ema=0.9, checkpoint_every=5)
-    assert same(model, whole)
-    assert report.log.resumed_from == 15
-    assert report.steps == 30
-    assert report.log.accepted == {0: 30}
-    assert not list(context.checkpoint_dir.iterdir())
-
-
-def test_a_trial_with_a_budget_goes_on_when_it_is_given_a_greater_one(tmp_path: Path) -> None:
-    trained = []
-    for budget in (10, 20):
-        model = network()
-        context = LocalContext(seed=5, checkpoints=tmp_path, budget=budget)
-        with gang(context, replicas=1) as g:
-            trained.append(g.fit(model, descent(model), DATA, loss, steps=budget, batch=10))
-    assert trained[1].log.resumed_from == 10
-    assert same(replayed(trained[1].log), model)
-
-
-def test_a_coordinator_that_was_thought_dead_writes_no_more(tmp_path: Path) -> None:
-    old, new = Checkpoints(tmp_path, "x"), Checkpoints(tmp_path, "x")
-    first, second = old.claim(None), new.claim(None)
-    assert (first.epoch, second.epoch) == (1, 2)
-    assert first.token == second.token
-    new.save({"step": 1})
-    with pytest.raises(Superseded):
-        old.save({"step": 2})
-    old.remove()
-    assert new.load() == {"step": 1}
-    assert (tmp_path / "gang-x.json").stat().st_mode & 0o77 == 0
-
-
 def test_a_model_has_its_averaged_parameters_in_evaluation_and_at_the_end(context: LocalContext) -> None:
     seen: list[Tensor] = []
     model = nn.Linear(8, 1, bias=False)
@@ -209,6 +159,39 @@ def test_without_an_evaluation_the_mean_training_loss_is_reported(context: Local
     losses = [step.loss for step in report.log.steps]
     assert reports[0] == (5, pytest.approx(sum(losses[:5]) / 5))
     assert [step for step, _ in reports] == [5, 10]
+
+
+def test_the_loss_reported_is_that_of_the_steps_since_the_last_report(context: LocalContext) -> None:
+    reports: list[float] = []
+    context.on_report = lambda step, value: reports.append(value)
+    model = network()
+    with gang(context, replicas=1) as g:
+        report = g.fit(model, descent(model), DATA, loss, steps=4, batch=10, report_every=1)
+    assert reports == [step.loss for step in report.log.steps]
+
+
+def test_a_parameter_that_the_loss_does_not_use_is_replayed_as_it_was_trained(context: LocalContext) -> None:
+    """Plain training leaves it alone, weight decay or not."""
+
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(1)
+            self.used, self.unused = nn.Linear(8, 2), nn.Linear(8, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.used(x)
+            return out
+
+    def rule(model: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.SGD(model.parameters(), lr=0.1, weight_decay=0.1)
+
+    model, again = Two(), Two()
+    with gang(context, replicas=1) as g:
+        g.fit(model, rule(model), DATA, loss, steps=5, batch=10)
+    list(replay(again, rule(again), DATA, loss, g.log, batch=10, seed=5))
+    assert same(again, model)
+    assert same(model.unused, Two().unused)
 
 
 def test_it_stops_when_the_trial_is_told_to(context: LocalContext) -> None:
