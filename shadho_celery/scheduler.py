@@ -14,12 +14,13 @@ from shadho_celery.capacity import Capacity
 from shadho_celery.cost_model import CostModel
 from shadho_celery.executors.base import Executor
 from shadho_celery.hardware import DEFAULT_CLASSES, ComputeClass, by_strength
+from shadho_celery.limits import Limits
 from shadho_celery.rounds import Endless, Rounds, Wanted
 from shadho_celery.samplers.base import Sampler
 from shadho_celery.shares import Shares
 from shadho_celery.space.split import Subspace
 from shadho_celery.speculation import Idle, Speculation, most_copies
-from shadho_celery.study import Limits, Study
+from shadho_celery.study import Study
 from shadho_celery.trial import Event, Trial, TrialState
 from shadho_celery.widths import Width
 
@@ -286,11 +287,7 @@ class Scheduler:
 
     def _left(self) -> float:
         """Trials that may still be sent."""
-        if self.stopping:
-            return 0
-        if self.limits.trials is None:
-            return math.inf
-        return self.limits.trials - self.study.counted - self.study.in_flight
+        return 0 if self.stopping else self.limits.trials_left(self.study.counted + self.study.in_flight)
 
     def _next_trial(self, compute_class: ComputeClass) -> Trial | None:
         """A trial for a free slot: one that waits to be sent and fits, else a new one; None where none fits."""
@@ -357,17 +354,14 @@ class Scheduler:
         return {n: behind for n, behind in backlogs.items() if self.study.asked(n) < self._quotas[n]} or backlogs
 
     def _seconds_left(self) -> float:
-        if self.limits.seconds is None:
-            return math.inf
-        return self._began + self.limits.seconds - self.study.clock.now()
+        return self.limits.seconds_left(self._began, self.study.clock.now())
 
     def _limit_reached(self) -> bool:
-        enough = self.limits.trials is not None and self.study.counted >= self.limits.trials
-        return enough or self._seconds_left() <= 0 or self._target_reached()
+        is_full = self.limits.trials_left(self.study.counted) <= 0
+        return is_full or self._seconds_left() <= 0 or self._target_reached()
 
     def _target_reached(self) -> bool:
-        best = self.study.best
-        return self.limits.target is not None and best is not None and (best.loss or 0.0) <= self.limits.target
+        return self.limits.is_met_by(self.study.best)
 
 
 def trial_seed(seed: int, subspace: int, index: int) -> int:

@@ -9,11 +9,10 @@ from __future__ import annotations
 import math
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Protocol
 
 from shadho_celery.clock import Clock, SystemClock
-from shadho_celery.errors import UsageError
 from shadho_celery.store import StudyRecord
 from shadho_celery.trial import WELL, Event, Lost, Report, Result, Started, Trial, TrialState
 
@@ -21,26 +20,6 @@ from shadho_celery.trial import WELL, Event, Lost, Report, Result, Started, Tria
 MAX_LOST = 3
 
 _S = TrialState
-
-
-@dataclass(frozen=True)
-class Limits:
-    """Bounds on a study; None where there is none."""
-
-    #: trials that end COMPLETE, PRUNED or FAILED
-    trials: int | None = None
-    #: seconds of this run of the scheduler
-    seconds: float | None = None
-    #: a loss that is good enough
-    target: float | None = None
-
-    def __post_init__(self) -> None:
-        if self.trials is not None and self.trials < 1:
-            raise UsageError(f"a study needs at least one trial, not {self.trials}; see --trials")
-        if self.seconds is not None and not self.seconds > 0:
-            raise UsageError(f"a study needs more than {self.seconds} seconds; see --seconds")
-        if self.trials is None and self.seconds is None and self.target is None:
-            raise UsageError("a study needs an end: give --trials, --seconds or --target")
 
 
 def merit(trial: Trial) -> tuple[float, float]:

@@ -18,6 +18,7 @@ from shadho_celery.cost_model import CostModel
 from shadho_celery.executors.base import Executor
 from shadho_celery.executors.simulated import Play, SimulatedExecutor
 from shadho_celery.hardware import ComputeClass
+from shadho_celery.limits import Limits
 from shadho_celery.opening import open_study
 from shadho_celery.scheduler import TIMED_TRIALS, TURN_SECONDS, WAITING_PER_SUBSPACE, Scheduler
 from shadho_celery.search import make_scheduler
@@ -25,7 +26,7 @@ from shadho_celery.shares import FLOOR, SHARES, UniformShares
 from shadho_celery.space.compile import Space, compile_space
 from shadho_celery.space.split import split
 from shadho_celery.store import Store
-from shadho_celery.study import MAX_LOST, Limits, Study
+from shadho_celery.study import MAX_LOST, Study
 from shadho_celery.trial import Event, Lost, Result, Started, Trial, TrialState
 
 S = TrialState

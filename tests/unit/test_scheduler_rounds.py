@@ -15,13 +15,14 @@ from shadho_celery.clock import ManualClock
 from shadho_celery.cluster import Cluster, Family, Law
 from shadho_celery.context import Outcome
 from shadho_celery.executors.simulated import Change, SimulatedExecutor
+from shadho_celery.limits import Limits
 from shadho_celery.opening import open_study
 from shadho_celery.scheduler import Scheduler
 from shadho_celery.search import make_scheduler, minimize
 from shadho_celery.simulation import simulate
 from shadho_celery.space.compile import compile_space
 from shadho_celery.store import Store
-from shadho_celery.study import Limits, Study
+from shadho_celery.study import Study
 from shadho_celery.trial import Trial, TrialState
 
 S = TrialState

@@ -19,13 +19,14 @@ from shadho_celery.assignment import POLICIES, CostPolicy
 from shadho_celery.clock import ManualClock
 from shadho_celery.errors import NoSuccessfulTrial, SpaceError, StudyExists, StudyNotFound, UsageError
 from shadho_celery.executors.inline import InlineExecutor
+from shadho_celery.limits import Limits
 from shadho_celery.opening import open_study
 from shadho_celery.scheduler import Scheduler
 from shadho_celery.search import DEFAULT_POLICY, DEFAULT_SHARES, make_scheduler
 from shadho_celery.shares import UniformShares
 from shadho_celery.space.compile import compile_space
 from shadho_celery.store import Store
-from shadho_celery.study import Limits, Study
+from shadho_celery.study import Study
 from shadho_celery.trial import TrialState
 
 S = TrialState
