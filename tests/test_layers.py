@@ -22,7 +22,7 @@ FLOORS = [
         "cost_model",
         "assignment hints capacity speculation widths",
     ],
-    ["tables holder database memory_store limits", "store", "study", "opening"],
+    ["tables holder database memory_store limits ledger tally attempts", "store", "study", "opening"],
     [
         "samplers.* pruners.*",
         "study_file memory returned context executors executors.base executors.inline executors.simulated",
