@@ -28,7 +28,7 @@ FLOORS = [
         "study_file memory returned context executors executors.base executors.inline executors.simulated",
         "payloads guardian leavings slot_process guarded runner",
     ],
-    ["scheduler"],
+    ["room supply", "scheduler"],
     [
         "standing signing tls gate intake",
         "configuration routing registry admission channel seats urls",

@@ -163,7 +163,7 @@ def test_failed_trials_do_not_go_on() -> None:
 def test_policy_samplers_and_shares_learn_from_the_lowest_rung_only() -> None:
     search = Search()
     told: list[int | None] = []
-    for sampler in search.scheduler._samplers.values():
+    for sampler in search.scheduler._supply.samplers.values():
         sampler.tell = lambda trial: told.append(trial.rung)  # type: ignore[method-assign]
     search.run()
     assert Counter(told) == {0: 27}

@@ -208,8 +208,8 @@ def scheduler_of(**options: Any) -> Scheduler:
 def test_by_default_trials_are_placed_by_cost_and_shared_out_evenly() -> None:
     assert (DEFAULT_POLICY, DEFAULT_SHARES) == ("cost", "uniform")
     scheduler = scheduler_of()
-    assert type(scheduler._policy) is CostPolicy
-    assert type(scheduler._shares) is UniformShares
+    assert type(scheduler._supply.policy) is CostPolicy
+    assert type(scheduler._supply.shares) is UniformShares
 
 
 def test_the_cost_that_the_study_file_tells_is_what_is_believed_before_any_trial() -> None:
