@@ -18,7 +18,8 @@ from rich.text import Text
 from shadho_celery.scheduler import Scheduler
 from shadho_celery.space.compile import Space
 from shadho_celery.standing import gist
-from shadho_celery.study import Study, merit
+from shadho_celery.study import Study
+from shadho_celery.tally import merit
 from shadho_celery.trial import Trial, TrialState
 
 #: rows of the table of the best trials

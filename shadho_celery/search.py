@@ -19,6 +19,7 @@ from shadho_celery.executors.base import Executor
 from shadho_celery.executors.inline import InlineExecutor
 from shadho_celery.hardware import DEFAULT_CLASSES
 from shadho_celery.hints import Cost, make_hint
+from shadho_celery.limits import Limits
 from shadho_celery.opening import open_study
 from shadho_celery.rounds import make_rounds
 from shadho_celery.samplers import make_sampler
@@ -27,7 +28,7 @@ from shadho_celery.shares import make_shares
 from shadho_celery.space.compile import Space, compile_space
 from shadho_celery.space.split import split
 from shadho_celery.store import Store
-from shadho_celery.study import Limits, Study
+from shadho_celery.study import Study
 from shadho_celery.widths import Slots, make_width
 
 DEFAULT_POLICY = "cost"

@@ -19,6 +19,7 @@ from shadho_celery import hardware, report, urls
 from shadho_celery.embedded import Embedded
 from shadho_celery.errors import NoSuccessfulTrial, UsageError
 from shadho_celery.executors.queue import GANG_WAIT_SECONDS, QueueExecutor
+from shadho_celery.limits import Limits
 from shadho_celery.opening import open_study
 from shadho_celery.options import Options
 from shadho_celery.registry import connect
@@ -28,7 +29,6 @@ from shadho_celery.search import check_names, make_scheduler
 from shadho_celery.signing import Signer
 from shadho_celery.space.compile import compile_space
 from shadho_celery.store import DEFAULT_STORE, Store
-from shadho_celery.study import Limits
 from shadho_celery.study_file import StudyFile
 from shadho_celery.watch import Watch
 from shadho_celery.widths import widest

@@ -17,11 +17,12 @@ from shadho_celery.clock import ManualClock
 from shadho_celery.cluster import LEAST_SECONDS, Cluster
 from shadho_celery.context import Outcome
 from shadho_celery.executors.simulated import Play, SimulatedExecutor
+from shadho_celery.limits import Limits
 from shadho_celery.memory_store import MemoryStore
 from shadho_celery.search import DEFAULT_POLICY, DEFAULT_SAMPLER, DEFAULT_SHARES, make_scheduler
 from shadho_celery.space.compile import compile_space
 from shadho_celery.store import StudyRecord
-from shadho_celery.study import Limits, Study
+from shadho_celery.study import Study
 from shadho_celery.trial import Trial, TrialState
 
 #: factors drawn beforehand; a trial's own seed picks one, so it is the same under every policy

@@ -22,13 +22,13 @@ FLOORS = [
         "cost_model",
         "assignment hints capacity speculation widths",
     ],
-    ["tables holder database memory_store", "store", "study", "opening"],
+    ["tables holder database memory_store limits ledger tally attempts", "store", "study", "opening"],
     [
         "samplers.* pruners.*",
         "study_file memory returned context executors executors.base executors.inline executors.simulated",
         "payloads guardian leavings slot_process guarded runner",
     ],
-    ["scheduler"],
+    ["room supply", "scheduler"],
     [
         "standing signing tls gate intake",
         "configuration routing registry admission channel seats urls",

@@ -13,13 +13,13 @@ from rich.console import Console
 from shadho_celery import report, study_file, urls
 from shadho_celery.embedded import Embedded
 from shadho_celery.executors.queue import QueueExecutor
+from shadho_celery.limits import Limits
 from shadho_celery.opening import open_study
 from shadho_celery.registry import connect
 from shadho_celery.routing import Publisher
 from shadho_celery.search import make_scheduler
 from shadho_celery.space.compile import compile_space
 from shadho_celery.store import Store
-from shadho_celery.study import Limits
 
 
 def main(target: Path, trials: int = 60) -> None:

@@ -7,11 +7,12 @@ from typing import Any
 
 from shadho_celery.clock import ManualClock
 from shadho_celery.executors.simulated import Play, SimulatedExecutor
+from shadho_celery.limits import Limits
 from shadho_celery.memory_store import MemoryStore
 from shadho_celery.search import make_scheduler
 from shadho_celery.space.compile import compile_space
 from shadho_celery.store import StudyRecord
-from shadho_celery.study import Limits, Study
+from shadho_celery.study import Study
 
 
 def play_study(

@@ -24,12 +24,12 @@ import numpy as np
 from hyperopt import hp
 
 from shadho_celery.executors.inline import InlineExecutor
+from shadho_celery.limits import Limits
 from shadho_celery.opening import open_study
 from shadho_celery.search import make_scheduler
 from shadho_celery.space.compile import compile_space
 from shadho_celery.space.split import split
 from shadho_celery.store import Store
-from shadho_celery.study import Limits
 from shadho_celery.trial import Trial, TrialState
 
 SIZES = (5_000, 100_000)

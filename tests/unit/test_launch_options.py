@@ -14,11 +14,11 @@ from click.testing import CliRunner, Result
 
 from shadho_celery import launch
 from shadho_celery.launch import main
+from shadho_celery.limits import Limits
 from shadho_celery.options import Options
 from shadho_celery.search import DEFAULT_POLICY, DEFAULT_SHARES
 from shadho_celery.session import Session
 from shadho_celery.store import Store
-from shadho_celery.study import Limits
 from shadho_celery.urls import BROKER, REDIS
 
 Captured = Callable[..., Options]

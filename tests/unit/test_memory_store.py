@@ -13,13 +13,14 @@ from shadho_celery.clock import ManualClock
 from shadho_celery.context import Outcome
 from shadho_celery.errors import LockLost
 from shadho_celery.executors.simulated import Change, SimulatedExecutor
+from shadho_celery.limits import Limits
 from shadho_celery.memory_store import MemoryStore
 from shadho_celery.opening import open_study
 from shadho_celery.search import make_scheduler
 from shadho_celery.shares import SHARES
 from shadho_celery.space.compile import compile_space
 from shadho_celery.store import Store, StudyRecord
-from shadho_celery.study import Limits, Study
+from shadho_celery.study import Study
 from shadho_celery.trial import Report, Trial, TrialState
 
 S = TrialState

@@ -15,12 +15,13 @@ from shadho_celery import report
 from shadho_celery.clock import ManualClock
 from shadho_celery.context import Outcome
 from shadho_celery.executors.simulated import SimulatedExecutor
+from shadho_celery.limits import Limits
 from shadho_celery.opening import open_study
 from shadho_celery.scheduler import Scheduler
 from shadho_celery.search import make_scheduler
 from shadho_celery.space.compile import Space, compile_space
 from shadho_celery.store import Store
-from shadho_celery.study import Limits, Study
+from shadho_celery.study import Study
 from shadho_celery.trial import Lost, Result, Trial, TrialState
 
 S = TrialState

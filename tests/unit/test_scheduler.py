@@ -18,14 +18,16 @@ from shadho_celery.cost_model import CostModel
 from shadho_celery.executors.base import Executor
 from shadho_celery.executors.simulated import Play, SimulatedExecutor
 from shadho_celery.hardware import ComputeClass
+from shadho_celery.limits import Limits
 from shadho_celery.opening import open_study
-from shadho_celery.scheduler import TIMED_TRIALS, TURN_SECONDS, WAITING_PER_SUBSPACE, Scheduler
+from shadho_celery.scheduler import TIMED_TRIALS, TURN_SECONDS, Scheduler
 from shadho_celery.search import make_scheduler
 from shadho_celery.shares import FLOOR, SHARES, UniformShares
 from shadho_celery.space.compile import Space, compile_space
 from shadho_celery.space.split import split
 from shadho_celery.store import Store
-from shadho_celery.study import MAX_LOST, Limits, Study
+from shadho_celery.study import MAX_LOST, Study
+from shadho_celery.supply import WAITING_PER_SUBSPACE
 from shadho_celery.trial import Event, Lost, Result, Started, Trial, TrialState
 
 S = TrialState
@@ -918,7 +920,7 @@ def test_a_resumed_study_remembers_what_was_too_large_for_which_class() -> None:
 def test_an_out_of_memory_reaches_the_samplers_only_where_it_is_final() -> None:
     told: list[Trial] = []
     search = Search(plain(), trials=40, slots={"cpu": 1, "gpu_large": 1}, play=needing(LIMITS))
-    [sampler] = search.scheduler._samplers.values()
+    [sampler] = search.scheduler._supply.samplers.values()
     before = sampler.tell
     sampler.tell = lambda trial: (told.append(trial), before(trial))  # type: ignore[method-assign, func-returns-value]
     search.run()

@@ -15,13 +15,14 @@ from shadho_celery.clock import ManualClock
 from shadho_celery.cluster import Cluster, Family, Law
 from shadho_celery.context import Outcome
 from shadho_celery.executors.simulated import Change, SimulatedExecutor
+from shadho_celery.limits import Limits
 from shadho_celery.opening import open_study
 from shadho_celery.scheduler import Scheduler
 from shadho_celery.search import make_scheduler, minimize
 from shadho_celery.simulation import simulate
 from shadho_celery.space.compile import compile_space
 from shadho_celery.store import Store
-from shadho_celery.study import Limits, Study
+from shadho_celery.study import Study
 from shadho_celery.trial import Trial, TrialState
 
 S = TrialState
@@ -162,7 +163,7 @@ def test_failed_trials_do_not_go_on() -> None:
 def test_policy_samplers_and_shares_learn_from_the_lowest_rung_only() -> None:
     search = Search()
     told: list[int | None] = []
-    for sampler in search.scheduler._samplers.values():
+    for sampler in search.scheduler._supply.samplers.values():
         sampler.tell = lambda trial: told.append(trial.rung)  # type: ignore[method-assign]
     search.run()
     assert Counter(told) == {0: 27}

@@ -19,13 +19,14 @@ from shadho_celery.assignment import POLICIES, CostPolicy
 from shadho_celery.clock import ManualClock
 from shadho_celery.errors import NoSuccessfulTrial, SpaceError, StudyExists, StudyNotFound, UsageError
 from shadho_celery.executors.inline import InlineExecutor
+from shadho_celery.limits import Limits
 from shadho_celery.opening import open_study
 from shadho_celery.scheduler import Scheduler
 from shadho_celery.search import DEFAULT_POLICY, DEFAULT_SHARES, make_scheduler
 from shadho_celery.shares import UniformShares
 from shadho_celery.space.compile import compile_space
 from shadho_celery.store import Store
-from shadho_celery.study import Limits, Study
+from shadho_celery.study import Study
 from shadho_celery.trial import TrialState
 
 S = TrialState
@@ -207,8 +208,8 @@ def scheduler_of(**options: Any) -> Scheduler:
 def test_by_default_trials_are_placed_by_cost_and_shared_out_evenly() -> None:
     assert (DEFAULT_POLICY, DEFAULT_SHARES) == ("cost", "uniform")
     scheduler = scheduler_of()
-    assert type(scheduler._policy) is CostPolicy
-    assert type(scheduler._shares) is UniformShares
+    assert type(scheduler._supply.policy) is CostPolicy
+    assert type(scheduler._supply.shares) is UniformShares
 
 
 def test_the_cost_that_the_study_file_tells_is_what_is_believed_before_any_trial() -> None:

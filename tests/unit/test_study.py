@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -16,7 +15,7 @@ from shadho_celery.errors import LockLost, SpaceChanged, StudyExists, StudyLocke
 from shadho_celery.holder import holder_name
 from shadho_celery.opening import open_study
 from shadho_celery.store import Store
-from shadho_celery.study import MAX_LOST, Limits, Study
+from shadho_celery.study import MAX_LOST, Study
 from shadho_celery.trial import FINISHED, Event, Lost, Report, Result, Started, Trial, TrialState
 
 S = TrialState
@@ -515,22 +514,3 @@ def test_a_trial_that_was_recorded_and_never_sent_is_sent_when_the_study_is_resu
     study.close()
     again = begin(study.store, name="s", resume=True)
     assert again.next_waiting() == again.trial(0)
-
-
-# Limits
-
-
-@pytest.mark.parametrize(
-    ("limits", "about"),
-    [
-        ({}, "--trials"),
-        ({"trials": 0}, "--trials"),
-        ({"trials": -3}, "--trials"),
-        ({"seconds": 0.0}, "--seconds"),
-        ({"seconds": -1.0}, "--seconds"),
-        ({"seconds": math.nan}, "--seconds"),
-    ],
-)
-def test_limits_that_make_no_sense_are_refused_naming_the_option(limits: dict[str, Any], about: str) -> None:
-    with pytest.raises(UsageError, match=about):
-        Limits(**limits)

@@ -13,12 +13,13 @@ from shadho_celery.clock import ManualClock
 from shadho_celery.context import Outcome
 from shadho_celery.errors import UsageError
 from shadho_celery.executors.simulated import SimulatedExecutor
+from shadho_celery.limits import Limits
 from shadho_celery.memory_store import MemoryStore
 from shadho_celery.search import make_scheduler
 from shadho_celery.space.compile import Space, compile_space
 from shadho_celery.space.split import split
 from shadho_celery.store import StudyRecord
-from shadho_celery.study import Limits, Study
+from shadho_celery.study import Study
 from shadho_celery.trial import Trial, TrialState
 from shadho_celery.widths import Slots, make_width, widest
 

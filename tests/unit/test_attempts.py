@@ -1,0 +1,71 @@
+"""A trial that was copied looks like the oldest of its live attempts; any other is its own only attempt."""
+
+from __future__ import annotations
+
+import pytest
+
+from shadho_celery.attempts import Attempts
+from shadho_celery.trial import Trial, TrialState
+
+S = TrialState
+
+RUNNING = Trial(
+    number=0, subspace="all", params={}, state=S.RUNNING, attempt=1, compute_class="cpu", host="first", started_at=1.0
+)
+
+
+@pytest.fixture
+def attempts() -> Attempts:
+    return Attempts()
+
+
+def copied(attempts: Attempts) -> Trial:
+    """The trial as a study shows it once it was copied."""
+    attempts.add(RUNNING, "gpu")
+    return RUNNING.evolve(attempt=2)
+
+
+def test_a_trial_that_was_not_copied_is_its_own_only_attempt(attempts: Attempts) -> None:
+    assert attempts.of(RUNNING) == {1: RUNNING}
+    assert attempts.beside(RUNNING) == []
+    assert attempts.may_add(RUNNING)
+    assert not attempts.is_copy(RUNNING, 2)
+    assert attempts.change(RUNNING, RUNNING.evolve(host="other")).host == "other"
+    assert not attempts.lose(RUNNING, 1)
+
+
+def test_a_copy_waits_beside_the_attempt_that_is_shown(attempts: Attempts) -> None:
+    trial = copied(attempts)
+    assert {number: (one.state, one.compute_class) for number, one in attempts.of(trial).items()} == {
+        1: (S.RUNNING, "cpu"),
+        2: (S.QUEUED, "gpu"),
+    }
+    assert [one.attempt for one in attempts.beside(trial)] == [2]
+    assert attempts.shown(trial) == trial
+    assert not attempts.may_add(trial)
+    assert [attempts.is_copy(trial, attempt) for attempt in (1, 2)] == [False, True]
+
+
+def test_when_the_oldest_is_lost_the_next_one_is_shown_under_the_number_of_the_latest(attempts: Attempts) -> None:
+    trial = copied(attempts)
+    assert attempts.lose(trial, 1)
+    shown = attempts.shown(trial)
+    assert (shown.state, shown.compute_class, shown.host, shown.started_at) == (S.QUEUED, "gpu", None, None)
+    assert (shown.attempt, attempts.beside(shown), attempts.is_copy(shown, 2)) == (2, [], False)
+    assert attempts.may_add(shown)
+
+
+def test_what_is_lost_with_its_last_attempt_begins_anew(attempts: Attempts) -> None:
+    trial = copied(attempts)
+    assert [attempts.lose(trial, attempt) for attempt in (1, 2)] == [True, False]
+    again = trial.evolve(attempt=3)
+    assert attempts.of(again) == {3: again}
+
+
+def test_a_suspect_is_not_to_be_copied_again_in_any_later_attempt(attempts: Attempts) -> None:
+    trial = copied(attempts)
+    attempts.suspect(trial)
+    attempts.lose(trial, 1)
+    assert not attempts.may_add(trial)
+    attempts.end(trial)
+    assert not attempts.may_add(trial)
