@@ -27,6 +27,7 @@ from shadho_celery.runner import STOP_SECONDS, Runner
 from shadho_celery.seats import Seat, WorkerSeats
 from shadho_celery.signing import UNSIGNED, Signer
 from shadho_celery.standing import gist
+from shadho_celery.strikes import Strikes
 from shadho_celery.trial import Assembling, Report, Result, Started, TrialState, Unseated
 
 log = logging.getLogger(__name__)
@@ -93,6 +94,7 @@ class Slots:
         """
         self.name = f"{compute_class}@{socket.gethostname()}.{os.getpid()}.{uuid.uuid4().hex[:4]}"
         self.signer = signer
+        self._client = client
         self._channel = WorkerChannel(client, worker=self.name, signer=signer)
         self._seats = WorkerSeats(client, self.name, signer=signer)
         self._registry = Registry(client, "worker")
@@ -382,7 +384,7 @@ class Slots:
         """Go on where every study that had doubts has been answered; one that has fenced this worker never is."""
         living = self._studies.living() if self._kept_off else {}
         for study, was in list(self._kept_off.items()):
-            stands = self._channel.standing(study)
+            stands = Strikes(self._client, study).standing(self.name)
             if stands == "held" and study not in living:
                 # Its scheduler has gone without an answer; the next one begins without doubts.
                 stands = "free"

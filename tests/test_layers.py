@@ -31,7 +31,7 @@ FLOORS = [
     ["room supply", "scheduler"],
     [
         "standing signing tls gate intake",
-        "configuration routing registry admission channel seats urls",
+        "configuration routing registry admission envelope channel strikes seats urls",
         "slots celery",
         "executors.sharing executors.referee executors.fleet executors.gangs",
         "executors.queue worker supervisor embedded",

@@ -23,6 +23,7 @@ from shadho_celery.registry import is_outage
 from shadho_celery.routing import Publisher
 from shadho_celery.seats import SchedulerSeats
 from shadho_celery.signing import UNSIGNED, Signer
+from shadho_celery.strikes import Strikes
 from shadho_celery.trial import WELL, Assembling, Event, GangEvent, Lost, Result, Started, Trial, TrialState, Unseated
 
 #: seconds between two looks at workers, leases and fellow studies
@@ -107,13 +108,15 @@ class QueueExecutor:
         #: mean seconds of a class's trials
         self._seconds: dict[str, float] = {}
         self._polled_at = -math.inf
-        self._referee = Referee(self._channel)
+        strikes = Strikes(client, study)
+        self._referee = Referee(strikes)
         self._seats = SchedulerSeats(client, study, signer)
         self._gangs = Gangs(self._seats, publisher.publish, gang_wait_seconds)
         self._tended_at = -math.inf
         #: attempts of an earlier life that may have called for replicas
         self._unheard: list[tuple[int, int]] = []
         self._channel.open()
+        strikes.open()
 
     def classes(self) -> Sequence[ComputeClass]:
         with _outages_pass():
