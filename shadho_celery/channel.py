@@ -73,7 +73,7 @@ class Claim(Enum):
 
 
 class WorkerChannel:
-    """A worker's end: claim, renew, report, finish."""
+    """A worker's end: claim or decline, renew, report, finish."""
 
     def __init__(
         self, client: Redis, lease_seconds: float | None = None, worker: str = "", signer: Signer = UNSIGNED
@@ -85,10 +85,20 @@ class WorkerChannel:
         self._signer = signer
         self._step = client.register_script(gate.STEP)
         self._renew = client.register_script(gate.RENEW)
+        self._cancel = client.register_script(gate.CANCEL)
 
     def claim(self, study: str, started: Started) -> bool:
         """Take the attempt for this worker; False where it is not to be run (any more)."""
         return self.step(study, None, started)[1] is Claim.TAKEN
+
+    def decline(self, study: str, number: int, attempt: int, reason: str) -> None:
+        """Give an attempt back that nobody has claimed: it is lost, and no fault of its trial's."""
+        keys = Keys(study)
+        lost = Lost(number=number, attempt=attempt, reason=reason, claimed=False)
+        self._cancel(
+            keys=[keys.attempts, keys.cancel, keys.events, keys.leases],
+            args=["leave", number, attempt, seal(study, lost, self._signer)],
+        )
 
     def finish(self, study: str, result: Result) -> bool:
         """Send a result and end the trial's leases; False where this attempt has lost its lease: nothing was sent."""

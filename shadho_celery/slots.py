@@ -126,9 +126,7 @@ class Slots:
         if payload["module"] not in self._imports:
             self._closing.wait(HAND_BACK_SECONDS)
             raise NotMine(f"this worker was not started with {payload['module']}; it has {', '.join(self._imports)}")
-        if any(attempt.get("not_on") == self._host for attempt in payload["attempts"]):
-            self._closing.wait(HAND_BACK_SECONDS)
-            raise NotMine(f"a copy of a trial that runs on {self._host} is for another machine")
+        ours = [attempt for attempt in payload["attempts"] if not self._declines(payload["study"], attempt)]
         delivery = new_delivery()
         slot = self._free.get()
         try:
@@ -136,12 +134,24 @@ class Slots:
                 self._run_replica(slot, payload, delivery)
                 return
             result = None
-            for attempt in payload["attempts"]:
+            for attempt in ours:
                 result = self._run_in(slot, payload, attempt, delivery, result)
             if result is not None:
                 self._step(payload, delivery, result, None)
         finally:
             self._free.put(slot)
+
+    def _declines(self, study: str, attempt: Mapping[str, Any]) -> bool:
+        """Give an attempt back that is for another machine; whether it is.
+
+        Not to its queue: there it would be the first again, and all that is behind it would wait, however long.
+        """
+        if attempt.get("not_on") != self._host:
+            return False
+        log.info("trial %s, attempt %s is for another machine", attempt["number"], attempt["attempt"])
+        reason = f"its trial runs on {self._host}, and a copy is for another machine"
+        self._persist(lambda: self._channel.decline(study, attempt["number"], attempt["attempt"], reason))
+        return True
 
     def _run_in(
         self,
@@ -223,7 +233,7 @@ class Slots:
                 log.warning("a report of trial %s did not get through", running.number)
 
         def on_gang(record: Mapping[str, Any]) -> None:
-            running.calls += 1
+            running.calls += not record["assembled"]
             call = self._witness.assembling(running, record)
             self._persist(lambda: self._seats.call(running.study, call))
 

@@ -376,6 +376,25 @@ def test_cancel_takes_back_what_is_unclaimed_so_that_nobody_can_claim_it(
     assert worker.claim("k1", started(0, 2))
 
 
+def test_a_worker_may_decline_what_nobody_has_claimed_while_another_attempt_runs(
+    client: Any, scheduler: SchedulerChannel
+) -> None:
+    """Where the trial has ended, or somebody runs this attempt, nothing becomes of it."""
+    one, other = WorkerChannel(client, worker="one"), WorkerChannel(client, worker="other")
+    assert other.claim("k1", started())
+    for _ in range(2):
+        one.decline("k1", 0, 2, "for another machine")
+    lost = Lost(number=0, attempt=2, reason="for another machine", claimed=False)
+    assert scheduler.drain(0) == [started(), lost]
+    assert not one.claim("k1", started(attempt=2))
+    assert other.renew("k1", [(0, 1)]) == ["ok"]
+    assert other.claim("k1", started(attempt=3))
+    one.decline("k1", 0, 3, "for another machine")
+    assert other.finish("k1", result())
+    one.decline("k1", 0, 4, "for another machine")
+    assert scheduler.drain(0) == [started(attempt=3), result()]
+
+
 def test_taking_back_twice_is_told_once(scheduler: SchedulerChannel) -> None:
     for _ in range(2):
         scheduler.cancel([(0, 1)], running=True)

@@ -20,7 +20,7 @@ from integration import fleets
 from integration.fleets import Fleet, on_each
 
 from shadho_celery.executors.queue import QueueExecutor
-from shadho_celery.registry import connect
+from shadho_celery.registry import Registry, connect
 from shadho_celery.routing import Publisher
 
 pytestmark = pytest.mark.timeout(180)
@@ -34,7 +34,8 @@ HOSTS = ("127.0.0.3", "127.0.0.4")
 #: What the trials do before their sleep.
 BODY = """
     open(f"host-{context.trial}-{context.attempt}", "w").write(os.environ["SHADHO_HOST"])
-    if context.trial == 12 and context.attempt == WHICH: time.sleep(300)
+    open(f"copy-{context.trial}-{context.attempt}", "w").write(str(context.is_copy))
+    if context.trial == 12 and WHICH: time.sleep(300)
     while context.trial == 12 and os.path.exists("hold") and not context.should_stop(): time.sleep(0.05)
 """
 
@@ -96,19 +97,39 @@ def rig(request: pytest.FixtureRequest, both: list[Fleet]) -> Iterator[Pair]:
         executor.close()
 
 
-def begin(fleet: Fleet, stuck_attempt: int) -> dict[str, Command]:
-    """A worker of two slots on each machine; one attempt of the trial STUCK will sleep for ever."""
-    fleet.desk.study(seconds=0.3, body=BODY.replace("WHICH", str(stuck_attempt)).strip())
+def begin(fleet: Fleet, when: str) -> dict[str, Command]:
+    """A worker of two slots on each machine; the trial STUCK sleeps for ever where the expression `when` is true."""
+    fleet.desk.study(seconds=0.3, body=BODY.replace("WHICH", when).strip())
     workers = {host: fleet.worker(2, SHADHO_HOST=host) for host in HOSTS}
     until(lambda: all(" ready." in worker.err for worker in workers.values()), 60, fleet.desk.said)
     return workers
 
 
-def host_of(fleet: Fleet, attempt: int) -> str:
-    """Where an attempt of the trial STUCK runs, once it does."""
-    path = fleet.desk.folder / f"host-{STUCK}-{attempt}"
-    until(lambda: path.exists() and path.read_text() in HOSTS, 60, fleet.desk.said)
-    return path.read_text()
+def hosts(fleet: Fleet, number: int = STUCK) -> dict[int, str]:
+    """By attempt of a trial, where it runs or has run."""
+    paths = {int(path.name.split("-")[2]): path for path in fleet.desk.folder.glob(f"host-{number}-*")}
+    return {attempt: path.read_text() for attempt, path in paths.items() if path.read_text() in HOSTS}
+
+
+def host_of(fleet: Fleet, attempt: int, number: int = STUCK) -> str:
+    """Where an attempt of a trial runs, once it does."""
+    until(lambda: attempt in hosts(fleet, number), 60, fleet.desk.said)
+    return hosts(fleet, number)[attempt]
+
+
+def copys_host(fleet: Fleet) -> str:
+    """Where a copy of the trial STUCK runs, once one does: others may have come to the machine of the first attempt."""
+    until(lambda: max(hosts(fleet), default=0) > 1, 60, fleet.desk.said)
+    return hosts(fleet)[max(hosts(fleet))]
+
+
+def copies(fleet: Fleet) -> dict[tuple[int, int], bool]:
+    """By trial and attempt, whether those that have begun took themselves for copies."""
+    found = {}
+    for path in fleet.desk.folder.glob("copy-*"):
+        _, number, attempt = path.name.split("-")
+        found[int(number), int(attempt)] = path.read_text() == "True"
+    return found
 
 
 def stuck(trials: list[dict[str, Any]]) -> dict[str, Any]:
@@ -117,11 +138,13 @@ def stuck(trials: list[dict[str, Any]]) -> dict[str, Any]:
 
 def test_a_trial_that_is_stuck_is_rescued_by_a_copy_on_another_machine_and_counts_once(both: list[Fleet]) -> None:
     def scenario(fleet: Fleet) -> None:
-        begin(fleet, stuck_attempt=1)
+        begin(fleet, when="context.attempt == 1")
         trials = fleet.ended_well(fleet.launch("my_study", TRIALS), "my_study", TRIALS, 120)
         trial = stuck(trials)
-        assert (trial["attempt"], trial["lost"]) == (2, 0)
-        assert trial["host"] == host_of(fleet, 2) != host_of(fleet, 1)
+        assert trial["attempt"] >= 2
+        assert trial["lost"] == 0
+        assert trial["host"] == copys_host(fleet) != host_of(fleet, 1)
+        assert copies(fleet) == {(number, attempt): attempt > 1 for number, attempt in copies(fleet)}
         assert {each["attempt"] for each in trials if each["number"] != STUCK} == {1}
 
     on_each(scenario, *both)
@@ -130,13 +153,39 @@ def test_a_trial_that_is_stuck_is_rescued_by_a_copy_on_another_machine_and_count
 def test_where_the_copys_machine_dies_the_first_attempt_goes_on_and_its_result_counts(both: list[Fleet]) -> None:
     def scenario(fleet: Fleet) -> None:
         (fleet.desk.folder / "hold").touch()
-        workers = begin(fleet, stuck_attempt=2)
+        workers = begin(fleet, when="context.is_copy")
         launch = fleet.launch("my_study", TRIALS)
-        workers[host_of(fleet, 2)].end()
+        workers[copys_host(fleet)].end()
         until(lambda: stuck(fleet.trials("my_study"))["lost"] == 1, 60, fleet.desk.said)
         (fleet.desk.folder / "hold").unlink()
         trial = stuck(fleet.ended_well(launch, "my_study", TRIALS, 120))
-        assert trial["host"] == host_of(fleet, 1) != host_of(fleet, 2)
+        assert trial["host"] == host_of(fleet, 1) != copys_host(fleet)
+
+    on_each(scenario, *both)
+
+
+def test_where_only_its_own_machine_is_left_to_take_a_copy_the_study_goes_on_and_ends(both: list[Fleet]) -> None:
+    """The last trial of a rung runs long; another machine, which could have taken a copy of it, has just died."""
+    late = 8
+
+    def scenario(fleet: Fleet) -> None:
+        body = """
+    open(f"host-{context.trial}-{context.attempt}", "w").write(os.environ["SHADHO_HOST"])
+    if context.trial == 8: time.sleep(8)
+"""
+        fleet.desk.study(seconds=0.1, body=body.strip(), settings={"rungs": {"least": 1, "most": 9, "eta": 3}})
+        worker = fleet.worker(1, SHADHO_HOST=HOSTS[0])
+        until(lambda: " ready." in worker.err, 60, fleet.desk.said)
+        launch = fleet.launch("my_study", 13)
+        host_of(fleet, 1, late)
+        with connect(fleet.redis) as client:
+            registry = Registry(client, "worker")
+            [facts] = registry.living().values()
+            registry.announce("dead", {**facts, "busy": 0, "machine": {**facts["machine"], "host": HOSTS[1]}})
+        trials = fleet.ended_well(launch, "my_study", 13, 60)
+        assert trials[late]["host"] == HOSTS[0]
+        assert trials[late]["attempt"] > 1, "no copy was made"
+        assert len(hosts(fleet, late)) == 1, "its machine had it twice"
 
     on_each(scenario, *both)
 
@@ -144,7 +193,7 @@ def test_where_the_copys_machine_dies_the_first_attempt_goes_on_and_its_result_c
 def test_switched_off_nothing_is_copied(both: list[Fleet]) -> None:
     def scenario(fleet: Fleet) -> None:
         (fleet.desk.folder / "hold").touch()
-        begin(fleet, stuck_attempt=0)
+        begin(fleet, when="False")
         launch = fleet.desk.start(
             *("python", "-m", "shadho_celery.launch", "my_study", "--trials", str(TRIALS), "--seed", "0", "--json"),
             *("--study", "my_study", "--no-speculation"),
