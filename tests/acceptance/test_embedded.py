@@ -131,6 +131,31 @@ def test_the_svm_task_runs_from_the_checkout(desk: Desk) -> None:
     assert sum(counts["complete"] > 0 for counts in report["classes"].values()) >= 2
 
 
+def test_a_trial_that_goes_on_with_a_greater_budget_finds_the_checkpoints_of_the_one_it_carries_on(desk: Desk) -> None:
+    """And nobody else finds any: the folder of a trial that carries on no other is empty."""
+    body = """
+    kept = context.checkpoint_dir / "kept"
+    before = kept.read_text() if kept.exists() else "nothing"
+    open(f"found-{context.trial}", "w").write(before)
+    assert (before == "nothing") == (context.budget == 1), before
+    kept.write_text(f"{context.trial} of budget {context.budget:g}")
+"""
+    desk.study(body=body.strip(), settings={"rungs": {"least": 1, "most": 9, "eta": 3}})
+    command = desk.launch("my_study", "--trials", "13", "--workers", "cpu=2", "--seed", "0", "--json").wait()
+    assert command.code == 0, desk.said()
+    trials = {trial["number"]: trial for trial in desk.trials()}
+    found = {number: (desk.folder / f"found-{number}").read_text() for number in trials}
+    rungs = [sorted(number for number, trial in trials.items() if trial["rung"] == rung) for rung in range(3)]
+    assert [len(numbers) for numbers in rungs] == [9, 3, 1]
+    first, second, [last] = rungs
+    assert {found[number] for number in first} == {"nothing"}
+    assert {number: found[number] for number in second} == {
+        number: f"{trials[number]['origin']} of budget 1" for number in second
+    }
+    [middle] = [number for number in second if trials[number]["origin"] == trials[last]["origin"]]
+    assert found[last] == f"{middle} of budget 3"
+
+
 def test_without_a_terminal_the_output_is_plain_lines(desk: Desk) -> None:
     """The table at the end, where the store lies, and a command that carries on and can be copied."""
     desk.study()
