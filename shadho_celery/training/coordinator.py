@@ -30,8 +30,8 @@ from shadho_celery.training.width import Patience, Width
 
 logger = logging.getLogger(__name__)
 
-#: vectors in a row that are not finite, after which a replica is sent away; and steps that nobody's finite vector
-#: makes, after which the training has diverged
+#: vectors in a row that are not finite, after which a replica is sent away, and whoever has its rank next at the first
+#: one; and steps that nobody's finite vector makes, after which the training has diverged
 MOST_NOT_FINITE = 3
 #: seconds between two looks at what no event tells of: whether the trial shall stop, whether a grace is over
 TICK = 0.1
@@ -198,8 +198,10 @@ class Coordinator:
         self._bad[peer.rank] += 1
         self._idle.add(peer.slot)
         if self._bad[peer.rank] >= MOST_NOT_FINITE and len(self._peers) > 1:
-            self._listener.banned.add(peer.rank)
-            self._note(f"replica {peer.rank} is in quarantine: {MOST_NOT_FINITE} of its gradients were not finite")
+            # Its rank stays open: the next one to come may be on a machine that is sound.
+            self._note(
+                f"replica {peer.rank} is in quarantine: its gradients were not finite; another may take its place"
+            )
             peer.dismiss("in quarantine: its gradients were not finite", error=True)
             self._peers.pop(peer.slot, None)
             self._idle.discard(peer.slot)

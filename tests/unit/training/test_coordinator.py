@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -60,7 +61,6 @@ class FakePeer:
 class FakeListener:
     def __init__(self) -> None:
         self.inbox: SimpleQueue[Any] = SimpleQueue()
-        self.banned: set[int] = set()
         self.refused: Counter[str] = Counter()
         self.places = 8
 
@@ -122,6 +122,19 @@ class Play:
         peer: Any = self.peers[slot]
         self.coordinator.handle(Left(peer=peer, reason=reason))
         self.coordinator.commit_if_due()
+
+    def join(self, slot: int) -> None:
+        """A new replica comes to a place."""
+        peer: Any = FakePeer(slot)
+        self.peers[slot] = peer
+        self.coordinator.handle(Joined(peer=peer))
+
+    def put_in_quarantine(self, slot: int) -> None:
+        """Of two replicas, the one in this place."""
+        for _ in range(3):
+            self.send(slot, (math.nan, 0))
+            self.send(1 - slot, (0, 0))
+        assert self.peers[slot].dismissed
 
     def wait(self, seconds: float) -> None:
         self.time += seconds
@@ -227,13 +240,33 @@ def test_what_is_not_finite_is_refused_and_the_step_is_made_by_the_others(
 def test_a_replica_is_in_quarantine_after_three_that_are_not_finite(play: Callable[..., Play]) -> None:
     it = play(Sync(replicas=1, backups=1))
     for _ in range(3):
+        assert it.peers[1].dismissed is None
         it.send(1, (np.nan, 0))
         it.send(0, (0, 0))
-    assert it.listener.banned == {1}
     assert "quarantine" in (it.peers[1].dismissed or "")
+    assert "replica 1 is in quarantine" in it.run.log.notes[-1]
     it.send(0, (0, 0))
     assert it.run.step == 4
     assert it.peers[1].sent[-1] == 2
+
+
+def test_who_comes_in_the_place_of_one_in_quarantine_is_sent_away_at_once_or_is_as_good_as_any(
+    play: Callable[..., Play],
+) -> None:
+    """It may be the same machine that comes again, or a sound one."""
+    it = play(Sync(replicas=1, backups=1))
+    it.put_in_quarantine(1)
+    it.join(1)
+    it.send(1, (np.nan, 0))
+    assert "quarantine" in (it.peers[1].dismissed or "")
+    it.send(0, (0, 0))
+    it.join(1)
+    it.send(1, (1, 1))
+    assert it.run.log.steps[-1].slots == (1,)
+    for _ in range(2):
+        it.send(1, (np.nan, 0))
+        it.send(0, (0, 0))
+    assert it.peers[1].dismissed is None
 
 
 def test_a_loss_that_is_nan_everywhere_from_the_first_step_is_one_clear_error(play: Callable[..., Play]) -> None:
@@ -265,7 +298,7 @@ def test_steps_are_passed_over_one_by_one_where_only_some_have_no_finite_vector(
         it.send(0, (np.nan, 1))
     assert it.run.step == 10
     assert [step.slots for step in it.run.log.steps] == [(0,), ()] * 5
-    assert not it.listener.banned
+    assert it.peers[0].dismissed is None
 
 
 def test_without_lockstep_a_vector_that_is_not_finite_delays_its_replica_by_one_step(play: Callable[..., Play]) -> None:
