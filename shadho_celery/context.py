@@ -90,6 +90,12 @@ class Context(Protocol):
         ``shadho_celery.training.gang`` does so for a trial with more than one slot.
         """
 
+    def gang_assembled(self) -> None:
+        """Tell that the replicas that were called have come.
+
+        A gang of which nobody does so gives its slots back after a while. ``shadho_celery.training.gang`` does.
+        """
+
 
 def _ignore(step: int, loss: float) -> None:
     pass
@@ -97,6 +103,10 @@ def _ignore(step: int, loss: float) -> None:
 
 def _never() -> bool:
     return False
+
+
+def _nobody_to_tell() -> None:
+    pass
 
 
 def _nobody_to_call(address: str, token: str, backups: int) -> None:
@@ -126,6 +136,7 @@ class LocalContext:
     #: whether those are over
     timed_out: Callable[[], bool] = _never
     on_call_replicas: Callable[[str, str, int], None] = _nobody_to_call
+    on_gang_assembled: Callable[[], None] = _nobody_to_tell
 
     @property
     def checkpoint_dir(self) -> Path:
@@ -142,6 +153,9 @@ class LocalContext:
 
     def call_replicas(self, address: str, token: str, backups: int) -> None:
         self.on_call_replicas(address, token, backups)
+
+    def gang_assembled(self) -> None:
+        self.on_gang_assembled()
 
 
 @dataclass(frozen=True, kw_only=True)

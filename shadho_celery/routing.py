@@ -24,7 +24,7 @@ from shadho_celery.signing import UNSIGNED, Signer
 from shadho_celery.tls import remedy
 
 #: what scheduler and worker must agree on: the form of a message and of the channel's records
-PROTOCOL = 4
+PROTOCOL = 5
 
 #: the name of the Celery task that runs a trial
 TASK = "shadho.trial"

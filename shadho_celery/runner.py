@@ -6,8 +6,8 @@ nothing of it stay behind. Between them is a pipe of JSON records, one a line:
 - in: ``{"trial": {...}}`` runs a trial, ``{"stop": true}`` raises its stop flag, ``{"time_out": true}`` interrupts it;
   the end of the pipe ends the process
 - out: ``{"ready": true}`` once the study modules are imported, ``{"report": {...}}``, ``{"gang": {...}}`` where the
-  trial calls for replicas, ``{"outcome": {...}}``, with ``"replace": true`` where the process is not fit for another
-  trial
+  trial calls for replicas or tells that they have come, ``{"outcome": {...}}``, with ``"replace": true`` where the
+  process is not fit for another trial
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Runner:
         """Run one trial to its end; the end of the process is an outcome too.
 
         `trial["timeout"]`, where it is there, are the seconds it may take. `on_gang` gets what it calls for replicas
-        with: ``address``, ``token`` and ``backups``.
+        with, ``address``, ``token`` and ``backups``, and that again once they have come: ``assembled``.
         """
         began = SystemClock().now()
         try:
@@ -147,10 +147,10 @@ def _report(record: Mapping[str, Any]) -> Mapping[str, Any]:
 def _gang(record: Mapping[str, Any]) -> Mapping[str, Any]:
     with as_garbage():
         address, token = str(record["gang"]["address"]), str(record["gang"]["token"])
-        backups = int(record["gang"]["backups"])
+        backups, assembled = int(record["gang"]["backups"]), bool(record["gang"]["assembled"])
         if not (is_address(address) and is_token(token) and 0 <= backups <= MAX_REPLICAS):
             raise ValueError("no call for replicas")
-        return {"address": address, "token": token, "backups": backups}
+        return {"address": address, "token": token, "backups": backups, "assembled": assembled}
 
 
 def _outcome(record: Mapping[str, Any]) -> Outcome:

@@ -1,9 +1,10 @@
 """The seats of gangs, in Redis: which replica of which trial runs where; both ends of it.
 
-A trial that takes several slots *calls* for the replicas of its gang. The scheduler's executor publishes a message for
-each of their seats; the worker that gets one *takes* the seat, if the trial's attempt runs and nobody else has it,
-*renews* it while the replica runs, and *leaves* it afterwards. A seat that is not renewed is lost, and free again. So
-replicas of a trial that has ended need not be looked for: their messages are refused, and their renewals too.
+A trial that takes several slots *calls* for the replicas of its gang, and again to tell that they have come. The
+scheduler's executor publishes a message for each of their seats; the worker that gets one *takes* the seat, if the
+trial's attempt runs and nobody else has it, *renews* it while the replica runs, and *leaves* it afterwards. A seat that
+is not renewed is lost, and free again. So replicas of a trial that has ended need not be looked for: their messages are
+refused, and their renewals too.
 
 Keys of a study, under ``shadho:{study}:``, beside those of `channel.py`:
 
@@ -63,7 +64,7 @@ class WorkerSeats:
         self._leave = client.register_script(gate.LEAVE)
 
     def call(self, study: str, call: Assembling) -> bool:
-        """Call for replicas; False where the attempt does not run any more."""
+        """Call for replicas, or tell that they have come; False where the attempt does not run any more."""
         keys = Keys(study)
         return bool(
             self._call(

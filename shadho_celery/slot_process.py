@@ -125,6 +125,7 @@ class SlotProcess:
 
     def _context(self, trial: dict[str, Any], tell: Callable[[Mapping[str, Any]], None]) -> LocalContext:
         seat = trial.get("replica")
+        called: dict[str, Any] = {}
 
         def report(step: int, loss: float) -> None:
             # A replica computes for the trial; what becomes of the trial its coordinator tells.
@@ -138,7 +139,13 @@ class SlotProcess:
                 raise UsageError('no replicas can be called: the trial has one slot; see STUDY["slots"]')
             if not is_address(address) or not is_token(token) or not 0 <= backups <= MAX_REPLICAS:
                 raise UsageError(f"no replica can be sent to {address!r}: give host:port, a token, and backups >= 0")
-            tell({"gang": {"address": address, "token": token, "backups": backups}})
+            called.update(address=address, token=token, backups=backups)
+            tell({"gang": {**called, "assembled": False}})
+
+        def gang_assembled() -> None:
+            # A gang that has called nobody is this trial's own affair.
+            if called:
+                tell({"gang": {**called, "assembled": True}})
 
         return LocalContext(
             trial=trial["number"],
@@ -157,6 +164,7 @@ class SlotProcess:
             replica=None if seat is None else ReplicaSeat(**seat),
             is_copy=trial.get("not_on") is not None,
             on_call_replicas=call_replicas,
+            on_gang_assembled=gang_assembled,
         )
 
     def _run(self, trial: dict[str, Any], tell: Callable[[Mapping[str, Any]], None], output: int) -> Outcome:

@@ -178,7 +178,7 @@ class Lost:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Assembling:
-    """An attempt that takes several slots called for the replicas of its gang."""
+    """An attempt that takes several slots called for the replicas of its gang, or tells that they have come."""
 
     number: int
     attempt: int
@@ -190,6 +190,8 @@ class Assembling:
     token: str
     #: backup replicas beyond those of the trial's slots
     backups: int = 0
+    #: True once as many replicas as the gang needs have said hello
+    assembled: bool = False
     #: seconds since the epoch
     at: float
 

@@ -38,7 +38,7 @@ class Witness:
         return Report(number=running.number, attempt=running.attempt, at=self.clock.now(), **record)
 
     def assembling(self, running: Running, record: Mapping[str, Any]) -> Assembling:
-        """A trial calls for replicas."""
+        """A trial calls for replicas, or tells that they have come."""
         now = self.clock.now()
         return Assembling(number=running.number, attempt=running.attempt, call=running.calls, at=now, **record)
 

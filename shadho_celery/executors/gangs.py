@@ -2,8 +2,9 @@
 
 A trial that takes N slots has N - 1 seats besides its coordinator's; each is published until somebody holds it, and
 again when its holder has died, for as long as the trial runs. Seats of backup replicas are published while slots idle,
-and asked back when trials want those. A gang whose seats were not all held at once within `wait_seconds` gives
-everything back: what it waits for may be held by another gang that waits, too.
+and asked back when trials want those. A gang that has not told within `wait_seconds` that its replicas have come gives
+everything back: what it waits for may be held by another gang that waits, too. While all of its seats are held it waits
+for nobody; its replicas may take as long to get ready as its coordinator did. Those that fail do not hold them.
 """
 
 from __future__ import annotations
@@ -73,11 +74,16 @@ class _Gang:
     #: since when it is waited for
     since: float
     places: list[_Place]
-    #: True once all its seats, but for those of backups, were held at once; and once it was given back
+    #: True once its coordinator has told that its replicas have come; and once it was given back
     is_complete: bool = False
     is_given_back: bool = False
     #: how its last replica failed
     failure: str = ""
+
+    @property
+    def is_seated(self) -> bool:
+        """True while all its seats are held, but for those of backups."""
+        return all(place.state in ("held", "done") for place in self.places if not place.is_backup)
 
     def message(self, place: _Place) -> tuple[str, Mapping[str, Any]]:
         call = self.call
@@ -114,10 +120,14 @@ class Gangs:
         return bool(self._gangs or self._over)
 
     def open(self, call: Assembling, compute_class: str, slots: int, payload: Mapping[str, Any], now: float) -> None:
-        """A trial of `slots` slots has called for replicas; `payload` is the message for them, but for their seat."""
+        """A trial of `slots` slots has called for replicas; `payload` is the message for them, but for their seat.
+
+        Or it tells that those of this call have come.
+        """
         before = self._gangs.get((call.number, call.attempt))
         if before is not None:
             if before.call.call >= call.call:
+                before.is_complete |= call.assembled and before.call.call == call.call
                 return
             # The trial trains a second time: of the first gang's seats nobody is to know any more.
             self.close(call.number, call.attempt)
@@ -125,7 +135,8 @@ class Gangs:
             _Place(Seat(number=call.number, attempt=call.attempt, call=call.call, rank=rank), rank >= slots)
             for rank in range(1, slots + min(call.backups, MAX_REPLICAS))
         ]
-        self._gangs[call.number, call.attempt] = _Gang(call, compute_class, payload, now, places)
+        gang = _Gang(call, compute_class, payload, now, places, is_complete=call.assembled)
+        self._gangs[call.number, call.attempt] = gang
 
     def close(self, number: int, attempt: int | None = None) -> None:
         """An attempt has ended; without `attempt` all of its trial's."""
@@ -155,10 +166,10 @@ class Gangs:
             self._fill_idle(now, name, min(room.idle, room.spare - self.backups(name)), has_waited)
 
     def overdue(self, now: float) -> list[Overdue]:
-        """The gangs that have waited long enough, once each: their attempts are to be given up."""
+        """The gangs that have waited long enough for replicas, once each: their attempts are to be given up."""
         found = []
         for (number, attempt), gang in self._gangs.items():
-            if gang.is_complete or gang.is_given_back or now - gang.since < self.wait_seconds:
+            if gang.is_complete or gang.is_given_back or gang.is_seated or now - gang.since < self.wait_seconds:
                 continue
             gang.is_given_back = True
             reason = f"its gang was not complete within {self.wait_seconds:g} s"
@@ -187,9 +198,6 @@ class Gangs:
         places = [place for gang in self._gangs.values() for place in gang.places]
         for place, state in zip(places, self.seats.states([place.seat for place in places]), strict=True):
             place.state = state
-        for gang in self._gangs.values():
-            if all(place.state in ("held", "done") for place in gang.places if not place.is_backup):
-                gang.is_complete = True
 
     def _ask_back(self, compute_class: str, count: int) -> None:
         """Have so many backups leave, the last ones first; those that were asked before count."""

@@ -69,7 +69,7 @@ class Usher:
         return self._gangs.overdue(now)
 
     def _assemble(self, call: Assembling, now: float) -> None:
-        """A trial has called for its replicas: from now on there are seats to be filled."""
+        """A trial has called for its replicas: from now on there are seats to be filled; or they have come."""
         sent = self._in_flight.find(call.number, call.attempt)
         if sent is not None and sent.trial is not None:
             self._gangs.open(call, sent.compute_class, sent.slots, self._messages.for_replicas(sent.trial), now)

@@ -89,6 +89,7 @@ class Coordinator:
         """Gather the gang and take all steps. Raises ShadhoError where that cannot be."""
         if not self._gather():
             return
+        self.run.context.gang_assembled()
         self.begin()
         while not self.run.over:
             self._handle_next()

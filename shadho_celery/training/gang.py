@@ -77,11 +77,11 @@ def gang(
     Up to 16 replicas and 50 million parameters: beyond that the one coordinator is too slow, and use
     DistributedDataParallel or torchft in the objective. `token`, `host` and `port` are found by themselves.
 
-    It waits for its first N replicas for `start_seconds`: a minute, or in a trial with slots as long as the scheduler
-    lets it. While fewer than N are alive: after `grace_seconds` (10, or none where lost replicas cannot come back) the
-    gang goes on with fewer and a learning rate in proportion, waits, or fails, as `on_few` says. A replica that is
-    silent for `deadline_seconds` is gone. `delay(place, draw)` are seconds that a gradient takes at least, to play slow
-    machines. Raises UsageError.
+    It waits for its first N replicas for `start_seconds`: a minute, or in a trial with slots an hour, and there the
+    scheduler takes it back sooner where they do not come. While fewer than N are alive: after `grace_seconds` (10, or
+    none where lost replicas cannot come back) the gang goes on with fewer and a learning rate in proportion, waits, or
+    fails, as `on_few` says. A replica that is silent for `deadline_seconds` is gone. `delay(place, draw)` are seconds
+    that a gradient takes at least, to play slow machines. Raises UsageError.
     """
     if strategy is None:
         if replicas is None:
@@ -98,7 +98,8 @@ def gang(
             "let STUDY['slots'] be the number of replicas"
         )
     if start_seconds is None:
-        # Where replicas are called, the scheduler takes a gang back that does not come together.
+        # Where replicas are called, the scheduler takes a gang back that does not come together; they may be getting
+        # ready for as long as this.
         start_seconds = 3600.0 if calls else 60.0
     if grace_seconds is None:
         grace_seconds = 10.0 if calls else 0.0

@@ -135,9 +135,13 @@ def test_garbage_on_the_port_disturbs_nobody(fit: Fit) -> None:
 
 
 def test_a_late_joiner_contributes_within_three_steps(tmp_path: Path, processes: list[subprocess.Popen[str]]) -> None:
-    """Given a gang of two of which one died, when another comes, then it has a part in one of the next three steps."""
+    """Given a gang of two of which one died, when another comes, then it has a part in one of the next three steps.
+
+    That the gang has come together is told once, when both of its first replicas have said hello.
+    """
     torch.set_num_threads(1)
     called: list[tuple[str, str]] = []
+    present: list[int] = []
 
     def start(rank: int) -> None:
         address, token = called[0]
@@ -147,7 +151,12 @@ def test_a_late_joiner_contributes_within_three_steps(tmp_path: Path, processes:
         called.append((address, token))
         start(1)
 
-    context = LocalContext(checkpoints=tmp_path, slots=2, on_call_replicas=call)
+    context = LocalContext(
+        checkpoints=tmp_path,
+        slots=2,
+        on_call_replicas=call,
+        on_gang_assembled=lambda: present.append(g.present()),
+    )
     model = network()
     with gang(context, 2, host="127.0.0.1", grace_seconds=0.0) as g:
 
@@ -161,6 +170,7 @@ def test_a_late_joiner_contributes_within_three_steps(tmp_path: Path, processes:
 
         report = g.fit(model, descent(model), DATA, loss, steps=20, batch=BATCH, on_step=note)
     assert processes[1].wait(timeout=60) == 0
+    assert present == [2]
     first = next(step.step for step in report.log.steps if step.step >= 6 and 1 in step.slots)
     told = next(int(note.rpartition(" ")[2]) for note in report.log.notes if "replica 7 joined" in note)
     assert first <= told + 3

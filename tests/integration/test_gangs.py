@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -25,7 +26,8 @@ from shadho_celery.trial import Event, Lost, Result, Trial, TrialState
 pytestmark = pytest.mark.timeout(180)
 
 #: A trial of several slots waits for all of its replicas to say hello, and holds them until its file is gone; what the
-#: last trial of a study does with one slot ends at once. A replica writes down how it ended.
+#: last trial of a study does with one slot ends at once. A replica writes down how it ended. With x == 9 replicas fail,
+#: with 8 they do so after a while, with 7 they take a while to get ready.
 STUDY = """
 import os, socket, threading, time
 from pathlib import Path
@@ -43,8 +45,10 @@ def objective(params, context):
     seat = context.replica
     name = f"{context.trial}.{context.attempt}"
     note("began", name, 0 if seat is None else seat.rank, context.slots, os.getpid())
-    if params.get("x") == 9 and seat is not None:
-        raise ArithmeticError("replicas fail here")
+    if params["x"] > 1 and seat is not None:
+        time.sleep({9: 0, 8: 4, 7: 12}[params["x"]])
+        if params["x"] != 7:
+            raise ArithmeticError("replicas fail here")
     if seat is not None:
         return replica(seat, context, name)
     if context.slots == 1:
@@ -83,6 +87,8 @@ def coordinate(context, name):
                 met.add(int(rank))
                 lines.append(line)
                 note("met", name, rank, context.slots, os.getpid())
+                if {1, 2} <= met:
+                    context.gang_assembled()
             except TimeoutError:
                 pass
             if {1, 2} <= met and not Path(f"hold-{context.trial}").exists():
@@ -291,20 +297,44 @@ def test_a_gang_that_is_not_complete_in_time_gives_everything_back_and_the_attem
         assert len(game.pids("1.1")) == 2, "the coordinator's and one replica's; the other one came too late"
 
 
-@on("redis")
+@pytest.mark.parametrize(
+    ("fleet", "x"), [("redis", 9), ("redis", 8), ("rabbitmq", 8)], indirect=["fleet"], ids=["at once", "late", "rabbit"]
+)
 def test_replicas_that_fail_are_told_of_and_cost_the_trial_its_attempt(
-    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+    fleet: Fleet, x: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Or an objective that fails as a replica would be sent for ever."""
+    """Or an objective that fails as a replica would be sent for ever; also where all of them had begun by then."""
     workers(fleet, 1, slots=3)
     with play(fleet, monkeypatch, gang_wait_seconds=6.0) as game:
-        game.submit(0, x=9)
+        game.submit(0, x=x)
         lost = game.lost(0, 1)
         assert lost.claimed
         assert lost.reason.startswith("its gang was not complete within 6 s; replica ")
         assert lost.reason.endswith("ArithmeticError: replicas fail here")
         assert any("replicas fail here" in notice for notice in game.executor.notices())
         assert 2 <= len(game.seen("began", "0.1")) <= 8, "they were tried again, and not without a pause"
+        game.submit(1, 1, x=0.7)
+        assert game.result(1).loss == 0.7
+
+
+@on("redis")
+def test_a_gang_whose_replicas_take_long_to_get_ready_is_not_given_back_while_they_do(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or it would be so in each of its attempts. A scheduler that is started anew knows that it has come together."""
+    workers(fleet, 1, slots=3)
+    with play(fleet, monkeypatch, gang_wait_seconds=6.0) as game:
+        game.hold(0)
+        game.submit(0, x=7)
+        game.until(lambda: {1, 2} <= set(game.seen("met", "0.1")))
+    with play(fleet, monkeypatch, gang_wait_seconds=1.0) as game:
+        game.submit(0, x=7, state=TrialState.RUNNING)
+        game.until(lambda: game.executor.classes()[0].busy == 3)
+        os.kill(game.pids("0.1")[2], signal.SIGKILL)
+        game.until(lambda: game.seen("began", "0.1").count(2) == 2)
+        game.release(0)
+        result = game.result(0)
+        assert (result.state, result.attempt) == (TrialState.COMPLETE, 1)
 
 
 @on("redis")

@@ -74,6 +74,10 @@ def test_a_call_for_replicas_reaches_the_scheduler_and_is_remembered(
     assert seats.call("k1", CALL)
     assert scheduler.drain(0)[-1] == CALL
     assert books.calls([(5, 1), (0, 1), (0, 2)]) == [CALL]
+    come = replace(CALL, assembled=True)
+    assert seats.call("k1", come)
+    assert scheduler.drain(0) == [come]
+    assert books.calls([(0, 1)]) == [come]
     again = replace(CALL, call=2, token="another")
     assert seats.call("k1", again)
     assert books.calls([(0, 1)]) == [again]

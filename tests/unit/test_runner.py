@@ -259,7 +259,12 @@ def leaving_a_reporter(params, context):
 def coordinating(params, context):
     for backups in (0, 2):
         context.call_replicas("10.0.0.1:5000", "secret", backups)
+        context.gang_assembled()
     return context.slots
+
+def assembling_at_home(params, context):
+    context.gang_assembled()
+    return 0.0
 
 def miscalling(params, context):
     context.call_replicas(["10.0.0.1"], "secret", 0)
@@ -267,7 +272,7 @@ def miscalling(params, context):
 def forging_a_call(params, context):
     for descriptor in range(3, 100):
         try:
-            os.write(descriptor, b'{"gang": {"address": "x y:1", "token": "secret", "backups": 0}}\\n')
+            os.write(descriptor, b'{"gang": {"address": "x y:1", "token": "t", "backups": 0, "assembled": false}}\\n')
         except OSError:
             pass
     return 0.0
@@ -667,7 +672,15 @@ def test_a_trial_of_several_slots_calls_for_replicas(shared: Runner) -> None:
     calls: Reports = []
     outcome = shared.run(trial("coordinating", slots=3), calls.append, calls.append)
     assert outcome.loss == 3
-    assert calls == [{"address": "10.0.0.1:5000", "token": "secret", "backups": backups} for backups in (0, 2)]
+    place = {"address": "10.0.0.1:5000", "token": "secret"}
+    told = [{**place, "backups": backups, "assembled": come} for backups in (0, 2) for come in (False, True)]
+    assert calls == told
+
+
+def test_a_gang_that_has_called_nobody_tells_nobody_that_it_has_come_together(shared: Runner) -> None:
+    calls: Reports = []
+    assert shared.run(trial("assembling_at_home", slots=3), calls.append, calls.append).loss == 0.0
+    assert calls == []
 
 
 @pytest.mark.parametrize(

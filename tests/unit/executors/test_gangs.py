@@ -136,7 +136,7 @@ def test_a_replica_whose_work_is_done_is_not_replaced(gangs: Gangs, table: Table
     assert gangs.overdue(500) == []
 
 
-def test_a_gang_whose_seats_were_not_all_held_at_once_in_time_is_given_back_once(gangs: Gangs, table: Table) -> None:
+def test_a_gang_that_has_not_come_together_in_time_is_given_back_once(gangs: Gangs, table: Table) -> None:
     assemble(gangs)
     tend(gangs, 0)
     table.ranks()
@@ -155,13 +155,40 @@ def test_a_gang_whose_seats_were_not_all_held_at_once_in_time_is_given_back_once
     assert table.ranks() == [], "its seats are of no use any more"
 
 
-def test_one_that_was_complete_once_is_its_coordinators_business(gangs: Gangs, table: Table) -> None:
+def test_seats_that_are_held_and_lost_again_do_not_make_a_gang(gangs: Gangs, table: Table) -> None:
+    """Its replicas fail before they say hello, say; while all of them are at it, they may take their time."""
     assemble(gangs)
     table.sit("held", 1, 2)
     tend(gangs, 10)
+    assert gangs.overdue(10) == []
+    tend(gangs, 70)
+    assert gangs.overdue(70) == []
+    table.sit("left", 1)
+    tend(gangs, 71)
+    assert [gang.number for gang in gangs.overdue(71)] == [0]
+
+
+def test_one_that_has_told_that_it_is_complete_is_its_coordinators_business(gangs: Gangs, table: Table) -> None:
+    assemble(gangs)
+    table.sit("held", 1, 2)
+    tend(gangs, 10)
+    assemble(gangs, assembled=True)
     table.sit("lost", 1, 2)
     tend(gangs, 90)
     assert gangs.overdue(1000) == []
+
+
+def test_one_that_an_earlier_life_was_told_of_is_complete_from_the_beginning(gangs: Gangs) -> None:
+    assemble(gangs, assembled=True)
+    tend(gangs, 0)
+    assert gangs.overdue(1000) == []
+
+
+def test_that_a_gang_was_complete_tells_nothing_of_the_attempts_next_one(gangs: Gangs) -> None:
+    assemble(gangs, call=2, token="another")
+    assemble(gangs, call=1, assembled=True)
+    tend(gangs, 0)
+    assert len(gangs.overdue(60)) == 1
 
 
 def test_replicas_that_fail_are_told_of_and_are_why_their_gang_is_given_back(gangs: Gangs) -> None:
@@ -224,6 +251,7 @@ def complete(gangs: Gangs, table: Table, backups: int, number: int = 0) -> None:
     tend(gangs, 0)
     table.sit("held", 1, 2, number=number)
     tend(gangs, 0)
+    assemble(gangs, number=number, backups=backups, assembled=True)
     table.ranks()
 
 
@@ -234,6 +262,9 @@ def test_backups_are_called_into_idle_slots_of_the_studys_part_once_the_gang_is_
     tend(gangs, 0, {"cpu": Room(spare=9, idle=9)})
     assert table.ranks() == [1, 2]
     table.sit("held", 1, 2)
+    tend(gangs, 0, {"cpu": Room(spare=9, idle=9)})
+    assert table.ranks() == []
+    assemble(gangs, backups=5, assembled=True)
     for room, ranks in [
         (Room(spare=0, idle=9), []),
         (Room(spare=9, idle=0), []),
@@ -266,7 +297,7 @@ def test_backups_leave_when_trials_want_their_slots_the_last_ones_first(gangs: G
     assert not table.wanted
 
 
-def test_the_seats_of_backups_do_not_make_a_gang_complete_nor_incomplete(gangs: Gangs, table: Table) -> None:
+def test_the_seats_of_backups_need_not_be_held_and_do_not_stand_in_for_others(gangs: Gangs, table: Table) -> None:
     assemble(gangs, backups=1)
     assemble(gangs, number=1, backups=1)
     table.sit("held", 1, 2)
