@@ -229,7 +229,7 @@ def alone(settings: Settings) -> Outcome:
 
 def wire(settings: Settings) -> Outcome:
     """The bus beside a bare socket, over loopback."""
-    table = _table("MB/s to another process (out) and from it (in), the fastest of some", "parameters", *WAYS, "out", "in")
+    table = _table("MB/s to another process (out) and from it (in), the fastest", "parameters", *WAYS, "out", "in")
     outcome = Outcome()
     for parameters, count in VECTORS.items():
         rates = backup_wire.megabytes_per_second(parameters, count)
