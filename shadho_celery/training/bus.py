@@ -176,7 +176,7 @@ class Listener:
     def _arrived(self, peer: Peer, header: Header, payload: memoryview) -> None:
         if header.sender != peer.slot:
             raise BrokenFrame(f"a frame of place {header.sender} from place {peer.slot}")
-        self.inbox.put(Arrived(peer=peer, header=header, payload=payload))
+        self.inbox.put(Arrived(peer=peer, header=header, payload=payload, at=self._now()))
 
     def _admit(self, wire: Wire, hello: dict[str, Any]) -> Peer:
         rank = hello.get("rank")

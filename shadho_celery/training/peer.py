@@ -34,6 +34,8 @@ class Arrived:
     header: Header
     #: a view of the connection's buffer
     payload: memoryview
+    #: moment at which the last of it came; it is dealt with when the coordinator comes to it
+    at: float
 
 
 Event = Joined | Left | Arrived
