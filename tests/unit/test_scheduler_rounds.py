@@ -180,6 +180,24 @@ def test_a_resumed_search_promotes_the_same_and_sends_nothing_twice(at: int) -> 
     assert promoted(again) == promoted(whole)
 
 
+@pytest.mark.parametrize("at", [0, 3, 30])
+def test_a_search_stopped_at_once_and_resumed_goes_up_the_whole_ladder(at: int) -> None:
+    """Whoever had finished by then is compared with others; on each rung there are as many results as without that."""
+    first = Search().run(lambda search: search.study.counted >= at)
+    first.scheduler.stop(running=True)
+    first.run()
+    cancelled = first.study.count(S.CANCELLED)
+    assert cancelled > 0
+    first.simulated.close()
+    first.study.close()
+    study = Search(store=first.store, resume=True).run().study
+    ended = [trial for trial in study if trial.state is S.COMPLETE]
+    assert Counter(trial.rung for trial in ended) == {0: 27, 1: 9, 2: 3, 3: 1}
+    assert (study.count(S.CANCELLED), len(study)) == (cancelled, BRACKET + cancelled)
+    drawn = Counter(trial.subspace for trial in study if trial.origin is None)
+    assert max(drawn.values()) - min(drawn.values()) <= 1, "and so many more are drawn of each subspace"
+
+
 def test_an_objective_sees_its_budget_and_the_checkpoints_of_its_origin(
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
