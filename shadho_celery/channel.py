@@ -1,11 +1,11 @@
-"""The way between workers and schedulers, in Redis: both ends, and what travels on it.
+"""The way between workers and schedulers, in Redis: both ends of it.
 
 The broker only delivers; here is decided who runs what, by the scripts in `gate.py`. An attempt is *claimed* by the
 worker that will run it, its *lease* is renewed while it runs, and its result is taken only from a worker that still
 holds the lease. Redis is the gate; the store stays the authority, so that losing Redis costs a re-run and never a
 double count.
 
-Keys of a study, under ``shadho:{study}:``
+Keys of a study, under ``shadho:{study}:``; `strikes.py` and `seats.py` tell of the others:
 
 ========  ======  ===================================================================================
 events    stream  what the scheduler has not confirmed yet, one JSON record an entry
@@ -13,45 +13,31 @@ attempts  hash    trial number -> ``N`` all up to N are fenced, ``N:delivery`` N
                   ``done:N:delivery``; and ``refused`` -> late results that were refused
 leases    zset    ``number.attempt`` -> moment the lease ends (ms, the server's clock); 0 once it has
 cancel    set     numbers of running trials that should stop
-strikes   hash    worker -> failures in a row that nobody else has had, or ``fenced``
-known     set     failures that are the trials' own: more than one worker has had them
 ========  ======  ===================================================================================
 """
 
 from __future__ import annotations
 
-import json
 import os
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
 from shadho_celery import gate
+from shadho_celery.envelope import seal, unseal
 from shadho_celery.errors import UsageError
 from shadho_celery.registry import Redis
 from shadho_celery.signing import UNSIGNED, Signer
 from shadho_celery.standing import signature
-from shadho_celery.trial import Assembling, Event, GangEvent, Lost, Report, Result, Started, TrialState, Unseated
+from shadho_celery.trial import Event, GangEvent, Lost, Report, Result, Started, TrialState
 
 #: seconds for which messages of a study that has ended are refused
 ERASED_SECONDS = 7 * 86400
 
 #: events read at once
 READ = 1000
-
-#: what stands in the strikes of a worker that gets no more trials
-FENCED = "fenced"
-
-_KINDS: dict[str, Callable[..., Event | GangEvent]] = {
-    "started": Started,
-    "report": Report,
-    "result": Result,
-    "lost": Lost,
-    "assembling": Assembling,
-    "unseated": Unseated,
-}
 
 
 @dataclass(frozen=True)
@@ -142,13 +128,6 @@ class WorkerChannel:
         keys = Keys(study)
         members = [f"{number}.{attempt}" for number, attempt in attempts]
         return list(self._renew(keys=[keys.attempts, keys.leases, keys.cancel], args=[self._lease_ms, *members]))
-
-    def standing(self, study: str) -> str:
-        """``free`` where this worker may claim trials of the study, else ``held`` or ``fenced``."""
-        strikes = self._client.hget(Keys(study).strikes, self._worker)
-        if strikes == FENCED:
-            return FENCED
-        return "held" if strikes and int(strikes) >= gate.MAX_STRIKES else "free"
 
     def count_refused(self, study: str) -> None:
         """One late result more was refused, before it was sent."""
@@ -245,32 +224,9 @@ class SchedulerChannel:
         """Late results that were refused so far."""
         return int(self._client.hget(self._keys.attempts, "refused") or 0)
 
-    def absolve(self, worker: str, failure: str | None = None) -> None:
-        """Forget a worker's strikes; `failure` is known from now on: it is the trials' own, whoever runs them.
-
-        A fenced worker stays fenced.
-        """
-        if failure is not None:
-            self._client.sadd(self._keys.known, failure)
-        if self._client.hget(self._keys.strikes, worker) != FENCED:
-            self._client.hdel(self._keys.strikes, worker)
-
-    def try_again(self, worker: str) -> None:
-        """Let a worker that was kept off claim one trial more, and be kept off again where it fails that."""
-        if self._client.hget(self._keys.strikes, worker) != FENCED:
-            self._client.hset(self._keys.strikes, worker, gate.MAX_STRIKES - 1)
-
-    def fence(self, worker: str) -> None:
-        """Let a worker have no more trials of this study."""
-        self._client.hset(self._keys.strikes, worker, FENCED)
-
     def open(self) -> None:
-        """Take the study's keys up again, where an earlier scheduler has erased them."""
+        """Take up the memory of the study's attempts, where an earlier scheduler has erased its keys."""
         self._client.persist(self._keys.attempts)
-        self._client.persist(self._keys.strikes)
-        # Of what there was against them nobody knows any more.
-        for worker in self._client.hkeys(self._keys.strikes):
-            self.absolve(worker)
 
     def erase(self) -> None:
         """Remove the study's keys: it has ended and all is recorded.
@@ -282,50 +238,6 @@ class SchedulerChannel:
         self._client.delete(keys.events, keys.leases, keys.cancel, keys.known, keys.gangs, keys.seats, keys.yields)
         self._client.expire(keys.attempts, ERASED_SECONDS)
         self._client.expire(keys.strikes, ERASED_SECONDS)
-
-
-def encode(event: Event | GangEvent) -> str:
-    """An event as JSON."""
-    kind = next(kind for kind, type_ in _KINDS.items() if type(event) is type_)
-    # Not `asdict`, which would copy metrics deeply first.
-    return json.dumps({"kind": kind, **{name: getattr(event, name) for name in type(event).__slots__}})
-
-
-def decode(text: str) -> Event | GangEvent:
-    """The event that `encode` made `text` of."""
-    values = json.loads(text)
-    kind = _KINDS[values.pop("kind")]
-    if kind is Result:
-        values["state"] = TrialState(values["state"])
-    return kind(**values)
-
-
-def seal(study: str, event: Event | GangEvent, signer: Signer) -> str:
-    """An event as it travels: its JSON, after its signature where messages are signed."""
-    text = encode(event)
-    return signer.sign(study + text) + text
-
-
-def unseal(study: str, text: str, signer: Signer) -> Event | GangEvent | None:
-    """The event in `text`; None where it is unsigned although it should be, or no event at all."""
-    signature, brace, rest = text.partition("{")
-    if not signer.check(study + brace + rest, signature):
-        return None
-    try:
-        event = decode(brace + rest)
-        return event if _is_sound(event) else None
-    except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
-        return None
-
-
-_NUMBERS = ("step", "memory", "call", "rank", "backups")
-
-
-def _is_sound(event: Event | GangEvent) -> bool:
-    """Whether the numbers in an event are numbers, and such as a store can keep."""
-    numbers = [event.number, event.attempt, *(getattr(event, name, None) or 0 for name in _NUMBERS)]
-    times = [getattr(event, name, None) or 0.0 for name in ("at", "seconds", "loss")]
-    return all(type(n) is int and abs(n) < 2**63 for n in numbers) and all(isinstance(t, (int, float)) for t in times)
 
 
 def new_delivery() -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,9 @@ from shadho_celery.widths import Slots, make_width
 DEFAULT_POLICY = "cost"
 DEFAULT_SHARES = "uniform"
 DEFAULT_SAMPLER = "random"
+
+#: each study has a folder of its own in it
+CHECKPOINTS = Path(".shadho/checkpoints")
 
 #: our samplers for the modules of hyperopt's ``suggest`` functions
 _HYPEROPT = {"hyperopt.tpe": "tpe", "hyperopt.rand": "random"}
@@ -74,9 +78,9 @@ def minimize(
     check_names(sampler, policy, shares)
     make_rounds(rungs)  # what makes no ladder is refused before a study is recorded
     compiled = compile_space(space)
-    executor = InlineExecutor(objective, compiled.evaluate)
     with closing(Store(store)) as database:
         search = open_study(database, compiled.describe(), name=study, resume=resume, seed=seed)
+        executor = InlineExecutor(objective, compiled.evaluate, checkpoints=CHECKPOINTS / search.record.key)
         with closing(search):
             make_scheduler(
                 compiled, search, executor, limits, sampler=sampler, policy=policy, shares=shares, rungs=rungs

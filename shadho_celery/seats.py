@@ -23,7 +23,8 @@ from contextlib import closing, suppress
 from dataclasses import dataclass
 
 from shadho_celery import gate
-from shadho_celery.channel import Claim, Keys, configured_lease, seal, unseal
+from shadho_celery.channel import Claim, Keys, configured_lease
+from shadho_celery.envelope import seal, unseal
 from shadho_celery.registry import Redis
 from shadho_celery.signing import UNSIGNED, Signer
 from shadho_celery.trial import Assembling, Unseated

@@ -1,4 +1,4 @@
-"""What a worker has: slots with their processes, the trials that run in them, and a voice on the channel."""
+"""What a worker has: slots with their processes, in which it runs what its messages bring."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import threading
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, TypeVar
@@ -21,13 +20,16 @@ from shadho_celery.clock import Clock, SystemClock
 from shadho_celery.context import Outcome
 from shadho_celery.hardware import Machine
 from shadho_celery.intake import Intake
-from shadho_celery.registry import Registry, is_outage
+from shadho_celery.presence import Presence
+from shadho_celery.registry import is_outage
 from shadho_celery.routing import PROTOCOL
-from shadho_celery.runner import STOP_SECONDS, Runner
+from shadho_celery.runner import Runner
 from shadho_celery.seats import Seat, WorkerSeats
 from shadho_celery.signing import UNSIGNED, Signer
 from shadho_celery.standing import gist
-from shadho_celery.trial import Assembling, Report, Result, Started, TrialState, Unseated
+from shadho_celery.trial import Result, Started, TrialState
+from shadho_celery.underway import Running, Underway
+from shadho_celery.witness import Witness
 
 log = logging.getLogger(__name__)
 
@@ -36,39 +38,14 @@ T = TypeVar("T")
 #: seconds between two renewals of the running trials' leases, and looks for their cancel flags
 BEAT_SECONDS = 1.0
 
-#: seconds between two announcements
-ANNOUNCE_EVERY = 5.0
-
 #: seconds before an attempt goes back to the queue whose module this worker was not started with
 HAND_BACK_SECONDS = 1.0
-
 
 REFUSED = "the result of trial %s, attempt %s was refused: its lease was lost"
 
 
 class NotMine(Exception):
     """An attempt that this worker must not run; another one of its class may."""
-
-
-@dataclass
-class _Running:
-    """An attempt, or a replica of one, that runs in a slot of this worker."""
-
-    study: str
-    number: int
-    attempt: int
-    delivery: str
-    runner: Runner
-    #: of a replica, its place in the attempt's gang
-    seat: Seat | None = None
-    #: why it was stopped, once it was: ``cancel``, ``gone`` or ``yield``
-    stopped: str = ""
-    #: times it has called for replicas
-    calls: int = field(default=0, kw_only=True)
-
-    @property
-    def key(self) -> tuple[str, int, int]:
-        return self.delivery, self.number, self.attempt
 
 
 class Slots:
@@ -95,26 +72,29 @@ class Slots:
         self.signer = signer
         self._channel = WorkerChannel(client, worker=self.name, signer=signer)
         self._seats = WorkerSeats(client, self.name, signer=signer)
-        self._registry = Registry(client, "worker")
-        self._studies = Registry(client, "study")
-        self._machine = machine
+        self._host = machine.host
         self._class = compute_class
         self._imports = list(imports)
         self._checkpoints = checkpoints
-        self._clock = clock or SystemClock()
-        self._count = count
         environments = [machine.slot_environment(compute_class, i, count) for i in range(count)]
         self._runners = [Runner(imports, {**each, "SHADHO_HOST": address}) for each in environments]
         self._free: SimpleQueue[int] = SimpleQueue()
         for slot in range(count):
             self._free.put(slot)
-        self._running: dict[tuple[str, int, int], _Running] = {}
-        self._lock = threading.Lock()
         self._closing = threading.Event()
-        self._announced = threading.Event()
-        self._intake: Intake | None = None
-        #: studies that let this worker have nothing, and how they say so: ``held`` or ``fenced``
-        self._kept_off: dict[str, str] = {}
+        self._underway = Underway(self._channel, self._seats)
+        clock = clock or SystemClock()
+        facts = {
+            "protocol": PROTOCOL,
+            "key": signer.fingerprint,
+            "compute_class": compute_class,
+            "slots": count,
+            "imports": self._imports,
+            "pid": os.getpid(),
+            "machine": machine.to_json(),
+        }
+        self._presence = Presence(client, self.name, facts, self._underway, clock)
+        self._witness = Witness(worker=self.name, host=machine.host, compute_class=compute_class, clock=clock)
 
     def start(self) -> None:
         """Start the slots' processes; from now on leases are renewed."""
@@ -124,17 +104,11 @@ class Slots:
 
     def announce(self, intake: Intake | None = None) -> None:
         """Let the schedulers know of this worker, until it is closed or withdrawn; `intake` brings it messages."""
-        self._intake = intake
-        self._announced.set()
-        self._announce()
+        self._presence.announce(intake)
 
     def withdraw(self) -> None:
         """Be forgotten by the schedulers: nothing new is sent, what runs goes on."""
-        self._announced.clear()
-        try:
-            self._registry.withdraw(self.name)
-        except redis.RedisError:
-            log.warning("could not sign off; the schedulers will notice")
+        self._presence.withdraw()
 
     def close(self) -> None:
         """Withdraw, and end the processes. What still runs is lost and will be sent again."""
@@ -148,14 +122,13 @@ class Slots:
 
         Raises NotMine where their module is not known here.
         """
-        if self._intake is not None:
-            self._intake.heard()
+        self._presence.heard()
         if payload["module"] not in self._imports:
             self._closing.wait(HAND_BACK_SECONDS)
             raise NotMine(f"this worker was not started with {payload['module']}; it has {', '.join(self._imports)}")
-        if any(attempt.get("not_on") == self._machine.host for attempt in payload["attempts"]):
+        if any(attempt.get("not_on") == self._host for attempt in payload["attempts"]):
             self._closing.wait(HAND_BACK_SECONDS)
-            raise NotMine(f"a copy of a trial that runs on {self._machine.host} is for another machine")
+            raise NotMine(f"a copy of a trial that runs on {self._host} is for another machine")
         delivery = new_delivery()
         slot = self._free.get()
         try:
@@ -179,21 +152,16 @@ class Slots:
         before: Result | None,
     ) -> Result | None:
         """Send the result of the attempt `before`, claim the next and run it; its result, None where there is none."""
-        started = Started(
-            number=attempt["number"],
-            attempt=attempt["attempt"],
-            host=self._machine.host,
-            at=self._clock.now(),
-            worker=self.name,
-        )
+        started = self._witness.started(attempt)
         if self._heeded(self._step(payload, delivery, before, started), payload["study"]) is Claim.REFUSED:
             return None
-        running = _Running(payload["study"], started.number, started.attempt, delivery, self._runners[slot])
+        running = Running(payload["study"], started.number, started.attempt, delivery, self._runners[slot])
         outcome = self._drive(running, slot, {**attempt, "module": payload["module"]})
         if running.stopped == "gone":
             self._note_refused(running.study, running.number, running.attempt)
             return None
-        return self._result(running, outcome)
+        self._log_trouble(running, outcome)
+        return self._witness.result(running, outcome)
 
     def _run_replica(self, slot: int, payload: Mapping[str, Any], delivery: str) -> None:
         """Run a replica of an attempt, where that runs and nobody else has the seat. What it finds out its gang has."""
@@ -203,32 +171,20 @@ class Slots:
         if self._heeded(claim, payload["study"]) is Claim.REFUSED:
             log.info("replica %s of trial %s, attempt %s is not to be run", seat.rank, seat.number, seat.attempt)
             return
-        running = _Running(payload["study"], seat.number, seat.attempt, delivery, self._runners[slot], seat)
+        running = Running(payload["study"], seat.number, seat.attempt, delivery, self._runners[slot], seat)
         place = {name: told[name] for name in ("address", "token", "rank")}
         outcome = self._drive(running, slot, {**attempt, "module": payload["module"], "replica": place})
         ended = not (running.stopped or self._closing.is_set())
-        failure = self._unseated(seat, outcome) if ended and outcome.state is TrialState.FAILED else None
+        failure = self._witness.unseated(seat, outcome) if ended and outcome.state is TrialState.FAILED else None
         done = ended and failure is None
         told = self._persist(lambda: self._seats.leave(payload["study"], seat, delivery, done=done, failure=failure))
         if failure is not None and told:
             log.warning("replica %s of trial %s failed: %s", seat.rank, seat.number, gist(failure.error))
 
-    def _unseated(self, seat: Seat, outcome: Outcome) -> Unseated:
-        return Unseated(
-            number=seat.number,
-            attempt=seat.attempt,
-            call=seat.call,
-            rank=seat.rank,
-            error=outcome.error or "",
-            host=self._machine.host,
-            at=self._clock.now(),
-            worker=self.name,
-        )
-
     def _heeded(self, claim: Claim, study: str) -> Claim:
         """What became of a claim. Raises NotMine where this worker gets nothing for the time being."""
         if claim is Claim.HELD:
-            self._keep_off(study)
+            self._presence.keep_off(study)
             raise NotMine("this worker gets no trials for the time being: it fails those that others finish")
         return claim
 
@@ -250,7 +206,7 @@ class Slots:
         with suppress(redis.RedisError):
             self._channel.count_refused(study)
 
-    def _drive(self, running: _Running, slot: int, attempt: Mapping[str, Any]) -> Outcome:
+    def _drive(self, running: Running, slot: int, attempt: Mapping[str, Any]) -> Outcome:
         """Run it to its end; meanwhile its lease is renewed, and it can be stopped."""
         trial = {
             **attempt,
@@ -260,7 +216,7 @@ class Slots:
         }
 
         def on_report(record: Mapping[str, Any]) -> None:
-            report = Report(number=running.number, attempt=running.attempt, at=self._clock.now(), **record)
+            report = self._witness.report(running, record)
             try:
                 self._channel.report(running.study, report)
             except redis.RedisError:
@@ -268,40 +224,18 @@ class Slots:
 
         def on_gang(record: Mapping[str, Any]) -> None:
             running.calls += 1
-            now = self._clock.now()
-            call = Assembling(number=running.number, attempt=running.attempt, call=running.calls, at=now, **record)
+            call = self._witness.assembling(running, record)
             self._persist(lambda: self._seats.call(running.study, call))
 
-        with self._lock:
-            self._running[running.key] = running
-        try:
+        with self._underway.holding(running):
             return running.runner.run(trial, on_report, on_gang)
-        finally:
-            with self._lock:
-                del self._running[running.key]
 
-    def _result(self, running: _Running, outcome: Outcome) -> Result:
-        cancelled = bool(running.stopped)
+    @staticmethod
+    def _log_trouble(running: Running, outcome: Outcome) -> None:
         if outcome.warning:
             log.warning("trial %s: %s", running.number, outcome.warning)
-        if outcome.state is TrialState.FAILED and not cancelled:
+        if outcome.state is TrialState.FAILED and not running.stopped:
             log.warning("trial %s failed: %s", running.number, gist(outcome.error))
-        return Result(
-            number=running.number,
-            attempt=running.attempt,
-            state=TrialState.CANCELLED if cancelled else outcome.state,
-            loss=None if cancelled else outcome.loss,
-            metrics=outcome.metrics,
-            error="cancelled" if cancelled else outcome.error,
-            host=self._machine.host,
-            compute_class=self._class,
-            seconds=outcome.seconds,
-            memory=outcome.memory,
-            at=self._clock.now(),
-            worker=self.name,
-            out_of_memory=outcome.out_of_memory and not cancelled,
-            warning=outcome.warning,
-        )
 
     def _persist(self, call: Callable[[], T]) -> T:
         """`call` until Redis answers: a claim or a result must not be dropped because Redis restarts."""
@@ -315,111 +249,11 @@ class Slots:
                 log.warning("Redis does not answer (%s); trying on", error)
                 wait = min(5.0, wait * 2)
 
-    # Signs of life
-
-    def _announce(self) -> None:
-        with self._lock:
-            busy, held = len(self._running), bool(self._kept_off)
-        self._registry.announce(
-            self.name,
-            {
-                "protocol": PROTOCOL,
-                "key": self.signer.fingerprint,
-                "compute_class": self._class,
-                "slots": self._count,
-                "busy": busy,
-                "held": held,
-                "imports": self._imports,
-                "pid": os.getpid(),
-                "machine": self._machine.to_json(),
-            },
-        )
-
-    def _announce_now(self) -> None:
-        """Announce what has changed, where Redis answers; else the next announcement tells."""
-        with suppress(redis.RedisError):
-            self._announce()
-
     def _beat(self) -> None:
-        """Announce, renew leases, and stop what was cancelled, until the worker closes."""
-        announced_at = self._clock.now()
+        """Renew leases, stop what was cancelled, announce, until the worker closes."""
         while not self._closing.wait(BEAT_SECONDS):
             try:
-                self._renew()
-                self._see_whether_let_on()
-                if self._intake is not None and self._free.qsize():
-                    self._intake.check(lambda: bool(self._studies.living()))
-                if self._announced.is_set() and self._clock.now() - announced_at >= ANNOUNCE_EVERY:
-                    self._announce()
-                    announced_at = self._clock.now()
+                self._underway.renew()
+                self._presence.beat(has_room=self._free.qsize() > 0)
             except redis.RedisError as error:
                 log.warning("Redis does not answer (%s); leases may run out", error)
-
-    def _renew(self) -> None:
-        with self._lock:
-            running = list(self._running.values())
-        for study in {attempt.study for attempt in running}:
-            ours = [attempt for attempt in running if attempt.study == study and attempt.seat is None]
-            answers = self._channel.renew(study, [(a.number, a.attempt) for a in ours]) if ours else []
-            replicas = [attempt for attempt in running if attempt.study == study and attempt.seat is not None]
-            seats = [(replica.seat, replica.delivery) for replica in replicas if replica.seat is not None]
-            answers += self._seats.renew(study, seats) if seats else []
-            for attempt, answer in zip(ours + replicas, answers, strict=True):
-                if answer != "ok" and not attempt.stopped:
-                    self._stop(attempt, answer)
-
-    def _keep_off(self, study: str) -> None:
-        """Take no more messages until the study's scheduler has judged the failures."""
-        with self._lock:
-            is_new = study not in self._kept_off
-            self._kept_off.setdefault(study, "held")
-        if self._intake is not None:
-            self._intake.pause()
-        if is_new:
-            self._announce_now()
-
-    def _see_whether_let_on(self) -> None:
-        """Go on where every study that had doubts has been answered; one that has fenced this worker never is."""
-        living = self._studies.living() if self._kept_off else {}
-        for study, was in list(self._kept_off.items()):
-            stands = self._channel.standing(study)
-            if stands == "held" and study not in living:
-                # Its scheduler has gone without an answer; the next one begins without doubts.
-                stands = "free"
-            if stands == "fenced" and was != "fenced":
-                log.error("fenced: this worker failed trials that others finished; mend this machine, then restart it")
-            with self._lock:
-                if stands == "free":
-                    del self._kept_off[study]
-                else:
-                    self._kept_off[study] = stands
-            if stands != was:
-                self._announce_now()
-            if not self._kept_off and self._intake is not None:
-                self._intake.resume()
-
-    def _stop(self, running: _Running, why: str) -> None:
-        """Ask the trial to stop, and end its process where it does not."""
-
-        def while_it_runs(act: Callable[[], None]) -> bool:
-            # Under the lock: once it is off the list its slot's process may run another trial, which is none of ours.
-            with self._lock:
-                if self._running.get(running.key) is not running:
-                    return False
-                act()
-                return True
-
-        def ask() -> None:
-            running.stopped = why
-            running.runner.stop_trial()
-
-        # A lease that is gone may just be that of a trial which has ended since we asked for it.
-        if not while_it_runs(ask):
-            return
-
-        def kill_unless_ended() -> None:
-            while_it_runs(running.runner.kill)
-
-        timer = threading.Timer(STOP_SECONDS, kill_unless_ended)
-        timer.daemon = True
-        timer.start()

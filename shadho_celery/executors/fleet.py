@@ -5,37 +5,14 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+from shadho_celery.executors.in_flight import Sent
 from shadho_celery.executors.sharing import allow
 from shadho_celery.hardware import ComputeClass, uses_gpus
 from shadho_celery.registry import Redis, Registry, able
-from shadho_celery.trial import Trial
 
 Facts = Mapping[str, Any]
-
-
-@dataclass
-class Sent:
-    """An attempt in flight."""
-
-    attempt: int
-    compute_class: str
-    at: float
-    claimed: bool = False
-    #: the trial as it was sent
-    trial: Trial | None = None
-    #: name of the worker that claimed it, and of its machine
-    worker: str = ""
-    host: str = ""
-    #: looks in a row at which Redis knew no lease of the claimed attempt
-    missed: int = 0
-
-    @property
-    def slots(self) -> int:
-        """Slots that it takes."""
-        return 1 if self.trial is None else self.trial.slots
 
 
 class Fleet:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from shadho_celery.channel import SchedulerChannel
 from shadho_celery.standing import Standing, gist
+from shadho_celery.strikes import Strikes
 from shadho_celery.trial import Event, Lost, Result
 
 #: characters of an error that a notice shows
@@ -15,8 +15,8 @@ SHOWN = 200
 class Referee:
     """Judges the results of one study's workers by `Standing`, and says in Redis who is kept off."""
 
-    def __init__(self, channel: SchedulerChannel) -> None:
-        self._channel = channel
+    def __init__(self, strikes: Strikes) -> None:
+        self._strikes = strikes
         self._standing = Standing()
         #: what is to be said in Redis, for as long as it does not answer
         self._unsaid: list[Callable[[], None]] = []
@@ -32,12 +32,12 @@ class Referee:
         """
         verdict = self._standing.tell(result, others)
         for worker in verdict.absolved:
-            self._unsaid.append(lambda worker=worker: self._channel.absolve(worker, verdict.known))  # type: ignore[misc]
+            self._unsaid.append(lambda worker=worker: self._strikes.absolve(worker, verdict.known))  # type: ignore[misc]
         for worker in verdict.on_probation:
-            self._unsaid.append(lambda worker=worker: self._channel.try_again(worker))  # type: ignore[misc]
+            self._unsaid.append(lambda worker=worker: self._strikes.try_again(worker))  # type: ignore[misc]
         self.fenced |= verdict.fenced
         for worker in verdict.fenced:
-            self._unsaid.append(lambda worker=worker: self._channel.fence(worker))  # type: ignore[misc]
+            self._unsaid.append(lambda worker=worker: self._strikes.fence(worker))  # type: ignore[misc]
             self.notices.append(self._notice(worker))
         if not verdict.elsewhere:
             return result
@@ -47,7 +47,7 @@ class Referee:
     def release(self, workers: Iterable[str]) -> None:
         """Let these workers go on: nobody else is left that could try their trials."""
         for worker in workers:
-            self._unsaid.append(lambda worker=worker: self._channel.absolve(worker))  # type: ignore[misc]
+            self._unsaid.append(lambda worker=worker: self._strikes.absolve(worker))  # type: ignore[misc]
 
     def speak(self) -> None:
         """Say in Redis what was decided. Raises redis-py's errors; what was not said is said the next time."""

@@ -7,7 +7,6 @@ import math
 from shadho_celery.training.compute import Computer
 from shadho_celery.training.data import Batches, Loss
 from shadho_celery.training.run import Run
-from shadho_celery.training.vectors import all_finite
 
 #: gradients in a row that are not finite, after which the training has diverged
 MOST_NOT_FINITE = 3
@@ -25,8 +24,7 @@ def train_alone(run: Run, loss: Loss, batches: Batches) -> None:
         value = computer.backward(run.step, 0, run.context.should_stop)
         if value is None:
             return
-        gradients = (parameter.grad for parameter in shape.parameters.tensors if parameter.grad is not None)
-        if math.isfinite(value) and all(map(all_finite, gradients)):
+        if math.isfinite(value) and shape.has_finite_gradients():
             bad = 0
             run.centre.step()
             run.took((0,), value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -127,9 +128,14 @@ class Hands:
         return None if loss is None else Gradient(vector=self._bucket.finish(), loss=loss)
 
     def descend(self, draw: int) -> float:
+        self._shape.buffers.read(self._buffers)
         loss = self._backward(draw, None)
         assert loss is not None
-        self._job.optimizer.step()
+        if math.isfinite(loss) and self._shape.has_finite_gradients():
+            self._job.optimizer.step()
+        else:
+            # Passed over: one such batch would be in the parameters and the momentum for good.
+            self._shape.buffers.write(self._buffers)
         return loss
 
     def send(self, step: int, vector: Vector, loss: float) -> None:

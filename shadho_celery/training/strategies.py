@@ -62,7 +62,10 @@ class Worker(Protocol):
         """
 
     def descend(self, draw: int) -> float:
-        """One step of the replica's own optimizer on batch (draw, slot); return the loss."""
+        """One step of the replica's own optimizer on batch (draw, slot); return the loss.
+
+        No step is taken along a gradient that is not finite.
+        """
 
     def send(self, step: int, vector: Vector, loss: float) -> None:
         """Send a vector that came of the parameters of `step`; back when it may be written over."""

@@ -68,6 +68,11 @@ class Shape:
         #: of names, shapes and types; equal for equal models
         self.digest = hashlib.sha256(repr(described).encode()).hexdigest()[:16]
 
+    def has_finite_gradients(self) -> bool:
+        """True where every number of the gradients that the parameters have is finite."""
+        gradients = (parameter.grad for parameter in self.parameters.tensors if parameter.grad is not None)
+        return all(map(_all_finite, gradients))
+
     def vector(self, size: int | None = None) -> Vector:
         """A vector of zeros, of the parameters' size by default; in pinned memory where that helps."""
         size = self.parameters.size if size is None else size
@@ -125,10 +130,10 @@ class Bucket:
 
 def is_finite(vector: Vector) -> bool:
     """True where every number is."""
-    return all_finite(torch.from_numpy(vector))
+    return _all_finite(torch.from_numpy(vector))
 
 
-def all_finite(tensor: Tensor) -> bool:
+def _all_finite(tensor: Tensor) -> bool:
     """True where every number is; one pass in most cases."""
     # The sum is finite only if all are; where it is not, it may still have overflowed.
     return bool(torch.isfinite(tensor.sum())) or bool(torch.isfinite(tensor).all())

@@ -229,14 +229,15 @@ def alone(settings: Settings) -> Outcome:
 
 def wire(settings: Settings) -> Outcome:
     """The bus beside a bare socket, over loopback."""
-    table = _table("MB/s to another process (out) and from it (in), medians", "parameters", *WAYS, "out", "in")
+    table = _table("MB/s to another process (out) and from it (in), the fastest", "parameters", *WAYS, "out", "in")
     outcome = Outcome()
     for parameters, count in VECTORS.items():
         rates = backup_wire.megabytes_per_second(parameters, count)
-        median = {way: statistics.median(rates[way]) for way in WAYS}
-        shares = [median[f"bus {to}"] / median[f"raw {to}"] for to in ("out", "in")]
-        table.add_row(f"{parameters / 1e6:g} M", *(f"{median[way]:.0f}" for way in WAYS), *(f"{s:.2f}" for s in shares))
-        outcome.figures[str(parameters)] = median
+        # Whatever else the machine does makes some of them slower, and none faster.
+        best = {way: max(rates[way]) for way in WAYS}
+        shares = [best[f"bus {to}"] / best[f"raw {to}"] for to in ("out", "in")]
+        table.add_row(f"{parameters / 1e6:g} M", *(f"{best[way]:.0f}" for way in WAYS), *(f"{s:.2f}" for s in shares))
+        outcome.figures[str(parameters)] = best
     for to, share in zip(("out", "in"), shares, strict=True):
         outcome.goals[f"bus / raw socket, {to}, {parameters / 1e6:g} M"] = goal(share, at_least=0.7)
     settings.console.print(table)

@@ -18,10 +18,10 @@ from acceptance.commands import Command, Desk, desk, until
 #: The launch command with less patience for messages that nobody claims.
 LAUNCH = """
 import sys
-from shadho_celery.executors import queue
+from shadho_celery.executors import lookout
 from shadho_celery.launch import main
 
-queue.UNCLAIMED_SECONDS = float(sys.argv.pop(1))
+lookout.UNCLAIMED_SECONDS = float(sys.argv.pop(1))
 main()
 """
 

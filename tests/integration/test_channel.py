@@ -20,13 +20,13 @@ from shadho_celery.channel import (
     Claim,
     SchedulerChannel,
     WorkerChannel,
-    decode,
-    encode,
 )
+from shadho_celery.envelope import decode, encode
 from shadho_celery.errors import ServiceError
 from shadho_celery.gate import MAX_STRIKES
 from shadho_celery.registry import Registry, connect
 from shadho_celery.standing import signature
+from shadho_celery.strikes import Strikes
 from shadho_celery.trial import Event, Lost, Report, Result, Started, TrialState
 
 S = TrialState
@@ -49,6 +49,11 @@ def worker(client: Any) -> WorkerChannel:
 @pytest.fixture
 def scheduler(client: Any) -> SchedulerChannel:
     return SchedulerChannel(client, "k1")
+
+
+@pytest.fixture
+def strikes(client: Any) -> Strikes:
+    return Strikes(client, "k1")
 
 
 def started(number: int = 0, attempt: int = 1) -> Started:
@@ -305,30 +310,28 @@ def fail(channel: WorkerChannel, number: int, error: str = "disk full") -> Claim
     return claim
 
 
-def test_a_worker_that_fails_trials_in_a_row_gets_no_more_until_it_is_absolved(
-    client: Any, scheduler: SchedulerChannel
-) -> None:
+def test_a_worker_that_fails_trials_in_a_row_gets_no_more_until_it_is_absolved(client: Any, strikes: Strikes) -> None:
     bad, good = (WorkerChannel(client, worker=name) for name in ("bad", "good"))
     claims = [fail(bad, number) for number in range(MAX_STRIKES + 1)]
     assert claims == [Claim.TAKEN] * MAX_STRIKES + [Claim.HELD]
-    assert (bad.standing("k1"), good.standing("k1")) == ("held", "free")
+    assert (strikes.standing("bad"), strikes.standing("good")) == ("held", "free")
     assert good.claim("k1", started(MAX_STRIKES)), "the attempt is not spent"
-    scheduler.try_again("bad")
+    strikes.try_again("bad")
     assert [fail(bad, number) for number in (11, 12)] == [Claim.TAKEN, Claim.HELD]
-    scheduler.absolve("bad")
-    assert bad.standing("k1") == "free"
+    strikes.absolve("bad")
+    assert strikes.standing("bad") == "free"
     assert fail(bad, 13) is Claim.TAKEN
-    assert bad.standing("k2") == "free"
+    assert Strikes(client, "k2").standing("bad") == "free"
 
 
-def test_a_success_clears_a_worker_and_known_failures_do_not_count(client: Any, scheduler: SchedulerChannel) -> None:
+def test_a_success_clears_a_worker_and_known_failures_do_not_count(client: Any, strikes: Strikes) -> None:
     worker = WorkerChannel(client, worker="w")
     for number in range(MAX_STRIKES - 1):
         fail(worker, number)
     worker.claim("k1", started(2))
     worker.finish("k1", result(2))
     assert fail(worker, 3) is Claim.TAKEN
-    scheduler.absolve("w", signature("disk full"))
+    strikes.absolve("w", signature("disk full"))
     assert {fail(worker, number) for number in range(5, 15)} == {Claim.TAKEN}
     unwatched = WorkerChannel(client, worker="u")
     for number in range(20, 30):
@@ -336,16 +339,17 @@ def test_a_success_clears_a_worker_and_known_failures_do_not_count(client: Any, 
         assert unwatched.finish("k1", failed(number, "another"))
 
 
-def test_a_fenced_worker_stays_fenced(client: Any, scheduler: SchedulerChannel) -> None:
+def test_a_fenced_worker_stays_fenced(client: Any, scheduler: SchedulerChannel, strikes: Strikes) -> None:
     worker = WorkerChannel(client, worker="w")
     worker.claim("k1", started(0))
-    scheduler.fence("w")
+    strikes.fence("w")
     assert worker.finish("k1", result(0)), "what it runs it may finish"
-    assert worker.standing("k1") == "fenced"
+    assert strikes.standing("w") == "fenced"
     assert worker.step("k1", None, started(1))[1] is Claim.HELD
     scheduler.erase()
     scheduler.open()
-    assert worker.standing("k1") == "fenced"
+    strikes.open()
+    assert strikes.standing("w") == "fenced"
 
 
 def test_nothing_to_ask_after_is_no_question(worker: WorkerChannel, scheduler: SchedulerChannel) -> None:

@@ -25,6 +25,7 @@ from torch import nn
 from shadho_celery.context import LocalContext
 from shadho_celery.errors import ShadhoError, UsageError
 from shadho_celery.training import Async, Average, Elastic, Gang, Quantize, Report, Sync, gang, replay
+from shadho_celery.training.strategies import Strategy
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("no_orphans")]
 
@@ -216,11 +217,41 @@ def until(condition: Callable[[], object]) -> None:
         time.sleep(0.02)
 
 
-def test_a_loss_that_is_nan_everywhere_is_one_clear_error(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "strategy",
+    [Sync(replicas=2, backups=1), Async(replicas=2), Average(replicas=2), Elastic(replicas=2)],
+    ids=["sync", "async", "average", "elastic"],
+)
+def test_a_loss_that_is_nan_everywhere_is_one_clear_error(tmp_path: Path, strategy: Strategy) -> None:
     model = network()
     context = LocalContext(checkpoints=tmp_path)
-    with pytest.raises(UsageError, match="from the first step"), gang(context, 2, 1) as g:
+    with pytest.raises(UsageError, match="from the first step"), gang(context, strategy=strategy) as g:
         g.fit(model, descent(model), DATA, lambda m, b: loss(m, b) * torch.nan, steps=5, batch=BATCH)
+
+
+def test_one_bad_batch_does_not_stay_in_a_replica_that_averages(tmp_path: Path) -> None:
+    """Neither in its parameters nor in its momentum."""
+
+    def spoilt(model: nn.Module, batch: Any) -> torch.Tensor:
+        calls.append(1)
+        return loss(model, batch) * (torch.nan if len(calls) == 3 else 1)
+
+    calls: list[int] = []
+    model = network()
+    with gang(LocalContext(checkpoints=tmp_path), strategy=Average(replicas=2, tau=4)) as g:
+        report = g.fit(model, descent(model), DATA, spoilt, steps=20, batch=BATCH)
+    assert report.log.refused == {}
+    assert report.log.accepted == {0: 20, 1: 20}
+
+
+def test_a_gang_told_to_wait_does_not_wait_for_replicas_that_cannot_come(tmp_path: Path) -> None:
+    def broken(model: nn.Module, batch: Any) -> torch.Tensor:
+        raise LookupError("no such column")
+
+    model = network()
+    context = LocalContext(checkpoints=tmp_path)
+    with pytest.raises(ShadhoError, match="LookupError: no such column"), gang(context, 2, on_few="wait") as g:
+        g.fit(model, descent(model), DATA, broken, steps=5, batch=BATCH)
 
 
 def test_what_a_replica_s_loss_raises_is_told_here(tmp_path: Path) -> None:

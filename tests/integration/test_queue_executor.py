@@ -22,7 +22,7 @@ from contract.test_executors import *  # noqa: F403
 from contract.test_executors import Rig, all_end, collect, ends, queued
 
 from shadho_celery.channel import WorkerChannel
-from shadho_celery.executors import queue as queue_module
+from shadho_celery.executors import lookout, outbox
 from shadho_celery.executors.base import Executor
 from shadho_celery.executors.queue import QueueExecutor
 from shadho_celery.hardware import ComputeClass
@@ -139,8 +139,8 @@ def on_redis(place_on: Callable[[str], Place]) -> Place:
 @pytest.fixture
 def rig(place: Place, unique: Callable[[str], str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
     # Nothing here lasts long, and no test should.
-    monkeypatch.setattr(queue_module, "DESERTED_SECONDS", 1.0)
-    monkeypatch.setattr(queue_module, "LOOK_SECONDS", 0.2)
+    monkeypatch.setattr(lookout, "DESERTED_SECONDS", 1.0)
+    monkeypatch.setattr(lookout, "LOOK_SECONDS", 0.2)
     with place.executor(unique("study")) as executor:
         yield Rig(executor=executor, compute_class=place.compute_class, catches_running=True)
 
@@ -238,12 +238,12 @@ def test_what_nobody_claimed_is_taken_back_and_its_message_refused_even_after_th
 def test_a_message_that_got_lost_is_sent_again_once_there_was_room_for_it(
     on_redis: Place, unique: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(queue_module, "UNCLAIMED_SECONDS", 0.5)
+    monkeypatch.setattr(lookout, "UNCLAIMED_SECONDS", 0.5)
     with on_redis.executor(unique("study")) as executor:
         monkeypatch.setattr(executor._publisher, "publish", list)  # into the void
         executor.submit([trial(0)])
         monkeypatch.undo()
-        monkeypatch.setattr(queue_module, "UNCLAIMED_SECONDS", 0.5)
+        monkeypatch.setattr(lookout, "UNCLAIMED_SECONDS", 0.5)
         [lost] = poll_until(executor, bool)
         assert (lost.number, lost.attempt, lost.claimed) == (0, 1, False)
         executor.submit([trial(0, attempt=2)])
@@ -274,7 +274,7 @@ def test_a_claimed_attempt_of_which_redis_knows_nothing_is_lost(
     on_redis: Place, unique: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As after a FLUSHALL: a re-run, never a trial that is waited for without end."""
-    monkeypatch.setattr(queue_module, "LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(lookout, "LOOK_SECONDS", 0.1)
     study = unique("study")
     with on_redis.executor(study) as executor:
         executor.submit([trial(0, compute_class=unique("nobody"))])
@@ -456,7 +456,7 @@ def test_what_the_broker_does_not_take_is_sent_when_it_is_back(
     unique: Callable[[str], str],
 ) -> None:
     """The scheduler goes on meanwhile, and can say what is wrong; what was taken back in between is not sent."""
-    monkeypatch.setattr(queue_module, "RETRY_SECONDS", 0.2)
+    monkeypatch.setattr(outbox, "RETRY_SECONDS", 0.2)
     name = unique("waiting")
     place = replace(on_redis, broker=private_redis.url)
     fake_worker(place.redis, name)

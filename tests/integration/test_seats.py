@@ -14,6 +14,7 @@ from shadho_celery.channel import Claim, SchedulerChannel, WorkerChannel
 from shadho_celery.registry import connect
 from shadho_celery.seats import SchedulerSeats, Seat, WorkerSeats, own_address
 from shadho_celery.signing import Signer
+from shadho_celery.strikes import Strikes
 from shadho_celery.trial import Assembling, Result, Started, TrialState, Unseated
 
 #: seconds of a lease that is meant to run out
@@ -154,10 +155,11 @@ def test_seats_of_an_earlier_call_are_over_with_the_next_one(seats: WorkerSeats)
     assert seats.take("k1", replace(SEAT, call=2), "c") is Claim.TAKEN
 
 
-def test_a_worker_that_gets_no_trials_gets_no_seats(seats: WorkerSeats, scheduler: SchedulerChannel) -> None:
-    scheduler.try_again("w1")
+def test_a_worker_that_gets_no_trials_gets_no_seats(client: Any, seats: WorkerSeats) -> None:
+    strikes = Strikes(client, "k1")
+    strikes.try_again("w1")
     assert seats.take("k1", SEAT, "a") is Claim.TAKEN
-    scheduler.fence("w1")
+    strikes.fence("w1")
     assert seats.take("k1", replace(SEAT, rank=2), "b") is Claim.HELD
 
 

@@ -17,6 +17,7 @@ from hyperopt.tests.unit import test_domains as domains
 import shadho_celery
 from shadho_celery.assignment import POLICIES, CostPolicy
 from shadho_celery.clock import ManualClock
+from shadho_celery.context import Context
 from shadho_celery.errors import NoSuccessfulTrial, SpaceError, StudyExists, StudyNotFound, UsageError
 from shadho_celery.executors.inline import InlineExecutor
 from shadho_celery.limits import Limits
@@ -358,3 +359,26 @@ def test_fmin_is_called_as_hyperopts_is() -> None:
 def test_fmin_without_a_success_says_so() -> None:
     with pytest.raises(NoSuccessfulTrial, match="no successful trial"):
         shadho_celery.fmin(lambda params: {"status": "fail"}, SPACE, max_evals=3)
+
+
+def test_a_study_finds_the_checkpoints_of_its_own_trials_and_of_no_other_study(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A trial that goes on with a greater budget carries on the one that it comes from."""
+    monkeypatch.chdir(tmp_path)
+    found: list[tuple[float, list[str]]] = []
+
+    def objective(x: float, context: Context) -> float:
+        assert context.budget is not None
+        found.append((context.budget, sorted(path.read_text() for path in context.checkpoint_dir.iterdir())))
+        (context.checkpoint_dir / f"{context.budget:g}").write_text(f"{x!r} at {context.budget:g}")
+        return x
+
+    for seed in (0, 1):
+        found.clear()
+        study = shadho_celery.minimize(
+            objective, hp.uniform("x", 0, 1), trials=4, seed=seed, rungs={"least": 1, "most": 3, "eta": 3}
+        )
+        best = study.best
+        assert best is not None
+        assert found == [*[(1.0, [])] * 3, (3.0, [f"{best.params['x']!r} at 1"])]
