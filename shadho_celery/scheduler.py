@@ -161,7 +161,7 @@ class Scheduler:
         """Learn from the trials of earlier runs, and take up those that were in flight."""
         self._learn(*self.study.trials)
         if self.study.in_flight:
-            self._executor.submit(self.study.sent)
+            self._executor.submit(list(self.study.attempts))
 
     def _learn(self, *trials: Trial) -> None:
         self.cost_model.tell(*trials)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,7 @@ from shadho_celery.simulation import simulate
 from shadho_celery.space.compile import compile_space
 from shadho_celery.store import Store
 from shadho_celery.study import Study
-from shadho_celery.trial import Trial, TrialState
+from shadho_celery.trial import Result, Trial, TrialState
 
 S = TrialState
 
@@ -341,6 +341,35 @@ def test_a_search_survives_the_deaths_of_machines_that_run_copies_and_copied_tri
         assert found.study.copied > 0
         lost += found.lost
     assert lost > 0
+
+
+@pytest.mark.parametrize("waits", [False, True], ids=["running", "queued"])
+def test_a_resumed_search_watches_every_attempt_that_lived_and_makes_no_other(waits: bool) -> None:
+    first = Search(seed=2, delay=one_in_twenty(8.0), trials=3 * BRACKET)
+    copy = S.QUEUED if waits else S.RUNNING
+    first.run(lambda search: search.study.copies > 0 and {t.state for t in two_of(search.study)} == {S.RUNNING, copy})
+    [original, other] = two_of(first.study)
+    first.study.close()
+    sent: list[Trial] = []
+
+    class Watching(SimulatedExecutor):
+        def submit(self, trials: Sequence[Trial]) -> None:
+            sent.extend(trials)
+
+    study = open_study(first.store, SPACE.describe(), name="s", clock=ManualClock(3000.0), resume=True)
+    executor = Watching({"gpu": 27}, lambda trial, compute_class: Outcome(state=S.COMPLETE), ManualClock(3000.0))
+    scheduler = make_scheduler(SPACE, study, executor, Limits(trials=3 * BRACKET), rungs=RUNGS)
+    assert [trial for trial in sent if trial.number == original.number] == [original, other]
+    assert (original.attempt, other.attempt) == (1, 2)
+    scheduler.tell([Result(number=original.number, attempt=1, state=S.FAILED, error="no GPU here", at=3000.0)])
+    assert not study.trial(original.number).state.is_finished
+
+
+def two_of(study: Study) -> list[Trial]:
+    """The two live attempts of the first trial that has them."""
+    live = Counter(trial.number for trial in study.attempts)
+    number = next(number for number, attempts in live.items() if attempts == 2)
+    return [trial for trial in study.attempts if trial.number == number]
 
 
 # The first n of n + b
