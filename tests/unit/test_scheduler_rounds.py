@@ -23,7 +23,7 @@ from shadho_celery.simulation import simulate
 from shadho_celery.space.compile import compile_space
 from shadho_celery.store import Store
 from shadho_celery.study import Study
-from shadho_celery.trial import Result, Trial, TrialState
+from shadho_celery.trial import Lost, Result, Trial, TrialState
 
 S = TrialState
 
@@ -341,6 +341,27 @@ def test_a_search_survives_the_deaths_of_machines_that_run_copies_and_copied_tri
         assert found.study.copied > 0
         lost += found.lost
     assert lost > 0
+
+
+class Refusing(SimulatedExecutor):
+    """Hands every copy back: no worker claims it."""
+
+    def submit(self, trials: Sequence[Trial]) -> None:
+        super().submit([trial for trial in trials if trial.attempt == 1])
+        for trial in trials:
+            if trial.attempt > 1:
+                self._events.append(Lost(number=trial.number, attempt=trial.attempt, reason="unclaimed", claimed=False))
+
+
+def test_copies_that_nobody_claims_do_not_follow_one_another_without_pause() -> None:
+    def play(trial: Trial, compute_class: str) -> Outcome:
+        return Outcome(state=S.COMPLETE, loss=0.0, seconds=1000.0 if trial.number == 19 else 1.0)
+
+    clock = ManualClock(1000.0)
+    study = open_study(Store("sqlite://"), SPACE.describe(), name="s", seed=0, clock=clock)
+    make_scheduler(SPACE, study, Refusing({"gpu": 2}, play, clock), Limits(trials=20)).run()
+    assert (study.count(S.COMPLETE), study.trial(19).lost) == (20, 0)
+    assert 2 <= study.copied <= 8
 
 
 @pytest.mark.parametrize("waits", [False, True], ids=["running", "queued"])
