@@ -52,11 +52,7 @@ class StepSeconds:
 
     def at(self, replicas: int, size: float) -> float:
         """Seconds per step at a width. Raises UsageError beyond twice the widest profile: four times was 42 % off."""
-        if replicas > REACH * self.widest:
-            raise UsageError(
-                f"{replicas} replicas are more than {REACH:g} times the widest profile ({self.widest}): "
-                f"measure the step time with {math.ceil(replicas / REACH)} or more first"
-            )
+        _check_width(replicas, self.widest, "profile", "measure the step time")
         return float(_terms(replicas, size) @ np.array(self.coefficients))
 
 
@@ -68,9 +64,12 @@ class Iterations:
     limit: float
     #: c
     slope: float
+    #: the most replicas of a training that was counted
+    widest: int
 
     def at(self, replicas: int) -> float:
-        """Steps that m gradients each make necessary."""
+        """Steps that m gradients each make necessary. Raises UsageError beyond twice the widest training."""
+        _check_width(replicas, self.widest, "training to the target", "train to the target")
         return self.limit * (1 + self.slope / replicas)
 
 
@@ -125,9 +124,11 @@ def fit(profiles: Sequence[Profile], prior: tuple[float, float] | None = None) -
 
 
 def fit_iterations(steps: Mapping[int, float]) -> Iterations:
-    """Fit I(m) to the steps to a target by width. Raises UsageError for fewer than two widths."""
+    """Fit I(m) to the steps to a target by width. Raises UsageError for fewer than two widths, or one below 1."""
     if len(steps) < 2:
         raise UsageError("one width says nothing of how steps fall with it: train to the target at two widths or more")
+    if min(steps) < 1 or not all(0 < count < math.inf for count in steps.values()):
+        raise UsageError("steps to a target need one replica or more and more than 0 steps: train to the target again")
     widths, counts = np.array(list(steps), dtype=float), np.array(list(steps.values()), dtype=float)
     terms = np.stack([np.ones_like(widths), 1 / widths], axis=1) / counts[:, None]
     limit, times_slope = nnls(terms, np.ones_like(widths))[0]
@@ -135,7 +136,7 @@ def fit_iterations(steps: Mapping[int, float]) -> Iterations:
         # Steps that fall at least as 1/m: within these widths there is no limit to be seen.
         limit = counts.min() * 1e-3
         times_slope = float(np.mean((counts - limit) * widths))
-    return Iterations(limit=float(limit), slope=float(times_slope / limit))
+    return Iterations(limit=float(limit), slope=float(times_slope / limit), widest=max(steps))
 
 
 def advise(
@@ -151,12 +152,13 @@ def advise(
 ) -> Advice:
     """Return the class, N and b that reach the target in the least seconds, or machine-seconds.
 
-    `batch` is the examples of one replica's gradient; `machines` the slots of each class, by default as many as a fit
-    is believed for. With a `law` of response times backups are weighed too: b makes a step of N gradients shorter by
-    what the renewal simulation says. Raises UsageError where `machines` go beyond twice the widest profile.
+    `batch` is the examples of one replica's gradient; `machines` the slots of each class, by default as many as the
+    fits are believed for. With a `law` of response times backups are weighed too: b makes a step of N gradients shorter
+    by what the renewal simulation says. Raises UsageError where `machines` go beyond twice the widest profile, or twice
+    the widest training that `iterations` are of.
     """
     if machines is None:
-        machines = {name: int(REACH * each.widest) for name, each in steps.items()}
+        machines = {name: int(REACH * min(each.widest, iterations.widest)) for name, each in steps.items()}
     if not machines or min(machines.values()) < 1 or machines.keys() - steps.keys():
         raise UsageError("machines must name classes that have profiles, with one slot or more of each")
 
@@ -205,6 +207,16 @@ def _widths(
                 seconds=seconds,
                 machine_seconds=seconds * (replicas + backups),
             )
+
+
+def _check_width(replicas: int, widest: int, what: str, remedy: str) -> None:
+    if replicas < 1:
+        raise UsageError(f"{replicas} replicas train nothing: ask for one or more")
+    if replicas > REACH * widest:
+        raise UsageError(
+            f"{replicas} replicas are more than {REACH:g} times the widest {what} ({widest}): "
+            f"{remedy} with {math.ceil(replicas / REACH)} or more first"
+        )
 
 
 def _terms(replicas: int, size: float) -> Array:

@@ -31,7 +31,7 @@ from shadho_celery.training.peer import Arrived, Event, Joined, Left, Peer
 
 logger = logging.getLogger(__name__)
 
-#: connections that may be in their handshake at a time
+#: connections that may be in their handshake at a time; the oldest gives way to one more
 MOST_STRANGERS = 64
 
 
@@ -70,7 +70,10 @@ class Listener:
         self._server, self._terms, self._now = server, terms, now
         self._lock = threading.Lock()
         self._peers: dict[int, Peer] = {}
-        self._strangers: set[Wire] = set()
+        #: those that were told to go, since their replicas have come again
+        self._replaced: set[Peer] = set()
+        #: the oldest first
+        self._strangers: dict[Wire, None] = {}
         self._closing = threading.Event()
         self._gone_bytes = [0, 0]
 
@@ -85,7 +88,7 @@ class Listener:
     def bytes_moved(self) -> tuple[int, int]:
         """Bytes that came, and that went, over all connections so far."""
         with self._lock:
-            wires = [peer.wire for peer in self._peers.values()]
+            wires = [peer.wire for peer in self._everybody()]
             came, went = self._gone_bytes
         return came + sum(w.bytes_in for w in wires), went + sum(w.bytes_out for w in wires)
 
@@ -94,13 +97,13 @@ class Listener:
         self._closing.set()
         close_socket(self._server)
         with self._lock:
-            peers, strangers = list(self._peers.values()), list(self._strangers)
+            peers, strangers = self._everybody(), list(self._strangers)
         for peer in peers:
             peer.dismiss(reason, error=error)
         for wire in strangers:
             wire.close()
         until = self._now() + seconds
-        while self._now() < until and self._peers:
+        while self._now() < until and (self._peers or self._replaced):
             # Whoever waits to hand in a payload is let go on, to see the end.
             for peer in peers:
                 peer.read_on()
@@ -117,21 +120,23 @@ class Listener:
                     return
                 time.sleep(0.1)  # out of file descriptors, say: that passes
                 continue
-            if len(self._strangers) >= MOST_STRANGERS:
-                self.refused["too many at once"] += 1
+            try:
+                wire = Wire(connection, self._now)
+            except OSError:
                 connection.close()
                 continue
+            with self._lock:
+                self._strangers[wire] = None
+                too_many = list(self._strangers)[:-MOST_STRANGERS]
+                for oldest in too_many:
+                    del self._strangers[oldest]
+            for oldest in too_many:
+                oldest.close()
             threading.Thread(
-                target=self._serve, args=(connection, f"{address[0]}:{address[1]}"), name="gang-peer", daemon=True
+                target=self._serve, args=(wire, f"{address[0]}:{address[1]}"), name="gang-peer", daemon=True
             ).start()
 
-    def _serve(self, connection: socket.socket, address: str) -> None:
-        try:
-            wire = Wire(connection, self._now)
-        except OSError:
-            connection.close()
-            return
-        self._strangers.add(wire)
+    def _serve(self, wire: Wire, address: str) -> None:
         admitted: list[Peer] = []
 
         def admit(hello: dict[str, Any]) -> Mapping[str, Any]:
@@ -140,16 +145,19 @@ class Listener:
 
         try:
             receive_hello(wire, self._terms.token, admit, self._terms.epoch)
-        except (BrokenFrame, Refused, Over, OSError, EOFError) as error:
-            cause = _cause(error)
-            self.refused[cause] += 1
+        except Exception as error:
+            # Whatever a stranger brings about.
+            with self._lock:
+                cause = _cause(error) if wire in self._strangers else "too many at once"
+                self.refused[cause] += 1
             logger.warning("connection from %s turned away: %s (%s)", address, cause, error)
             for peer in admitted:
                 self._forget(peer)
             wire.close()
             return
         finally:
-            self._strangers.discard(wire)
+            with self._lock:
+                self._strangers.pop(wire, None)
         self._converse(admitted[0])
 
     def _converse(self, peer: Peer) -> None:
@@ -158,7 +166,7 @@ class Listener:
         limits = {Kind.GRAD: self._terms.most_bytes, **control_limits(Kind.PING, Kind.QUIT)}
         try:
             peer.read(limits, lambda header, payload: self._arrived(peer, header, payload))
-        except (BrokenFrame, EOFError, OSError) as error:
+        except Exception as error:
             if isinstance(error, BrokenFrame) and peer.reason is None and not self._closing.is_set():
                 self.refused[_cause(error)] += 1
             peer.drop(str(error) or type(error).__name__)
@@ -168,7 +176,7 @@ class Listener:
     def _arrived(self, peer: Peer, header: Header, payload: memoryview) -> None:
         if header.sender != peer.slot:
             raise BrokenFrame(f"a frame of place {header.sender} from place {peer.slot}")
-        self.inbox.put(Arrived(peer=peer, header=header, payload=payload))
+        self.inbox.put(Arrived(peer=peer, header=header, payload=payload, at=self._now()))
 
     def _admit(self, wire: Wire, hello: dict[str, Any]) -> Peer:
         rank = hello.get("rank")
@@ -188,22 +196,28 @@ class Listener:
                 raise Over("the gang has all the replicas it can use")
             peer = Peer(wire, slot=free[0], rank=rank, most_bytes=self._terms.most_bytes)
             self._peers[peer.slot] = peer
+            self._replaced.update(mine)
         for old in mine:
-            old.drop("its replica has come again")
+            # Not cut off: it would come again in its turn, for ever.
+            old.dismiss("its replica has come again")
         return peer
 
     def _forget(self, peer: Peer) -> None:
         with self._lock:
             self._gone_bytes[0] += peer.wire.bytes_in
             self._gone_bytes[1] += peer.wire.bytes_out
+            self._replaced.discard(peer)
             if self._peers.get(peer.slot) is peer:
                 del self._peers[peer.slot]
+
+    def _everybody(self) -> list[Peer]:
+        return [*self._peers.values(), *self._replaced]
 
     def _pulse(self) -> None:
         ping = control(Kind.PING, epoch=self._terms.epoch)
         while not self._closing.wait(self._terms.ping_seconds):
             with self._lock:
-                peers = list(self._peers.values())
+                peers = self._everybody()
             for peer in peers:
                 silent = self._now() - peer.wire.heard > self._terms.deadline_seconds
                 if silent and not peer.waits:
@@ -220,4 +234,4 @@ def _cause(error: Exception) -> str:
         return str(error).partition(":")[0].partition(";")[0]
     if isinstance(error, BrokenFrame):
         return "broken frame"
-    return "no handshake"
+    return "no handshake" if isinstance(error, OSError | EOFError) else type(error).__name__

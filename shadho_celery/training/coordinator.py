@@ -166,7 +166,7 @@ class Coordinator:
             return
         if header.step > step:
             raise BrokenFrame(f"a vector of step {header.step} at step {step}")
-        self._timed(peer, header.step)
+        self._timed(peer, header.step, event.at)
         if header.step < step and self.strategy.lockstep:
             self._came_late(peer)
             return
@@ -276,11 +276,11 @@ class Coordinator:
             self.tuner.times.tell(slot, self._now() - self._asked.pop(slot)[1], finished=False)
             self.run.log.cancelled[slot] += 1
 
-    def _timed(self, peer: Peer, step: int) -> None:
+    def _timed(self, peer: Peer, step: int, at: float) -> None:
         asked = self._asked.get(peer.slot)
         if asked is not None and asked[0] == step:
             del self._asked[peer.slot]
-            self.tuner.times.tell(peer.slot, self._now() - asked[1])
+            self.tuner.times.tell(peer.slot, at - asked[1])
 
     def _snap(self) -> None:
         """Set the parameters of this step apart, to be sent."""

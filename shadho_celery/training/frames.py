@@ -40,6 +40,8 @@ ROW = 1 << 13
 SOCKET_BUFFER = 4 << 20
 #: below this one call sends the whole frame
 SMALL = 1 << 16
+#: seconds from one sign of life to the next while a long frame comes in
+SIGN_SECONDS = 0.25
 #: the coordinator's own number as a sender
 COORDINATOR = -1
 
@@ -167,7 +169,7 @@ def content_of(payload: Buffer) -> dict[str, Any]:
     """The JSON of a control frame. Raises BrokenFrame."""
     try:
         content = json.loads(bytes(payload))
-    except ValueError:
+    except (ValueError, RecursionError):
         raise BrokenFrame("a control frame without JSON") from None
     if not isinstance(content, dict):
         raise BrokenFrame("a control frame without a JSON object")
@@ -179,10 +181,14 @@ class Wire:
 
     def __init__(self, connection: socket.socket, now: Callable[[], float] = time.monotonic) -> None:
         self._socket, self._now = connection, now
-        self._sending = threading.Lock()
+        self._sending, self._receiving = threading.Lock(), threading.Lock()
         self._head = bytearray(_HEADER.size)
         #: moment of the last byte that came
         self.heard = now()
+        #: said now and then while a long frame comes in: what asks whether we are still there waits behind it
+        self.sign: Frame | None = None
+        self._signed = now()
+        self._until: float | None = None
         self.bytes_in = self.bytes_out = 0
         for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
             connection.setsockopt(socket.SOL_SOCKET, option, SOCKET_BUFFER)
@@ -200,6 +206,7 @@ class Wire:
         return True
 
     def _send(self, frame: Frame) -> None:
+        self._keep_time()
         if frame.bytes <= SMALL:
             crc = frame.crc if frame.crc is not None else frame.summed().crc
             self._socket.sendall(b"".join([frame.head, *frame.parts, _CHECKSUM.pack(crc)]))
@@ -231,6 +238,9 @@ class Wire:
             chunk = payload[at : at + CHUNK]
             self._fill(chunk)
             crc = checksum(chunk, crc)
+            if self.sign and len(chunk) == CHUNK and self.heard - self._signed > SIGN_SECONDS:
+                self._signed = self.heard
+                self.send(self.sign, patient=False)
         tail = bytearray(_CHECKSUM.size)
         self._fill(memoryview(tail))
         if _CHECKSUM.unpack(tail)[0] != crc:
@@ -241,7 +251,9 @@ class Wire:
     def _fill(self, view: memoryview, *, first: bool = False) -> None:
         got = 0
         while got < len(view):
-            count = self._socket.recv_into(view[got:])
+            self._keep_time()
+            with self._receiving:
+                count = self._socket.recv_into(view[got:])
             if not count:
                 if first and not got:
                     raise EOFError("closed")
@@ -250,14 +262,23 @@ class Wire:
             got += count
 
     def timeout(self, seconds: float | None) -> None:
-        """Let every call wait so long; None for as long as it takes."""
+        """Let all that follows take so long together, however much trickles in; None for as long as it takes."""
+        self._until = None if seconds is None else self._now() + seconds
         self._socket.settimeout(seconds)
+
+    def _keep_time(self) -> None:
+        if self._until is not None:
+            if (left := self._until - self._now()) <= 0:
+                raise TimeoutError("it took too long")
+            self._socket.settimeout(left)
 
     def close(self) -> None:
         """Close it, from any thread: calls under way in others end with an error."""
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
-        self._socket.close()
+        # Its number may be the next connection's: nobody may still be about to use it.
+        with self._sending, self._receiving:
+            self._socket.close()
 
     def finish(self) -> None:
         """Say that nothing more is sent, so that what was sent last arrives before the connection closes."""

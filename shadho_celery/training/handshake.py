@@ -8,13 +8,17 @@ its own HMAC, or QUIT with the reason. Nothing that comes before that is longer 
 from __future__ import annotations
 
 import hmac
+import json
 import secrets
 from collections.abc import Callable, Mapping
+from itertools import accumulate
 from typing import Any
 
 from shadho_celery.errors import ShadhoError
 from shadho_celery.training.frames import (
+    CONTROL_BYTES,
     BrokenFrame,
+    Frame,
     Kind,
     OtherVersion,
     Wire,
@@ -24,8 +28,10 @@ from shadho_celery.training.frames import (
     small_room,
 )
 
-#: seconds that it may take
+#: seconds that all of it may take
 HANDSHAKE_SECONDS = 10.0
+#: of a reason: characters, and bytes of its JSON beside what else a QUIT says
+LONGEST_REASON = (1000, CONTROL_BYTES - 96)
 
 
 class Refused(ShadhoError):
@@ -43,7 +49,20 @@ def make_token() -> str:
 
 def proof(token: str, role: str, first: str, second: str) -> str:
     """What only somebody with the token can say of these two nonces, in this role."""
-    return hmac.new(token.encode(), f"{role}:{first}:{second}".encode(), "sha256").hexdigest()
+    return hmac.new(token.encode(), _encoded(f"{role}:{first}:{second}"), "sha256").hexdigest()
+
+
+def farewell(reason: str, *, error: bool = False, epoch: int = 0) -> Frame:
+    """QUIT with as much of its reason as a control frame holds."""
+    characters, most = LONGEST_REASON
+    lengths = accumulate(len(json.dumps(each)) - 2 for each in reason[:characters])
+    said = reason[: sum(length <= most for length in lengths)]
+    return control(Kind.QUIT, {"reason": said, "error": error}, epoch=epoch)
+
+
+def _encoded(text: str) -> bytes:
+    """Whatever JSON makes a text of: halves of surrogate pairs too."""
+    return text.encode(errors="surrogatepass")
 
 
 def receive_hello(
@@ -62,7 +81,7 @@ def receive_hello(
         if not isinstance(theirs, str) or not isinstance(said, str):
             raise BrokenFrame("HELLO without a nonce or a proof")
         # Bytes: `compare_digest` takes no text beyond ASCII.
-        if not hmac.compare_digest(said.encode(), proof(token, "replica", nonce, theirs).encode()):
+        if not hmac.compare_digest(_encoded(said), proof(token, "replica", nonce, theirs).encode()):
             raise Refused("the token is wrong: this replica belongs to another trial or attempt; start it anew")
         welcome = admit(hello)
     except (Refused, Over, OtherVersion) as error:
@@ -76,7 +95,7 @@ def receive_hello(
 
 def _turn_away(wire: Wire, error: Exception, epoch: int) -> None:
     try:
-        wire.send(control(Kind.QUIT, {"reason": str(error), "error": not isinstance(error, Over)}, epoch=epoch))
+        wire.send(farewell(str(error), error=not isinstance(error, Over), epoch=epoch))
         wire.finish()
     except OSError:
         pass
@@ -103,7 +122,7 @@ def say_hello(wire: Wire, token: str, hello: Mapping[str, Any]) -> tuple[int, di
         reason = str(content.get("reason", "no reason given"))
         raise Refused(reason) if content.get("error") else Over(reason)
     expected = proof(token, "coordinator", nonce, theirs)
-    if not hmac.compare_digest(str(content.get("proof")).encode(), expected.encode()):
+    if not hmac.compare_digest(_encoded(str(content.get("proof"))), expected.encode()):
         raise Refused("whoever listens there does not know the trial's token; check the coordinator's address")
     wire.timeout(None)
     return header.epoch, content

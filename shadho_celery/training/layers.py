@@ -30,7 +30,8 @@ class Layer:
 def count(model: nn.Module, *inputs: Any) -> list[Layer]:
     """Count each layer's flops and bytes by hooks on one forward; `inputs` are a batch as the model takes it.
 
-    Flops are those of linear layers and convolutions; whatever else a model does is small beside them.
+    Flops are those of linear layers and convolutions; whatever else a model does is small beside them. The model stays
+    as it is, statistics of a batch norm and all.
     """
     flops: dict[nn.Module, float] = {}
 
@@ -38,11 +39,15 @@ def count(model: nn.Module, *inputs: Any) -> list[Layer]:
         flops[module] = flops.get(module, 0.0) + _flops(module, output)
 
     named = [(name, module) for name, module in model.named_modules() if list(module.parameters(recurse=False))]
+    modes = [(module, module.training) for module in model.modules()]
     handles = [module.register_forward_hook(hook) for _, module in named]
     try:
+        model.eval()
         with torch.no_grad():
             model(*inputs)
     finally:
+        for module, training in modes:
+            module.training = training
         for handle in handles:
             handle.remove()
     return [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import socket
 import threading
 import time
@@ -25,7 +26,7 @@ from shadho_celery.training.frames import (
     control_limits,
     small_room,
 )
-from shadho_celery.training.handshake import HANDSHAKE_SECONDS, Over, Refused, say_hello
+from shadho_celery.training.handshake import HANDSHAKE_SECONDS, Over, Refused, farewell, say_hello
 from shadho_celery.training.strategies import Vector
 
 logger = logging.getLogger(__name__)
@@ -34,6 +35,8 @@ logger = logging.getLogger(__name__)
 TICK = 0.25
 #: seconds between two attempts to connect: the first pause, and the longest
 BACKOFF = (0.05, 2.0)
+#: seconds from one connection's beginning to the next one's, at least: what ended the one may end the next
+APART = 2.0
 
 
 class Lost(Exception):
@@ -68,6 +71,7 @@ class Line:
         self._step = self._newest = -1
         self._ended: Exception | None = None
         self._wire: Wire | None = None
+        self._began = -math.inf
         self.epoch = 0
 
     def connect(self) -> dict[str, Any]:
@@ -76,6 +80,7 @@ class Line:
         Raises Refused, Over, or ShadhoError where it was not found for `patience_seconds`.
         """
         self.close()
+        self._sleep(self._began + APART - self._now())
         until, pause = self._now() + self._patience, BACKOFF[0]
         while True:
             try:
@@ -99,7 +104,7 @@ class Line:
         except BaseException:
             connection.close()
             raise
-        self.epoch, self._wire = epoch, wire
+        self.epoch, self._wire, self._began = epoch, wire, self._now()
         self._step, self._newest, self._ended = -1, -1, None
         for work in (self._read, self._watch):
             threading.Thread(target=work, args=(wire,), name="gang-line", daemon=True).start()
@@ -167,7 +172,7 @@ class Line:
         """Tell the coordinator, if it is there, why this replica ends."""
         if self._wire is not None and self._ended is None:
             with suppress(OSError):
-                self._wire.send(control(Kind.QUIT, {"reason": reason[:1000]}))
+                self._wire.send(farewell(reason))
                 self._wire.finish()
 
     def close(self) -> None:
@@ -176,7 +181,7 @@ class Line:
 
     def _read(self, wire: Wire) -> None:
         limits = {**control_limits(Kind.STEP, Kind.PING, Kind.QUIT), Kind.PARAMS: self._back.nbytes}
-        pong = control(Kind.PING)
+        pong = wire.sign = control(Kind.PING)
         try:
             while True:
                 header, payload = wire.receive(limits, self._room)

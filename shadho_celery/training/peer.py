@@ -7,7 +7,8 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from shadho_celery.training.frames import Frame, Header, Kind, Wire, content_of, control, small_room
+from shadho_celery.training.frames import Frame, Header, Kind, Wire, content_of, small_room
+from shadho_celery.training.handshake import farewell
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +34,8 @@ class Arrived:
     header: Header
     #: a view of the connection's buffer
     payload: memoryview
+    #: moment at which the last of it came; it is dealt with when the coordinator comes to it
+    at: float
 
 
 Event = Joined | Left | Arrived
@@ -86,7 +89,7 @@ class Peer:
     def dismiss(self, reason: str, *, error: bool = False) -> None:
         """Tell the replica that it is over, and take nothing more from it."""
         self.reason = self.reason or reason
-        self.notify(control(Kind.QUIT, {"reason": reason, "error": error}))
+        self.notify(farewell(reason, error=error))
 
     def read(self, limits: Mapping[Kind, int], arrived: Callable[[Header, memoryview], None]) -> None:
         """Read frames until the connection ends, by an exception."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import multiprocessing
 import os
+import pickle
 import signal
 import socket
 import sys
@@ -101,11 +102,11 @@ class Processes:
         process = multiprocessing.get_context("spawn").Process(target=_spawned, args=(seat, job), daemon=True)
         try:
             process.start()
-        except (AttributeError, TypeError, ValueError) as error:
+        except (pickle.PicklingError, AttributeError, TypeError, ValueError) as error:
             # What pickle says of a lambda or a local function.
             raise UsageError(
-                f"a replica cannot be started beside CUDA: {error}; "
-                "define the loss, the data's class and the model's at the top of a module"
+                f"a replica cannot be spawned, as it is where CUDA is in use: {error}; "
+                "define the loss, the data's class and the model's by `def` or `class` at the top of a module"
             ) from error
         self.children.append(process)
 

@@ -60,7 +60,34 @@ def test_more_than_twice_the_widest_profile_is_refused(width: int, fine: bool) -
 
 def test_machines_beyond_twice_the_widest_profile_are_refused_even_where_fewer_would_be_best() -> None:
     with pytest.raises(UsageError, match="widest profile"):
-        advise({"gpu": fit(profiles(1, 2, 4))}, Iterations(limit=100, slope=0), batch=8, machines={"gpu": 9})
+        advise({"gpu": fit(profiles(1, 2, 4))}, Iterations(limit=100, slope=0, widest=8), batch=8, machines={"gpu": 9})
+
+
+def test_steps_are_foreseen_up_to_twice_the_widest_training_only() -> None:
+    fitted = fit_iterations({1: 900.0, 4: 300.0})
+    assert fitted.at(8) > 0
+    with pytest.raises(UsageError, match=r"widest training to the target \(4\): train .* with 5 or more"):
+        fitted.at(9)
+
+
+def test_by_default_no_width_is_advised_of_which_steps_or_seconds_say_nothing() -> None:
+    steps = {"gpu": fit(profiles(1, 2, 4, 8))}
+    assert advise(steps, Iterations(limit=1, slope=1e6, widest=3), batch=8).replicas == 6
+    with pytest.raises(UsageError, match="widest training"):
+        advise(steps, Iterations(limit=1, slope=1e6, widest=3), batch=8, machines={"gpu": 7})
+
+
+def test_a_width_below_one_is_refused() -> None:
+    fits = [fit(profiles(1, 2)), Iterations(limit=10, slope=1, widest=2)]
+    for ask in (lambda: fits[0].at(0, SIZE), lambda: fits[1].at(0)):  # type: ignore[union-attr, call-arg]
+        with pytest.raises(UsageError, match="one or more"):
+            ask()
+
+
+@pytest.mark.parametrize("steps", [{0: 10, 2: 5}, {1: 0, 2: 5}, {1: math.inf, 2: 5}, {1: math.nan, 2: 5}])
+def test_steps_of_no_training_are_refused(steps: dict[int, float]) -> None:
+    with pytest.raises(UsageError, match="one replica or more and more than 0 steps"):
+        fit_iterations(steps)
 
 
 def test_the_prior_stands_in_for_what_profiles_do_not_say() -> None:
@@ -89,7 +116,7 @@ def test_steps_that_halve_with_every_doubling_are_fitted_too() -> None:
 
 def best(**options: object) -> Advice:
     steps = {"gpu": fit(profiles(1, 2, 4, 8))}
-    return advise(steps, Iterations(limit=100, slope=6), batch=8, **options)  # type: ignore[arg-type]
+    return advise(steps, Iterations(limit=100, slope=6, widest=8), batch=8, **options)  # type: ignore[arg-type]
 
 
 def test_the_advised_width_is_the_one_with_the_least_seconds() -> None:
@@ -109,7 +136,9 @@ def test_machine_seconds_ask_for_fewer_replicas() -> None:
 def test_the_faster_class_is_advised() -> None:
     fast = StepSeconds(coefficients=(0.01, 0.0, 0.0, 0.0), widest=4)
     slow = StepSeconds(coefficients=(0.02, 0.0, 0.0, 0.0), widest=4)
-    assert advise({"slow": slow, "fast": fast}, Iterations(limit=10, slope=1), batch=1).compute_class == "fast"
+    assert (
+        advise({"slow": slow, "fast": fast}, Iterations(limit=10, slope=1, widest=4), batch=1).compute_class == "fast"
+    )
 
 
 def test_stragglers_are_worth_backups_out_of_the_same_slots() -> None:

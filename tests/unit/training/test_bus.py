@@ -14,11 +14,12 @@ import pytest
 
 from shadho_celery.context import ReplicaSeat
 from shadho_celery.errors import ShadhoError, UsageError
+from shadho_celery.training import bus, handshake
 from shadho_celery.training.assembly import listen
-from shadho_celery.training.bus import Listener, Terms
+from shadho_celery.training.bus import MOST_STRANGERS, Listener, Terms
 from shadho_celery.training.frames import VERSION, Frame, Header, Kind, Wire, control, small_room
 from shadho_celery.training.handshake import Over, Refused, say_hello
-from shadho_celery.training.line import Line, Lost
+from shadho_celery.training.line import APART, Line, Lost
 from shadho_celery.training.peer import Arrived, Event, Joined, Left, Peer
 
 TOKEN = "secret"
@@ -65,6 +66,18 @@ class Hub:
         return event
 
 
+def crawl(wire: Wire, *, bytes_per_second: float) -> None:
+    """Let a wire read so slowly."""
+    fill = wire._fill
+
+    def slowly(view: memoryview, *, first: bool = False) -> None:
+        for at in range(0, len(view), 1 << 16):
+            fill(view[at : at + (1 << 16)], first=first and not at)
+            time.sleep(min(len(view), 1 << 16) / bytes_per_second)
+
+    wire._fill = slowly  # type: ignore[method-assign]
+
+
 @pytest.fixture
 def make() -> Iterator[Callable[..., Hub]]:
     hubs: list[Hub] = []
@@ -87,6 +100,12 @@ def until(condition: Callable[[], object]) -> None:
 
 def params(step: int, size: int = SIZE, epoch: int = 3) -> Frame:
     return Frame(Header(kind=Kind.PARAMS, epoch=epoch, step=step), np.full(size, step, dtype=np.float32).data).summed()
+
+
+def whole(kind: Kind, payload: bytes) -> bytes:
+    """What goes over the wire for a frame."""
+    frame = Frame(Header(kind=kind), payload).summed()
+    return frame.head + payload + (frame.crc or 0).to_bytes(4, "little")
 
 
 def test_a_replica_is_welcomed_gets_parameters_and_sends_its_vector(make: Callable[..., Hub]) -> None:
@@ -193,9 +212,12 @@ def test_a_coordinator_of_another_version_ends_a_replica_with_one_clear_error() 
         Header(kind=Kind.HELLO, length=4 * 2**30).pack(),
         Header(kind=Kind.GRAD, length=4).pack() + b"abcd",
         control(Kind.HELLO, {"nonce": "x", "proof": "y"}).head[:20],
+        whole(Kind.HELLO, b'{"nonce":"\\ud800","proof":"x"}'),
+        whole(Kind.HELLO, b'{"nonce":"x","proof":"\\ud800"}'),
+        whole(Kind.HELLO, b"[" * 4000),
         b"",
     ],
-    ids=["http", "zeros", "4 GB", "no hello", "half a frame", "nothing"],
+    ids=["http", "zeros", "4 GB", "no hello", "half a frame", "nonce", "proof", "too deep", "nothing"],
 )
 def test_garbage_is_dropped_and_the_next_replica_is_taken_in(make: Callable[..., Hub], data: bytes) -> None:
     hub = make()
@@ -212,6 +234,54 @@ def test_garbage_is_dropped_and_the_next_replica_is_taken_in(make: Callable[...,
     line.connect()
     assert hub.joined().rank == 0
     line.close()
+
+
+def test_what_goes_wrong_in_a_handshake_is_counted_and_closed_whatever_it_is(
+    make: Callable[..., Hub], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stumble(*_: Any) -> None:
+        raise MemoryError
+
+    hub = make()
+    monkeypatch.setattr(bus, "receive_hello", stumble)
+    with socket.create_connection(("127.0.0.1", hub.port)) as stranger:
+        stranger.settimeout(30)
+        assert not stranger.recv(1)
+    until(lambda: hub.listener.refused == {"MemoryError": 1})
+    until(lambda: not hub.listener._strangers)
+
+
+def test_strangers_who_say_nothing_keep_no_replica_out(make: Callable[..., Hub]) -> None:
+    hub = make()
+    strangers = [socket.create_connection(("127.0.0.1", hub.port)) for _ in range(MOST_STRANGERS + 6)]
+    line = hub.line()
+    began = time.monotonic()
+    line.connect()
+    assert time.monotonic() - began < 5
+    assert hub.joined().rank == 0
+    assert len(hub.listener._strangers) <= MOST_STRANGERS
+    # The oldest gave way.
+    until(lambda: hub.listener.refused == {"too many at once": 7})
+    for stranger in strangers[:7]:
+        stranger.settimeout(30)
+        while stranger.recv(4096):
+            pass
+    for stranger in strangers:
+        stranger.close()
+    line.close()
+
+
+def test_a_stranger_who_trickles_is_gone_in_time(make: Callable[..., Hub], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(handshake, "HANDSHAKE_SECONDS", 0.5)
+    hub = make()
+    with socket.create_connection(("127.0.0.1", hub.port)) as stranger, suppress(OSError):
+        for byte in control(Kind.HELLO, {}).head:
+            stranger.sendall(bytes([byte]))
+            time.sleep(0.2)
+            if hub.listener.refused["no handshake"]:
+                break
+        else:
+            pytest.fail("it may go on")
 
 
 @pytest.mark.parametrize(
@@ -271,6 +341,16 @@ def test_a_replica_says_why_it_leaves(make: Callable[..., Hub]) -> None:
     line.close()
 
 
+def test_a_long_reason_arrives_cut_whatever_it_is_spelt_in(make: Callable[..., Hub]) -> None:
+    hub = make()
+    line = hub.line()
+    line.connect()
+    hub.joined()
+    line.leave("é" * 1000)
+    assert "é" * 600 in hub.left().reason
+    line.close()
+
+
 def test_a_silent_host_is_gone_after_the_deadline(make: Callable[..., Hub]) -> None:
     hub = make(deadline_seconds=0.5)
     with socket.create_connection(("127.0.0.1", hub.port)) as host:
@@ -326,6 +406,35 @@ def test_one_that_reads_nothing_holds_nobody_up_and_gets_the_newest_when_it_does
     slow.close()
 
 
+def test_a_replica_that_takes_long_for_its_parameters_is_not_silent(make: Callable[..., Hub]) -> None:
+    size = 8_000_000
+    hub = make(deadline_seconds=1.5)
+    line = hub.line(size=size)
+    line.connect()
+    peer = hub.joined()
+    assert line._wire is not None
+    crawl(line._wire, bytes_per_second=12e6)
+    peer.publish(params(0, size), lambda: None)
+    until(lambda: peer._latest is None)
+    # The second follows at once.
+    peer.publish(params(1, size), lambda: None)
+    assert line.wait(after=0) == 1
+    line.close()
+
+
+def test_a_silent_host_is_gone_however_many_parameters_the_kernel_still_takes_for_it(make: Callable[..., Hub]) -> None:
+    hub = make(deadline_seconds=0.5, most_bytes=100)
+    with socket.create_connection(("127.0.0.1", hub.port)) as host:
+        say_hello(Wire(host), TOKEN, {"rank": 0, **HELLO})
+        peer = hub.joined()
+        began = time.monotonic()
+        while hub.listener.inbox.empty():
+            peer.publish(params(0, 25_000), lambda: None)
+            time.sleep(0.1)
+            assert time.monotonic() - began < 5
+        assert "nothing heard" in hub.left().reason
+
+
 def test_there_is_no_place_for_more_than_the_gang_can_use(make: Callable[..., Hub]) -> None:
     hub = make(places=1)
     line = hub.line(rank=0)
@@ -352,6 +461,57 @@ def test_a_replica_that_comes_again_takes_its_own_place(make: Callable[..., Hub]
     assert {event.peer.slot for event in events} == {1}
     first.close()
     again.close()
+
+
+def test_two_replicas_of_one_rank_do_not_throw_each_other_out_without_end(make: Callable[..., Hub]) -> None:
+    hub = make()
+    first, second = hub.line(rank=1), hub.line(rank=1)
+    first.connect()
+    hub.joined()
+    second.connect()
+    # It ends: it was not cut off, to look for its coordinator again.
+    with pytest.raises(Over, match="its replica has come again"):
+        first.wait(after=-1)
+    peers = [event.peer for event in (hub.event(), hub.event()) if isinstance(event, Joined)]
+    peers[0].publish(params(1), lambda: None)
+    assert second.wait(after=-1) == 1
+    assert hub.listener.present() == 1
+    until(lambda: not hub.listener._replaced)
+    first.close()
+    second.close()
+
+
+def test_one_that_was_told_to_go_and_is_dead_is_forgotten_after_the_deadline(make: Callable[..., Hub]) -> None:
+    hub = make(deadline_seconds=1.0)
+    size = 8_000_000
+    with socket.create_connection(("127.0.0.1", hub.port)) as host:
+        say_hello(Wire(host), TOKEN, {"rank": 1, **HELLO})
+        # More than the kernels' buffers hold: what is said to it after that never goes out.
+        hub.joined().publish(params(0, size), lambda: None)
+        again = hub.line(rank=1)
+        again.connect()
+        hub.joined()
+        assert hub.left().reason == "its replica has come again"
+    assert not hub.listener._replaced
+    again.close()
+
+
+def test_one_whose_connection_has_just_begun_waits_before_the_next(make: Callable[..., Hub]) -> None:
+    hub = make()
+    line = hub.line()
+    waits: list[float] = []
+    line._sleep = waits.append  # type: ignore[method-assign]
+    for began_before in (0, 0, 10):
+        line.connect()
+        line._began -= began_before
+        hub.joined().drop("for no reason")
+        hub.left()
+        with pytest.raises(Lost):
+            line.wait(after=-1)
+    line.connect()
+    assert waits[0] < 0 < waits[1] <= APART
+    assert waits[3] < 0 < waits[2] <= APART
+    line.close()
 
 
 def test_a_rank_in_quarantine_is_not_taken_in_again(make: Callable[..., Hub]) -> None:

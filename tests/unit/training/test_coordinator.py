@@ -106,16 +106,24 @@ class Play:
         return self.time
 
     def send(
-        self, slot: int, values: tuple[float, float], *, step: int = -1, loss: float = 1.0, epoch: int = EPOCH
+        self,
+        slot: int,
+        values: tuple[float, float],
+        *,
+        step: int = -1,
+        loss: float = 1.0,
+        epoch: int = EPOCH,
+        at: float | None = None,
     ) -> None:
         vector = np.array(values, dtype=np.float32)
         header = Header(kind=Kind.GRAD, epoch=epoch, sender=slot, step=self.run.step if step < 0 else step)
         frame = self.layout.grad(header, loss, np.zeros(0, dtype=np.float32), vector.data.cast("B"))
-        self.send_bytes(slot, header, b"".join(frame.parts))
+        self.send_bytes(slot, header, b"".join(frame.parts), at)
 
-    def send_bytes(self, slot: int, header: Header, payload: bytes) -> None:
+    def send_bytes(self, slot: int, header: Header, payload: bytes, at: float | None = None) -> None:
         peer: Any = self.peers[slot]
-        self.coordinator.handle(Arrived(peer=peer, header=header, payload=memoryview(bytearray(payload))))
+        came = self.time if at is None else at
+        self.coordinator.handle(Arrived(peer=peer, header=header, payload=memoryview(bytearray(payload)), at=came))
         self.coordinator.commit_if_due()
 
     def leave(self, slot: int, reason: str = "closed") -> None:
@@ -448,3 +456,26 @@ def test_backups_that_are_not_worth_their_places_may_go(play: Callable[..., Play
                 it.send(slot, (0, 0), step=it.run.step if slot < 2 else max(0, it.run.step - 1))
     assert it.coordinator.backups == 0
     assert [peer.dismissed is not None for peer in it.peers] == [False, False, True, True]
+
+
+def test_a_response_time_ends_when_the_vector_came_however_late_the_coordinator_comes_to_it(
+    play: Callable[..., Play],
+) -> None:
+    """It may be evaluating the model, which says nothing of the replicas."""
+    it = play(Sync(replicas=1))
+    for _ in range(40):
+        asked = it.time
+        it.time += 10.0
+        it.send(0, (0, 0), at=asked + 0.25)
+    law = it.coordinator.tuner.times.law()
+    assert law is not None
+    assert law(np.random.default_rng(0), 5, 1) == pytest.approx(0.25)
+
+
+def test_the_times_of_a_replica_that_has_left_are_forgotten(play: Callable[..., Play]) -> None:
+    it = play(Sync(replicas=1, backups=1))
+    for _ in range(5):
+        it.send(0, (0, 0))
+    assert it.coordinator.tuner.times.counts()[0] == 5
+    it.leave(0)
+    assert 0 not in it.coordinator.tuner.times.counts()

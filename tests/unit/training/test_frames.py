@@ -5,7 +5,9 @@ from __future__ import annotations
 import itertools
 import socket
 import threading
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -148,10 +150,102 @@ def test_another_version_is_told_apart_from_garbage() -> None:
         unpack(data)
 
 
-@pytest.mark.parametrize("payload", [b"", b"no json", b"[1]", b"\xff\xfe"], ids=["empty", "text", "a list", "bytes"])
+@pytest.mark.parametrize(
+    "payload",
+    [b"", b"no json", b"[1]", b"\xff\xfe", b"[" * 4000],
+    ids=["empty", "text", "a list", "bytes", "too deep"],
+)
 def test_a_control_frame_has_a_json_object(payload: bytes) -> None:
     with pytest.raises(BrokenFrame):
         content_of(payload)
+
+
+def test_all_that_a_time_is_given_for_takes_no_longer_together(ends: tuple[Wire, socket.socket]) -> None:
+    """One byte now and then does not prolong it."""
+    wire, far = ends
+    over = threading.Event()
+
+    def trickle() -> None:
+        with suppress(OSError):
+            for byte in HEADER.pack():
+                far.sendall(bytes([byte]))
+                if over.wait(0.2):
+                    return
+
+    sender = threading.Thread(target=trickle)
+    sender.start()
+    wire.timeout(0.5)
+    began = time.monotonic()
+    with pytest.raises(TimeoutError):
+        wire.receive({Kind.GRAD: 0}, small_room)
+    assert time.monotonic() - began < 2
+    over.set()
+    sender.join()
+
+
+def test_whoever_receives_a_long_frame_for_long_says_now_and_then_that_it_is_there() -> None:
+    clock = itertools.count(step=0.1)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        near = Wire(socket.create_connection(server.getsockname()))
+        far = Wire(server.accept()[0], now=lambda: float(next(clock)))
+    near.timeout(30)
+    for sign, length, signs in [
+        (None, 40 * CHUNK, 0),
+        (control(Kind.PING), CHUNK - 1, 0),
+        (control(Kind.PING), 40 * CHUNK, 1),
+    ]:
+        far.sign = sign
+        sender = threading.Thread(target=near.send, args=(Frame(HEADER, bytes(length)),))
+        sender.start()
+        far.receive({Kind.GRAD: length}, small_room)
+        sender.join()
+        far.send(control(Kind.QUIT))
+        heard = 0
+        while near.receive({Kind.PING: 4096, Kind.QUIT: 4096}, small_room)[0].kind is Kind.PING:
+            heard += 1
+        assert heard >= signs
+        assert bool(heard) == bool(signs)
+    near.close()
+    far.close()
+
+
+def test_a_connection_is_closed_from_another_thread_only_when_no_call_uses_it_any_more() -> None:
+    """Else the call would go on with the next connection that gets the same number."""
+
+    class Slow:
+        """What a thread sees of a socket when it is not let run for a while."""
+
+        def __init__(self) -> None:
+            self.inside, self.down, self.found = threading.Event(), threading.Event(), ""
+
+        def setsockopt(self, *_: object) -> None: ...
+
+        def shutdown(self, _: int) -> None:
+            self.down.set()
+
+        def recv_into(self, _: memoryview) -> int:
+            self.inside.set()
+            assert self.down.wait(30)
+            time.sleep(0.2)
+            self.found += "open "
+            return 0
+
+        def close(self) -> None:
+            self.found += "closed"
+
+    slow = Slow()
+    wire = Wire(slow)  # type: ignore[arg-type]
+
+    def receive() -> None:
+        with pytest.raises(EOFError):
+            wire.receive({Kind.GRAD: 0}, small_room)
+
+    reader = threading.Thread(target=receive)
+    reader.start()
+    assert slow.inside.wait(30)
+    wire.close()
+    reader.join()
+    assert slow.found == "open closed"
 
 
 def test_the_notice_of_a_step_carries_its_number_in_the_header() -> None:

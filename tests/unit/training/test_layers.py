@@ -31,6 +31,15 @@ def test_counting_leaves_no_hook_behind() -> None:
     assert not model._forward_hooks
 
 
+def test_counting_changes_no_statistics_and_no_mode() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.BatchNorm1d(4).eval())
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    count(model, torch.randn(8, 3))
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert [module.training for module in model] == [True, True, False]
+    assert model.training
+
+
 def test_the_prior_is_three_forwards_of_flops_and_two_ways_of_bytes() -> None:
     layers = count(nn.Linear(100, 10, bias=False), torch.zeros(4, 100))
     compute, serve = prior_seconds(layers, examples=4, flops_per_second=1e3, bytes_per_second=1e4)
