@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from shadho_celery.trial import Trial, TrialState
+
+#: how a trial may look otherwise in another of its attempts
+_OWN = ("attempt", "state", "compute_class", "host", "started_at")
 
 
 class Attempts:
@@ -48,9 +52,26 @@ class Attempts:
             compute_class=compute_class,
             host=None,
             started_at=None,
+            live=None,
         )
         self._alive.setdefault(trial.number, {trial.attempt: trial})[number] = attempt
         return attempt
+
+    def kept(self, trial: Trial) -> Sequence[Mapping[str, Any]] | None:
+        """What has to be kept with a trial, for its `live`, so that it can be taken up."""
+        alive = self._alive.get(trial.number, {})
+        if list(alive) in ([], [trial.attempt]):
+            return None
+        # A state is kept as its word: JSON knows no other.
+        return [{name: getattr(one, name) for name in _OWN} | {"state": str(one.state)} for one in alive.values()]
+
+    def take_up(self, trial: Trial) -> None:
+        """Know the live attempts of a trial that was copied in an earlier run."""
+        if trial.live:
+            self._alive[trial.number] = {
+                kept["attempt"]: replace(trial, **{**kept, "state": TrialState(kept["state"]), "live": None})
+                for kept in trial.live
+            }
 
     def change(self, trial: Trial, attempt: Trial) -> Trial:
         """One of its live attempts looks like that now; the trial as it looks then."""

@@ -31,28 +31,27 @@ class Capacity:
         self._order = sorted(self._seen, key=self._size)
 
     def fits(self, trial: Trial, compute_class: ComputeClass) -> bool:
-        """False where the class has too few slots, or will have too little memory and a larger class lives."""
+        """False where the class has too few slots, or will have too little memory and a larger one is wide enough."""
         if trial.slots > compute_class.slots:
             return False
-        larger = self._larger(compute_class.name)
-        if not larger:
+        if not self._larger(compute_class.name, trial.slots):
             return True
-        if trial.outgrown and not {compute_class.name, *larger}.isdisjoint(trial.outgrown.split(",")):
+        if trial.outgrown and not set(self._upwards(compute_class.name)).isdisjoint(trial.outgrown.split(",")):
             return False
         if self._model.outgrows(trial.subspace, trial.params, compute_class.name, self._order) > TOO_LIKELY:
             return False
-        if compute_class.memory >= max(known.memory for known in self._live):
+        if compute_class.memory >= max(known.memory for known in self._live if known.slots >= trial.slots):
             return True
         alike = [known.name for known in self._live if bool(known.gpu_memory) == bool(compute_class.gpu_memory)]
         needed = self._model.memory(trial.subspace, [trial.params], alike, budget=trial.budget)
         return needed is None or not compute_class.memory or float(needed[0]) <= compute_class.memory
 
     def escalated(self, event: Event, trial: Trial) -> Event:
-        """The event, or the loss of its attempt where the trial ran out of memory and a larger class lives."""
+        """The event, or the loss of its attempt where the trial ran out of memory and a larger class may take it."""
         if not isinstance(event, Result) or not event.out_of_memory or event.compute_class is None:
             return event
         self._model.tell_out_of_memory(trial, event.compute_class)
-        if not self._larger(event.compute_class):
+        if not self._larger(event.compute_class, trial.slots):
             return event
         return Lost(
             number=event.number,
@@ -62,12 +61,14 @@ class Capacity:
             outgrown=event.compute_class,
         )
 
-    def _larger(self, compute_class: str) -> list[str]:
-        """Live classes with more memory than this one, which may be gone."""
-        if compute_class not in self._seen:
-            return []
-        live = {known.name for known in self._live}
-        return [name for name in self._order[self._order.index(compute_class) + 1 :] if name in live]
+    def _larger(self, compute_class: str, slots: int) -> list[str]:
+        """Live classes of so many slots with more memory than this one, which may be gone."""
+        wide_enough = {known.name for known in self._live if known.slots >= slots}
+        return [name for name in self._upwards(compute_class)[1:] if name in wide_enough]
+
+    def _upwards(self, compute_class: str) -> list[str]:
+        """The class and all that have more memory, live or not; none where it was never seen."""
+        return self._order[self._order.index(compute_class) :] if compute_class in self._seen else []
 
     def _size(self, name: str) -> tuple[int, int, str]:
         return self._seen[name].memory, -self._strength.get(name, len(self._strength)), name

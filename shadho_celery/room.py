@@ -22,10 +22,11 @@ class Room:
         self._gathering: dict[str, int] = {}
 
     def see(self, classes: Sequence[ComputeClass]) -> None:
-        """These live now; one that has gone, or whose trial waits no more, gathers no slots any more."""
-        live = {compute_class.name for compute_class in classes}
+        """These live now; one that has gone or is too narrow, or whose trial waits no more, gathers no slots."""
+        slots = {compute_class.name: compute_class.slots for compute_class in classes}
         for name, number in list(self._gathering.items()):
-            if name not in live or self._study.trial(number).state is not TrialState.WAITING:
+            trial = self._study.trial(number)
+            if trial.state is not TrialState.WAITING or trial.slots > slots.get(name, 0):
                 del self._gathering[name]
 
     def free(self, compute_class: ComputeClass, ahead: int = 0) -> int:

@@ -27,7 +27,8 @@ class Wanted:
     rung: int | None = None
     #: number of the trial whose params, seed and checkpoints it carries on; None where a new one is to be drawn
     origin: int | None = None
-    #: trials that are drawn anew until the end of its round, those of all earlier rounds included; None: no such number
+    #: trials that are drawn anew until the end of its round, those of all earlier rounds and those that were cancelled
+    #: included; None: no such number
     drawn: int | None = None
 
 
@@ -98,9 +99,9 @@ class SuccessiveHalving:
 
     A bracket's rungs have the budgets ``most * eta**-k`` down to `least`, and ``eta**k`` trials; the best 1 / eta of a
     rung go on to the next one. None goes on before its rung is complete: which trials do depends on their losses
-    alone. A failed trial counts as the worst. Source: Jamieson and Talwalkar, "Non-stochastic Best Arm Identification
-    and Hyperparameter Optimization", AISTATS 2016; its form here is bracket s_max of Li et al., "Hyperband", JMLR 18,
-    2018.
+    alone. A failed trial counts as the worst, a cancelled one not at all. Source: Jamieson and Talwalkar,
+    "Non-stochastic Best Arm Identification and Hyperparameter Optimization", AISTATS 2016; its form here is bracket
+    s_max of Li et al., "Hyperband", JMLR 18, 2018.
 
     With `backups` b every rung gets n + b *different* trials, and the next one begins after the first n results: slow
     trials are not waited for. That is biased where good trials are slow, as large models often are: those that come
@@ -139,6 +140,9 @@ class SuccessiveHalving:
         place = self._place_of(trial)
         if place is None:
             return
+        if trial.state is TrialState.CANCELLED:
+            self._drawn += place == 0
+            return
         if place == 0 and (self._has_moved_on or len(self._rungs[0].origins) >= self._rungs[0].sent):
             # Trials of earlier runs are added before it is told how they ended.
             self._begin()
@@ -150,9 +154,10 @@ class SuccessiveHalving:
         if place is None or trial.number not in self._rungs[place].origins:
             return
         rung = self._rungs[place]
-        if trial.state is TrialState.CANCELLED and place > 0:
-            # Whoever carries the study on has it sent again; but a new trial is as good as those of the next bracket.
+        if trial.state is TrialState.CANCELLED:
+            # It tells nothing of its params: whoever carries the study on has it sent again, or another one drawn.
             del rung.origins[trial.number]
+            self._drawn += place == 0
             return
         is_complete = trial.state is TrialState.COMPLETE and trial.loss is not None
         rung.losses.append((trial.loss if is_complete else math.inf, rung.origins[trial.number]))  # type: ignore[arg-type]

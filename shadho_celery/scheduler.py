@@ -161,7 +161,7 @@ class Scheduler:
         """Learn from the trials of earlier runs, and take up those that were in flight."""
         self._learn(*self.study.trials)
         if self.study.in_flight:
-            self._executor.submit(self.study.sent)
+            self._executor.submit(list(self.study.attempts))
 
     def _learn(self, *trials: Trial) -> None:
         self.cost_model.tell(*trials)
@@ -210,12 +210,14 @@ class Scheduler:
             return
         room = [(c, self._room.free(c)) for c in self.classes]
         crowded = {c.name for c, free in room if free < 0}
-        if not crowded or all(free <= 0 for _, free in room):
+        # A class that gathers slots takes nothing else: what is taken back for it would go back to where it was.
+        takers = [(c, free) for c, free in room if free > 0 and not self._room.gathers(c)]
+        if not crowded or not takers:
             return
         waiting = [t for t in self.study.sent if t.state is TrialState.QUEUED and t.compute_class in crowded]
-        for compute_class, free in room:
-            fitting = [trial.number for trial in waiting if self._capacity.fits(trial, compute_class)]
-            if free > 0 and fitting:
+        for compute_class, free in takers:
+            fitting = [t.number for t in waiting if t.slots <= free and self._capacity.fits(t, compute_class)]
+            if fitting:
                 self._executor.cancel(fitting[-free:], running=False)
 
     def _copied(self) -> list[Trial]:

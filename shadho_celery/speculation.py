@@ -29,6 +29,9 @@ PART = 0.1
 #: seconds between two looks
 LOOK_SECONDS = 1.0
 
+#: seconds from a trial's copy to the next one, where that has come to nothing; twice as many with each one more
+AGAIN_SECONDS = 10.0
+
 #: seconds by which whoever waits for a moment may come too early: times are floats
 EARLY_SECONDS = 1e-3
 
@@ -57,6 +60,8 @@ class Speculation:
     def __init__(self, cost_model: CostModel) -> None:
         self._model = cost_model
         self._looked_at = -math.inf
+        #: by trial, the moment before which it is not to be copied again, and seconds from then to the one after it
+        self._paused: dict[int, tuple[float, float]] = {}
         #: the moment at which to ask again although nothing has happened
         self.due = math.inf
 
@@ -66,7 +71,8 @@ class Speculation:
         """Up to `most` of the `running` trials that are late at the moment `now`, each with the class to copy it to.
 
         `running` have one attempt, which has started. No trial goes to the machine that it runs on, nor where it is
-        expected to take longer than it has run already. `idle` is called where it matters.
+        expected to take longer than it has run already, nor again soon after its last copy, which has come to
+        nothing where the trial is among them once more. `idle` is called where it matters.
         """
         if now + EARLY_SECONDS < self._looked_at + LOOK_SECONDS:
             self.due = self._looked_at + LOOK_SECONDS
@@ -86,6 +92,7 @@ class Speculation:
                 self.due = min(self.due, moment)
             else:
                 places.take(trial, best[1])
+                self._pause(trial, now)
                 found.append((trial, best[1]))
             if len(found) == most:
                 break
@@ -100,7 +107,13 @@ class Speculation:
             if self._model.timed(compute_class) >= KNOWN:
                 seconds = self._expected(trials, compute_class)
                 for trial in trials:
-                    yield (trial.started_at or 0.0) + max(LEAST_SECONDS, PAST * seconds[trial.number]), trial
+                    late = (trial.started_at or 0.0) + max(LEAST_SECONDS, PAST * seconds[trial.number])
+                    yield max(late, self._paused.get(trial.number, (-math.inf, 0.0))[0]), trial
+
+    def _pause(self, trial: Trial, now: float) -> None:
+        """A trial is copied: not again for a while, and each time for longer."""
+        _, seconds = self._paused.get(trial.number, (now, AGAIN_SECONDS))
+        self._paused[trial.number] = now + seconds, 2 * seconds
 
     def _expected(self, trials: Sequence[Trial], compute_class: str) -> dict[int, float]:
         """Seconds that trials take on a class, by number: the medians of what is predicted."""

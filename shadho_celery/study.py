@@ -49,7 +49,8 @@ class Study(Tally):
         self._reports: list[Report] = []
         self._written_at = self.clock.now()
         for trial in trials:
-            self._put(trial)
+            self._attempts.take_up(trial)
+            self._put(trial, self._attempts.beside(trial))
             if trial.state is _S.WAITING:
                 # Its attempt was lost or taken back, or the scheduler was stopped before it was sent.
                 self.hold_back(trial)
@@ -242,6 +243,9 @@ class Study(Tally):
 
     def _note(self, trial: Trial) -> Trial:
         """Make `trial` the current version of itself, which `commit` will write."""
+        live = self._attempts.kept(trial)
+        if live != trial.live:
+            trial = replace(trial, live=live)
         self._put(trial, self._attempts.beside(trial))
         self._changed.add(trial.number)
         return trial

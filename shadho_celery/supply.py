@@ -23,6 +23,10 @@ DRAWS = 20
 #: trials of a subspace that may wait for a class with more memory; then the others draw in other subspaces
 WAITING_PER_SUBSPACE = 4
 
+#: trials of a subspace too wide for every class that may wait for each one that is not; and draws that show whether
+#: there are such at all
+TOO_WIDE = 50
+
 MakeSampler = Callable[[Subspace, Sequence[int]], Sampler]
 
 
@@ -45,6 +49,7 @@ class Supply:
         self._study = study
         self._seed = study.record.seed
         self._index = {subspace.name: place for place, subspace in enumerate(subspaces)}
+        self._subspaces = {subspace.name: subspace for subspace in subspaces}
         #: one for each subspace, by its name
         self.samplers = {s.name: make_sampler(s, (self._seed, place)) for place, s in enumerate(subspaces)}
         self.policy = policy
@@ -52,6 +57,9 @@ class Supply:
         self.rounds = rounds
         self._limits = limits
         self._width = width
+        #: slots of the class that has most of them; and by subspace, those of its narrowest trials
+        self._widest = 0
+        self._narrowest: dict[str, int] = {}
         self._adaptive = any(sampler.adaptive for sampler in self.samplers.values())
         self._quotas: dict[str, int] = {}
         self._quotas_for = -1
@@ -63,6 +71,7 @@ class Supply:
     def see(self, classes: Sequence[ComputeClass]) -> None:
         """These live now, the strongest first."""
         self.policy.see_classes([compute_class.name for compute_class in classes])
+        self._widest = max((compute_class.slots for compute_class in classes), default=0)
 
     def ask(self, compute_class: str, fits: Callable[[Trial], bool], left: float) -> Trial | None:
         """A new trial that `fits` a class; None where there is to be none now.
@@ -123,8 +132,24 @@ class Supply:
         return self._study.add(name, params, seed, wanted.budget, slots=self._width(params), rung=wanted.rung)
 
     def _may_wait(self, name: str) -> bool:
-        """Whether another trial of a subspace may be held back; those that wait are too large for whoever asks."""
-        return self._study.count(TrialState.WAITING, subspace=name) < WAITING_PER_SUBSPACE
+        """Whether another trial of a subspace may be held back; those that wait are too large for whoever asks.
+
+        What is too wide for every class keeps none of these from narrower trials, where there are such.
+        """
+        waiting = self._study.count(TrialState.WAITING, subspace=name)
+        if waiting < WAITING_PER_SUBSPACE:
+            return True
+        too_wide = self._study.count_wider(self._widest, name)
+        if waiting - too_wide >= WAITING_PER_SUBSPACE or self._least_slots(name) > self._widest:
+            return False
+        return too_wide < TOO_WIDE * (1 + self._study.asked(name) - too_wide)
+
+    def _least_slots(self, name: str) -> int:
+        """Slots that the narrowest trials of a subspace take, as far as some draws show."""
+        if name not in self._narrowest:
+            draws = self._subspaces[name].sample(np.random.default_rng(self._seed), TOO_WIDE)
+            self._narrowest[name] = min(self._width(params) for params in draws)
+        return self._narrowest[name]
 
     def _backlogs(self, drawn: int | None) -> dict[str, float]:
         """Subspaces that may get a trial, with how far each is behind its share, the furthest first.

@@ -56,6 +56,8 @@ trials = sa.Table(
     #: compute classes that it ran out of memory on, joined by commas
     sa.Column("outgrown", sa.Text),
     sa.Column("warning", sa.Text),
+    #: of a trial that was copied, the attempts that live: number, state, class, host and moment of the start of each
+    sa.Column("live", sa.JSON(none_as_null=True)),
 )
 
 reports = sa.Table(

@@ -35,6 +35,8 @@ class Tally:
         self._by_class: Counter[tuple[str | None, TrialState]] = Counter()
         self._by_subspace: Counter[tuple[str, TrialState]] = Counter()
         self._taken: Counter[str | None] = Counter()
+        #: by subspace and slots, the trials that wait
+        self._waiting_by_width: dict[str, Counter[int]] = {}
         self._asked: Counter[str] = Counter()
         self._best_of: dict[str, Trial] = {}
 
@@ -60,6 +62,10 @@ class Tally:
         if subspace is not None:
             return sum(self._by_subspace[subspace, state] for state in states)
         return sum(self._by_state[state] for state in states)
+
+    def count_wider(self, slots: int, subspace: str) -> int:
+        """WAITING trials of a subspace that take more than so many slots."""
+        return sum(n for width, n in self._waiting_by_width.get(subspace, {}).items() if width > slots)
 
     @property
     def counted(self) -> int:
@@ -134,6 +140,8 @@ class Tally:
     def _add(self, trial: Trial, by: int) -> None:
         self._by_state[trial.state] += by
         self._by_subspace[trial.subspace, trial.state] += by
+        if trial.state is _S.WAITING:
+            self._waiting_by_width.setdefault(trial.subspace, Counter())[trial.slots] += by
         self._add_slots(trial, by)
 
     def _add_slots(self, trial: Trial, by: int) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
@@ -102,6 +102,8 @@ class Trial:
     outgrown: str | None = None
     #: what its user should know although it ended well: a metric that was dropped, say
     warning: str | None = None
+    #: where a trial that was copied runs, one item an attempt; None where its latest attempt is the only one that lives
+    live: Sequence[Mapping[str, Any]] | None = None
 
     def evolve(self, **changes: Any) -> Trial:
         """A copy with `changes` made; a change of state must be lawful."""

@@ -53,6 +53,7 @@ FULL = Trial(
     seconds=1e-9,
     memory=80 * 2**30,
     budget=1 / 3,
+    live=[{"attempt": 2, "state": "RUNNING", "compute_class": "cpu", "host": "a\0b", "started_at": NOW + 0.125}],
 )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -186,6 +187,31 @@ def test_where_only_its_own_machine_is_left_to_take_a_copy_the_study_goes_on_and
         assert trials[late]["host"] == HOSTS[0]
         assert trials[late]["attempt"] > 1, "no copy was made"
         assert len(hosts(fleet, late)) == 1, "its machine had it twice"
+
+    on_each(scenario, *both)
+
+
+def test_a_scheduler_that_resumes_knows_both_attempts_and_leaves_the_trial_to_the_one_that_lives(
+    both: list[Fleet],
+) -> None:
+    def scenario(fleet: Fleet) -> None:
+        (fleet.desk.folder / "hold").touch()
+        workers = begin(fleet, stuck_attempt=0)
+        launch = fleet.launch("my_study", TRIALS)
+        near, far = host_of(fleet, 1), host_of(fleet, 2)
+        launch.send(signal.SIGKILL)
+        launch.wait()
+        words = ("my_study", "--trials", str(TRIALS), "--json", "--resume", "my_study")
+        again = fleet.desk.start("python", "-m", "shadho_celery.launch", *words)
+        again.says("study my_study", 60)
+        fleet.desk.await_runs(TRIALS - 1, "ended", 60)
+        time.sleep(3)  # long enough for it to be copied once more, were it taken to be alone
+        assert stuck(fleet.trials("my_study"))["attempt"] == 2
+        workers[near].end()
+        until(lambda: stuck(fleet.trials("my_study"))["lost"] == 1, 60, fleet.desk.said)
+        (fleet.desk.folder / "hold").unlink()
+        trial = stuck(fleet.ended_well(again, "my_study", TRIALS, 120))
+        assert (trial["host"], trial["live"]) == (far, None)
 
     on_each(scenario, *both)
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
+
 import pytest
 
 from shadho_celery.attempts import Attempts
@@ -60,6 +63,36 @@ def test_what_is_lost_with_its_last_attempt_begins_anew(attempts: Attempts) -> N
     assert [attempts.lose(trial, attempt) for attempt in (1, 2)] == [True, False]
     again = trial.evolve(attempt=3)
     assert attempts.of(again) == {3: again}
+
+
+def test_what_is_kept_of_live_attempts_is_what_json_knows_and_brings_them_back(attempts: Attempts) -> None:
+    trial = copied(attempts)
+    attempts.change(trial, attempts.of(trial)[2].evolve(state=S.RUNNING, host="second", started_at=2.0))
+    kept = json.loads(json.dumps(attempts.kept(trial)))
+    assert kept == attempts.kept(trial)
+    again = Attempts()
+    again.take_up(replace(trial, live=kept))
+    assert again.of(trial) == attempts.of(trial)
+    assert again.shown(trial) == trial
+
+
+def test_of_a_trial_whose_latest_attempt_alone_lives_nothing_needs_to_be_kept(attempts: Attempts) -> None:
+    assert attempts.kept(RUNNING) is None
+    trial = copied(attempts)
+    attempts.lose(trial, 1)
+    assert attempts.kept(attempts.shown(trial)) is None
+    attempts.take_up(trial)
+    assert list(attempts.of(trial)) == [2]
+
+
+def test_where_the_copy_was_lost_it_is_kept_that_the_first_attempt_lives(attempts: Attempts) -> None:
+    trial = copied(attempts)
+    attempts.lose(trial, 2)
+    again = Attempts()
+    again.take_up(replace(trial, live=attempts.kept(trial)))
+    assert again.of(trial) == {1: RUNNING}
+    assert again.may_add(trial)
+    assert again.add(replace(trial, live=attempts.kept(trial)), "gpu").live is None
 
 
 def test_a_suspect_is_not_to_be_copied_again_in_any_later_attempt(attempts: Attempts) -> None:

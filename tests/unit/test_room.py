@@ -78,3 +78,12 @@ def test_a_class_that_has_gone_or_whose_trial_waits_no_more_gathers_no_slots(stu
     assert (room.gathers(A), room.gathers(B)) == (True, False)
     room.see([B])
     assert not room.gathers(A)
+
+
+def test_a_class_that_has_become_narrower_than_its_trial_gathers_no_slots(study: Study, room: Room) -> None:
+    wide, other = added(study, slots=3), added(study)
+    room.gather(wide, A)
+    room.see([ComputeClass(name="a", slots=2), B])
+    assert not room.gathers(A)
+    assert room.is_left_to(other, A)
+    assert room.is_left_to(wide, B), "another class may gather for it"

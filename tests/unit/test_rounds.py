@@ -156,6 +156,36 @@ def test_a_trial_taken_off_a_higher_rung_is_asked_for_again() -> None:
     assert shape(player.ask_all()) == [(1, 3.0, 1)]
 
 
+@pytest.mark.parametrize("ended", [0, 3])
+def test_a_trial_taken_off_the_lowest_rung_is_drawn_anew_and_tells_nothing(ended: int) -> None:
+    player = Player(SuccessiveHalving(1, 9, 3))
+    for place, trial in enumerate(player.ask_all()):
+        player.finish(trial, None if place < ended else S.CANCELLED)
+    drawn = player.rounds.ask()
+    assert drawn == Wanted(budget=1.0, rung=0, drawn=9 + 9 - ended), "those that were cancelled were drawn too"
+    again = player.ask_all()
+    assert shape(again) == [(0, 1.0, None)] * (9 - ended)
+    for trial in reversed(again):
+        player.finish(trial)
+    assert [trial.origin for trial in player.ask_all()] == [*range(ended), *range(9, 12 - ended)]
+
+
+def test_a_search_stopped_on_the_lowest_rung_and_resumed_promotes_those_that_were_compared_with_all() -> None:
+    first = Player(SuccessiveHalving(1, 27, 3))
+    for place, trial in enumerate(first.ask_all()):
+        first.finish(trial, None if place < 3 else S.CANCELLED)
+    second = Player(SuccessiveHalving(1, 27, 3), lambda origin, budget: -origin)
+    for trial in first.trials:
+        second.rounds.add(trial)
+    for trial in first.finished:
+        second.rounds.tell(trial)
+    assert second.rounds.ask() == first.rounds.ask() == Wanted(budget=1.0, rung=0, drawn=27 + 24)
+    second.trials = list(first.trials)
+    second.play(40 - 3)
+    assert [sum(t.rung == rung for t in second.trials[27:]) for rung in range(4)] == [24, 9, 3, 1]
+    assert {trial.origin for trial in second.trials if trial.rung == 1} == set(range(42, 51)), "the best of all"
+
+
 def test_new_trials_are_numbered_so_that_each_round_has_its_own_set() -> None:
     player = Player(SuccessiveHalving(1, 9, 3))
     assert player.rounds.ask() == Wanted(budget=1.0, rung=0, drawn=9)

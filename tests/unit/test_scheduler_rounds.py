@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,7 @@ from shadho_celery.simulation import simulate
 from shadho_celery.space.compile import compile_space
 from shadho_celery.store import Store
 from shadho_celery.study import Study
-from shadho_celery.trial import Trial, TrialState
+from shadho_celery.trial import Lost, Result, Trial, TrialState
 
 S = TrialState
 
@@ -180,6 +180,24 @@ def test_a_resumed_search_promotes_the_same_and_sends_nothing_twice(at: int) -> 
     assert promoted(again) == promoted(whole)
 
 
+@pytest.mark.parametrize("at", [0, 3, 30])
+def test_a_search_stopped_at_once_and_resumed_goes_up_the_whole_ladder(at: int) -> None:
+    """Whoever had finished by then is compared with others; on each rung there are as many results as without that."""
+    first = Search().run(lambda search: search.study.counted >= at)
+    first.scheduler.stop(running=True)
+    first.run()
+    cancelled = first.study.count(S.CANCELLED)
+    assert cancelled > 0
+    first.simulated.close()
+    first.study.close()
+    study = Search(store=first.store, resume=True).run().study
+    ended = [trial for trial in study if trial.state is S.COMPLETE]
+    assert Counter(trial.rung for trial in ended) == {0: 27, 1: 9, 2: 3, 3: 1}
+    assert (study.count(S.CANCELLED), len(study)) == (cancelled, BRACKET + cancelled)
+    drawn = Counter(trial.subspace for trial in study if trial.origin is None)
+    assert max(drawn.values()) - min(drawn.values()) <= 1, "and so many more are drawn of each subspace"
+
+
 def test_an_objective_sees_its_budget_and_the_checkpoints_of_its_origin(
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -323,6 +341,56 @@ def test_a_search_survives_the_deaths_of_machines_that_run_copies_and_copied_tri
         assert found.study.copied > 0
         lost += found.lost
     assert lost > 0
+
+
+class Refusing(SimulatedExecutor):
+    """Hands every copy back: no worker claims it."""
+
+    def submit(self, trials: Sequence[Trial]) -> None:
+        super().submit([trial for trial in trials if trial.attempt == 1])
+        for trial in trials:
+            if trial.attempt > 1:
+                self._events.append(Lost(number=trial.number, attempt=trial.attempt, reason="unclaimed", claimed=False))
+
+
+def test_copies_that_nobody_claims_do_not_follow_one_another_without_pause() -> None:
+    def play(trial: Trial, compute_class: str) -> Outcome:
+        return Outcome(state=S.COMPLETE, loss=0.0, seconds=1000.0 if trial.number == 19 else 1.0)
+
+    clock = ManualClock(1000.0)
+    study = open_study(Store("sqlite://"), SPACE.describe(), name="s", seed=0, clock=clock)
+    make_scheduler(SPACE, study, Refusing({"gpu": 2}, play, clock), Limits(trials=20)).run()
+    assert (study.count(S.COMPLETE), study.trial(19).lost) == (20, 0)
+    assert 2 <= study.copied <= 8
+
+
+@pytest.mark.parametrize("waits", [False, True], ids=["running", "queued"])
+def test_a_resumed_search_watches_every_attempt_that_lived_and_makes_no_other(waits: bool) -> None:
+    first = Search(seed=2, delay=one_in_twenty(8.0), trials=3 * BRACKET)
+    copy = S.QUEUED if waits else S.RUNNING
+    first.run(lambda search: search.study.copies > 0 and {t.state for t in two_of(search.study)} == {S.RUNNING, copy})
+    [original, other] = two_of(first.study)
+    first.study.close()
+    sent: list[Trial] = []
+
+    class Watching(SimulatedExecutor):
+        def submit(self, trials: Sequence[Trial]) -> None:
+            sent.extend(trials)
+
+    study = open_study(first.store, SPACE.describe(), name="s", clock=ManualClock(3000.0), resume=True)
+    executor = Watching({"gpu": 27}, lambda trial, compute_class: Outcome(state=S.COMPLETE), ManualClock(3000.0))
+    scheduler = make_scheduler(SPACE, study, executor, Limits(trials=3 * BRACKET), rungs=RUNGS)
+    assert [trial for trial in sent if trial.number == original.number] == [original, other]
+    assert (original.attempt, other.attempt) == (1, 2)
+    scheduler.tell([Result(number=original.number, attempt=1, state=S.FAILED, error="no GPU here", at=3000.0)])
+    assert not study.trial(original.number).state.is_finished
+
+
+def two_of(study: Study) -> list[Trial]:
+    """The two live attempts of the first trial that has them."""
+    live = Counter(trial.number for trial in study.attempts)
+    number = next(number for number, attempts in live.items() if attempts == 2)
+    return [trial for trial in study.attempts if trial.number == number]
 
 
 # The first n of n + b

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from hyperopt import hp
 from shadho_celery.cost_model import CostModel
 from shadho_celery.space.compile import compile_space
 from shadho_celery.space.split import split
-from shadho_celery.speculation import KNOWN, LOOK_SECONDS, PAST, Idle, Speculation, most_copies
+from shadho_celery.speculation import AGAIN_SECONDS, KNOWN, LOOK_SECONDS, PAST, Idle, Speculation, most_copies
 from shadho_celery.trial import Trial, TrialState
 
 SUBSPACES = split(compile_space({"x": hp.uniform("x", 0, 1)}))
@@ -114,6 +115,26 @@ def test_between_two_looks_it_is_only_noted_when_the_next_one_is() -> None:
     speculation.ask([], lambda: [idle()], 9, now=LATE)
     assert speculation.ask([running(0)], lambda: [idle()], 9, now=LATE + LOOK_SECONDS / 2) == []
     assert speculation.due == LATE + LOOK_SECONDS
+
+
+def test_a_trial_whose_copies_come_to_nothing_is_copied_again_after_pauses_that_grow() -> None:
+    speculation = Speculation(model())
+    moments = []
+    now = LATE
+    while now < LATE + 10 * AGAIN_SECONDS:
+        if speculation.ask([running(0)], lambda: [idle()], 9, now):
+            moments.append(now)
+        assert speculation.due > now, "whoever waits for it never waits in vain"
+        now = min(speculation.due, now + LOOK_SECONDS)
+    pauses = [later - earlier for earlier, later in pairwise(moments)]
+    assert pauses == pytest.approx([AGAIN_SECONDS, 2 * AGAIN_SECONDS, 4 * AGAIN_SECONDS], abs=LOOK_SECONDS)
+
+
+def test_the_pause_of_one_trial_is_not_that_of_another() -> None:
+    speculation = Speculation(model())
+    assert [t.number for t, _ in speculation.ask([running(0)], lambda: [idle()], 9, LATE)] == [0]
+    found = speculation.ask([running(0), running(1)], lambda: [idle(slots=2)], 9, LATE + LOOK_SECONDS)
+    assert [t.number for t, _ in found] == [1]
 
 
 def test_a_tenth_of_a_round_may_be_copied_at_a_time_and_one_trial_in_any_case() -> None:

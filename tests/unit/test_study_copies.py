@@ -199,6 +199,69 @@ def test_a_copied_trial_is_carried_on_after_a_restart_and_a_result_of_either_att
     assert second.tell(result(2)) is None
 
 
+def resumed_with_a_copy(*before: Event) -> Study:
+    """A study that was carried on while a trial ran on cpu and its copy on gpu, and after those events."""
+    store = Store("sqlite://")
+    first = open_study(store, {}, clock=ManualClock(1000.0), name="s")
+    copied(first)
+    for event in (started(2, host="second", at=1005.0), *before):
+        first.tell(event)
+    first.close()
+    second = open_study(store, {}, clock=ManualClock(1040.0), name="s", resume=True)
+    assert [trial.attempt for trial in second.attempts] == [trial.attempt for trial in first.attempts]
+    assert list(second) == list(first)
+    return second
+
+
+def test_after_a_restart_both_attempts_live_where_they_did() -> None:
+    study = resumed_with_a_copy()
+    assert [(t.attempt, t.state, t.compute_class, t.host, t.started_at) for t in study.attempts] == [
+        (1, S.RUNNING, "cpu", "first", 1001.0),
+        (2, S.RUNNING, "gpu", "second", 1005.0),
+    ]
+    assert (study.taken("cpu"), study.taken("gpu"), study.copies, study.in_flight) == (1, 1, 1, 1)
+    assert list(study.alone) == []
+
+
+@pytest.mark.parametrize("state", [S.FAILED, S.CANCELLED])
+@pytest.mark.parametrize("first", [1, 2])
+def test_after_a_restart_an_attempt_that_ends_badly_leaves_the_trial_to_the_other(
+    first: int, state: TrialState
+) -> None:
+    study = resumed_with_a_copy()
+    study.tell(result(first, state, error="no GPU here"))
+    assert (study.trial(0).state, study.in_flight, study.copies) == (S.RUNNING, 1, 0)
+    ended = study.tell(result(3 - first))
+    assert ended is not None
+    assert (ended.state, ended.host) == (S.COMPLETE, {1: "second", 2: "first"}[first])
+
+
+@pytest.mark.parametrize("first", [1, 2])
+def test_after_a_restart_a_lost_attempt_is_taken_away_alone(first: int) -> None:
+    study = resumed_with_a_copy()
+    study.tell(lost(first))
+    assert (study.trial(0).state, study.trial(0).lost, study.next_waiting()) == (S.RUNNING, 1, None)
+    study.tell(lost(3 - first))
+    assert study.next_waiting() is not None
+
+
+@pytest.mark.parametrize("first", [1, 2])
+def test_after_a_restart_the_attempt_that_was_left_is_the_one_that_lives(first: int) -> None:
+    study = resumed_with_a_copy(lost(first))
+    assert [trial.attempt for trial in study.attempts] == [3 - first]
+    assert study.tell(lost(first)) is None
+    assert study.trial(0).state is S.RUNNING
+    study.tell(lost(3 - first, claimed=False))
+    again = study.next_waiting()
+    assert again is not None
+    assert study.queue(again, "cpu").attempt == 3
+
+
+def test_of_a_trial_that_has_ended_no_attempt_lives_after_a_restart() -> None:
+    study = resumed_with_a_copy(result(2))
+    assert (study.in_flight, list(study.attempts), study.trial(0).live) == (0, [], None)
+
+
 def test_a_rung_and_an_origin_are_kept_and_losses_of_the_highest_budget_are_the_best() -> None:
     store = Store("sqlite://")
     study = open_study(store, {}, clock=ManualClock(1000.0), name="s")

@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import pytest
 from hyperopt import hp
 
 from shadho_celery.assignment import FifoPolicy
 from shadho_celery.clock import ManualClock
+from shadho_celery.hardware import ComputeClass
 from shadho_celery.limits import Limits
 from shadho_celery.memory_store import MemoryStore
 from shadho_celery.rounds import Endless, Rounds, SuccessiveHalving
 from shadho_celery.samplers import make_sampler
 from shadho_celery.shares import UniformShares
 from shadho_celery.space.compile import compile_space
-from shadho_celery.space.split import split
+from shadho_celery.space.split import Subspace, split
 from shadho_celery.store import StudyRecord
 from shadho_celery.study import Study
-from shadho_celery.supply import WAITING_PER_SUBSPACE, Supply
+from shadho_celery.supply import TOO_WIDE, WAITING_PER_SUBSPACE, Supply
 from shadho_celery.trial import Trial, TrialState
+from shadho_celery.widths import Width
 
 SUBSPACES = split(compile_space(hp.choice("model", [{"a": hp.uniform("a", 0, 1)}, {"b": hp.uniform("b", 0, 1)}])))
 
@@ -30,16 +33,21 @@ def study() -> Study:
     return Study(MemoryStore(), record, 1, clock=ManualClock())
 
 
-def supply_of(study: Study, rounds: Rounds | None = None) -> Supply:
+def supply_of(
+    study: Study,
+    rounds: Rounds | None = None,
+    subspaces: Sequence[Subspace] = SUBSPACES,
+    width: Width = lambda params: 2 if "a" in params else 1,
+) -> Supply:
     return Supply(
         study,
-        SUBSPACES,
+        subspaces,
         policy=FifoPolicy(),
-        shares=UniformShares({subspace.name: subspace.probability for subspace in SUBSPACES}),
+        shares=UniformShares({subspace.name: subspace.probability for subspace in subspaces}),
         rounds=rounds or Endless(),
         make_sampler=lambda subspace, entropy: make_sampler("random", subspace, entropy),
         limits=Limits(trials=100),
-        width=lambda params: 2 if "a" in params else 1,
+        width=width,
     )
 
 
@@ -73,6 +81,50 @@ def test_what_fits_nobody_is_held_back_up_to_a_few_of_each_subspace(study: Study
     assert study.count(TrialState.WAITING) == WAITING_PER_SUBSPACE * len(SUBSPACES)
     assert supply.ask("cpu", fits, math.inf) is None, "those that wait come first"
     assert len(list(iter(study.next_waiting, None))) == WAITING_PER_SUBSPACE * len(SUBSPACES)
+
+
+def narrow(trial: Trial) -> bool:
+    return trial.slots == 1
+
+
+def mixed_widths(study: Study, width: Width) -> Supply:
+    """The supply of a space with one subspace, for a class of one slot."""
+    subspaces = split(compile_space({"x": hp.uniform("x", 0, 1)}))
+    supply = supply_of(study, subspaces=subspaces, width=width)
+    supply.see([ComputeClass(name="cpu", slots=1)])
+    return supply
+
+
+def test_what_is_too_wide_for_every_class_keeps_no_slot_from_narrower_trials(study: Study) -> None:
+    supply = mixed_widths(study, lambda params: 1 if params["x"] < 0.3 else 2)
+    for _ in range(30):
+        trial = supply.ask("cpu", narrow, math.inf)
+        assert trial is not None
+        study.queue(trial, "cpu")
+    assert study.count(TrialState.WAITING) == len(study) - 30 > 30
+
+
+def test_what_is_too_wide_does_not_take_the_places_of_what_waits_for_memory(study: Study) -> None:
+    supply = mixed_widths(study, lambda params: 1 if params["x"] < 0.3 else 2)
+    for _ in range(5):
+        assert supply.ask("cpu", lambda trial: False, math.inf) is None
+    assert sum(trial.slots == 1 for trial in study) == WAITING_PER_SUBSPACE
+
+
+def test_where_every_trial_is_too_wide_only_a_few_are_made(study: Study) -> None:
+    supply = mixed_widths(study, lambda params: 2)
+    for _ in range(100):
+        assert supply.ask("cpu", narrow, math.inf) is None
+    assert len(study) == WAITING_PER_SUBSPACE
+
+
+def test_where_a_sampler_proposes_nothing_narrow_enough_it_is_not_asked_for_ever(study: Study) -> None:
+    supply = mixed_widths(study, lambda params: 1 if params["x"] < 0.3 else 2)
+    [sampler] = supply.samplers.values()
+    sampler.ask = lambda index: {"x": 0.9}  # type: ignore[method-assign]
+    for _ in range(100):
+        assert supply.ask("cpu", narrow, math.inf) is None
+    assert len(study) == TOO_WIDE
 
 
 def test_no_trial_is_made_that_could_not_be_sent_any_more(study: Study) -> None:

@@ -48,6 +48,15 @@ def test_a_trial_that_carries_another_on_was_not_drawn(tally: Tally) -> None:
     assert (len(tally), tally.asked("all"), tally.count(S.WAITING, subspace="all")) == (2, 1, 2)
 
 
+def test_of_those_that_wait_the_wide_ones_are_counted_until_they_are_sent(tally: Tally) -> None:
+    for number, slots in enumerate((1, 2, 3, 3)):
+        tally._put(trial(number, slots=slots))
+    assert [tally.count_wider(slots, "all") for slots in (0, 1, 2, 3)] == [4, 3, 2, 0]
+    assert tally.count_wider(0, "another") == 0
+    tally._put(trial(2, state=S.QUEUED, slots=3, compute_class="cpu"))
+    assert tally.count_wider(2, "all") == 1
+
+
 def test_the_best_has_the_least_loss_at_the_highest_budget_and_all_of_it_is_the_highest() -> None:
     ended = [trial(loss=loss, budget=budget) for loss, budget in [(0.1, 1.0), (0.3, 9.0), (0.2, 9.0), (0.9, None)]]
     assert [(one.loss, one.budget) for one in sorted(ended, key=merit)] == [

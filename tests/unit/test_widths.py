@@ -12,7 +12,7 @@ from hyperopt import hp
 from shadho_celery.clock import ManualClock
 from shadho_celery.context import Outcome
 from shadho_celery.errors import UsageError
-from shadho_celery.executors.simulated import SimulatedExecutor
+from shadho_celery.executors.simulated import Change, Play, SimulatedExecutor
 from shadho_celery.limits import Limits
 from shadho_celery.memory_store import MemoryStore
 from shadho_celery.search import make_scheduler
@@ -63,27 +63,37 @@ def test_the_widest_trial_is_found_among_all_subspaces() -> None:
     assert widest(1, GANGS) == 1
 
 
-def search(space: Space, slots: Mapping[str, int], width: Slots, trials: int) -> tuple[Study, list[dict[str, int]]]:
-    """A study on simulated classes, and the slots that its trials held on each after every turn."""
+def lasting(trial: Trial, compute_class: str) -> Outcome:
+    return Outcome(state=TrialState.COMPLETE, loss=0.0, seconds=1 + trial.seed % 7)
+
+
+def search(
+    space: Space,
+    slots: Mapping[str, int],
+    width: Slots,
+    trials: int,
+    play: Play = lasting,
+    turns: int = 10_000,
+    **options: Any,
+) -> tuple[Study, list[dict[str, int]]]:
+    """A study on simulated classes, and the slots that its trials held on each after every turn, up to so many turns.
+
+    `options` are those of the executor.
+    """
     record = StudyRecord(key="k", name="n", module="", seed=1, space={}, created_at=0.0)
     clock = ManualClock()
     study = Study(MemoryStore(), record, 1, clock=clock)
 
-    def play(trial: Trial, compute_class: str) -> Outcome:
-        return Outcome(state=TrialState.COMPLETE, loss=0.0, seconds=1 + trial.seed % 7)
-
-    executor = SimulatedExecutor(slots, play, clock)
+    executor = SimulatedExecutor(slots, play, clock, **options)
     scheduler = make_scheduler(space, study, executor, Limits(trials=trials), slots=width, policy="fifo")
     held: list[dict[str, int]] = []
-
-    def note() -> None:
+    while not scheduler.done and len(held) < turns:
+        scheduler.turn()
         taken: dict[str, int] = defaultdict(int)
         for trial in study.sent:
             taken[str(trial.compute_class)] += trial.slots
         held.append(dict(taken))
         assert len(held) < 10_000, "it does not end"
-
-    scheduler.run(note)
     return study, held
 
 
@@ -117,3 +127,37 @@ def test_two_classes_do_not_gather_slots_for_one_gang() -> None:
     # Slots of both classes are kept from trials that wait at the same moment only if two gangs wait.
     idle_in_both = sum(taken.get("a", 0) < 3 and taken.get("b", 0) < 3 for taken in held[:-20])
     assert idle_in_both < len(held) / 3
+
+
+def test_gangs_that_run_out_of_memory_where_no_larger_class_is_wide_enough_fail_and_the_rest_goes_on() -> None:
+    def play(trial: Trial, compute_class: str) -> Outcome:
+        if trial.slots == 3 and trial.params["x"] > 0.5:
+            return Outcome(state=TrialState.FAILED, error="MemoryError", out_of_memory=True, seconds=1.0)
+        return lasting(trial, compute_class)
+
+    memory = {"large": 2**35, "small": 2**33}
+    study, _ = search(GANGS, {"large": 2, "small": 4}, replicas, 40, play, memory=memory)
+    assert study.counted == len(study) == 40
+    assert {t.state is TrialState.FAILED for t in study if t.slots == 3 and t.params["x"] > 0.5} == {True}
+    assert study.count(TrialState.FAILED) < sum(trial.slots == 3 for trial in study)
+
+
+@pytest.mark.parametrize("at", range(5, 40, 5))
+def test_on_a_class_that_has_become_narrower_than_the_gang_it_gathers_slots_for_the_others_go_on(at: int) -> None:
+    """All those of one slot end, and the gangs wait for a class that is wide enough."""
+    changes = [Change(at=float(at), compute_class="cpu", slots=-2)]
+    study, _ = search(GANGS, {"cpu": 4}, replicas, 60, turns=800, changes=changes)
+    assert len(study) == 60
+    assert {trial.slots for trial in study if trial.state is TrialState.WAITING} == {3}
+    assert study.counted + study.count(TrialState.WAITING) == 60
+    assert all(trial.state is TrialState.COMPLETE for trial in study if trial.slots == 1)
+
+
+@pytest.mark.parametrize("ahead", [1, 4])
+@pytest.mark.parametrize("slots", [{"a": 3, "b": 3}, {"a": 5, "b": 4}, {"small": 2, "large": 3}], ids=str)
+def test_no_trial_goes_back_and_forth_between_queues_while_a_class_gathers_slots(
+    slots: dict[str, int], ahead: int
+) -> None:
+    study, _ = search(GANGS, slots, replicas, 150, ahead=ahead)
+    assert study.count(TrialState.COMPLETE) == 150
+    assert max(trial.attempt for trial in study) <= 2
