@@ -63,8 +63,6 @@ class Listener:
         self.inbox: SimpleQueue[Event] = SimpleQueue()
         #: connections turned away or ended, by cause
         self.refused: Counter[str] = Counter()
-        #: ranks that are not taken in again
-        self.banned: set[int] = set()
         #: replicas that have a place at a time; fewer later, where backups are not needed
         self.places = terms.places
         self._server, self._terms, self._now = server, terms, now
@@ -184,8 +182,6 @@ class Listener:
             raise BrokenFrame("HELLO without a rank")
         if hello.get("setup") != self._terms.setup:
             raise Refused("this replica has another model, strategy or codec; run the same code with the same params")
-        if rank in self.banned:
-            raise Refused("this replica is in quarantine: its gradients were not finite")
         with self._lock:
             if self._closing.is_set():
                 raise Over("the training has ended")

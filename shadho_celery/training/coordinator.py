@@ -19,6 +19,7 @@ import numpy as np
 
 from shadho_celery.training.backups import Tuner
 from shadho_celery.training.bus import Listener
+from shadho_celery.training.duties import Duties
 from shadho_celery.training.frames import BrokenFrame, Kind, control
 from shadho_celery.training.mean import Mean
 from shadho_celery.training.payload import Layout, Snapshot, Snapshots
@@ -56,7 +57,7 @@ class Coordinator:
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self.run, self.strategy, self.backups = run, strategy, backups
-        self._layout, self._listener, self._epoch, self._now = layout, listener, epoch, now
+        self._layout, self._listener, self._epoch = layout, listener, epoch
         #: replicas that are here or may still come, where that is known
         self._can_come = can_come
         self._last_reason = ""
@@ -71,14 +72,9 @@ class Coordinator:
         )
         self._peers: dict[int, Peer] = {}
         self._bad: Counter[int] = Counter()
-        #: places whose vector was refused: they wait for the next step
-        self._idle: set[int] = set()
         #: steps in a row that were passed over
         self._barren = 0
-        #: what each place works on: the step it was sent, and when
-        self._asked: dict[int, tuple[int, float]] = {}
-        #: newest step that each place was sent
-        self._sent: dict[int, int] = {}
+        self._duties = Duties(self.tuner.times, now)
         self._snapshots = Snapshots(layout)
         self._current: Snapshot | None = None
         self._mean = Mean(run.centre.scratch(), np.zeros(layout.buffers, dtype=np.float32))
@@ -106,7 +102,7 @@ class Coordinator:
         """Take the step under way if it is complete, or as complete as it can be. Raises ShadhoError."""
         if self._due():
             self._commit()
-        elif self._idle and not self._mean and not self._working():
+        elif self._duties.idle and not self._mean and not self._duties.working:
             self._pass_over()
 
     # Events
@@ -134,20 +130,15 @@ class Coordinator:
         match event:
             case Joined(peer=peer):
                 self._peers[peer.slot] = peer
-                # Of whoever had the place before.
-                for told in (self._sent, self._asked):
-                    told.pop(peer.slot, None)
-                self._idle.discard(peer.slot)
+                # Somebody else may have had the place before.
+                self._duties.clear(peer.slot)
                 if self.run.step:
                     self._note(f"replica {peer.rank} joined at step {self.run.step}")
                 if self._current is not None:
                     self._publish(peer)
             case Left(peer=peer, reason=reason):
                 if self._peers.get(peer.slot) is peer:
-                    del self._peers[peer.slot]
-                    self._asked.pop(peer.slot, None)
-                    self._idle.discard(peer.slot)
-                    self.tuner.times.forget(peer.slot)
+                    self._forget(peer)
                     self._last_reason = f" (the last one left: {reason})"
                     self._note(f"replica {peer.rank} left at step {self.run.step}: {reason}")
             case Arrived(peer=peer):
@@ -167,7 +158,7 @@ class Coordinator:
             return
         if header.step > step:
             raise BrokenFrame(f"a vector of step {header.step} at step {step}")
-        self._timed(peer, header.step, event.at)
+        self._duties.answer(peer.slot, header.step, event.at)
         if header.step < step and self.strategy.lockstep:
             self._came_late(peer)
             return
@@ -188,30 +179,29 @@ class Coordinator:
         if self._cancels:
             # It was on its way when the step ended, and was taken for cancelled.
             log.cancelled[peer.slot] -= 1
-        if self._sent.get(peer.slot, -1) < self.run.step:
+        if not self._duties.goes_on(peer.slot, self.run.step):
             self._publish(peer)
-        else:
-            self._asked.setdefault(peer.slot, (self.run.step, self._now()))
 
     def _refuse(self, peer: Peer) -> None:
         """A vector that is not finite: it may be the machine, or the training. Its replica waits for the next step."""
         self.run.log.refused["not finite"] += 1
         self._bad[peer.rank] += 1
-        self._idle.add(peer.slot)
+        self._duties.wait(peer.slot)
         if self._bad[peer.rank] >= MOST_NOT_FINITE and len(self._peers) > 1:
             # Its rank stays open: the next one to come may be on a machine that is sound.
             self._note(
                 f"replica {peer.rank} is in quarantine: its gradients were not finite; another may take its place"
             )
             peer.dismiss("in quarantine: its gradients were not finite", error=True)
-            self._peers.pop(peer.slot, None)
-            self._idle.discard(peer.slot)
+            self._forget(peer)
+
+    def _forget(self, peer: Peer) -> None:
+        """It is not, or no more, to be reckoned with."""
+        del self._peers[peer.slot]
+        self._duties.clear(peer.slot)
+        self.tuner.times.forget(peer.slot)
 
     # Steps
-
-    def _working(self) -> list[int]:
-        """Places that are at work, on the step under way or still on an older one."""
-        return [slot for slot in self._asked if slot in self._peers]
 
     def _due(self) -> bool:
         alive = len(self._peers)
@@ -223,7 +213,7 @@ class Coordinator:
         if len(self._mean) >= self._width.wanted:
             return True
         # All that were asked may have answered, some of them with what had to be refused.
-        return alive >= self._width.wanted and bool(self._mean) and not self._working()
+        return alive >= self._width.wanted and bool(self._mean) and not self._duties.working
 
     def _adapt(self, alive: int) -> None:
         """Follow the number of replicas that are alive. Raises ShadhoError where too few are."""
@@ -240,7 +230,7 @@ class Coordinator:
         run, self._barren = self.run, 0
         if self.strategy.lockstep:
             notice = control(Kind.STEP, epoch=self._epoch, step=run.step + 1)
-            for slot in self._working():
+            for slot in self._duties.working:
                 self._peers[slot].notify(notice)
         slots, loss = self._mean.take()
         if self.strategy.lockstep:
@@ -249,9 +239,9 @@ class Coordinator:
         self.strategy.apply(run.centre, self._mean.vector)
         run.centre.shape.buffers.write(self._mean.buffers)
         run.took(slots, loss)
-        if self.strategy.lockstep:
-            self._cut_off()
-        self._go_on(self._peers if self.strategy.lockstep else self._idle.union(slots))
+        if self._cancels:
+            self.run.log.cancelled.update(self._duties.cut_off())
+        self._go_on(self._peers if self.strategy.lockstep else self._duties.idle.union(slots))
 
     def _pass_over(self) -> None:
         """A step that nobody's finite vector makes: the next one has other batches. Raises ShadhoError."""
@@ -259,12 +249,11 @@ class Coordinator:
         if self.run.step == 0 or self._barren >= MOST_NOT_FINITE:
             raise self.run.no_gradient()
         self.run.took((), math.nan)
-        self._go_on(self._idle)
+        self._go_on(self._duties.idle)
 
     def _go_on(self, places: Iterable[int]) -> None:
         """Publish the parameters of the next step to those places, and tell of the last one."""
         run, peers = self.run, [self._peers[place] for place in places if place in self._peers]
-        self._idle.clear()
         self._snap()
         if run.step < run.plan.steps:
             for peer in peers:
@@ -272,18 +261,6 @@ class Coordinator:
         if self.strategy.backups == "auto":
             self._tune_backups()
         run.tell()
-
-    def _cut_off(self) -> None:
-        """Note who gives up on what is over."""
-        for slot in self._working() if self._cancels else []:
-            self.tuner.times.tell(slot, self._now() - self._asked.pop(slot)[1], finished=False)
-            self.run.log.cancelled[slot] += 1
-
-    def _timed(self, peer: Peer, step: int, at: float) -> None:
-        asked = self._asked.get(peer.slot)
-        if asked is not None and asked[0] == step:
-            del self._asked[peer.slot]
-            self.tuner.times.tell(peer.slot, at - asked[1])
 
     def _snap(self) -> None:
         """Set the parameters of this step apart, to be sent."""
@@ -301,9 +278,7 @@ class Coordinator:
         if snapshot is None or snapshot.frame is None:
             return
         self._snapshots.use(snapshot)
-        self._sent[peer.slot] = self.run.step
-        # One that is still at work on an older step is asked when that is done.
-        self._asked.setdefault(peer.slot, (self.run.step, self._now()))
+        self._duties.send(peer.slot, self.run.step)
         peer.publish(snapshot.frame, partial(self._snapshots.release, snapshot))
 
     # Backups
@@ -317,7 +292,9 @@ class Coordinator:
         self.backups = choice.backups
         self._listener.places = self.strategy.replicas + choice.backups
         for slot in sorted(self._peers)[self._listener.places :]:
-            self._peers.pop(slot).dismiss("its backup is not needed")
+            peer = self._peers[slot]
+            peer.dismiss("its backup is not needed")
+            self._forget(peer)
 
     def _note(self, text: str) -> None:
         logger.info("gang: %s", text)

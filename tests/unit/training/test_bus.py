@@ -514,13 +514,6 @@ def test_one_whose_connection_has_just_begun_waits_before_the_next(make: Callabl
     line.close()
 
 
-def test_a_rank_in_quarantine_is_not_taken_in_again(make: Callable[..., Hub]) -> None:
-    hub = make()
-    hub.listener.banned.add(1)
-    with pytest.raises(Refused, match="quarantine"):
-        hub.line(rank=1).connect()
-
-
 def test_everybody_is_told_when_it_is_over(make: Callable[..., Hub]) -> None:
     hub = make()
     line = hub.line()
