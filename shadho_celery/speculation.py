@@ -30,7 +30,7 @@ PART = 0.1
 LOOK_SECONDS = 1.0
 
 #: seconds from a trial's copy to the next one, where that has come to nothing; twice as many with each one more
-AGAIN_SECONDS = 10.0
+AGAIN_SECONDS = 2.0
 
 #: seconds by which whoever waits for a moment may come too early: times are floats
 EARLY_SECONDS = 1e-3

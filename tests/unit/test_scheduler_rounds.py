@@ -361,7 +361,7 @@ def test_copies_that_nobody_claims_do_not_follow_one_another_without_pause() -> 
     study = open_study(Store("sqlite://"), SPACE.describe(), name="s", seed=0, clock=clock)
     make_scheduler(SPACE, study, Refusing({"gpu": 2}, play, clock), Limits(trials=20)).run()
     assert (study.count(S.COMPLETE), study.trial(19).lost) == (20, 0)
-    assert 2 <= study.copied <= 8
+    assert 2 <= study.copied <= 10
 
 
 @pytest.mark.parametrize("waits", [False, True], ids=["running", "queued"])
