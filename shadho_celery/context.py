@@ -44,6 +44,8 @@ class ReplicaSeat:
     token: str
     #: number of the replica, from 1 (the coordinator's own is 0); backup replicas come last
     rank: int
+    #: which of the trial's gangs it belongs to, from 1
+    call: int = 1
 
 
 class Context(Protocol):
@@ -68,7 +70,7 @@ class Context(Protocol):
     replica: ReplicaSeat | None
     #: True where another attempt of the trial runs, maybe in the same `checkpoint_dir`: leave its files as they are
     is_copy: bool
-    #: trainings of gangs that this attempt has finished so far
+    #: trainings of gangs that this attempt has begun so far
     gangs: int
 
     @property

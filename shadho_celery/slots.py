@@ -182,10 +182,12 @@ class Slots:
             log.info("replica %s of trial %s, attempt %s is not to be run", seat.rank, seat.number, seat.attempt)
             return
         running = Running(payload["study"], seat.number, seat.attempt, delivery, self._runners[slot], seat)
-        place = {name: told[name] for name in ("address", "token", "rank")}
+        place = {name: told[name] for name in ("address", "token", "rank", "call")}
         outcome = self._drive(running, slot, {**attempt, "module": payload["module"], "replica": place})
         ended = not (running.stopped or self._closing.is_set())
-        failure = self._witness.unseated(seat, outcome) if ended and outcome.state is TrialState.FAILED else None
+        # One whose gang needs it no more ends as CANCELLED; one that returns has taken part in nothing.
+        missed = ended and outcome.state is not TrialState.CANCELLED
+        failure = self._witness.unseated(seat, outcome) if missed else None
         done = ended and failure is None
         told = self._persist(lambda: self._seats.leave(payload["study"], seat, delivery, done=done, failure=failure))
         if failure is not None and told:

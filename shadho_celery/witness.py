@@ -69,7 +69,7 @@ class Witness:
             attempt=seat.attempt,
             call=seat.call,
             rank=seat.rank,
-            error=outcome.error or "",
+            error=outcome.error or "its objective returned without taking part in a gang",
             host=self.host,
             at=self.clock.now(),
             worker=self.worker,

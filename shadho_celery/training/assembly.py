@@ -20,9 +20,9 @@ def most_backups(strategy: Strategy) -> int:
     return -(-strategy.replicas // 3) if strategy.backups == "auto" else strategy.backups
 
 
-def setup_of(shape: Shape, strategy: Strategy, codec: Codec, batch: int) -> str:
-    """Digest of what must be equal in coordinator and replicas."""
-    return hashlib.sha256(f"{shape.digest}:{strategy!r}:{codec!r}:{batch}".encode()).hexdigest()[:16]
+def setup_of(shape: Shape, strategy: Strategy, codec: Codec, data: str, number: int) -> str:
+    """Digest of what must be equal in coordinator and replicas; `number` is that of the trial's gang."""
+    return hashlib.sha256(f"{shape.digest}:{strategy!r}:{codec!r}:{data}:{number}".encode()).hexdigest()[:16]
 
 
 def beyond_limits(places: int, size: int) -> list[str]:

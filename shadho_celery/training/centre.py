@@ -25,6 +25,7 @@ class ModelCentre:
         if average is not None and not 0 <= average < 1:
             raise UsageError(f"ema is {average}: it is the weight of the past, from 0 up to, but not, 1")
         self.model, self.optimizer, self.shape = model, optimizer, Shape(model)
+        _check(model, optimizer)
         self.size = self.shape.parameters.size
         #: factor on the learning rate of every group, for the time being
         self.scale = 1.0
@@ -123,3 +124,13 @@ class ModelCentre:
         finally:
             for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
                 group["lr"] = rate
+
+
+def _check(model: nn.Module, optimizer: Optimizer) -> None:
+    """Raise UsageError for an optimizer that could train nothing here."""
+    if not isinstance(optimizer, Optimizer) or isinstance(optimizer, torch.optim.LBFGS):
+        kind = optimizer.__name__ if isinstance(optimizer, type) else type(optimizer).__name__
+        raise UsageError(f"optimizer is {kind}; give one that steps along a gradient, such as SGD(model.parameters())")
+    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    if held.isdisjoint(map(id, model.parameters())):
+        raise UsageError("the optimizer has none of the model's parameters; make it of this model's own parameters")

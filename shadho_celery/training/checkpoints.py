@@ -46,6 +46,11 @@ class Checkpoints:
         self._claims = folder / f"gang-{digest}.json"
         self._claim: Claim | None = None
 
+    @property
+    def path(self) -> Path:
+        """The file of the state."""
+        return self._state
+
     def claim(self, token: str | None) -> Claim:
         """Take the training over; the token is the last one's where none is given."""
         last = self._read()

@@ -7,12 +7,13 @@ misses is not always the same. A batch may reach over the end of an epoch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.data import default_collate
+from torch.utils.data import DataLoader, default_collate
 
 from shadho_celery.errors import UsageError
 
@@ -29,6 +30,7 @@ class Batches:
     """The stream of batches. Raises UsageError where the data are fewer than one batch."""
 
     def __init__(self, data: Data, *, batch: int, seed: int, places: int = 1, micro_batches: int = 1) -> None:
+        _check(data)
         self.tensors = isinstance(data, tuple | list) and all(isinstance(each, Tensor) for each in data)
         sizes = {len(each) for each in data} if self.tensors else {len(data)}
         if len(sizes) != 1:
@@ -45,6 +47,15 @@ class Batches:
         self.batch, self.seed, self.places, self.micro_batches = batch, seed, places, micro_batches
         self._data = data
         self._epochs: dict[int, Tensor] = {}
+
+    @property
+    def digest(self) -> str:
+        """Equal for equal data and batches, as far as a look at some examples of tensors tells."""
+        described: list[Any] = [self.size, self.batch]
+        if self.tensors:
+            some = sorted({0, self.size // 2, self.size - 1})
+            described += [(tuple(t.shape), str(t.dtype), t[some].flatten()[:64].tolist()) for t in self._data]
+        return repr(described)
 
     def indices(self, step: int, slot: int) -> Tensor:
         """Examples of batch (step, slot), int64, shape (batch,)."""
@@ -74,6 +85,17 @@ class Batches:
             for old in sorted(self._epochs, key=lambda kept: abs(kept - epoch))[_KEPT:]:
                 del self._epochs[old]
         return self._epochs[epoch]
+
+
+def _check(data: Any) -> None:
+    """Raise UsageError for what holds data, but not as it is wanted here."""
+    wanted = "give tensors of equal length, or a Dataset with len() and data[i]"
+    if isinstance(data, DataLoader):
+        raise UsageError("data is a DataLoader; give its data set (loader.dataset): a gang makes the batches itself")
+    if isinstance(data, tuple) and any(isinstance(each, np.ndarray) for each in data):
+        raise UsageError(f"data are numpy arrays; {wanted}: torch.as_tensor makes one of an array")
+    if isinstance(data, Mapping) or not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
+        raise UsageError(f"data is a {type(data).__name__}; {wanted}")
 
 
 def mixed(*numbers: int) -> int:

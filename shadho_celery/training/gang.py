@@ -83,6 +83,10 @@ def gang(
     fails, as `on_few` says. A replica that is silent for `deadline_seconds` is gone. `delay(place, draw)` are seconds
     that a gradient takes at least, to play slow machines. Raises UsageError.
     """
+    _check_settings(strategy, codec, token, port, on_few)
+    for name, seconds in (("start", start_seconds), ("grace", grace_seconds), ("deadline", deadline_seconds)):
+        if seconds is not None and not (seconds > 0 or (name == "grace" and seconds == 0)):
+            raise UsageError(f"{name}_seconds is {seconds!r}; give a number of seconds above 0")
     if strategy is None:
         if replicas is None:
             raise UsageError("a gang needs replicas=N, or a strategy that names them")
@@ -185,6 +189,12 @@ class Gang:
         if self._used:
             raise UsageError("a gang trains one model once; make another for the next")
         self._used = True
+        self.context.gangs += 1
+        if isinstance(loss, nn.Module):
+            raise UsageError(
+                f"loss is a {type(loss).__name__}; give a function of (model, batch) that returns a batch's mean loss, "
+                "such as lambda model, batch: criterion(model(batch[0]), batch[1])"
+            )
         plan = Plan(
             steps=steps,
             batch=batch,
@@ -207,10 +217,13 @@ class Gang:
             loss=loss,
             strategy=self.strategy,
             codec=self.codec,
-            setup=setup_of(centre.shape, self.strategy, self.codec, batch),
+            setup=setup_of(centre.shape, self.strategy, self.codec, batches.digest, self.context.gangs),
             delay=self._delay,
         )
         if self.context.replica is not None:
+            if self.context.gangs < self.context.replica.call:
+                # It belongs to a later gang of the trial, whose parameters its coordinator sends.
+                return Report(replicas=self.strategy.replicas, backups=backups, log=Log(places=places))
             serve(self.context.replica, job, self.context.should_stop)
             raise ReplicaDone
         run = Run(plan, centre, self.context, setup=job.setup, places=places)
@@ -298,3 +311,19 @@ class Gang:
             except UsageError:
                 logger.info("port %d of the last coordinator is taken; another will do", last_port)
         return listen(host, self._port)
+
+
+def _check_settings(strategy: object, codec: object, token: object, port: object, on_few: object) -> None:
+    """Raise UsageError for what can only be a slip."""
+    for what, value, has, example in (
+        ("strategy", strategy, "lockstep", "Average(replicas=4)"),
+        ("codec", codec, "encoder", "Quantize(4)"),
+    ):
+        if value is not None and (isinstance(value, type) or not hasattr(value, has)):
+            raise UsageError(f"{what} is {value!r}; give an object such as {example}")
+    if on_few not in ("shrink", "wait", "fail"):
+        raise UsageError(f"on_few is {on_few!r}; it must be 'shrink', 'wait' or 'fail'")
+    if not (isinstance(port, int) and 0 <= port < 2**16):
+        raise UsageError(f"port is {port!r}; give a number below 65536, or 0 for any that is free")
+    if token is not None and not (isinstance(token, str) and token):
+        raise UsageError("token must be a text that is not empty; without one it is made up")

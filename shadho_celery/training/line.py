@@ -37,6 +37,8 @@ TICK = 0.25
 BACKOFF = (0.05, 2.0)
 #: seconds from one connection's beginning to the next one's, at least: what ended the one may end the next
 APART = 2.0
+#: seconds that the threads of a connection that was closed have to end
+LEAVE_SECONDS = 1.0
 
 
 class Lost(Exception):
@@ -72,6 +74,8 @@ class Line:
         self._ended: Exception | None = None
         self._wire: Wire | None = None
         self._began = -math.inf
+        self._over = threading.Event()
+        self._threads: list[threading.Thread] = []
         self.epoch = 0
 
     def connect(self) -> dict[str, Any]:
@@ -106,8 +110,13 @@ class Line:
             raise
         self.epoch, self._wire, self._began = epoch, wire, self._now()
         self._step, self._newest, self._ended = -1, -1, None
-        for work in (self._read, self._watch):
-            threading.Thread(target=work, args=(wire,), name="gang-line", daemon=True).start()
+        self._over = threading.Event()
+        works: tuple[Callable[..., None], ...] = (self._read, self._watch)
+        self._threads = [
+            threading.Thread(target=work, args=(wire, self._over), name="gang-line", daemon=True) for work in works
+        ]
+        for thread in self._threads:
+            thread.start()
         return welcome
 
     def _sleep(self, seconds: float) -> None:
@@ -176,10 +185,14 @@ class Line:
                 self._wire.finish()
 
     def close(self) -> None:
+        """End the connection, and its threads: a process that has any left is not used again."""
         if self._wire is not None:
             self._wire.close()
+        self._over.set()
+        for thread in self._threads:
+            thread.join(LEAVE_SECONDS)
 
-    def _read(self, wire: Wire) -> None:
+    def _read(self, wire: Wire, over: threading.Event) -> None:
         limits = {**control_limits(Kind.STEP, Kind.PING, Kind.QUIT), Kind.PARAMS: self._back.nbytes}
         pong = wire.sign = control(Kind.PING)
         try:
@@ -199,6 +212,7 @@ class Line:
             self._end(wire, Lost(str(error)))
         except (Over, Refused) as error:
             self._end(wire, error)
+        over.set()
 
     def _room(self, header: Header) -> memoryview:
         if header.kind is not Kind.PARAMS:
@@ -226,10 +240,9 @@ class Line:
                 self._changed.notify_all()
         wire.close()
 
-    def _watch(self, wire: Wire) -> None:
+    def _watch(self, wire: Wire, over: threading.Event) -> None:
         """A coordinator that is silent for too long is gone: it pings every few seconds."""
-        while self._ended is None and wire is self._wire:
-            time.sleep(min(1.0, self._deadline / 4))
+        while not over.wait(min(1.0, self._deadline / 4)):
             if self._now() - wire.heard > self._deadline:
                 self._end(wire, Lost(f"nothing heard for {self._deadline:g} s"))
 

@@ -28,6 +28,8 @@ class Async:
 
     def __post_init__(self) -> None:
         check_width(self.replicas, self.backups)
+        if self.backups:
+            raise UsageError("Async has no backups: no step waits for anybody; give more replicas instead")
 
     def apply(self, centre: Centre, mean: Vector) -> None:
         centre.descend(mean)
@@ -129,6 +131,8 @@ class Elastic:
 
     def __post_init__(self) -> None:
         check_width(self.replicas, self.backups)
+        if self.backups:
+            raise UsageError("Elastic has no backups: no step waits for anybody; give more replicas instead")
         if not 0 < self.alpha < 1:
             raise UsageError(
                 f"alpha is {self.alpha}: 0 never exchanges anything and 1 forgets all; give one in between"

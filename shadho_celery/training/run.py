@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import math
 import time
 from collections.abc import Callable
@@ -16,6 +17,8 @@ from shadho_celery.errors import ShadhoError, UsageError
 from shadho_celery.training.centre import ModelCentre
 from shadho_celery.training.checkpoints import Checkpoints, Claim
 from shadho_celery.training.log import Log, Step
+
+logger = logging.getLogger(__name__)
 
 #: what a log counts, beside its steps
 COUNTS = ("accepted", "late", "cancelled", "refused")
@@ -49,6 +52,10 @@ class Plan:
     checkpoint_every: int = 100
 
     def __post_init__(self) -> None:
+        for name in ("steps", "batch", "micro_batches", "seed", "report_every", "checkpoint_every"):
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+                raise UsageError(f"{name} is {value!r}; give a whole number")
         if self.steps < 1:
             raise UsageError(f"steps is {self.steps}; give the number of steps in all, from 1 up")
         if self.report_every is not None and self.report_every < 1:
@@ -103,6 +110,11 @@ class Run:
                 getattr(self.log, name).update(counts)
             self.log.resumed_from = self.step
             self.log.notes.append(f"resumed at step {self.step} (epoch {claim.epoch if claim else 1})")
+            logger.warning(
+                "the training goes on from step %d, as %s has it; remove that to begin anew",
+                self.step,
+                self._checkpoints.path,
+            )
         if claim is None:
             self._checkpoints = None
         return claim
@@ -158,8 +170,6 @@ class Run:
             # Resumed where all steps were done, or stopped before the first report.
             self.loss = self._evaluated()
         self.centre.settle()
-        if self.step >= self.plan.steps:
-            self.context.gangs += 1
         if self._checkpoints is not None and not self._keeps and self.step >= self.plan.steps:
             self._checkpoints.remove()
 

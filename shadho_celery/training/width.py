@@ -51,19 +51,21 @@ class Width:
     def adapt(self, alive: int, reason: str, hopeless: Callable[[], bool]) -> str | None:
         """Follow the number of replicas that are alive, and return what to note.
 
-        Raises ShadhoError where there are too few for too long, or none and it is `hopeless` that one comes.
+        Raises ShadhoError where there are too few for too long, or it is waited for more and `hopeless` that they come.
         """
         if alive >= self.wanted:
             self._short_since = None
             return self._set(min(alive, self._replicas), "replicas are back")
         if self._short_since is None:
             self._short_since = self._now()
-        waits = self._patience.on_few == "wait" and (alive > 0 or not hopeless())
+        waits = self._patience.on_few == "wait" and not hopeless()
         if waits or self._now() - self._short_since < self._patience.grace_seconds:
             return None
         here = f"{alive} of {self._replicas} replicas are left{reason}"
-        if self._patience.on_few == "fail" or not alive:
+        if self._patience.on_few != "shrink":
             raise ShadhoError(f"{here}; see why the others ended, or allow the gang to shrink")
+        if not alive:
+            raise ShadhoError(f"{here}; see why they ended")
         return self._set(alive, here)
 
     def _set(self, wanted: int, why: str) -> str | None:

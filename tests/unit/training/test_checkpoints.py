@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -54,18 +55,23 @@ def same(one: nn.Module, other: nn.Module) -> bool:
 
 
 @pytest.fixture
-def context(tmp_path: Path) -> LocalContext:
-    return LocalContext(seed=5, checkpoints=tmp_path)
+def attempt(tmp_path: Path) -> Callable[[], LocalContext]:
+    """One more attempt of a trial."""
+    return lambda: LocalContext(seed=5, checkpoints=tmp_path)
 
 
-def test_a_training_goes_on_as_if_nothing_had_been(context: LocalContext) -> None:
+def test_a_training_goes_on_as_if_nothing_had_been_and_says_so(
+    attempt: Callable[[], LocalContext], caplog: pytest.LogCaptureFixture
+) -> None:
     whole, model = network(), network()
+    context = attempt()
     fit(context, whole, ema=0.9)
-    context.gangs = 0
     assert not list(context.checkpoint_dir.iterdir())
     with pytest.raises(Killed):
-        fit(context, network(), ema=0.9, on_step=die)
-    report = fit(context, model, ema=0.9)
+        fit(attempt(), network(), ema=0.9, on_step=die)
+    assert not caplog.records
+    report = fit(attempt(), model, ema=0.9)
+    assert "goes on from step 15" in caplog.text
     assert same(model, whole)
     assert report.log.resumed_from == 15
     assert report.steps == 30
@@ -106,14 +112,28 @@ def test_the_second_training_of_a_trial_does_not_go_on_from_the_first(tmp_path: 
         lambda model: {"micro_batches": 2},
         lambda model: {"batch": 20},
         lambda model: {"seed": 6},
+        lambda model: {"data": (PIXELS, 1 - DATA[1])},
     ],
-    ids=["rate", "optimizer", "average", "micro-batches", "batch", "seed"],
+    ids=["rate", "optimizer", "average", "micro-batches", "batch", "seed", "labels"],
 )
-def test_a_training_with_other_settings_begins_anew(context: LocalContext, change: Any) -> None:
+def test_a_training_with_other_settings_or_data_begins_anew(attempt: Callable[[], LocalContext], change: Any) -> None:
+    with pytest.raises(Killed):
+        fit(attempt(), network(), on_step=die)
+    model = network()
+    assert fit(attempt(), model, **change(model)).log.resumed_from is None
+    with pytest.raises(Killed):
+        fit(attempt(), network(), seed=7, on_step=die)
+    assert fit(attempt(), network(), seed=7).log.resumed_from == 15
+
+
+def test_a_training_does_not_go_on_from_one_of_its_trial_that_was_broken_off(
+    attempt: Callable[[], LocalContext],
+) -> None:
+    """Where the first fold diverges, say, and the objective goes on with the second."""
+    context = attempt()
     with pytest.raises(Killed):
         fit(context, network(), on_step=die)
-    model = network()
-    assert fit(context, model, **change(model)).log.resumed_from is None
+    assert fit(context, network()).log.resumed_from is None
 
 
 def test_a_training_that_had_taken_all_its_steps_still_has_a_loss(tmp_path: Path) -> None:
@@ -123,14 +143,15 @@ def test_a_training_that_had_taken_all_its_steps_still_has_a_loss(tmp_path: Path
     assert reports[1].loss == reports[0].loss is not None
 
 
-def test_a_training_that_is_stopped_before_its_first_report_has_a_loss(context: LocalContext) -> None:
+def test_a_training_that_is_stopped_before_its_first_report_has_a_loss(attempt: Callable[[], LocalContext]) -> None:
     steps: list[int] = []
+    context = attempt()
     context.stopped = lambda: len(steps) >= 3
     report = fit(context, network(), report_every=20, on_step=lambda step, _: steps.append(step))
     assert report.loss == pytest.approx(sum(step.loss for step in report.log.steps) / 3)
 
 
-def test_what_became_of_every_vector_is_counted_over_all_starts(context: LocalContext) -> None:
+def test_what_became_of_every_vector_is_counted_over_all_starts(attempt: Callable[[], LocalContext]) -> None:
     """A share of the dropped that left out those of the first start would be too low."""
 
     def spoil(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
@@ -139,9 +160,9 @@ def test_what_became_of_every_vector_is_counted_over_all_starts(context: LocalCo
 
     seen: list[int] = []
     model = network()
-    with pytest.raises(Killed), gang(context, replicas=1) as g:
+    with pytest.raises(Killed), gang(attempt(), replicas=1) as g:
         g.fit(model, descent(model), DATA, spoil, steps=30, batch=10, checkpoint_every=5, on_step=die)
-    report = fit(context, network())
+    report = fit(attempt(), network())
     assert report.log.refused == {"not finite": 1}
     assert report.log.accepted == {0: 29}
 

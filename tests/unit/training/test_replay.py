@@ -11,10 +11,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader, TensorDataset
 
 from shadho_celery.context import LocalContext
 from shadho_celery.errors import UsageError
-from shadho_celery.training import Async, Sync, gang, replay
+from shadho_celery.training import Async, Average, Sync, gang, replay
 from shadho_celery.training.centre import ModelCentre
 from shadho_celery.training.data import Batches, mixed
 from shadho_celery.training.log import Log, Step
@@ -242,8 +243,27 @@ def test_a_batch_whose_gradient_is_not_finite_is_passed_over_and_three_in_a_row_
         ({"replicas": 2, "backups": -1}, "backups is -1"),
         ({"replicas": 2, "strategy": Sync(replicas=3)}, "strategy is for 3"),
         ({}, "needs replicas"),
+        ({"strategy": Average}, "Average\\(replicas=4\\)"),
+        ({"replicas": 2, "codec": 2}, "codec is 2"),
+        ({"replicas": 2, "on_few": "fial"}, "on_few is 'fial'"),
+        ({"replicas": 2, "port": 70000}, "port is 70000"),
+        ({"replicas": 2, "token": ""}, "token must be"),
+        ({"replicas": 2, "deadline_seconds": 0}, "deadline_seconds is 0"),
+        ({"replicas": 2, "grace_seconds": float("nan")}, "grace_seconds is nan"),
     ],
-    ids=["no replicas", "fewer than no backups", "two words", "none given"],
+    ids=[
+        "no replicas",
+        "fewer than no backups",
+        "two words",
+        "none given",
+        "class for strategy",
+        "number for codec",
+        "on_few",
+        "port",
+        "token",
+        "deadline",
+        "grace",
+    ],
 )
 def test_a_width_that_makes_no_sense_is_an_error(context: LocalContext, settings: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
@@ -258,17 +278,43 @@ def test_a_width_that_makes_no_sense_is_an_error(context: LocalContext, settings
         ({"ema": 1.0}, "ema is 1"),
         ({"report_every": 0}, "report_every"),
         ({"model": nn.ReLU()}, "no parameters"),
+        ({"steps": 1.5}, "steps is 1.5"),
+        ({"batch": 10.0}, "batch is 10.0"),
+        ({"loss": nn.CrossEntropyLoss()}, "function of \\(model, batch\\)"),
+        ({"data": DataLoader(TensorDataset(*DATA))}, "loader.dataset"),
+        ({"data": (PIXELS.numpy(), DATA[1].numpy())}, "torch.as_tensor"),
+        ({"data": {"x": PIXELS}}, "data is a dict"),
+        ({"data": iter(PIXELS)}, "give tensors of equal length"),
+        ({"optimizer": torch.optim.SGD}, "optimizer is SGD"),
+        ({"optimizer": torch.optim.LBFGS(nn.Linear(1, 1).parameters())}, "optimizer is LBFGS"),
+        ({"optimizer": torch.optim.SGD(nn.Linear(1, 1).parameters())}, "none of the model's parameters"),
     ],
-    ids=["small data", "no steps", "ema", "reports", "no parameters"],
+    ids=[
+        "small data",
+        "no steps",
+        "ema",
+        "reports",
+        "no parameters",
+        "half a step",
+        "real batch",
+        "criterion",
+        "loader",
+        "arrays",
+        "dict",
+        "iterator",
+        "optimizer class",
+        "closure",
+        "optimizer of another model",
+    ],
 )
 @pytest.mark.parametrize("replicas", [1, 3])
 def test_what_cannot_be_trained_is_one_clear_error_before_any_process_starts(
     context: LocalContext, settings: dict[str, Any], message: str, replicas: int
 ) -> None:
     model = network()
-    chosen = {"model": model, "steps": 5, "batch": 10, **settings}
+    given = {"optimizer": descent(model), "data": DATA, "loss": loss, "model": model, "steps": 5, "batch": 10}
     with pytest.raises(UsageError, match=message), gang(context, replicas=replicas) as g:
-        g.fit(chosen.pop("model"), descent(model), DATA, loss, **chosen)
+        g.fit(**{**given, **settings})
     assert not g.processes.children
 
 
