@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import statistics
 import sys
-from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -99,10 +99,18 @@ def progress_line(scheduler: Scheduler) -> str:
     """The state of the study in one line."""
     study = scheduler.study
     limit = f"/{scheduler.limits.trials}" if scheduler.limits.trials else ""
-    busy = ", ".join(
-        f"{c.name} {study.count(_S.RUNNING, compute_class=c.name)}/{c.slots} busy" for c in scheduler.classes
-    )
+    taken = busy_slots(study)
+    busy = ", ".join(f"{c.name} {taken[c.name]}/{c.slots} busy" for c in scheduler.classes)
     return f"{study.counted}{limit} trials; {best_line(study)}; {busy or 'no live worker'}"
+
+
+def busy_slots(study: Study) -> Counter[str | None]:
+    """By compute class, the slots that something runs in: a trial takes as many as it is wide, in each attempt."""
+    busy: Counter[str | None] = Counter()
+    for attempt in study.attempts:
+        if attempt.state is _S.RUNNING:
+            busy[attempt.compute_class] += attempt.slots
+    return busy
 
 
 def best_line(study: Study) -> str:
@@ -117,12 +125,13 @@ def class_table(scheduler: Scheduler) -> Table:
     """One row a compute class: the live ones, and others that trials were sent to."""
     study = scheduler.study
     live = {c.name: c for c in scheduler.classes}
+    busy = busy_slots(study)
     table = Table("class", *(_right(name) for name in ("workers", "busy", "slots", "waiting", "done", "failed")))
     for name in [*live, *(name for name in study.compute_classes if name not in live)]:
         known = live.get(name)
         counts = (
             known.workers if known else 0,
-            study.count(_S.RUNNING, compute_class=name),
+            busy[name],
             known.slots if known else 0,
             study.count(_S.QUEUED, compute_class=name),
             study.count(_S.COMPLETE, _S.PRUNED, compute_class=name),
@@ -142,12 +151,7 @@ def summary(study: Study, space: Space, console: Console, resume_command: str, r
     """The best trials, what went wrong, where the store lies, and how to go on; `refused` are late results."""
     complete = sorted((t for t in study.trials if t.state is _S.COMPLETE), key=lambda t: (merit(t), t.number))
     if complete:
-        table = Table(_right("trial"), _right("loss"), "class", "params as drawn", "what the objective got")
-        for trial in complete[:BEST]:
-            # Text: rich would read square brackets in a str as its markup.
-            words = (str(trial.compute_class), drawn(trial.params), given(space, trial))
-            table.add_row(str(trial.number), f"{trial.loss:.6g}", *map(Text, words))
-        console.print(table)
+        console.print(best_table(complete[:BEST], space))
     if len(study.subspaces) > 1 and len(study.compute_classes) > 1:
         console.print(placement_table(study))
     # Lines to be copied from: without a terminal they would be wrapped at a width that nobody has chosen.
@@ -162,6 +166,20 @@ def summary(study: Study, space: Space, console: Console, resume_command: str, r
     say(Text(f"study {study.name}: {counts}; {best_line(study)}"))
     say(Text(f"store: {study.store.safe_url}"))
     say(Text(f"more trials of it: {resume_command}"))
+
+
+def best_table(trials: Sequence[Trial], space: Space) -> Table:
+    """One row a trial, with its budget where any of them has one."""
+    has_budgets = any(trial.budget is not None for trial in trials)
+    numbers = ("trial", "loss", "budget") if has_budgets else ("trial", "loss")
+    table = Table(*map(_right, numbers), "class", "params as drawn", "what the objective got")
+    for trial in trials:
+        budget = "all" if trial.budget is None else f"{trial.budget:.6g}"
+        # Text: rich would read square brackets in a str as its markup.
+        words = (str(trial.compute_class), drawn(trial.params), given(space, trial))
+        figures = (str(trial.number), f"{trial.loss:.6g}", budget)
+        table.add_row(*figures[: len(numbers)], *map(Text, words))
+    return table
 
 
 def placement_table(study: Study) -> Table:

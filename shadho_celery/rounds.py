@@ -7,6 +7,7 @@ trial" is one result on each rung.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -16,6 +17,8 @@ from shadho_celery.trial import Trial, TrialState
 
 #: trials of one round at most: with more, hardly anybody would live to see the second one
 LARGEST = 100_000
+#: whole numbers up to here are told apart as floats, and every store takes them
+_EXACT = 2**53
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,7 +116,7 @@ class SuccessiveHalving:
         """Budgets from `least` to `most`. Raises UsageError where they make no ladder."""
         _check(least, most, eta, backups)
         top = _height(least, most, eta)
-        self._ladder = [(most / eta**below, eta**below) for below in range(top, -1, -1)]
+        self._ladder = [(whole(most / eta**below), eta**below) for below in range(top, -1, -1)]
         self._backups = backups
         self._drawn = 0
         self._begin()
@@ -188,10 +191,22 @@ class SuccessiveHalving:
         return trial.rung
 
 
+def whole(budget: Any) -> Any:
+    """A budget as objectives get it: an int where it is a whole number, so that ``range(budget)`` works.
+
+    Stores keep budgets as floats, and a ladder is made by division.
+    """
+    return int(budget) if isinstance(budget, float) and budget.is_integer() and budget <= _EXACT else budget
+
+
 def make_rounds(settings: Mapping[str, Any] | None) -> Rounds:
     """The rounds that ``STUDY["rungs"]`` asks for; none without it. Raises UsageError for what makes no ladder."""
     if settings is None:
         return Endless()
+    if not isinstance(settings, Mapping):
+        raise UsageError(
+            f"rungs: {_short(settings)} is no ladder; give a dict such as {{'least': 1, 'most': 9, 'eta': 3}}"
+        )
     unknown = sorted(map(str, settings.keys() - _SETTINGS))
     missing = sorted({"least", "most"} - settings.keys())
     if unknown or missing:
@@ -212,12 +227,26 @@ def _height(least: float, most: float, eta: int) -> int:
 
 def _check(least: Any, most: Any, eta: Any, backups: Any) -> None:
     for name, value in (("least", least), ("most", most)):
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
-            raise UsageError(f"rungs: {name!r} is {value!r}; a budget is a number above 0")
+        # Python's ints may be larger than any float.
+        if not _is_a(value, (int, float)) or not 0 < value <= sys.float_info.max:
+            raise UsageError(f"rungs: {name!r} is {_short(value)}; a budget is a number above 0 that a float can hold")
     for name, value, bound in (("eta", eta, 2), ("backups", backups, 0)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < bound:
-            raise UsageError(f"rungs: {name!r} is {value!r}; it must be a whole number, {bound} or more")
-    if _height(least, most, eta) < 1:
-        raise UsageError(f"rungs: from {least:g} to {most:g} there is one rung only; let 'most' be {eta} times 'least'")
+        if not _is_a(value, int) or not bound <= value <= LARGEST:
+            raise UsageError(f"rungs: {name!r} is {_short(value)}; it must be a whole number from {bound} to {LARGEST}")
     if most / least + backups > LARGEST:
         raise UsageError(f"rungs: from {least:g} to {most:g} takes over {LARGEST} trials a round; raise 'least'")
+    if most <= least or _height(least, most, eta) < 1:
+        raise UsageError(f"rungs: from {least:g} to {most:g} there is one rung only; let 'most' be {eta} times 'least'")
+
+
+def _is_a(value: Any, kind: Any) -> bool:
+    return isinstance(value, kind) and not isinstance(value, bool)
+
+
+def _short(value: Any) -> str:
+    """A value for a message; Python refuses to write ints of thousands of digits."""
+    try:
+        shown = repr(value)
+    except ValueError:
+        return "too large"
+    return shown if len(shown) <= 40 else f"{shown[:40]}..."

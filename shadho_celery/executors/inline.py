@@ -10,6 +10,7 @@ from typing import Any
 from shadho_celery.clock import Clock, SystemClock
 from shadho_celery.context import LocalContext, Objective, call
 from shadho_celery.hardware import ComputeClass
+from shadho_celery.rounds import whole
 from shadho_celery.trial import Event, Lost, Report, Result, Started, Trial, TrialState
 
 INLINE_CLASS = "local"
@@ -74,7 +75,7 @@ class InlineExecutor:
             seed=trial.seed,
             checkpoints=self._checkpoints / str(number if trial.origin is None else trial.origin),
             compute_class=INLINE_CLASS,
-            budget=trial.budget,
+            budget=whole(trial.budget),
             on_report=report,
         )
         outcome = call(self._objective, lambda: self._evaluate(trial.params), context, self._clock)

@@ -18,6 +18,8 @@ FEW_ACCEPTED = 0.2
 PERCENTILES = (50, 90, 99)
 #: characters of the longest bar
 WIDTH = 40
+#: what a chart says that has nothing to show
+NO_PREDICTION = "no prediction for this strategy, or too few times recorded"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +36,8 @@ class Report:
     #: bytes that came from the replicas, and that went to them
     bytes_in: int = 0
     bytes_out: int = 0
-    #: what the renewal simulation says of each b, from 0 on; empty where too few times were recorded
+    #: what the renewal simulation says of each b, from 0 on; empty where too few times were recorded, or where the
+    #: strategy has no b to choose
     predictions: Sequence[Prediction] = ()
 
     @property
@@ -88,27 +91,34 @@ class Report:
         per_second = self.steps / self.seconds if self.seconds > 0 else 0.0
         within = ", ".join(f"{name} % within {value:.3g} s" for name, value in self.percentiles().items())
         lines = [
-            f"{self.steps} steps in {self.seconds:.1f} s ({per_second:.1f} a second) "
-            f"with {self.replicas} replicas and {self.backups} backups",
+            f"{many(self.steps, 'step')} in {self.seconds:.1f} s ({per_second:.1f} a second) "
+            f"with {many(self.replicas, 'replica')} and {many(self.backups, 'backup')}",
             *([f"steps: {within}"] if within else []),
             f"bytes: {self.bytes_in / 1e6:.1f} MB from the replicas, {self.bytes_out / 1e6:.1f} MB to them",
         ]
-        if shares := self.dropped_share():
+        # With some strategies nothing can come too late.
+        if any((shares := self.dropped_share()).values()):
             lines += ["", "share of a replica's gradients that came too late, or were given up for it:"]
             lines += bars({str(name): share for name, share in shares.items()}, "{:.0%}", top=1.0)
         if self.predictions:
             lines += ["", "seconds per step with b backups, by the recorded times:"]
             lines += bars({f"b = {each.backups}": each.step_seconds for each in self.predictions}, "{:.3g} s")
-        lines += [f"{count} frames refused: {reason}" for reason, count in self.log.refused.items() if count]
+        lines += [f"{many(count, 'frame')} refused: {reason}" for reason, count in self.log.refused.items() if count]
         return "\n".join([*lines, *self.log.notes, *self.warnings()])
 
     def chart(self) -> str:
-        """Step time against b as SVG."""
+        """Step time against b as SVG; without predictions it says so."""
         return svg(
             {each.backups: each.step_seconds for each in self.predictions},
             x="backup replicas b",
             y=f"seconds per step, N = {self.replicas}",
+            empty=NO_PREDICTION,
         )
+
+
+def many(count: int, thing: str) -> str:
+    """``1 step``, ``2 steps``."""
+    return f"{count} {thing}" if count == 1 else f"{count} {thing}s"
 
 
 def bars(values: Mapping[str, float], form: str, top: float | None = None) -> list[str]:
@@ -121,8 +131,8 @@ def bars(values: Mapping[str, float], form: str, top: float | None = None) -> li
     ]
 
 
-def svg(points: Mapping[int, float], *, x: str, y: str, width: int = 480, height: int = 300) -> str:
-    """A line through the points, the y axis from 0, as the text of an SVG file; no points make an empty frame."""
+def svg(points: Mapping[int, float], *, x: str, y: str, empty: str = "", width: int = 480, height: int = 300) -> str:
+    """A line through the points, the y axis from 0, as an SVG file's text; without points a frame that says `empty`."""
     left, right, above, below = 60, 15, 20, 45
     top, last = max(points.values(), default=0.0) * 1.05 or 1.0, max([1, *points])
     inner, tall = width - left - right, height - above - below
@@ -147,9 +157,14 @@ def svg(points: Mapping[int, float], *, x: str, y: str, width: int = 480, height
             f'<path d="M{left} {above}V{height - below}H{width - right}" fill="none" stroke="#666"/>',
             f'<polyline points="{line}" fill="none" stroke="#1f77b4" stroke-width="2"/>',
             *dots,
-            *ticks,
-            f'<text x="{left + inner / 2}" y="{height - 8}" text-anchor="middle">{escape(x)}</text>',
+            *(ticks if points else [_middle(left + inner / 2, above + tall / 2, empty)]),
+            _middle(left + inner / 2, height - 8, x),
             f'<text transform="translate(14 {above + tall / 2}) rotate(-90)" text-anchor="middle">{escape(y)}</text>',
             "</svg>",
         ]
     )
+
+
+def _middle(x: float, y: float, text: str) -> str:
+    """A text of an SVG file, centred at x."""
+    return f'<text x="{x}" y="{y}" text-anchor="middle">{escape(text)}</text>'

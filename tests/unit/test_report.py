@@ -22,7 +22,7 @@ from shadho_celery.search import make_scheduler
 from shadho_celery.space.compile import Space, compile_space
 from shadho_celery.store import Store
 from shadho_celery.study import Study
-from shadho_celery.trial import Lost, Result, Trial, TrialState
+from shadho_celery.trial import Lost, Result, Started, Trial, TrialState
 
 S = TrialState
 
@@ -146,6 +146,19 @@ def test_the_summary_shows_the_best_trials_and_what_the_objective_got() -> None:
     assert "the command to go on" in shown
 
 
+def test_the_best_trials_are_shown_with_their_budgets_where_any_has_one() -> None:
+    study, _, space = searched()
+
+    def head_and_rows(*budgets: float | None) -> list[list[str]]:
+        screen, text = console()
+        screen.print(report.best_table([study.trials[0].evolve(loss=0.5, budget=budget) for budget in budgets], space))
+        lines = [line for line in text.getvalue().splitlines() if line[:1] in "┃│"]
+        return [[cell.strip() for cell in line.replace("┃", "│").split("│")[1:5]] for line in lines]
+
+    assert [row[2] for row in head_and_rows(9, 0.3 / 3, None)] == ["budget", "9", "0.1", "all"]
+    assert head_and_rows(None, None)[0][:3] == ["trial", "loss", "class"]
+
+
 def test_nothing_in_a_study_is_taken_for_markup() -> None:
     """Names, labels and values may hold square brackets, which rich would read as styles."""
     space = compile_space({"[/blue]": hp.choice("[bold]label", ["[/red] value", "[red]other"])})
@@ -236,6 +249,26 @@ def test_the_view_shows_every_class_with_what_it_does() -> None:
     assert "[/cpu] 2/2 busy" in line
     assert line.startswith("0/10 trials; no loss yet")
     assert study.count(S.RUNNING) == 3
+
+
+def test_a_trial_is_busy_in_as_many_slots_as_it_is_wide_and_each_of_its_attempts_is() -> None:
+    study, scheduler, _ = searched(turns=1)
+    before = report.busy_slots(study)
+    gang = study.queue(study.add("model=net", {}, seed=1, slots=3), "[/cpu]")
+    copied = study.queue(study.add("model=net", {}, seed=1), "gpu")
+    waits = study.queue(study.add("model=net", {}, seed=1, slots=2), "gpu")
+    for trial in (gang, copied):
+        study.tell(Started(number=trial.number, attempt=1, host="h", at=1e9))
+    copy = study.copy(study.trial(copied.number), "[/cpu]")
+    study.tell(Started(number=copy.number, attempt=copy.attempt, host="h", at=1e9))
+    assert waits.state is S.QUEUED
+    assert report.busy_slots(study) - before == {"[/cpu]": 4, "gpu": 1}
+    busy = 4 + before["[/cpu]"]
+    assert f"[/cpu] {busy}/2 busy" in report.progress_line(scheduler)
+    screen, text = console()
+    screen.print(report.class_table(scheduler))
+    [row] = [line for line in text.getvalue().splitlines() if "[/cpu]" in line]
+    assert row.split("│")[3].strip() == str(busy)
 
 
 def test_a_class_that_is_gone_stays_in_the_table_and_without_any_the_line_says_so() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from shadho_celery.errors import UsageError
-from shadho_celery.rounds import Endless, Rounds, SuccessiveHalving, Wanted, make_rounds
+from shadho_celery.rounds import LARGEST, Endless, Rounds, SuccessiveHalving, Wanted, make_rounds, whole
 from shadho_celery.trial import Trial, TrialState
 
 S = TrialState
@@ -121,6 +121,17 @@ def test_the_budgets_are_the_largest_one_divided_by_powers_of_eta(
     assert sorted({trial.budget for trial in player.trials if trial.budget}) == pytest.approx(budgets)
     counts = [sum(trial.rung == rung for trial in player.trials) for rung in range(len(budgets))]
     assert counts == [eta ** (len(budgets) - 1 - rung) for rung in range(len(budgets))]
+
+
+def test_budgets_that_are_whole_numbers_are_ints() -> None:
+    def budgets(least: float, most: float) -> list[float | None]:
+        player = Player(SuccessiveHalving(least, most, 3)).play(13)
+        return list(dict.fromkeys(trial.budget for trial in player.trials[:13]))
+
+    assert list(map(repr, budgets(1, 9))) == ["1", "3", "9"]
+    assert list(map(repr, budgets(0.5, 4.5))) == ["0.5", "1.5", "4.5"]
+    found = [whole(budget) for budget in (3.0, 3, 0.25, 1e300, None)]
+    assert list(map(repr, found)) == ["3", "3", "0.25", "1e+300", "None"], "stores take no int of 300 digits"
 
 
 def test_which_trials_go_on_does_not_depend_on_the_order_of_their_ends() -> None:
@@ -292,10 +303,25 @@ def test_trials_of_another_ladder_or_of_none_are_left_alone() -> None:
         ({"least": 1, "most": 9, "backups": True}, "'backups'"),
         ({"least": 1, "most": 9, "eat": 3}, "'eat'"),
         ({"least": 1e-9, "most": 1}, "raise 'least'"),
+        ({"least": 1e-308, "most": 1e308}, "raise 'least'"),
+        ({"least": 1, "most": 10**308}, "raise 'least'"),
+        ({"least": 1e308, "most": 1e-308}, "one rung only"),
+        ({"least": 1, "most": 10**400}, "'most' is 10000000000.*a float can hold"),
+        ({"least": 10**400, "most": 10**400}, "'least'"),
+        ({"least": 1, "most": 10**5000}, "'most' is too large"),
+        ({"least": 1, "most": -(10**5000)}, "'most'"),
+        ({"least": 1, "most": math.nan}, "'most'"),
+        ({"least": 1, "most": 9, "eta": 10**400}, "'eta'"),
+        ({"least": 1, "most": 9, "backups": 10**5000}, "'backups'"),
+        ({"least": 1, "most": 9, "backups": LARGEST}, "raise 'least'"),
+        (3, "3 is no ladder; give a dict"),
+        ([1, 2], "no ladder"),
+        ("x", "no ladder"),
+        (False, "no ladder"),
     ],
     ids=lambda value: value if isinstance(value, str) else None,
 )
-def test_settings_that_make_no_ladder_are_refused_with_the_cause(settings: dict[str, Any], word: str) -> None:
+def test_settings_that_make_no_ladder_are_refused_with_the_cause(settings: Any, word: str) -> None:
     with pytest.raises(UsageError, match=word):
         make_rounds(settings)
 

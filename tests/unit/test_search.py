@@ -382,3 +382,33 @@ def test_a_study_finds_the_checkpoints_of_its_own_trials_and_of_no_other_study(
         best = study.best
         assert best is not None
         assert found == [*[(1.0, [])] * 3, (3.0, [f"{best.params['x']!r} at 1"])]
+
+
+def test_a_whole_budget_counts_steps_after_a_resume_too() -> None:
+    """Stores give budgets back as floats, which `range` refuses."""
+    steps: list[int] = []
+
+    def objective(x: float, context: Context) -> float:
+        budget: Any = context.budget
+        steps.append(len(range(budget)))
+        return x
+
+    for trials in (7, 13):
+        study = shadho_celery.minimize(
+            objective,
+            hp.uniform("x", 0, 1),
+            trials=trials,
+            seed=0,
+            rungs={"least": 1, "most": 9},
+            store="sqlite:///s.db",
+            study="s",
+            resume=trials > 7,
+        )
+    assert steps == [1] * 9 + [3] * 3 + [9]
+    assert {trial.state for trial in study.trials} == {S.COMPLETE}
+
+
+@pytest.mark.parametrize("rungs", [3, [1, 2], "x", {"least": 1e-308, "most": 1e308}])
+def test_rungs_that_are_no_ladder_are_refused_before_anything_runs(rungs: Any) -> None:
+    with pytest.raises(UsageError, match="rungs: "):
+        shadho_celery.minimize(x_squared, SPACE, trials=1, rungs=rungs)

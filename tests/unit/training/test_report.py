@@ -11,7 +11,7 @@ import pytest
 
 from shadho_celery.training.backups import Prediction
 from shadho_celery.training.log import Log, Step
-from shadho_celery.training.report import Report, bars, svg
+from shadho_celery.training.report import NO_PREDICTION, Report, bars, svg
 
 
 def made(*, refused: Mapping[str, int] | None = None) -> Report:
@@ -56,7 +56,7 @@ def test_the_metrics_are_json_and_hold_the_percentiles() -> None:
 
 def test_the_text_tells_a_person_the_same() -> None:
     text = made(refused={"not finite": 3, "twice from one place": 0}).text()
-    assert "100 steps in 4.5 s (22.2 a second) with 2 replicas and 1 backups" in text
+    assert "100 steps in 4.5 s (22.2 a second) with 2 replicas and 1 backup" in text
     assert "90%" in text
     assert "b = 1" in text
     assert "3 frames refused: not finite" in text
@@ -70,6 +70,33 @@ def test_a_training_without_a_step_can_be_told_of() -> None:
     assert "0 steps" in empty.text()
     json.dumps(empty.as_metrics(), allow_nan=False)
     ET.fromstring(empty.chart())
+
+
+def test_one_of_a_thing_is_called_so() -> None:
+    log = Log(places=1, steps=[Step(step=0, slots=(0,), loss=1.0, seconds=0.5)], refused=Counter({"not finite": 1}))
+    text = Report(replicas=1, backups=0, log=log).text()
+    assert "1 step in 0.5 s (2.0 a second) with 1 replica and 0 backups" in text
+    assert "1 frame refused: not finite" in text
+
+
+def test_where_nothing_came_too_late_no_bars_say_so() -> None:
+    log = Log(places=2, accepted=Counter({0: 5, 1: 5}))
+    report = Report(replicas=2, backups=0, log=log)
+    assert report.dropped_share() == {0: 0.0, 1: 0.0}
+    assert "too late" not in report.text()
+    assert "too late" in made().text()
+
+
+def test_a_chart_without_predictions_says_that_there_are_none() -> None:
+    def words(report: Report) -> list[str | None]:
+        return [each.text for each in ET.fromstring(report.chart()).findall("{*}text")]
+
+    assert words(Report(replicas=2, backups=0, log=Log())) == [
+        NO_PREDICTION,
+        "backup replicas b",
+        "seconds per step, N = 2",
+    ]
+    assert NO_PREDICTION not in words(made())
 
 
 def test_the_chart_has_a_dot_for_each_b_and_the_lowest_stands_lowest() -> None:
