@@ -36,6 +36,7 @@ from shadho_celery.leavings import Leavings, identity
 from shadho_celery.memory import PeakMemory
 from shadho_celery.payloads import MAX_REPLICAS, is_address, is_token
 from shadho_celery.returned import short
+from shadho_celery.rounds import whole
 from shadho_celery.trial import TrialState
 
 if TYPE_CHECKING:
@@ -155,7 +156,7 @@ class SlotProcess:
             device="cuda" if os.environ.get("CUDA_VISIBLE_DEVICES") else "cpu",
             compute_class=trial["compute_class"],
             slot=trial["slot"],
-            budget=trial.get("budget"),
+            budget=whole(trial.get("budget")),
             on_report=report,
             stopped=self._stop.is_set,
             timeout=trial.get("timeout"),

@@ -30,7 +30,7 @@ def fleet(
     no_orphans: None, amqp_url: str, redis_url: str, tmp_path: Path, unique: Callable[[str], str]
 ) -> Iterator[Fleet]:
     """A RabbitMQ and a Redis; who falls silent is given up after five seconds."""
-    environment = {"SHADHO_IMPORTS": "tasks.sync_sgd,gangs", "SHADHO_LEASE_SECONDS": "5"}
+    environment = {"SHADHO_IMPORTS": "tasks.sync_sgd,gangs,folds", "SHADHO_LEASE_SECONDS": "5"}
     with fleets.fleet(tmp_path / "fleet", amqp_url, redis_url, unique("cpu"), **environment) as made:
         yield made
 
@@ -45,6 +45,39 @@ sync_sgd.SETTINGS = replace(sync_sgd.SETTINGS, steps=900)
 SPACE = {"learning_rate": hp.loguniform("learning_rate", -4, -1), "replicas": 3, "backups": 0}
 STUDY = {"slots": 3}
 objective = sync_sgd.objective
+"""
+
+
+#: A trial of three slots that trains two folds: their models look alike, their targets do not.
+FOLDS = """
+import torch
+from hyperopt import hp
+from torch import nn
+from shadho_celery.training import gang, replay
+
+SPACE = {"x": hp.uniform("x", 0, 1)}
+STUDY = {"slots": 3}
+X = torch.randn(300, 4, generator=torch.Generator().manual_seed(0))
+
+def made():
+    torch.manual_seed(1)
+    model = nn.Linear(4, 1)
+    return model, torch.optim.SGD(model.parameters(), lr=0.1)
+
+def loss(model, batch):
+    return (model(batch[0]) - batch[1]).square().mean()
+
+def trained(context, target):
+    (model, optimizer), data = made(), (X, torch.full((300, 1), target))
+    with gang(context, replicas=3) as g:
+        report = g.fit(model, optimizer, data, loss, steps=60, batch=16)
+    again, optimizer = made()
+    list(replay(again, optimizer, data, loss, report.log, batch=16, seed=context.seed))
+    return model.bias.item(), (model.weight - again.weight).abs().max().item()
+
+def objective(params, context):
+    (first, a), (second, b) = trained(context, 10.0), trained(context, -10.0)
+    return {"loss": params["x"], "biases": [first, second], "replay_difference": max(a, b)}
 """
 
 
@@ -93,3 +126,13 @@ def test_the_digits_task_itself_is_searched_by_a_fleet(fleet: Fleet) -> None:
     assert max(trial["slots"] for trial in found) > 1, "a gang of more than one"
     for trial in found:
         assert json.loads(trial["metrics"])["replay_difference"] < TOLERANCE
+
+
+def test_a_trial_trains_two_gangs_each_replica_in_its_own(fleet: Fleet) -> None:
+    """Replicas run the objective from its beginning: those of the second gang let the first one pass."""
+    fleet.desk.write("folds.py", FOLDS)
+    fleet.workers(3)
+    [trial] = fleet.ended_well(fleet.launch("folds", 1, name="folds"), "folds", 1, 60)
+    metrics = json.loads(trial["metrics"])
+    assert metrics["biases"] == [pytest.approx(10, abs=0.01), pytest.approx(-10, abs=0.01)]
+    assert metrics["replay_difference"] < TOLERANCE
