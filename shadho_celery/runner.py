@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 import socket
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -56,8 +57,9 @@ class Runner:
     def run(self, trial: Mapping[str, Any], on_report: Told, on_gang: Told = _ignore) -> Outcome:
         """Run one trial to its end; the end of the process is an outcome too.
 
-        `trial["timeout"]`, where it is there, are the seconds it may take. `on_gang` gets what it calls for replicas
-        with, ``address``, ``token`` and ``backups``, and that again once they have come: ``assembled``.
+        `trial["timeout"]`, where it is there, are the seconds it may take, but for those in which it waits for its
+        replicas. `on_gang` gets what it calls for replicas with, ``address``, ``token`` and ``backups``, and that again
+        once they have come: ``assembled``.
         """
         began = SystemClock().now()
         try:
@@ -129,7 +131,9 @@ class Runner:
             if "report" in record:
                 on_report(_report(record))
             elif "gang" in record:
-                on_gang(_gang(record))
+                call = _gang(record)
+                limit.stand(still=not call["assembled"])
+                on_gang(call)
             elif "outcome" in record:
                 process.is_unfit = bool(record.get("replace"))
                 return _outcome(record)
@@ -190,28 +194,41 @@ class _TimeLimit:
         self.struck = ""
         self._process = process
         self._over = threading.Event()
-        self._lock = threading.Lock()
+        self._is_still = False
+        #: held to end it, or to have it stand still or go on
+        self._changed = threading.Condition()
 
     def begin(self) -> None:
         """From now on its time counts."""
         if self.seconds is not None:
             threading.Thread(target=self._watch, args=(self.seconds,), daemon=True).start()
 
+    def stand(self, *, still: bool) -> None:
+        """While it stands still, its time does not count."""
+        with self._changed:
+            self._is_still = still
+            self._changed.notify_all()
+
     def end(self) -> None:
         """The trial is over: from now on its process may run another one."""
-        with self._lock:
+        with self._changed:
             self._over.set()
+            self._changed.notify_all()
 
     def _watch(self, seconds: float) -> None:
         self._process.await_ready(IMPORT_SECONDS, self._over)
-        if self._over.wait(seconds):
-            return
-        with self._lock:
+        with self._changed:
+            left = seconds
+            while left > 0 and not self._over.is_set():
+                began, is_still = time.monotonic(), self._is_still
+                self._changed.wait(None if is_still else left)
+                if not is_still:
+                    left -= time.monotonic() - began
             if not self._over.is_set():
                 self._process.send({"time_out": True})
         if self._over.wait(HARD_SECONDS):
             return
-        with self._lock:
+        with self._changed:
             if not self._over.is_set():
                 self.struck = (
                     f"timed out after {seconds:g} s (--trial-timeout): it went on when it was interrupted, "

@@ -170,7 +170,14 @@ class SlotProcess:
 
     def _run(self, trial: dict[str, Any], tell: Callable[[Mapping[str, Any]], None], output: int) -> Outcome:
         timeout = trial.get("timeout")
-        context = self._context(trial, tell)
+
+        def told(record: Mapping[str, Any]) -> None:
+            if "gang" in record:
+                # Its limit stands still while it waits for replicas; the dump set below would come too early.
+                faulthandler.cancel_dump_traceback_later()
+            tell(record)
+
+        context = self._context(trial, told)
         try:
             objective, space = self._objective(trial["module"])
         except BaseException as error:

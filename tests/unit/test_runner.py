@@ -262,6 +262,32 @@ def coordinating(params, context):
         context.gang_assembled()
     return context.slots
 
+def gathering(params, context):
+    """Trains two gangs, both of which come later than the limit, and then until it is interrupted."""
+    trained = 0.0
+    for last in (False, True):
+        context.call_replicas("10.0.0.1:5000", "secret", 0)
+        time.sleep(1.2)
+        context.gang_assembled()
+        began = time.monotonic()
+        try:
+            time.sleep(60 if last else 0.6)
+        except Exception as error:
+            assert last and type(error).__name__ == "TrialTimeout", error
+        trained += time.monotonic() - began
+    return {"loss": 0.0, "trained": trained}
+
+def gathering_in_vain(params, context):
+    context.call_replicas("10.0.0.1:5000", "secret", 0)
+    return obedient(params, context)
+
+def gathering_and_vanishing(params, context):
+    """Waits beyond the moment at which it would have been killed, nearly."""
+    context.call_replicas("10.0.0.1:5000", "secret", 0)
+    time.sleep(4.5)
+    context.gang_assembled()
+    os._exit(3)
+
 def assembling_at_home(params, context):
     context.gang_assembled()
     return 0.0
@@ -742,6 +768,23 @@ def test_what_it_returns_after_its_limit_counts_with_a_warning(shared: Runner) -
     outcome = run(shared, "cut_off_with_nothing", timeout=0.2)
     assert outcome.state is TrialState.FAILED
     assert "timed out after 0.2 s (--trial-timeout)" in str(outcome.error)
+
+
+def test_while_a_trial_waits_for_replicas_its_limit_stands_still(shared: Runner) -> None:
+    outcome = run(shared, "gathering", timeout=1.0, slots=2)
+    assert outcome.warning == "cut off at its time limit of 1 s", outcome.error
+    assert 0.7 < outcome.metrics["trained"] < 1.5
+
+
+def test_a_trial_that_waits_for_replicas_can_be_stopped(shared: Runner) -> None:
+    timer = threading.Timer(0.5, shared.stop_trial)
+    outcome = shared.run(trial("gathering_in_vain", timeout=0.2, slots=2), lambda _: timer.start())
+    assert outcome.state is TrialState.CANCELLED
+
+
+def test_a_trial_that_waits_for_replicas_is_not_said_to_hang(shared: Runner) -> None:
+    outcome = run(shared, "gathering_and_vanishing", timeout=0.2, slots=2)
+    assert outcome.error == "the trial's process ended with exit code 3"
 
 
 def test_a_trial_that_swallows_its_interruption_is_killed(shared: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
