@@ -11,6 +11,13 @@ of a step, applies their mean, and drops the late ones (Chen et al., *Revisiting
 (N + b) x 8 x D bytes a step. Beyond that use DistributedDataParallel or torchft inside the objective.
 """
 
+try:
+    import torch  # noqa: F401
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        'shadho_celery.training needs torch; install it, as with pip install "shadho_celery[torch]"', name="torch"
+    ) from error
+
 from shadho_celery.training.codecs import Quantize, Raw
 from shadho_celery.training.gang import Gang, gang
 from shadho_celery.training.modes import Async, Average, Elastic
