@@ -4,7 +4,7 @@ A trial that takes N slots has N - 1 seats besides its coordinator's; each is pu
 again when its holder has died, for as long as the trial runs. Seats of backup replicas are published while slots idle,
 and asked back when trials want those. A gang that has not told within `wait_seconds` that its replicas have come gives
 everything back: what it waits for may be held by another gang that waits, too. While all of its seats are held it waits
-for nobody; its replicas may take as long to get ready as its coordinator did. Those that fail do not hold them.
+for nobody, and its replicas may take ten times as long to get ready. Those that fail do not hold them.
 """
 
 from __future__ import annotations
@@ -24,6 +24,9 @@ MAX_PAUSE = 60.0
 
 #: characters of an error that a notice shows
 SHOWN = 200
+
+#: times as long that a gang has whose seats are all held: its replicas import and load what its trial has long loaded
+READY = 10
 
 Publish = Callable[[Sequence[tuple[str, Mapping[str, Any]]]], None]
 
@@ -169,10 +172,11 @@ class Gangs:
         """The gangs that have waited long enough for replicas, once each: their attempts are to be given up."""
         found = []
         for (number, attempt), gang in self._gangs.items():
-            if gang.is_complete or gang.is_given_back or gang.is_seated or now - gang.since < self.wait_seconds:
+            patience = self.wait_seconds * (READY if gang.is_seated else 1)
+            if gang.is_complete or gang.is_given_back or now - gang.since < patience:
                 continue
             gang.is_given_back = True
-            reason = f"its gang was not complete within {self.wait_seconds:g} s"
+            reason = f"its gang was not complete within {patience:g} s"
             reason += f"; {gang.failure}" if gang.failure else ""
             found.append(Overdue(number=number, attempt=attempt, reason=reason, failed=bool(gang.failure)))
         return found

@@ -83,9 +83,11 @@ class Coordinator:
 
     def train(self) -> None:
         """Gather the gang and take all steps. Raises ShadhoError where that cannot be."""
-        if not self._gather():
-            return
+        has_come = self._gather()
+        # Also where it was not waited for: until then a trial's time limit stands still.
         self.run.context.gang_assembled()
+        if not has_come:
+            return
         self.begin()
         while not self.run.over:
             self._handle_next()

@@ -232,6 +232,17 @@ def test_a_second_call_makes_new_seats_and_one_heard_twice_does_not(gangs: Gangs
     assert table.forgotten == [], "the latest call of the attempt is still to be remembered"
 
 
+def test_replicas_that_hold_their_seats_and_never_get_ready_are_waited_for_ten_times_as_long(
+    gangs: Gangs, table: Table
+) -> None:
+    assemble(gangs)
+    table.sit("held", 1, 2)
+    tend(gangs, 0)
+    assert gangs.overdue(599.0) == []
+    [late] = gangs.overdue(601.0)
+    assert late.reason == "its gang was not complete within 600 s"
+
+
 def test_what_the_broker_does_not_take_is_published_later(gangs: Gangs, table: Table) -> None:
     assemble(gangs)
     table.refuses = True
