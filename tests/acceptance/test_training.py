@@ -12,12 +12,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-import redis
 from acceptance.commands import until
 from integration import fleets
 from integration.fleets import Fleet
-
-from shadho_celery.registry import Registry
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -94,20 +91,13 @@ def steps(fleet: Fleet) -> int:
     return 0
 
 
-def busy(fleet: Fleet) -> set[int]:
-    """Processes of the workers that have something to do, as they announce it themselves every few seconds."""
-    with redis.Redis.from_url(fleet.redis, decode_responses=True) as client:
-        living = Registry(client, "worker").living().values()
-        return {record["pid"] for record in living if record["compute_class"] == fleet.compute_class and record["busy"]}
-
-
 def test_two_of_five_workers_die_in_the_middle_of_training(fleet: Fleet) -> None:
     """Both are in a gang that trains. The study finishes, and one process recomputes what each gang has trained."""
     fleet.desk.write("gangs.py", GANGS)
     fleet.workers(5)
     command = fleet.launch("gangs", 2, name="digits")
-    until(lambda: steps(fleet) > 0 and len(busy(fleet)) >= 3, 90, fleet.desk.said)
-    for pid in sorted(busy(fleet))[:2]:
+    until(lambda: steps(fleet) > 0 and len(fleet.busy()) >= 3, 90, fleet.desk.said)
+    for pid in sorted(fleet.busy())[:2]:
         os.kill(pid, signal.SIGKILL)
     found = fleet.ended_well(command, "digits", 2, 150)
     metrics = [json.loads(trial["metrics"]) for trial in found]

@@ -15,6 +15,8 @@ from typing import Any
 import redis
 from acceptance.commands import Command, Desk, desk, until
 
+from shadho_celery.registry import Registry
+
 #: The launch command with less patience for messages that nobody claims.
 LAUNCH = """
 import sys
@@ -52,6 +54,14 @@ class Fleet:
     def trials(self, name: str) -> list[dict[str, Any]]:
         """The trials of a study, as its store has them."""
         return [trial for trial in self.desk.trials() if trial["name"] == name]
+
+    def busy(self) -> set[int]:
+        """Processes of the workers that have something to do, as they announce it themselves every few seconds."""
+        with redis.Redis.from_url(self.redis, decode_responses=True) as client:
+            living = Registry(client, "worker").living().values()
+            return {
+                record["pid"] for record in living if record["compute_class"] == self.compute_class and record["busy"]
+            }
 
     def refused(self) -> int:
         """Late results that were refused, of all studies."""

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -861,10 +862,12 @@ def test_when_the_worker_dies_the_process_and_its_children_end(no_orphans: None,
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as worker:
         assert worker.stdout is not None
         said = worker.stdout.readline()
-        running = services.marked_processes(os.environ[services.MARK])
+        # The worker, the guardian, the slot's process and two children; what has just begun may have no mark to be seen.
+        until = time.monotonic() + 10
+        while len(running := services.marked_processes(os.environ[services.MARK])) < 5 and time.monotonic() < until:
+            time.sleep(0.01)
         worker.kill()
     assert said == "reported\n"
-    # The worker, the guardian, the slot's process and two children.
     assert len(running) == 5, running
     services.wait_until(lambda: not services.marked_processes(os.environ[services.MARK]), seconds=5)
 
