@@ -6,9 +6,9 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -862,7 +862,7 @@ def test_when_the_worker_dies_the_process_and_its_children_end(no_orphans: None,
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as worker:
         assert worker.stdout is not None
         said = worker.stdout.readline()
-        # The worker, the guardian, the slot's process and two children; what has just begun may have no mark to be seen.
+        # The worker, the guardian, the slot's process and two children; one that has just begun shows no mark yet.
         until = time.monotonic() + 10
         while len(running := services.marked_processes(os.environ[services.MARK])) < 5 and time.monotonic() < until:
             time.sleep(0.01)
