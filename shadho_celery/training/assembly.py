@@ -66,3 +66,26 @@ def close_socket(server: socket.socket) -> None:
     with suppress(OSError):
         server.shutdown(socket.SHUT_RDWR)
     server.close()
+
+
+def check_settings(strategy: object, codec: object, token: object, port: object, on_few: object) -> None:
+    """Raise UsageError for what can only be a slip."""
+    for what, value, has, example in (
+        ("strategy", strategy, "lockstep", "Average(replicas=4)"),
+        ("codec", codec, "encoder", "Quantize(4)"),
+    ):
+        if value is not None and (isinstance(value, type) or not hasattr(value, has)):
+            raise UsageError(f"{what} is {value!r}; give an object such as {example}")
+    if on_few not in ("shrink", "wait", "fail"):
+        raise UsageError(f"on_few is {on_few!r}; it must be 'shrink', 'wait' or 'fail'")
+    if not (isinstance(port, int) and 0 <= port < 2**16):
+        raise UsageError(f"port is {port!r}; give a number below 65536, or 0 for any that is free")
+    if token is not None and not (isinstance(token, str) and token):
+        raise UsageError("token must be a text that is not empty; without one it is made up")
+
+
+def check_seconds(**given: float | None) -> None:
+    """Raise UsageError for a time, by its name, that is not above 0; one of None is none."""
+    for name, seconds in given.items():
+        if seconds is not None and not seconds > 0:
+            raise UsageError(f"{name}_seconds is {seconds!r}; give a number of seconds above 0")

@@ -87,6 +87,15 @@ class Batches:
         return self._epochs[epoch]
 
 
+def check_loss(loss: object) -> None:
+    """Raise UsageError for a criterion, which knows nothing of the model."""
+    if isinstance(loss, nn.Module):
+        raise UsageError(
+            f"loss is a {type(loss).__name__}; give a function of (model, batch) that returns a batch's mean loss, "
+            "such as lambda model, batch: criterion(model(batch[0]), batch[1])"
+        )
+
+
 def _check(data: Any) -> None:
     """Raise UsageError for what holds data, but not as it is wanted here."""
     wanted = "give tensors of equal length, or a Dataset with len() and data[i]"

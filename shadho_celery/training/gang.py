@@ -28,6 +28,8 @@ from shadho_celery.errors import UsageError
 from shadho_celery.training.alone import train_alone
 from shadho_celery.training.assembly import (
     beyond_limits,
+    check_seconds,
+    check_settings,
     close_socket,
     listen,
     most_backups,
@@ -38,7 +40,7 @@ from shadho_celery.training.bus import Listener, Terms
 from shadho_celery.training.centre import ModelCentre
 from shadho_celery.training.codecs import Codec, Raw
 from shadho_celery.training.coordinator import Coordinator
-from shadho_celery.training.data import Batches, Data, Loss
+from shadho_celery.training.data import Batches, Data, Loss, check_loss
 from shadho_celery.training.log import Log
 from shadho_celery.training.outcome import report_of
 from shadho_celery.training.payload import Layout
@@ -83,10 +85,9 @@ def gang(
     fails, as `on_few` says. A replica that is silent for `deadline_seconds` is gone. `delay(place, draw)` are seconds
     that a gradient takes at least, to play slow machines. Raises UsageError.
     """
-    _check_settings(strategy, codec, token, port, on_few)
-    for name, seconds in (("start", start_seconds), ("grace", grace_seconds), ("deadline", deadline_seconds)):
-        if seconds is not None and not (seconds > 0 or (name == "grace" and seconds == 0)):
-            raise UsageError(f"{name}_seconds is {seconds!r}; give a number of seconds above 0")
+    check_settings(strategy, codec, token, port, on_few)
+    # Not to wait for others at all is a grace too.
+    check_seconds(start=start_seconds, grace=grace_seconds or None, deadline=deadline_seconds)
     if strategy is None:
         if replicas is None:
             raise UsageError("a gang needs replicas=N, or a strategy that names them")
@@ -190,11 +191,7 @@ class Gang:
             raise UsageError("a gang trains one model once; make another for the next")
         self._used = True
         self.context.gangs += 1
-        if isinstance(loss, nn.Module):
-            raise UsageError(
-                f"loss is a {type(loss).__name__}; give a function of (model, batch) that returns a batch's mean loss, "
-                "such as lambda model, batch: criterion(model(batch[0]), batch[1])"
-            )
+        check_loss(loss)
         plan = Plan(
             steps=steps,
             batch=batch,
@@ -221,11 +218,7 @@ class Gang:
             delay=self._delay,
         )
         if self.context.replica is not None:
-            if self.context.gangs < self.context.replica.call:
-                # It belongs to a later gang of the trial, whose parameters its coordinator sends.
-                return Report(replicas=self.strategy.replicas, backups=backups, log=Log(places=places))
-            serve(self.context.replica, job, self.context.should_stop)
-            raise ReplicaDone
+            return self._take_part(self.context.replica, job, places)
         run = Run(plan, centre, self.context, setup=job.setup, places=places)
         self.log = run.log
         for text in beyond_limits(places, centre.size):
@@ -236,15 +229,7 @@ class Gang:
             train_alone(run, loss, batches)
             run.finish()
             return report_of(run, self.strategy)
-        try:
-            coordinator = self._assemble(run, job, places, backups)
-            coordinator.train()
-            run.finish()
-        finally:
-            self.close("the training has ended")
-        assert self._listener is not None
-        moved, turned_away = self._listener.bytes_moved(), self._listener.refused
-        return report_of(run, self.strategy, coordinator, moved=moved, turned_away=turned_away)
+        return self._train(run, job, places, backups)
 
     def present(self) -> int:
         """How many replicas are there; 0 where this process trains alone."""
@@ -257,6 +242,26 @@ class Gang:
         if self._listener is not None:
             self._listener.close(reason, error=error)
         self.processes.close()
+
+    def _take_part(self, seat: ReplicaSeat, job: Job, places: int) -> Report:
+        """Do a replica's part and leave the objective, by ReplicaDone; a gang before its own it lets pass."""
+        if self.context.gangs < seat.call:
+            # Nothing is needed of this one: the parameters of the later gang are its coordinator's to send.
+            return Report(replicas=self.strategy.replicas, backups=0, log=Log(places=places))
+        serve(seat, job, self.context.should_stop)
+        raise ReplicaDone
+
+    def _train(self, run: Run, job: Job, places: int, backups: int) -> Report:
+        """Do the coordinator's part."""
+        try:
+            coordinator = self._assemble(run, job, places, backups)
+            coordinator.train()
+            run.finish()
+        finally:
+            self.close("the training has ended")
+        assert self._listener is not None
+        moved, turned_away = self._listener.bytes_moved(), self._listener.refused
+        return report_of(run, self.strategy, coordinator, moved=moved, turned_away=turned_away)
 
     def _assemble(self, run: Run, job: Job, places: int, backups: int) -> Coordinator:
         """Listen, and have the replicas come."""
@@ -311,19 +316,3 @@ class Gang:
             except UsageError:
                 logger.info("port %d of the last coordinator is taken; another will do", last_port)
         return listen(host, self._port)
-
-
-def _check_settings(strategy: object, codec: object, token: object, port: object, on_few: object) -> None:
-    """Raise UsageError for what can only be a slip."""
-    for what, value, has, example in (
-        ("strategy", strategy, "lockstep", "Average(replicas=4)"),
-        ("codec", codec, "encoder", "Quantize(4)"),
-    ):
-        if value is not None and (isinstance(value, type) or not hasattr(value, has)):
-            raise UsageError(f"{what} is {value!r}; give an object such as {example}")
-    if on_few not in ("shrink", "wait", "fail"):
-        raise UsageError(f"on_few is {on_few!r}; it must be 'shrink', 'wait' or 'fail'")
-    if not (isinstance(port, int) and 0 <= port < 2**16):
-        raise UsageError(f"port is {port!r}; give a number below 65536, or 0 for any that is free")
-    if token is not None and not (isinstance(token, str) and token):
-        raise UsageError("token must be a text that is not empty; without one it is made up")

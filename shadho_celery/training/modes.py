@@ -28,8 +28,7 @@ class Async:
 
     def __post_init__(self) -> None:
         check_width(self.replicas, self.backups)
-        if self.backups:
-            raise UsageError("Async has no backups: no step waits for anybody; give more replicas instead")
+        _check_no_backups("Async", self.backups)
 
     def apply(self, centre: Centre, mean: Vector) -> None:
         centre.descend(mean)
@@ -131,8 +130,7 @@ class Elastic:
 
     def __post_init__(self) -> None:
         check_width(self.replicas, self.backups)
-        if self.backups:
-            raise UsageError("Elastic has no backups: no step waits for anybody; give more replicas instead")
+        _check_no_backups("Elastic", self.backups)
         if not 0 < self.alpha < 1:
             raise UsageError(
                 f"alpha is {self.alpha}: 0 never exchanges anything and 1 forgets all; give one in between"
@@ -163,6 +161,11 @@ class Elastic:
                     difference = self.alpha * (local - shadow.centre)
                     worker.write(local - difference)
                     shadow.exchange(difference, loss)
+
+
+def _check_no_backups(name: str, backups: int) -> None:
+    if backups:
+        raise UsageError(f"{name} has no backups: no step waits for anybody; give more replicas instead")
 
 
 class _Shadow:

@@ -11,7 +11,17 @@ from typing import Any
 
 import numpy as np
 import torch
-from backup_replicas import BATCH, LEARNING_RATE, Course, forks, mean_loss, network, pictures, straggling, test_accuracy
+from backup_replicas import (
+    BATCH,
+    LEARNING_RATE,
+    Course,
+    forks,
+    held_out_accuracy,
+    mean_loss,
+    network,
+    pictures,
+    straggling,
+)
 from backup_simulation import Stragglers
 from torch import distributed
 from torch.nn.parallel import DistributedDataParallel
@@ -66,7 +76,7 @@ def _replica(answers: Any, rank: int, rendezvous: str, replicas: int, law: Strag
         mean_loss(model, (x[chosen], y[chosen])).backward()
         optimizer.step()
         if rank == 0:
-            accuracies.append(test_accuracy(model.module))
+            accuracies.append(held_out_accuracy(model.module))
             ends.append(time.perf_counter())
     if rank == 0:
         answers.put(Course(seconds=np.diff(ends).tolist(), gradients_a_step=1, accuracies=accuracies))

@@ -79,7 +79,7 @@ def pictures() -> tuple[Tensor, Tensor]:
     return torch.from_numpy(x[:-TEST]), torch.from_numpy(y[:-TEST])
 
 
-def test_accuracy(model: nn.Module) -> float:
+def held_out_accuracy(model: nn.Module) -> float:
     x, y = digits()
     with torch.no_grad():
         return float((model(torch.from_numpy(x[-TEST:])).argmax(1) == torch.from_numpy(y[-TEST:])).float().mean())
@@ -107,7 +107,7 @@ def train(strategy: Strategy, law: Stragglers, *, steps: int, seed: int) -> Cour
 
     def look(step: int, loss: float) -> None:
         if step % each == 0:
-            accuracies.append(test_accuracy(model))
+            accuracies.append(held_out_accuracy(model))
 
     with local(strategy, straggling(law, seed)) as g:
         optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE / each)

@@ -282,6 +282,7 @@ def test_a_stranger_who_trickles_is_gone_in_time(make: Callable[..., Hub], monke
                 break
         else:
             pytest.fail("it may go on")
+    until(lambda: hub.listener.refused == {"no handshake": 1})
 
 
 @pytest.mark.parametrize(

@@ -8,33 +8,16 @@ from typing import Any
 
 import pytest
 import torch
+from services.training import DATA, PIXELS, descent, loss, network, same
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 
 from shadho_celery.context import LocalContext
 from shadho_celery.training import Report, gang, replay
 from shadho_celery.training.checkpoints import Checkpoints, Superseded
 
-GENERATOR = torch.Generator().manual_seed(0)
-PIXELS = torch.randn(200, 8, generator=GENERATOR)
-DATA = (PIXELS, (PIXELS[:, 0] > 0).long())
-
 
 class Killed(BaseException):
     """The process ends at once."""
-
-
-def network() -> nn.Module:
-    torch.manual_seed(1)
-    return nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 2))
-
-
-def descent(model: nn.Module, rate: float = 0.1) -> torch.optim.Optimizer:
-    return torch.optim.SGD(model.parameters(), lr=rate, momentum=0.9)
-
-
-def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
-    return cross_entropy(model(batch[0]), batch[1])
 
 
 def die(step: int, _: float) -> None:
@@ -48,10 +31,6 @@ def fit(
     with gang(context, replicas=1) as g:
         chosen = {"data": DATA, "steps": 30, "batch": 10, "checkpoint_every": 5, **settings}
         return g.fit(model, optimizer or descent(model), loss=loss, **chosen)
-
-
-def same(one: nn.Module, other: nn.Module) -> bool:
-    return all(torch.equal(a, b) for a, b in zip(one.state_dict().values(), other.state_dict().values(), strict=True))
 
 
 @pytest.fixture

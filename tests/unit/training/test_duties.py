@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from shadho_celery.clock import ManualClock
 from shadho_celery.training.backups import Times
 from shadho_celery.training.duties import Duties
 
@@ -19,18 +20,9 @@ class Told(Times):
         self.all.append((replica, seconds, finished))
 
 
-class Clock:
-    """Stands until it is set."""
-
-    time = 0.0
-
-    def now(self) -> float:
-        return self.time
-
-
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
+def clock() -> ManualClock:
+    return ManualClock()
 
 
 @pytest.fixture
@@ -39,7 +31,7 @@ def times() -> Told:
 
 
 @pytest.fixture
-def duties(times: Told, clock: Clock) -> Duties:
+def duties(times: Told, clock: ManualClock) -> Duties:
     return Duties(times, clock.now)
 
 
@@ -52,23 +44,23 @@ def test_a_place_works_from_the_sending_to_its_answer(duties: Duties, times: Tol
 
 
 def test_those_at_work_when_a_step_ends_give_up_after_at_least_so_long(
-    duties: Duties, times: Told, clock: Clock
+    duties: Duties, times: Told, clock: ManualClock
 ) -> None:
     for place in (0, 1):
         duties.send(place, step=0)
     duties.answer(0, step=0, at=1.0)
-    clock.time = 4.0
+    clock.advance_to(4.0)
     assert duties.cut_off() == [1]
     assert duties.working == []
     assert times.all == [(0, 1.0, True), (1, 4.0, False)]
 
 
 def test_who_does_not_give_up_is_asked_for_the_next_step_when_it_is_done(
-    duties: Duties, times: Told, clock: Clock
+    duties: Duties, times: Told, clock: ManualClock
 ) -> None:
     duties.send(0, step=0)
     duties.send(0, step=1)
-    clock.time = 7.0
+    clock.advance_to(7.0)
     duties.answer(0, step=0, at=6.5)
     assert duties.goes_on(0, step=1)
     duties.answer(0, step=1, at=7.5)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from services.training import DATA, PIXELS, descent, loss, network, same
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
@@ -20,27 +21,6 @@ from shadho_celery.training.centre import ModelCentre
 from shadho_celery.training.data import Batches, mixed
 from shadho_celery.training.log import Log, Step
 from shadho_celery.training.run import Diverged
-
-GENERATOR = torch.Generator().manual_seed(0)
-PIXELS = torch.randn(200, 8, generator=GENERATOR)
-DATA = (PIXELS, (PIXELS[:, 0] > 0).long())
-
-
-def network() -> nn.Module:
-    torch.manual_seed(1)
-    return nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 2))
-
-
-def descent(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-
-
-def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
-    return cross_entropy(model(batch[0]), batch[1])
-
-
-def same(one: nn.Module, other: nn.Module) -> bool:
-    return all(torch.equal(a, b) for a, b in zip(one.state_dict().values(), other.state_dict().values(), strict=True))
 
 
 @pytest.fixture
