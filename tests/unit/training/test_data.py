@@ -93,3 +93,12 @@ def test_a_batch_of_an_epoch_long_past_is_the_same_again() -> None:
     for step in range(40):
         batches.indices(step, 0)
     assert batches.indices(0, 0).tolist() == first
+
+
+def test_replicas_with_other_data_are_told_apart() -> None:
+    x, y = torch.arange(40.0).reshape(20, 2), torch.arange(20)
+    digest = Batches((x, y), batch=4, seed=0).digest
+    assert Batches((x.clone(), y.clone()), batch=4, seed=0).digest == digest
+    for other in ((x, 19 - y), (x[:10], y[:10]), (x.double(), y), (x.reshape(20, 1, 2), y)):
+        assert Batches(other, batch=4, seed=0).digest != digest
+    assert Batches((x, y), batch=5, seed=0).digest != digest

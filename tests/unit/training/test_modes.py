@@ -257,6 +257,8 @@ def test_a_quantised_training_keeps_its_direction_and_sends_fewer_bytes(strategy
         lambda: Elastic(replicas=2, alpha=0.0),
         lambda: Elastic(replicas=2, alpha=1.0),
         lambda: Elastic(replicas=2, alpha=float("nan")),
+        lambda: Async(replicas=2, backups=1),  # type: ignore[arg-type]
+        lambda: Elastic(replicas=2, backups=1),  # type: ignore[arg-type]
         lambda: Elastic(replicas=2, every=0),
         lambda: Elastic(replicas=True),
     ],
