@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from shadho_celery.study import Study
+    from shadho_celery.study.study import Study
 
 __all__ = ["__version__", "fmin", "minimize"]
 __version__ = "0.4.0"

@@ -1,6 +1,6 @@
 """The Celery application: ``celery -A shadho_celery worker -Q gpu_large`` finds it here.
 
-The worker is thin: its one task hands an attempt to a slot (`slots.py`), whose process runs it (`runner.py`).
+The worker is thin: its one task hands a message to a slot (`node.slots`), whose process runs it (`runner`).
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from typing import Any
 from celery import Celery, Task, current_app, shared_task, signals
 from celery.exceptions import Reject
 
-from shadho_celery import admission, hardware, routing
-from shadho_celery.configuration import configuration
+from shadho_celery.core import hardware
 from shadho_celery.errors import ShadhoError
-from shadho_celery.intake import Intake
-from shadho_celery.registry import connect
-from shadho_celery.seats import own_address
-from shadho_celery.signing import Signer
-from shadho_celery.slots import NotMine, Slots
-from shadho_celery.study_file import cores_per_trial
+from shadho_celery.node.consumer import Consumer
+from shadho_celery.node.slots import NotMine, Slots
+from shadho_celery.objective.study_file import cores_per_trial
+from shadho_celery.transport import broker, broker_check
+from shadho_celery.transport.celery_settings import configuration
+from shadho_celery.transport.redis import connect, own_address
+from shadho_celery.transport.signing import Signer
 
 log = logging.getLogger(__name__)
 
@@ -42,26 +42,26 @@ except ShadhoError as error:
     raise _refusal(str(error)) from None
 
 
-@shared_task(name=routing.TASK, bind=True, ignore_result=True)  # type: ignore[untyped-decorator]
+@shared_task(name=broker.TASK, bind=True, ignore_result=True)  # type: ignore[untyped-decorator]
 def trial(self: Task, payload: dict[str, Any]) -> None:
     """Run one attempt. Lets no exception of the trial's out: that is an outcome."""
-    if refusal := routing.verify(payload, self.request, self.app.shadho_slots.signer):
-        log.error("%s", refusal)
-        return
+    slots: Slots = self.app.shadho_slots
     try:
-        self.app.shadho_slots.run(payload)
+        slots.run(broker.read_message(payload, self.request, slots.signer))
+    except broker.RefusedMessage as error:
+        log.error("%s", error)
     except NotMine as error:
         log.warning("%s", error)
         raise Reject(str(error), requeue=True) from None
 
 
 @signals.celeryd_init.connect  # type: ignore[untyped-decorator]
-def _set_up(sender: str, instance: Any, conf: Any, options: dict[str, Any], **_: Any) -> None:
+def _set_up(sender: str, instance: Any, conf: Any, options: dict[str, Any], **_: object) -> None:
     """Give the worker its queue, its number of slots and a name of its own before Celery builds it."""
     machine = hardware.detect()
     name = _compute_class(options.get("queues"), machine)
     conf.task_default_queue = name
-    conf.task_queues = [routing.queue(name)]
+    conf.task_queues = [broker.queue(name)]
     if not conf.worker_concurrency:
         conf.worker_concurrency = machine.slots_for(name, cores_per_trial(_imports(conf, options)))
     if sender.startswith("celery@"):
@@ -70,7 +70,7 @@ def _set_up(sender: str, instance: Any, conf: Any, options: dict[str, Any], **_:
 
 
 @signals.worker_init.connect  # type: ignore[untyped-decorator]
-def _open(sender: Any, **_: Any) -> None:
+def _open(sender: Any, **_: object) -> None:
     """Start the slots' processes: they get ready while Celery connects."""
     conf = sender.app.conf
     machine = hardware.detect()
@@ -78,10 +78,10 @@ def _open(sender: Any, **_: Any) -> None:
     # What workers would tell one another is in Redis; and who may touch its own queue only may not talk to all.
     sender.options |= {"without_mingle": True, "without_gossip": True}
     # Celery would declare an exchange for the class and bind the queue to it: nobody needs it, not everybody may.
-    sender.app.amqp.queues[name].exchange = routing.queue(name).exchange
+    sender.app.amqp.queues[name].exchange = broker.queue(name).exchange
     try:
         client = connect(conf.get("shadho_redis_url"))
-        admission.check(sender.app.connection_for_read(heartbeat=0, connect_timeout=3), name)
+        broker_check.check_access(sender.app.connection_for_read(heartbeat=0, connect_timeout=3), name)
         sender.app.shadho_slots = Slots(
             client,
             machine=machine,
@@ -98,18 +98,18 @@ def _open(sender: Any, **_: Any) -> None:
 
 
 @signals.worker_ready.connect  # type: ignore[untyped-decorator]
-def _ready(sender: Any, **_: Any) -> None:
+def _ready(sender: Any, **_: object) -> None:
     queue = next(iter(sender.app.amqp.queues.consume_from))
-    sender.app.shadho_slots.announce(Intake(sender, queue))
+    sender.app.shadho_slots.announce(Consumer(sender, queue))
 
 
 @signals.worker_shutting_down.connect  # type: ignore[untyped-decorator]
-def _drain(**_: Any) -> None:
+def _drain(**_: object) -> None:
     current_app.shadho_slots.withdraw()
 
 
 @signals.worker_shutdown.connect  # type: ignore[untyped-decorator]
-def _close(sender: Any, **_: Any) -> None:
+def _close(sender: Any, **_: object) -> None:
     sender.app.shadho_slots.close()
 
 

@@ -14,15 +14,17 @@ from typing import Any
 
 import click
 
-from shadho_celery import study_file, urls
-from shadho_celery.assignment import POLICIES
+from shadho_celery.cli import connection_options
+from shadho_celery.cli.options import Options
+from shadho_celery.cli.session import DEFAULT_TRIALS, Session
 from shadho_celery.errors import ShadhoError, UsageError
-from shadho_celery.options import Options
+from shadho_celery.objective import study_file
+from shadho_celery.placement.policies import POLICIES
+from shadho_celery.placement.shares import SHARES
 from shadho_celery.samplers import SAMPLERS
-from shadho_celery.search import DEFAULT_POLICY, DEFAULT_SAMPLER, DEFAULT_SHARES
-from shadho_celery.session import DEFAULT_TRIALS, Session
-from shadho_celery.shares import SHARES
-from shadho_celery.store import DEFAULT_STORE
+from shadho_celery.scheduler.build import DEFAULT_SETTINGS
+from shadho_celery.store.sql import DEFAULT_STORE
+from shadho_celery.transport import urls
 
 EXAMPLES = f"""
 \b
@@ -36,21 +38,23 @@ Examples:
 """
 
 
-def _workers(_: Any, __: Any, values: tuple[str, ...]) -> dict[str, int]:
+def _workers(_: object, __: object, values: tuple[str, ...]) -> dict[str, int]:
     """``cpu=4`` or ``gpu_large=1,cpu=2`` as slots by class."""
     slots: dict[str, int] = {}
     for part in (part for value in values for part in value.split(",") if part.strip()):
         name, separator, count = part.strip().partition("=")
         if not separator or not name or not count.isdecimal() or int(count) < 1:
-            raise urls.refusal(UsageError(f"--workers {part!r} is not of the form CLASS=SLOTS, such as cpu=4"))
+            raise connection_options.refusal(
+                UsageError(f"--workers {part!r} is not of the form CLASS=SLOTS, such as cpu=4")
+            )
         slots[name] = int(count)
     return slots
 
 
-def _finite(_: Any, parameter: click.Parameter, value: float | None) -> float | None:
+def _finite(_: object, parameter: click.Parameter, value: float | None) -> float | None:
     """No number that JSON cannot carry."""
     if value is not None and not math.isfinite(value):
-        raise urls.refusal(UsageError(f"{parameter.opts[0]} is to be a number, not {value}"))
+        raise connection_options.refusal(UsageError(f"{parameter.opts[0]} is to be a number, not {value}"))
     return value
 
 
@@ -60,12 +64,16 @@ def _finite(_: Any, parameter: click.Parameter, value: float | None) -> float | 
 @click.option("--seconds", type=float, callback=_finite, help="Send nothing new after this many seconds.")
 @click.option("--target", type=float, callback=_finite, help="Stop at this loss or less.")
 @click.option("--seed", type=click.IntRange(min=0), help="Makes the search repeatable.  [default: drawn]")
-@click.option("--sampler", type=click.Choice([*SAMPLERS]), help=f"Proposes params.  [default: {DEFAULT_SAMPLER}]")
-@click.option("--policy", type=click.Choice(POLICIES), help=f"Places trials on classes.  [default: {DEFAULT_POLICY}]")
+@click.option(
+    "--sampler", type=click.Choice([*SAMPLERS]), help=f"Proposes params.  [default: {DEFAULT_SETTINGS.sampler}]"
+)
+@click.option(
+    "--policy", type=click.Choice(POLICIES), help=f"Places trials on classes.  [default: {DEFAULT_SETTINGS.policy}]"
+)
 @click.option(
     "--shares",
     type=click.Choice(SHARES),
-    help=f"Trials a subspace gets: evenly, or more where the best loss may be beaten.  [default: {DEFAULT_SHARES}]",
+    help=f"Trials a subspace gets: evenly, or more where the best loss may be beaten.  [default: {DEFAULT_SETTINGS.shares}]",
 )
 @click.option(
     "--speculation/--no-speculation",
@@ -100,7 +108,7 @@ def _finite(_: Any, parameter: click.Parameter, value: float | None) -> float | 
     help="Time of one trial: then its objective gets a TrialTimeout, and is killed five seconds later.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else on standard output.")
-@urls.options
+@connection_options.options
 def main(study_module: str, resume: str | None, **given: Any) -> None:
     """Run the study in STUDY_FILE: a module with SPACE and objective, such as tasks.svm or my_study.py.
 
@@ -112,17 +120,21 @@ def main(study_module: str, resume: str | None, **given: Any) -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     try:
-        found = urls.environment(*(given.pop(name) for name in ("broker", "redis", "url_file", "signing_key_file")))
+        found = connection_options.environment(
+            *(given.pop(name) for name in ("broker", "redis", "url_file", "signing_key_file"))
+        )
         os.environ.update(found)
         given["name"] = resume or given["name"]
-        options = Options(study=study_module, resume=resume is not None, fleet=urls.is_fleet(found), **given)
+        options = Options(
+            study=study_module, resume=resume is not None, fleet=connection_options.is_fleet(found), **given
+        )
         if options.fleet and options.workers:
             raise UsageError(
                 "--workers is for embedded mode; on a fleet start workers with celery -A shadho_celery worker"
             )
         sys.exit(run(options))
     except ShadhoError as error:
-        raise urls.refusal(error) from None
+        raise connection_options.refusal(error) from None
 
 
 def run(options: Options) -> int:

@@ -17,15 +17,15 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Column, Table
 from rich.text import Text
 
-from shadho_celery import cluster as clusters
-from shadho_celery import urls
-from shadho_celery.assignment import POLICIES
-from shadho_celery.cluster import Cluster
+from shadho_celery.cli import connection_options
 from shadho_celery.errors import ShadhoError, UsageError
-from shadho_celery.search import DEFAULT_POLICY, DEFAULT_SHARES
-from shadho_celery.shares import SHARES
-from shadho_celery.simulation import Simulation, an_hour, simulate
-from shadho_celery.study import Study
+from shadho_celery.placement.policies import POLICIES
+from shadho_celery.placement.shares import SHARES
+from shadho_celery.scheduler.build import DEFAULT_SETTINGS
+from shadho_celery.simulation import cluster_file as clusters
+from shadho_celery.simulation.cluster_file import Cluster
+from shadho_celery.simulation.simulation import Simulation, an_hour, simulate
+from shadho_celery.study.study import Study
 
 EXAMPLES = """
 \b
@@ -37,7 +37,7 @@ Examples:
   python -m shadho_celery.simulate cluster.toml --out trials.csv    # who ran what, when and where
 \b
 A cluster file, as --example prints it:
-""" + "".join(f"  {line}\n" if line else "\b\n" for line in clusters.EXAMPLE.splitlines())
+""" + "".join(f"  {line}\n" if line else "\b\n" for line in clusters.example().splitlines())
 
 #: turns of the loop between two looks at the progress
 TURNS = 500
@@ -45,9 +45,9 @@ TURNS = 500
 COLUMNS = ("number", "family", "class", "slot", "start", "end", "state")
 
 
-def _example(context: click.Context, _: Any, wanted: bool) -> None:
+def _example(context: click.Context, _: object, wanted: bool) -> None:
     if wanted:
-        click.echo(clusters.EXAMPLE, nl=False)
+        click.echo(clusters.example(), nl=False)
         context.exit()
 
 
@@ -58,9 +58,11 @@ def _example(context: click.Context, _: Any, wanted: bool) -> None:
     "policies",
     multiple=True,
     type=click.Choice(POLICIES),
-    help=f"May be repeated.  [default: {DEFAULT_POLICY}]",
+    help=f"May be repeated.  [default: {DEFAULT_SETTINGS.policy}]",
 )
-@click.option("--shares", type=click.Choice(SHARES), default=DEFAULT_SHARES, show_default=True, help="As of a study.")
+@click.option(
+    "--shares", type=click.Choice(SHARES), default=DEFAULT_SETTINGS.shares, show_default=True, help="As of a study."
+)
 @click.option("--seed", type=click.IntRange(min=0), help="Instead of the file's.")
 @click.option("--seconds", type=click.FloatRange(min=0, min_open=True), help="Simulated; instead of the file's.")
 @click.option("--trials", type=click.IntRange(min=1, max=clusters.MOST_TRIALS), help="Instead of the file's.")
@@ -82,7 +84,7 @@ def main(
     The scheduler, its policies and its cost model are the real ones; only the trials and the clock are simulated. The
     same seed gives the same result to the bit.
     """
-    policies = policies or (DEFAULT_POLICY,)
+    policies = policies or (DEFAULT_SETTINGS.policy,)
     try:
         described = clusters.load(cluster_file, {k: value for k, value in given.items() if value is not None})
         if out is not None and len(policies) > 1:
@@ -96,7 +98,7 @@ def main(
         if out is not None:
             _write(out, found[0])
     except ShadhoError as error:
-        raise urls.refusal(error) from None
+        raise connection_options.refusal(error) from None
     if as_json:
         for each in found:
             click.echo(json.dumps(_as_json(described, each)))

@@ -9,7 +9,8 @@ import os
 
 import click
 
-from shadho_celery import hardware, urls
+from shadho_celery.cli import connection_options
+from shadho_celery.core import hardware
 from shadho_celery.errors import ShadhoError
 
 EXAMPLES = """
@@ -28,7 +29,7 @@ Examples:
 @click.option("--slots", type=click.IntRange(min=1), help="Trials at a time.  [default: one per GPU, else per core]")
 @click.option("--import", "imports", multiple=True, metavar="MODULE", help="Study file to run; may be repeated.")
 @click.option("--loglevel", default="INFO", show_default=True, help="How much the worker's log says.")
-@urls.options
+@connection_options.options
 def main(
     compute_class: str | None,
     slots: int | None,
@@ -38,9 +39,9 @@ def main(
 ) -> None:
     """Serve trials on this machine until stopped (Ctrl-C: once what runs has ended)."""
     try:
-        os.environ.update(urls.environment(**where))
+        os.environ.update(connection_options.environment(**where))
     except ShadhoError as error:
-        raise urls.refusal(error) from None
+        raise connection_options.refusal(error) from None
     if imports:
         os.environ["SHADHO_IMPORTS"] = ",".join(imports)
     machine = hardware.detect()

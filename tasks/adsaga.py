@@ -165,15 +165,15 @@ class OverTheBus:
     def apply(self, centre: strategies.Centre, mean: strategies.Vector) -> None:
         centre.write(self.server.take(mean.astype(np.float64)).astype(np.float32))
 
-    def train(self, worker: strategies.Worker) -> None:
-        machine = machines(self.replicas, table=self.table)[worker.slot]
-        rng = np.random.default_rng([self.seed, worker.slot])
-        point, step = np.empty(worker.size, dtype=np.float32), -1
+    def train(self, replica: strategies.Replica) -> None:
+        machine = machines(self.replicas, table=self.table)[replica.place]
+        rng = np.random.default_rng([self.seed, replica.place])
+        point, step = np.empty(replica.size, dtype=np.float32), -1
         while True:
-            worker.wait(after=step)
-            step = worker.received(point)
+            replica.wait(after=step)
+            step = replica.received(point)
             change = machine.work(point.astype(np.float64), rng)
-            worker.send(step, change.astype(np.float32), machine.loss)
+            replica.send(step, change.astype(np.float32), machine.loss)
 
 
 def objective(params: dict[str, Any], context: Context) -> dict[str, float]:

@@ -1,30 +1,30 @@
-"""The role of an executor: it gets trials run and says what became of them."""
+"""The role of an executor: it gets attempts run and says what became of them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
-from shadho_celery.hardware import ComputeClass
-from shadho_celery.trial import Event, Trial
+from shadho_celery.core.hardware import ComputeClass
+from shadho_celery.core.trial import Attempt, Event
 
 
 class Executor(Protocol):
-    """Gets trials run."""
+    """Gets attempts run."""
 
     def classes(self) -> Sequence[ComputeClass]:
-        """The compute classes that have live workers for this study, with their room."""
+        """Return the compute classes that have live workers for this study, as of the last `poll`."""
 
-    def submit(self, trials: Sequence[Trial]) -> None:
-        """Send QUEUED trials to their compute class; every one of them ends in an event.
+    def submit(self, attempts: Sequence[Attempt]) -> None:
+        """Send QUEUED attempts to their compute class; every one of them ends in an event.
 
-        Sending an attempt twice is harmless. Another attempt may be sent while one runs: it goes to another machine,
-        and the first to end COMPLETE or PRUNED ends the others, of which nothing is heard any more. A RUNNING trial,
-        known from an earlier life of the scheduler, is not sent but watched: it too ends in an event.
+        Sending an attempt twice is harmless. A copy is sent while another attempt of its trial runs: it goes to another
+        machine, and the first to end COMPLETE or PRUNED ends the others, of which nothing is heard any more. A RUNNING
+        attempt, known from an earlier life of the scheduler, is not sent but watched: it too ends in an event.
         """
 
     def poll(self, seconds: float) -> Sequence[Event]:
-        """What happened, as soon as anything has, or nothing after about `seconds`.
+        """Return what happened, as soon as anything has, or nothing after about `seconds`.
 
         The call also confirms that the events returned by the one before it are recorded: those are not seen again,
         while unconfirmed ones come again after a crash.

@@ -7,13 +7,16 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from shadho_celery.clock import Clock, SystemClock
-from shadho_celery.context import LocalContext, Objective, call
-from shadho_celery.hardware import ComputeClass
-from shadho_celery.rounds import whole
-from shadho_celery.trial import Event, Lost, Report, Result, Started, Trial, TrialState
+from shadho_celery.core.clock import Clock, SystemClock
+from shadho_celery.core.hardware import ComputeClass
+from shadho_celery.core.trial import Attempt, Event, Lost, Report, Result, Started, TrialState, whole
+from shadho_celery.objective.call import Objective, call
+from shadho_celery.objective.context import LocalContext
 
 INLINE_CLASS = "local"
+
+#: what stands for the machine's name
+HOST = "this process"
 
 
 class InlineExecutor:
@@ -31,20 +34,18 @@ class InlineExecutor:
         self._evaluate = evaluate
         self._clock = clock or SystemClock()
         self._checkpoints = checkpoints
-        self._queue: deque[Trial] = deque()
+        self._queue: deque[Attempt] = deque()
         self._events: list[Event] = []
 
     def classes(self) -> Sequence[ComputeClass]:
         return [ComputeClass(name=INLINE_CLASS, slots=1, cores=1)]
 
-    def submit(self, trials: Sequence[Trial]) -> None:
-        for trial in trials:
-            if trial.state is TrialState.RUNNING:
-                self._events.append(
-                    Lost(number=trial.number, attempt=trial.attempt, reason="the process that ran it is gone")
-                )
+    def submit(self, attempts: Sequence[Attempt]) -> None:
+        for attempt in attempts:
+            if attempt.state is TrialState.RUNNING:
+                self._lose(attempt, "the process that ran it is gone", claimed=True)
             else:
-                self._queue.append(trial)
+                self._queue.append(attempt)
 
     def poll(self, seconds: float) -> Sequence[Event]:
         # With an empty queue nothing can happen later on: no reason to wait.
@@ -55,43 +56,34 @@ class InlineExecutor:
 
     def cancel(self, numbers: Iterable[int], *, running: bool) -> None:
         unwanted = set(numbers)
-        for trial in [trial for trial in self._queue if trial.number in unwanted]:
-            self._queue.remove(trial)
-            self._events.append(Lost(number=trial.number, attempt=trial.attempt, reason="taken back", claimed=False))
+        for attempt in [attempt for attempt in self._queue if attempt.number in unwanted]:
+            self._queue.remove(attempt)
+            self._lose(attempt, "taken back", claimed=False)
 
     def close(self) -> None:
         self._queue.clear()
 
-    def _run(self, trial: Trial) -> None:
-        number, attempt = trial.number, trial.attempt
-        self._events.append(Started(number=number, attempt=attempt, host="this process", at=self._clock.now()))
+    def _lose(self, attempt: Attempt, reason: str, *, claimed: bool) -> None:
+        lost = Lost(number=attempt.number, attempt=attempt.attempt, reason=reason, claimed=claimed)
+        self._events.append(lost)
+
+    def _run(self, attempt: Attempt) -> None:
+        number, which = attempt.number, attempt.attempt
+        self._events.append(Started(number=number, attempt=which, host=HOST, at=self._clock.now()))
 
         def report(step: int, loss: float) -> None:
-            self._events.append(Report(number=number, attempt=attempt, step=step, loss=loss, at=self._clock.now()))
+            self._events.append(Report(number=number, attempt=which, step=step, loss=loss, at=self._clock.now()))
 
         context = LocalContext(
-            trial=number,
-            attempt=attempt,
-            seed=trial.seed,
-            checkpoints=self._checkpoints / str(number if trial.origin is None else trial.origin),
+            trial=attempt.number,
+            attempt=attempt.attempt,
+            seed=attempt.seed,
+            checkpoints=self._checkpoints / str(attempt.number if attempt.origin is None else attempt.origin),
             compute_class=INLINE_CLASS,
-            budget=whole(trial.budget),
+            budget=whole(attempt.budget),
             on_report=report,
         )
-        outcome = call(self._objective, lambda: self._evaluate(trial.params), context, self._clock)
-        self._events.append(
-            Result(
-                number=number,
-                attempt=attempt,
-                state=outcome.state,
-                loss=outcome.loss,
-                metrics=outcome.metrics,
-                error=outcome.error,
-                compute_class=INLINE_CLASS,
-                host="this process",
-                seconds=outcome.seconds,
-                at=self._clock.now(),
-                out_of_memory=outcome.out_of_memory,
-                warning=outcome.warning,
-            )
-        )
+        outcome = call(self._objective, lambda: self._evaluate(attempt.params), context, self._clock)
+        now = self._clock.now()
+        result = Result(number=number, attempt=which, outcome=outcome, compute_class=INLINE_CLASS, host=HOST, at=now)
+        self._events.append(result)

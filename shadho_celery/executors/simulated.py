@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 
-from shadho_celery.clock import ManualClock
-from shadho_celery.context import Outcome
-from shadho_celery.hardware import ComputeClass
-from shadho_celery.trial import WELL, Event, Lost, Result, Started, Trial, TrialState
+from shadho_celery.core.attempts import Attempts
+from shadho_celery.core.clock import ManualClock
+from shadho_celery.core.hardware import ComputeClass
+from shadho_celery.core.trial import WELL, Attempt, Event, Lost, Outcome, Result, Started, TrialState
 
-#: What a trial would do on a compute class: its outcome, whose `seconds` pass on the clock.
-Play = Callable[[Trial, str], Outcome]
+#: What an attempt would do on a compute class: its outcome, whose `seconds` pass on the clock.
+Play = Callable[[Attempt, str], Outcome]
 
-#: seconds after which a dead worker's trial is known to be lost, and what waits for a class that has died out goes back
-LEASE_SECONDS, DESERTED_SECONDS = 30.0, 10.0
+#: seconds after which a dead worker's trial is known to be lost, and what waits for a class without workers is taken back
+LEASE_SECONDS, NO_WORKER_SECONDS = 30.0, 10.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,17 +35,19 @@ class Change:
 
 @dataclass
 class _Running:
-    """A trial in its slots."""
+    """An attempt in its slots."""
 
-    trial: Trial
+    attempt: Attempt
     outcome: Outcome
-    #: the first of them
-    slot: int
+    #: the first slot leads
+    slots: list[int]
     began: float
-    #: those beside it
-    others: tuple[int, ...] = ()
-    #: False once it has ended, or its slot has died
-    counts: bool = True
+    #: False once it has ended, or one of its slots has died
+    is_alive: bool = True
+
+    @property
+    def host(self) -> str:
+        return f"{self.attempt.compute_class}.{self.slots[0]}"
 
 
 @dataclass
@@ -56,13 +58,13 @@ class _Class:
     alive: int = 0
     free: list[int] = field(default_factory=list)
     running: dict[int, _Running] = field(default_factory=dict)
-    queue: deque[Trial] = field(default_factory=deque)
+    queue: deque[Attempt] = field(default_factory=deque)
     #: memory of its machines, bytes; 0 where it does not matter
     memory: int = 0
     #: each slot is a machine of its own
     hosts: Mapping[str, int] = field(default_factory=dict)
     #: when the last of its slots died
-    deserted_at: float = 0.0
+    empty_since: float = 0.0
     #: slot seconds in which something ran; and all there were until `counted_at`
     ran: float = 0.0
     offered: float = 0.0
@@ -70,7 +72,7 @@ class _Class:
 
     def run(self, now: float) -> float:
         """Slot seconds in which something ran until now."""
-        return self.ran + sum((now - one.began) * one.trial.slots for one in self.running.values())
+        return self.ran + sum((now - one.began) * one.attempt.slots for one in self.running.values())
 
     def count(self, now: float) -> float:
         """Slot seconds there were until now; to be called whenever the slots change."""
@@ -106,8 +108,7 @@ class SimulatedExecutor:
         self._future: list[tuple[float, int, Callable[[], None], _Running | None]] = []
         self._order = count()
         self._events: list[Event] = []
-        #: by trial, its attempts that have not ended
-        self._alive: Counter[int] = Counter()
+        self._live: Attempts[Attempt] = Attempts()
         #: True where workers have come or gone since the last poll
         self._stirred = False
         for name, number in slots.items():
@@ -132,18 +133,18 @@ class SimulatedExecutor:
             if each.alive
         ]
 
-    def submit(self, trials: Sequence[Trial]) -> None:
+    def submit(self, attempts: Sequence[Attempt]) -> None:
         touched = {}
-        for trial in trials:
-            self._alive[trial.number] += 1
-            served = self._classes.get(str(trial.compute_class))
-            if trial.state is TrialState.RUNNING:
-                self._lose(trial, "not simulated any more")
+        for attempt in attempts:
+            self._live.put(attempt.number, attempt.attempt, attempt)
+            served = self._classes.get(str(attempt.compute_class))
+            if attempt.state is TrialState.RUNNING:
+                self._lose(attempt, "not simulated any more")
             elif served is None or not served.alive:
-                self._lose(trial, f"no worker serves {trial.compute_class}", claimed=False)
+                self._lose(attempt, f"no worker serves {attempt.compute_class}", claimed=False)
             else:
-                served.queue.append(trial)
-                touched[str(trial.compute_class)] = True
+                served.queue.append(attempt)
+                touched[str(attempt.compute_class)] = True
         for name in touched:
             self._start(name)
 
@@ -162,14 +163,14 @@ class SimulatedExecutor:
     def cancel(self, numbers: Iterable[int], *, running: bool) -> None:
         unwanted = set(numbers)
         for name, each in self._classes.items():
-            taken = [trial for trial in each.queue if trial.number in unwanted]
+            taken = [attempt for attempt in each.queue if attempt.number in unwanted]
             if taken:
-                each.queue = deque(trial for trial in each.queue if trial.number not in unwanted)
-            for trial in taken:
-                self._lose(trial, "taken back", claimed=False)
-            for running_one in list(each.running.values()) if running else ():
-                if running_one.trial.number in unwanted:
-                    self._at(self._clock.now(), partial(self._end, name, running_one, cancelled=True), running_one)
+                each.queue = deque(attempt for attempt in each.queue if attempt.number not in unwanted)
+            for attempt in taken:
+                self._lose(attempt, "taken back", claimed=False)
+            for one in list(each.running.values()) if running else ():
+                if one.attempt.number in unwanted:
+                    self._at(self._clock.now(), partial(self._end, name, one, cancelled=True), one)
 
     @property
     def is_still(self) -> bool:
@@ -195,68 +196,59 @@ class SimulatedExecutor:
 
     def _is_due(self, moment: float) -> bool:
         """True where something is going to happen until then."""
-        while self._future and (one := self._future[0][3]) is not None and not one.counts:
+        while self._future and (one := self._future[0][3]) is not None and not one.is_alive:
             heapq.heappop(self._future)
         return bool(self._future) and self._future[0][0] <= moment
 
     def _start(self, name: str) -> None:
-        """Give the class's free slots the trials that wait there."""
+        """Give the class's free slots the attempts that wait there."""
         each = self._classes[name]
         now = self._clock.now()
         # Sent only when its slots are free; whatever comes after it waits with it where one has died meanwhile.
         while each.queue and each.queue[0].slots <= len(each.free):
-            trial, slot = each.queue.popleft(), heapq.heappop(each.free)
-            others = tuple(heapq.heappop(each.free) for _ in range(trial.slots - 1))
-            one = _Running(trial, self._play(trial, name), slot, now, others)
-            each.running[slot] = one
-            self._at(now + one.outcome.seconds, partial(self._end, name, one), one)
-            self._events.append(Started(number=trial.number, attempt=trial.attempt, host=f"{name}.{slot}", at=now))
+            attempt = each.queue.popleft()
+            slots = [heapq.heappop(each.free) for _ in range(attempt.slots)]
+            one = _Running(attempt, self._play(attempt, name), slots, now)
+            each.running[slots[0]] = one
+            self._at(now + (one.outcome.seconds or 0.0), partial(self._end, name, one), one)
+            self._events.append(Started(number=attempt.number, attempt=attempt.attempt, host=one.host, at=now))
 
     def _end(self, name: str, one: _Running, cancelled: bool = False) -> None:
         now = self._clock.now()
+        number = one.attempt.number
+        outcome = one.outcome.cancelled(now - one.began) if cancelled else one.outcome
         self._vacate(name, one)
-        self._ended(one.trial.number)
-        if one.outcome.state in WELL and not cancelled and one.trial.number in self._alive:
-            self._drop(one.trial.number)
+        is_alone = len(self._live.of(number)) <= 1
+        if self._live.settle(number, one.attempt.attempt, well=outcome.state in WELL) and not is_alone:
+            self._drop(number)
         self._events.append(
             Result(
-                number=one.trial.number,
-                attempt=one.trial.attempt,
-                state=TrialState.CANCELLED if cancelled else one.outcome.state,
-                loss=None if cancelled else one.outcome.loss,
-                metrics=one.outcome.metrics,
-                error="cancelled" if cancelled else one.outcome.error,
-                host=f"{name}.{one.slot}",
+                number=number,
+                attempt=one.attempt.attempt,
+                outcome=outcome,
+                host=one.host,
                 compute_class=name,
-                seconds=now - one.began if cancelled else one.outcome.seconds,
-                memory=one.outcome.memory,
-                out_of_memory=one.outcome.out_of_memory and not cancelled,
                 at=now,
             )
         )
         self._start(name)
 
     def _vacate(self, name: str, one: _Running) -> None:
-        one.counts = False
+        """Free the slots of an attempt, those that have died meanwhile left out."""
+        one.is_alive = False
         each = self._classes[name]
-        del each.running[one.slot]
-        for slot in (one.slot, *one.others):
-            heapq.heappush(each.free, slot)
-        each.ran += (self._clock.now() - one.began) * one.trial.slots
-
-    def _ended(self, number: int) -> None:
-        """One attempt less of a trial."""
-        if self._alive[number] > 1:
-            self._alive[number] -= 1
-        else:
-            self._alive.pop(number, None)
+        del each.running[one.slots[0]]
+        for slot in one.slots:
+            if slot < each.alive:
+                heapq.heappush(each.free, slot)
+        each.ran += (self._clock.now() - one.began) * one.attempt.slots
 
     def _drop(self, number: int) -> None:
-        """End the other attempts of a trial that one has ended; nobody hears of them any more."""
-        del self._alive[number]
+        """End the attempts of a trial that has ended; nobody hears of them any more."""
         for name, each in self._classes.items():
-            each.queue = deque(trial for trial in each.queue if trial.number != number)
-            for one in [one for one in each.running.values() if one.trial.number == number]:
+            if any(attempt.number == number for attempt in each.queue):
+                each.queue = deque(attempt for attempt in each.queue if attempt.number != number)
+            for one in [one for one in each.running.values() if one.attempt.number == number]:
                 self._vacate(name, one)
                 self._start(name)
 
@@ -283,23 +275,18 @@ class SimulatedExecutor:
         each.free = [slot for slot in each.free if slot < each.alive]
         heapq.heapify(each.free)
         known_at = self._clock.now() + self._lease_seconds
-        for one in [one for one in each.running.values() if max(one.slot, *one.others, -1) >= each.alive]:
-            one.counts = False
-            del each.running[one.slot]
-            for slot in (one.slot, *one.others):
-                if slot < each.alive:
-                    heapq.heappush(each.free, slot)
-            each.ran += (self._clock.now() - one.began) * one.trial.slots
-            self._at(known_at, partial(self._lose, one.trial, "its worker died"))
+        for one in [one for one in each.running.values() if max(one.slots) >= each.alive]:
+            self._vacate(name, one)
+            self._at(known_at, partial(self._lose, one.attempt, "its worker died"))
         if not each.alive and each.queue:
-            each.deserted_at = self._clock.now()
-            self._at(each.deserted_at + DESERTED_SECONDS, partial(self._hand_back, name, each.deserted_at))
+            each.empty_since = self._clock.now()
+            self._at(each.empty_since + NO_WORKER_SECONDS, partial(self._take_back, name, each.empty_since))
 
-    def _hand_back(self, name: str, deserted_at: float) -> None:
+    def _take_back(self, name: str, empty_since: float) -> None:
         each = self._classes[name]
-        while each.queue and not each.alive and each.deserted_at == deserted_at:
+        while each.queue and not each.alive and each.empty_since == empty_since:
             self._lose(each.queue.popleft(), f"no worker serves {name}", claimed=False)
 
-    def _lose(self, trial: Trial, reason: str, claimed: bool = True) -> None:
-        self._ended(trial.number)
-        self._events.append(Lost(number=trial.number, attempt=trial.attempt, reason=reason, claimed=claimed))
+    def _lose(self, attempt: Attempt, reason: str, claimed: bool = True) -> None:
+        self._live.lose(attempt.number, attempt.attempt)
+        self._events.append(Lost(number=attempt.number, attempt=attempt.attempt, reason=reason, claimed=claimed))

@@ -1,10 +1,15 @@
-"""Samplers by name."""
+"""Samplers propose params, and learn from losses: ask and tell, within one subspace.
+
+May use: core, space, store, objective, predictors, study. `base` is the role; a sampler is one file and one line here.
+Why it is so: values in, decisions out. A sampler draws nothing but from its seed, so that the trials of a random search
+are fixed whatever the machines, and failures teach every sampler alike (`failure_avoidance`).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from shadho_celery.errors import UsageError
+from shadho_celery.core.checks import check_name
 from shadho_celery.samplers.base import Sampler
 from shadho_celery.samplers.random import RandomSampler
 from shadho_celery.samplers.tpe import TpeSampler
@@ -17,12 +22,6 @@ SAMPLERS: dict[str, Callable[[Subspace, Sequence[int]], Sampler]] = {
 
 
 def make_sampler(name: str, subspace: Subspace, entropy: Sequence[int]) -> Sampler:
-    """The sampler called `name` for `subspace`, seeded with `entropy`; UsageError for an unknown name."""
-    check(name)
+    """Return the sampler called `name` for `subspace`, seeded with `entropy`. Raises UsageError for an unknown one."""
+    check_name("sampler", name, SAMPLERS)
     return SAMPLERS[name](subspace, entropy)
-
-
-def check(name: str) -> None:
-    """Raise UsageError for a name that no sampler has."""
-    if name not in SAMPLERS:
-        raise UsageError(f"there is no sampler {name!r}; choose one of {', '.join(SAMPLERS)}")

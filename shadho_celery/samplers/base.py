@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Protocol
 
-from shadho_celery.trial import Trial
+from shadho_celery.core.trial import Params, Trial
 
 
 class Sampler(Protocol):
@@ -14,7 +13,7 @@ class Sampler(Protocol):
     #: True where the proposals depend on the losses; else the set of trials is fixed by the seed alone
     adaptive: bool
 
-    def ask(self, index: int) -> Mapping[str, Any]:
+    def ask(self, index: int) -> Params:
         """The params of the subspace's trial number `index` (from 0): the drawn value of every active label."""
 
     def tell(self, trial: Trial) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from shadho_celery.core.trial import Params, Trial
 from shadho_celery.space.split import Subspace
-from shadho_celery.trial import Trial
 
 #: Params are drawn this many at a time: numpy's price is by the call.
 BLOCK = 64
@@ -25,7 +25,7 @@ class RandomSampler:
         self._block = -1
         self._draws: list[dict[str, Any]] = []
 
-    def ask(self, index: int) -> Mapping[str, Any]:
+    def ask(self, index: int) -> Params:
         block, place = divmod(index, BLOCK)
         if block != self._block:
             self._draws = self._subspace.sample(np.random.default_rng([*self._entropy, block]), BLOCK)

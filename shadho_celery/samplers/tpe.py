@@ -13,18 +13,18 @@ from __future__ import annotations
 
 import math
 from bisect import insort
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
 from scipy.special import logsumexp, ndtr, ndtri
 
-from shadho_celery.samplers.caution import Caution
-from shadho_celery.space.base import Array, Domain
+from shadho_celery.core.trial import Params, Trial, TrialState
+from shadho_celery.samplers.failure_avoidance import FailureAvoidance
 from shadho_celery.space.continuous import UNIT_MASS, LogNormal, Normal, QLogNormal, QLogUniform, QNormal, QUniform
 from shadho_celery.space.discrete import Categorical, RandInt
+from shadho_celery.space.domain import Array, Domain
 from shadho_celery.space.split import Subspace
-from shadho_celery.trial import Trial, TrialState
 
 #: results before the first guess: the most, for the whole space, and the least, for a small part of it
 MOST_RANDOM, LEAST_RANDOM = 10, 5
@@ -59,15 +59,15 @@ class TpeSampler:
         #: (loss, order of telling, values with NaN where inactive), the least loss first
         self._told: list[tuple[float, int, list[float]]] = []
         self._successes = 0
-        self._caution = Caution(subspace)
+        self._avoidance = FailureAvoidance(subspace)
         self._tried: set[_Key] = set()
         #: asked and not yet told
         self._pending: dict[_Key, list[float]] = {}
 
-    def ask(self, index: int) -> Mapping[str, Any]:
+    def ask(self, index: int) -> Params:
         generator = np.random.default_rng([*self._entropy, index])
         can_guess = self._axes and len(self._told) >= self._random
-        params = self._guess(generator) if can_guess else self._caution.draw(generator)
+        params = self._guess(generator) if can_guess else self._avoidance.draw(generator)
         key = self._key(params)
         self._pending[key] = _row(key)
         return params
@@ -77,7 +77,7 @@ class TpeSampler:
         self._pending.pop(key, None)
         if trial.state is TrialState.CANCELLED:
             return
-        self._caution.tell(trial, guessed=len(self._told) >= self._random)
+        self._avoidance.tell(trial, guessed=len(self._told) >= self._random)
         loss = math.inf  # a failed trial is worse than any other, so that regions that fail are left
         if trial.state is TrialState.COMPLETE and trial.loss is not None and not math.isnan(trial.loss):
             loss = float(trial.loss)
@@ -85,16 +85,16 @@ class TpeSampler:
         insort(self._told, (loss, len(self._told), _row(key)))
         self._tried.add(key)
 
-    def _key(self, params: Mapping[str, Any]) -> _Key:
+    def _key(self, params: Params) -> _Key:
         return tuple(params.get(label) for label in self._axes)
 
     def _guess(self, generator: np.random.Generator) -> dict[str, Any]:
-        """The candidate with the greatest l / g, so greatest expected improvement ([B], equation 3), less caution."""
+        """The candidate with the greatest l / g, so greatest expected improvement ([B], equation 3), less avoidance."""
         good, bad = self._split(generator)
         candidates = self._candidates(good, generator)
         points = np.array([_row(self._key(params)) for params in candidates])
         ratios = self._log_density(good, points) - self._log_density(bad, points)
-        worth = ratios + self._caution.weights(candidates, generator)
+        worth = ratios + self._avoidance.weights(candidates, generator)
         best_first = [candidates[place] for place in np.argsort(-worth, kind="stable")]
         # What was tried or is under way is not tried again while there is something else.
         fresh = (p for p in best_first if (key := self._key(p)) not in self._tried and key not in self._pending)

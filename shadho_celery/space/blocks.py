@@ -6,14 +6,17 @@ which at least one option holds a hyperparameter. Both compare by identity, and 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 
-from shadho_celery.space.base import Domain
-from shadho_celery.space.tree import Params, Switch, postorder
+from shadho_celery.core.trial import Params
+from shadho_celery.space.domain import Domain
+from shadho_celery.space.tree import Switch, Value, postorder
+
+H = TypeVar("H", bound=Hashable)
 
 #: label -> the option's index
 Pins = Mapping[str, int]
@@ -102,12 +105,12 @@ class Skeleton:
 
     def draw(
         self, domains: Mapping[str, Domain], generator: np.random.Generator, size: int, pins: Pins
-    ) -> list[dict[str, Any]]:
+    ) -> list[dict[str, Value]]:
         """Draw `size` assignments of the active labels; a pinned label has its pinned value instead of a draw.
 
         Each block draws its labels for all assignments in which it is active, then deals these out to the options.
         """
-        drawn: list[dict[str, Any]] = [{} for _ in range(size)]
+        drawn: list[dict[str, Value]] = [{} for _ in range(size)]
         seen: dict[Block, set[int]] = {block: set() for block in self.shared}
         todo: list[tuple[Block | Branch, list[int]]] = [(self.root, list(range(size)))]
         while todo:
@@ -130,7 +133,7 @@ class Skeleton:
         return drawn
 
 
-def _deal(branch: Branch, rows: list[int], drawn: list[dict[str, Any]]) -> list[tuple[Block | Branch, list[int]]]:
+def _deal(branch: Branch, rows: list[int], drawn: list[dict[str, Value]]) -> list[tuple[Block | Branch, list[int]]]:
     """The rows by the option that each has chosen, options without hyperparameters left out."""
     hands: dict[int, list[int]] = {}
     for row in rows:
@@ -138,8 +141,8 @@ def _deal(branch: Branch, rows: list[int], drawn: list[dict[str, Any]]) -> list[
     return [(branch.options[place], hand) for place, hand in sorted(hands.items()) if branch.options[place]]
 
 
-def _repeated(things: list[Any]) -> Iterator[Any]:
-    seen: set[Any] = set()
+def _repeated(things: list[H]) -> Iterator[H]:
+    seen: set[H] = set()
     for thing in things:
         if thing in seen:
             yield thing

@@ -16,15 +16,19 @@ from hyperopt import space_eval
 from hyperopt.pyll import base as pyll
 from hyperopt.pyll import stochastic
 
+from shadho_celery.core.trial import Params
 from shadho_celery.errors import SpaceError
 from shadho_celery.space import tree
 from shadho_celery.space.blocks import Block, Branch, Skeleton, merge
 from shadho_celery.space.discrete import Categorical, Discrete
 from shadho_celery.space.domains import CONTINUOUS, Domain, RandInt, make_domain
 from shadho_celery.space.space import Condition, Space
-from shadho_celery.space.tree import Call, Dict, Literal, Node, Param, Params, Sequence, Shared, Switch
+from shadho_celery.space.tree import Call, Dict, Literal, Node, Param, Sequence, Shared, Switch, Value
 
 __all__ = ["MAX_DEPTH", "Condition", "Space", "compile_space"]
+
+#: a node of hyperopt's graphs, which have no types
+Apply = Any
 
 #: nodes on the longest way from the root to a leaf (a choice in a dict counts two): evaluation recurses once a node,
 #: and Python stops at 1000 frames, some of which the caller has used up
@@ -38,7 +42,7 @@ _PARAMETERS: Mapping[str, tuple[str, ...]] = {
 }
 
 
-def compile_space(expression: Any) -> Space:
+def compile_space(expression: Value) -> Space:
     """Compile a hyperopt expression, or a dict, list or tuple that holds some.
 
     Raises SpaceError, in one line with the label, the cause and the remedy, for what cannot be searched. Warns where
@@ -53,21 +57,21 @@ def compile_space(expression: Any) -> Space:
     return space
 
 
-def _finish(value: Any, params: Params) -> Any:
+def _finish(value: Value, params: Params) -> Value:
     """What a function gave; where that is an expression of pyll's, what it evaluates to."""
     return space_eval(value, params) if isinstance(value, pyll.Apply) else value
 
 
-def _as_graph(expression: Any) -> Any:
+def _as_graph(expression: Value) -> Apply:
     """Convert as hyperopt does, but container by container: alone it would recurse, and copy what is shared.
 
     A dict keeps its order, which hyperopt would sort away: it cannot where the dict is inside an hp.choice.
     """
-    converted: dict[int, Any] = {}
+    converted: dict[int, Apply] = {}
     try:
         for part in tree.postorder(expression, _contents):
             if isinstance(part, dict):
-                part_of: Any = {key: converted[id(value)] for key, value in part.items()}
+                part_of: Value = {key: converted[id(value)] for key, value in part.items()}
             elif isinstance(part, (list, tuple)):
                 part_of = [converted[id(value)] for value in part]
                 part_of = part_of if isinstance(part, list) else tuple(part_of)
@@ -84,13 +88,13 @@ def _as_graph(expression: Any) -> Any:
     return converted[id(expression)]
 
 
-def _contents(part: Any) -> Iterable[Any]:
+def _contents(part: Value) -> Iterable[Value]:
     if isinstance(part, dict):
         return part.values()
     return part if isinstance(part, (list, tuple)) else ()
 
 
-def _ordered(root: Any) -> list[Any]:
+def _ordered(root: Apply) -> list[Apply]:
     """The graph's nodes, children first, a hyperparameter's law left out."""
     try:
         return list(tree.postorder(root, lambda node: () if node.name == "hyperopt_param" else node.inputs()))
@@ -105,11 +109,11 @@ class _Reader:
         self._nodes: dict[int, Node] = {}
         self._blocks: dict[int, Block] = {}
         self._depths: dict[int, int] = {}
-        self._laws: dict[str, Any] = {}
+        self._laws: dict[str, Apply] = {}
         self._domains: dict[str, Domain] = {}
         self._switches: dict[str, Switch] = {}
 
-    def read(self, root: Any) -> Space:
+    def read(self, root: Apply) -> Space:
         """Read the graph and check what only the whole shows."""
         order = _ordered(root)
         parents: dict[int, int] = {}
@@ -122,7 +126,7 @@ class _Reader:
             raise SpaceError("The space has no hyperparameter; put an hp expression, such as hp.uniform, into it.")
         return Space(self._nodes[id(root)], Skeleton(self._blocks[id(root)]), self._domains, self._switches)
 
-    def _enter(self, apply: Any, is_shared: bool) -> None:
+    def _enter(self, apply: Apply, is_shared: bool) -> None:
         inputs = () if apply.name == "hyperopt_param" else apply.inputs()
         depth = 1 + max((self._depths[id(child)] for child in inputs), default=0)
         node = self._node(apply)
@@ -139,7 +143,7 @@ class _Reader:
         else:
             self._blocks[id(apply)] = merge(self._blocks[id(child)] for child in inputs)
 
-    def _node(self, apply: Any) -> Node:
+    def _node(self, apply: Apply) -> Node:
         args = tuple(self._nodes[id(child)] for child in apply.pos_args) if apply.name != "hyperopt_param" else ()
         if apply.name == "hyperopt_param":
             return self._param(apply)
@@ -160,13 +164,14 @@ class _Reader:
             raise SpaceError(f"The space calls scope.{apply.name}, which is not defined; import its module.")
         return Call(apply.name, function, args, kwargs, _finish)
 
-    def _param(self, apply: Any) -> Param:
+    def _param(self, apply: Apply) -> Param:
         label, law = _label_and_law(apply)
-        if self._laws.setdefault(label, law) is not law:
+        if label in self._laws and self._laws[label] is not law:
             raise SpaceError(
                 f"Hyperparameter {label!r}: two different nodes have this label; "
                 "give each its own, or put one hp node into a variable and use that in both places."
             )
+        self._laws[label] = law
         if label not in self._domains:
             self._domains[label] = make_domain(label, law.name, _arguments(label, law))
         return Param(label)
@@ -188,7 +193,7 @@ class _Reader:
             self._switches.setdefault(label, switch)
         return switch
 
-    def _branch(self, switch: Switch, apply: Any) -> Block:
+    def _branch(self, switch: Switch, apply: Apply) -> Block:
         index, *options = (self._blocks[id(child)] for child in apply.inputs())
         if not any(options):
             return index
@@ -212,7 +217,7 @@ def _index_label(index: Node) -> str | None:
     return index.label if isinstance(index, Param) else None
 
 
-def _label_and_law(apply: Any) -> tuple[str, Any]:
+def _label_and_law(apply: Apply) -> tuple[str, Apply]:
     """A hyperopt_param's label, as a str, and the node of its law."""
     given = {**dict(zip(("label", "obj"), apply.pos_args, strict=False)), **dict(apply.named_args)}
     law = given["obj"]
@@ -226,7 +231,7 @@ def _label_and_law(apply: Any) -> tuple[str, Any]:
     return label, law
 
 
-def _arguments(label: str, law: Any) -> dict[str, Any]:
+def _arguments(label: str, law: Apply) -> dict[str, Value]:
     """The parameters of a law by name, constant expressions evaluated."""
     names = _PARAMETERS[law.name]
     if len(law.pos_args) > len(names):
@@ -237,7 +242,7 @@ def _arguments(label: str, law: Any) -> dict[str, Any]:
     return {name: _constant(label, name, node) for name, node in nodes.items() if name != "rng"}
 
 
-def _constant(label: str, name: str, node: Any) -> Any:
+def _constant(label: str, name: str, node: Apply) -> Value:
     """The value of a law's parameter, which must not depend on any draw."""
     if isinstance(node, pyll.Literal):
         return node.obj

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import ndtri
 
-from shadho_celery.space.base import Array, Domain, number_text
+from shadho_celery.space.domain import Array, Domain, number_text
 
 #: a grid with more values than this in its central interval counts as continuous (the SHADHO complexity's rule)
 MAX_GRID = 64

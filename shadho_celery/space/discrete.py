@@ -11,7 +11,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from shadho_celery.space.base import Array, Domain
+from shadho_celery.space.domain import Array, Domain
 
 
 class Discrete(Domain):

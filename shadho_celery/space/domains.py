@@ -9,12 +9,10 @@ import math
 import numbers
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
-from typing import Any
 
 import numpy as np
 
 from shadho_celery.errors import SpaceError
-from shadho_celery.space.base import Domain, validate
 from shadho_celery.space.continuous import (
     LogNormal,
     LogUniform,
@@ -26,6 +24,7 @@ from shadho_celery.space.continuous import (
     Uniform,
 )
 from shadho_celery.space.discrete import Categorical, Discrete, RandInt
+from shadho_celery.space.domain import Domain, validate
 
 __all__ = [
     "CONTINUOUS", "Categorical", "Discrete", "Domain", "LogNormal", "LogUniform", "Normal", "QLogNormal", "QLogUniform",
@@ -38,7 +37,7 @@ CONTINUOUS: Mapping[str, type[Domain]] = {
 }
 
 
-def make_domain(label: str, law: str, arguments: Mapping[str, Any]) -> Domain:
+def make_domain(label: str, law: str, arguments: Mapping[str, object]) -> Domain:
     """Build and validate the domain of one hyperparameter.
 
     `law` is hyperopt's name, `arguments` its parameters by hyperopt's names, already numbers (for "categorical": "p", a
@@ -59,7 +58,7 @@ def make_domain(label: str, law: str, arguments: Mapping[str, Any]) -> Domain:
     return domain
 
 
-def _real(label: str, law: str, name: str, arguments: Mapping[str, Any]) -> float:
+def _real(label: str, law: str, name: str, arguments: Mapping[str, object]) -> float:
     """The parameter as a float."""
     if name not in arguments:
         raise SpaceError(f"Hyperparameter {label!r}: {law} lacks {name}; give a number.")
@@ -75,7 +74,7 @@ def _real(label: str, law: str, name: str, arguments: Mapping[str, Any]) -> floa
         raise SpaceError(f"Hyperparameter {label!r}: {name} of {law} is too large for a float; give less.") from None
 
 
-def _whole(label: str, name: str, arguments: Mapping[str, Any]) -> int:
+def _whole(label: str, name: str, arguments: Mapping[str, object]) -> int:
     """The parameter as an int; 5.0 passes for 5."""
     value = arguments.get(name)
     if not isinstance(value, bool) and isinstance(value, numbers.Integral):

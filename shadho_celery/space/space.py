@@ -6,16 +6,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any
 
 import numpy as np
 
+from shadho_celery.core.trial import Params
 from shadho_celery.errors import SpaceError
-from shadho_celery.space import text
-from shadho_celery.space.base import Domain
+from shadho_celery.space import describe as text
 from shadho_celery.space.blocks import Block, Pins, Skeleton
 from shadho_celery.space.discrete import Categorical, Discrete
-from shadho_celery.space.tree import Node, Params, Switch
+from shadho_celery.space.domain import Domain
+from shadho_celery.space.tree import Node, Switch, Value
 
 #: the options that must have been chosen, each a (choice's label, option's index), from the outermost in
 Condition = tuple[tuple[str, int], ...]
@@ -44,14 +44,14 @@ class Space:
         """Every hyperparameter's name, in order of first appearance."""
         return tuple(self.domains)
 
-    def sample(self, generator: np.random.Generator, size: int, pins: Pins = _NO_PINS) -> list[dict[str, Any]]:
+    def sample(self, generator: np.random.Generator, size: int, pins: Pins = _NO_PINS) -> list[dict[str, Value]]:
         """Draw `size` assignments from the prior: the active labels' raw draws, as plain ints and floats.
 
         A choice's label in `pins` has the index given there.
         """
         return self.skeleton.draw(self.domains, generator, size, pins)
 
-    def evaluate(self, params: Params) -> Any:
+    def evaluate(self, params: Params) -> Value:
         """What the objective gets for these draws: equal to hyperopt's ``space_eval``, types included.
 
         Labels that are not active may be absent. Raises SpaceError where an active one is.
@@ -110,7 +110,7 @@ class Space:
                 return self._simplified(rest | {prefix})
         return chains
 
-    def literal_options(self, label: str) -> tuple[Any, ...]:
+    def literal_options(self, label: str) -> tuple[Value, ...]:
         """What a report shows for each index of this choice: the option where it is a constant, else its index.
 
         Empty for a label that picks no option.

@@ -6,16 +6,18 @@ Nodes form a graph without cycles (one node may stand in several places, wrapped
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
 
+from shadho_celery.core.trial import Params
 from shadho_celery.errors import SpaceError
 
-Params = Mapping[str, Any]
-Memo = dict[Hashable, Any]
+#: anything: what a space is made of, and what an objective gets
+Value = Any
+Memo = dict[Hashable, Value]
 T = TypeVar("T")
 
 
@@ -25,7 +27,7 @@ class Node(ABC):
     __slots__ = ()
 
     @abstractmethod
-    def evaluate(self, params: Params, memo: Memo) -> Any:
+    def evaluate(self, params: Params, memo: Memo) -> Value:
         """What hyperopt's space_eval gives for this node; `memo` keeps what shared nodes gave, for one evaluation."""
 
     @property
@@ -38,9 +40,9 @@ class Node(ABC):
 class Literal(Node):
     """A constant; the very object that the space holds."""
 
-    value: Any
+    value: Value
 
-    def evaluate(self, params: Params, memo: Memo) -> Any:
+    def evaluate(self, params: Params, memo: Memo) -> Value:
         return self.value
 
 
@@ -50,7 +52,7 @@ class Param(Node):
 
     label: str
 
-    def evaluate(self, params: Params, memo: Memo) -> Any:
+    def evaluate(self, params: Params, memo: Memo) -> Value:
         try:
             return params[self.label]
         except KeyError:
@@ -64,7 +66,7 @@ class Sequence(Node):
     items: tuple[Node, ...]
 
     # The loops below are written out because each comprehension would be one more frame a level before Python 3.12.
-    def evaluate(self, params: Params, memo: Memo) -> Any:
+    def evaluate(self, params: Params, memo: Memo) -> Value:
         values = []
         for item in self.items:
             values.append(item.evaluate(params, memo))
@@ -81,7 +83,7 @@ class Dict(Node):
 
     items: tuple[tuple[str, Node], ...]
 
-    def evaluate(self, params: Params, memo: Memo) -> Any:
+    def evaluate(self, params: Params, memo: Memo) -> Value:
         values = {}
         for key, item in self.items:
             values[key] = item.evaluate(params, memo)
@@ -97,13 +99,13 @@ class Call(Node):
     """A function of other nodes: a conversion, arithmetic, anything defined in hyperopt's scope."""
 
     name: str
-    function: Callable[..., Any]
+    function: Callable[..., Value]
     args: tuple[Node, ...]
     kwargs: tuple[tuple[str, Node], ...]
     #: what becomes of the function's result, given the params
-    finish: Callable[[Any, Params], Any]
+    finish: Callable[[Value, Params], Value]
 
-    def evaluate(self, params: Params, memo: Memo) -> Any:
+    def evaluate(self, params: Params, memo: Memo) -> Value:
         args = []
         for argument in self.args:
             args.append(argument.evaluate(params, memo))
@@ -126,10 +128,10 @@ class Switch(Node):
     index: Node
     options: tuple[Node, ...]
 
-    def evaluate(self, params: Params, memo: Memo) -> Any:
+    def evaluate(self, params: Params, memo: Memo) -> Value:
         return self.options[self.position(self.index.evaluate(params, memo))].evaluate(params, memo)
 
-    def position(self, index: Any) -> int:
+    def position(self, index: Value) -> int:
         """The option's place; only whole numbers pass, as in hyperopt (no bool of numpy's, no 1.0)."""
         if isinstance(index, np.ndarray):
             index = index.item()
@@ -150,7 +152,7 @@ class Shared(Node):
 
     node: Node
 
-    def evaluate(self, params: Params, memo: Memo) -> Any:
+    def evaluate(self, params: Params, memo: Memo) -> Value:
         if self in memo:
             return memo[self]
         value = memo[self] = self.node.evaluate(params, memo)

@@ -1,21 +1,18 @@
-"""Training one model on several processes: synchronous SGD with backup workers, and its kin on the same bus.
+"""Distributed training of one model in several slots: synchronous SGD with backup replicas, and other strategies.
 
-::
+Each replica computes the gradient of its own batch at the same parameters. The coordinator applies the mean of the
+first N gradients of a step and drops the late ones (Chen et al., *Revisiting Distributed Synchronous SGD*, arXiv
+1604.00981). `README.md` beside this file describes the use.
 
-    with gang(context, replicas=8, backups="auto") as g:
-        report = g.fit(model, optimizer, data, loss, steps=1000, batch=64)
-
-Every replica computes the gradient of its own batch at the same parameters; the coordinator takes the first N gradients
-of a step, applies their mean, and drops the late ones (Chen et al., *Revisiting Distributed Synchronous SGD*, arXiv
-1604.00981). Meant for up to 16 replicas and 50 million parameters: all vectors pass through one coordinator,
-(N + b) x 8 x D bytes a step. Beyond that use DistributedDataParallel or torchft inside the objective.
+The room uses `core`, `objective`, `errors`, torch and sockets of its own. It knows no queue, store or scheduler: an
+objective reaches those through its context, so the same training runs on a fleet, on a laptop and in a test.
 """
 
 try:
     import torch  # noqa: F401
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
-        'shadho_celery.training needs torch; install it, as with pip install "shadho_celery[torch]"', name="torch"
+        'shadho_celery.training needs torch; install it with: pip install "shadho_celery[torch]"', name="torch"
     ) from error
 
 from shadho_celery.training.codecs import Quantize, Raw

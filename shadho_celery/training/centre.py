@@ -1,13 +1,13 @@
-"""The coordinator's model and optimizer, and the moving average of the parameters."""
+"""Model and optimizer of the coordinator, and the moving average of the parameters."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from shadho_celery.errors import UsageError
@@ -15,19 +15,29 @@ from shadho_celery.training.strategies import Vector
 from shadho_celery.training.vectors import Shape
 
 
-class ModelCentre:
-    """Takes what a strategy's central rule has for the model, and keeps an exponential moving average where asked to.
+class CentreState(TypedDict):
+    """State of a `ModelCentre` in a checkpoint: tensors, numbers and plain containers."""
 
-    The average is over the parameters only: a_t = d a_(t-1) + (1 - d) theta_t.
+    model: dict[str, Tensor]
+    #: as the optimizer's own ``state_dict`` gives it
+    optimizer: dict[str, Any]
+    #: moving average of the parameters; None without one
+    averaged: Tensor | None
+
+
+class ModelCentre:
+    """Centre that a strategy's central rule works on, with an optional moving average of the parameters.
+
+    The average is exponential: a_t = d a_(t-1) + (1 - d) theta_t. It leaves out the buffers.
     """
 
     def __init__(self, model: nn.Module, optimizer: Optimizer, *, average: float | None = None) -> None:
         if average is not None and not 0 <= average < 1:
-            raise UsageError(f"ema is {average}: it is the weight of the past, from 0 up to, but not, 1")
+            raise UsageError(f"ema is {average}; give the weight of the past, at least 0 and less than 1")
         self.model, self.optimizer, self.shape = model, optimizer, Shape(model)
-        _check(model, optimizer)
+        _check_optimizer(model, optimizer)
         self.size = self.shape.parameters.size
-        #: factor on the learning rate of every group, for the time being
+        #: factor on the learning rate of every parameter group, for the step under way
         self.scale = 1.0
         self._decay = average
         self._averaged: Vector | None = None
@@ -38,34 +48,33 @@ class ModelCentre:
 
     @property
     def settings(self) -> str:
-        """What a checkpoint must have been made with, to go on from it here."""
+        """Settings that must be equal to continue from a checkpoint."""
         groups = [{k: v for k, v in group.items() if k != "params"} for group in self.optimizer.param_groups]
         return f"{type(self.optimizer).__name__} {groups} {self._decay}"
 
     def descend(self, gradient: Vector) -> None:
-        if self._gradient is None:
-            self._gradient = self.shape.vector()
-        if gradient is not self._gradient:
-            self._gradient[:] = gradient
-        views = self.shape.parameters.views(torch.from_numpy(self._gradient))
+        """Take one step of the optimizer along `gradient`."""
+        if gradient is not self.scratch():
+            self.scratch()[:] = gradient
+        views = self.shape.parameters.views(torch.from_numpy(self.scratch()))
         for parameter, view in zip(self.shape.parameters.tensors, views, strict=True):
             # On a CPU and in float32 this copies nothing.
             parameter.grad = view.to(device=parameter.device, dtype=parameter.dtype)
         self.step()
 
     def step(self) -> None:
-        """One step of the optimizer along the gradients that the parameters have."""
-        with self._scaled():
+        """Take one step of the optimizer along the gradients that the parameters have."""
+        with self._scaled_rates():
             self.optimizer.step()
 
     def scratch(self) -> Vector:
-        """A vector that `descend` takes without copying it."""
+        """Return the vector that `descend` takes without a copy."""
         if self._gradient is None:
             self._gradient = self.shape.vector()
         return self._gradient
 
-    def follow(self) -> None:
-        """Take the parameters as they are into the moving average."""
+    def update_average(self) -> None:
+        """Take the current parameters into the moving average."""
         if self._averaged is not None and self._decay is not None:
             now = self.shape.vector()
             self.read(now)
@@ -73,7 +82,7 @@ class ModelCentre:
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
-        """The model with the averaged parameters, where there are such; afterwards with its own."""
+        """Put the averaged parameters, if there are any, into the model for the block."""
         if self._averaged is None:
             yield
             return
@@ -85,34 +94,37 @@ class ModelCentre:
         finally:
             self.write(own)
 
-    def settle(self) -> None:
-        """Leave the averaged parameters in the model, where there are such."""
+    def keep_average(self) -> None:
+        """Put the averaged parameters, if there are any, into the model for good."""
         if self._averaged is not None:
             self.write(self._averaged)
 
     def read(self, out: Vector) -> None:
+        """Copy the parameters to `out`."""
         self.shape.parameters.read(out)
 
     def write(self, vector: Vector) -> None:
+        """Replace the parameters by `vector`."""
         self.shape.parameters.write(vector)
 
-    def state(self) -> dict[str, Any]:
-        """Everything that a checkpoint needs: tensors, numbers and plain containers."""
+    def state(self) -> CentreState:
+        """Return the state for a checkpoint; its tensors share memory with the model."""
         return {
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "averaged": None if self._averaged is None else torch.from_numpy(self._averaged),
         }
 
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state` gave."""
+    def restore(self, state: CentreState) -> None:
+        """Load the state of a checkpoint."""
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         if self._averaged is not None and state["averaged"] is not None:
             self._averaged[:] = state["averaged"].numpy()
 
     @contextmanager
-    def _scaled(self) -> Iterator[None]:
+    def _scaled_rates(self) -> Iterator[None]:
+        """Multiply the learning rates by `scale` for the block."""
         if self.scale == 1.0:
             yield
             return
@@ -126,8 +138,8 @@ class ModelCentre:
                 group["lr"] = rate
 
 
-def _check(model: nn.Module, optimizer: Optimizer) -> None:
-    """Raise UsageError for an optimizer that could train nothing here."""
+def _check_optimizer(model: nn.Module, optimizer: Optimizer) -> None:
+    """Raise UsageError for an optimizer that cannot train this model in a gang."""
     if not isinstance(optimizer, Optimizer) or isinstance(optimizer, torch.optim.LBFGS):
         kind = optimizer.__name__ if isinstance(optimizer, type) else type(optimizer).__name__
         raise UsageError(f"optimizer is {kind}; give one that steps along a gradient, such as SGD(model.parameters())")

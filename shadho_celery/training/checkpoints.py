@@ -1,6 +1,6 @@
-"""Where a training stands, on disk: so that a coordinator that is started again goes on, and the old one cannot.
+"""Checkpoints of a training, which also fence off a coordinator that was replaced.
 
-Each start claims the files with an epoch one higher than the last. A coordinator that was thought dead finds the claim
+Each start claims the files with an epoch one higher than the last. A coordinator that was believed dead finds the claim
 of its successor before it writes, and ends.
 """
 
@@ -10,36 +10,53 @@ import json
 import os
 import secrets
 import tempfile
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Annotated, TypedDict
 
+import msgspec
 import torch
+from msgspec import Meta, Struct
+from msgspec.structs import replace
 
 from shadho_celery.errors import ShadhoError
+from shadho_celery.training.centre import CentreState
+from shadho_celery.training.handshake import make_token
+from shadho_celery.training.log import Row
 
 
 class Superseded(ShadhoError):
-    """Another coordinator has taken this training over; this one ends and has written nothing since."""
+    """Another coordinator has taken over this training; this one ends and has written nothing since."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Claim:
+class Claim(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One start of a coordinator."""
 
-    #: from 1, one more at each start
-    epoch: int
-    #: the gang's secret: replicas that outlived the last coordinator know it
+    #: from 1, one higher at each start
+    epoch: Annotated[int, Meta(ge=1)]
+    #: secret of the gang; replicas that survived the last coordinator know it
     token: str
-    #: where they look for it; 0 before it is known
-    port: int = 0
-    #: who claims
+    #: port on which replicas look for the coordinator; 0 before it is known
+    port: Annotated[int, Meta(ge=0, lt=2**16)] = 0
+    #: random name of the start
     owner: str
 
 
+class TrainingState(TypedDict):
+    """Content of a checkpoint."""
+
+    centre: CentreState
+    #: steps done
+    step: int
+    #: the log's steps
+    steps: list[Row]
+    #: the log's counters by name; their keys are places, or causes
+    counts: dict[str, dict[int, int] | dict[str, int]]
+
+
 class Checkpoints:
-    """The files of one training in a trial's folder, named by a digest of what it trains."""
+    """Files of one training in a trial's folder, named by a digest of its settings."""
 
     def __init__(self, folder: Path, digest: str) -> None:
         self._state = folder / f"gang-{digest}.pt"
@@ -48,95 +65,89 @@ class Checkpoints:
 
     @property
     def path(self) -> Path:
-        """The file of the state."""
+        """File that holds the state."""
         return self._state
 
     def claim(self, token: str | None) -> Claim:
-        """Take the training over; the token is the last one's where none is given."""
-        last = self._read()
+        """Claim the training for this coordinator; without `token`, keep the token of the last start."""
+        last = self._read_claim()
         for part in self._state.parent.glob(f"{self._state.stem}.*.part"):
-            # Of a start that was killed while it wrote.
+            # Left by a start that was killed while it wrote.
             part.unlink(missing_ok=True)
         self._claim = Claim(
             epoch=last.epoch + 1 if last else 1,
-            token=token or (last.token if last else secrets.token_hex(16)),
+            token=token or (last.token if last else make_token()),
             port=last.port if last else 0,
             owner=secrets.token_hex(8),
         )
         self._write_claim(self._claim)
         return self._claim
 
-    def listening(self, port: int) -> None:
-        """Note where replicas find this coordinator."""
+    def record_port(self, port: int) -> None:
+        """Record the port on which this coordinator listens."""
         assert self._claim is not None
-        self._claim = Claim(epoch=self._claim.epoch, token=self._claim.token, port=port, owner=self._claim.owner)
+        self._claim = replace(self._claim, port=port)
         self._write_claim(self._claim)
 
-    def save(self, state: dict[str, Any]) -> None:
-        """Write the state whole, in place of the last. Raises Superseded where another has claimed the training."""
-        self._check()
+    def save(self, state: TrainingState) -> None:
+        """Replace the state atomically. Raises Superseded if another coordinator has claimed the training."""
+        self._raise_if_superseded()
         with _replacing(self._state) as path:
             torch.save(state, path)
-            # Again: it may have happened meanwhile, and the write took the longest.
-            self._check()
+            # Once more: the write takes the longest, and the other claim may fall into it.
+            self._raise_if_superseded()
 
-    def load(self) -> dict[str, Any] | None:
-        """The last state, None where there is none."""
+    def load(self) -> TrainingState | None:
+        """Return the last state, None if there is none. Raises ShadhoError if it cannot be read."""
         if not self._state.exists():
             return None
         try:
-            state: dict[str, Any] = torch.load(self._state, map_location="cpu", weights_only=True)
+            state: TrainingState = torch.load(self._state, map_location="cpu", weights_only=True)
         except Exception as error:
             raise ShadhoError(
-                f"the checkpoint {self._state} cannot be read ({error}); remove it to start anew"
+                f"the checkpoint {self._state} cannot be read ({error}); remove it to start from the first step"
             ) from error
         return state
 
     def remove(self) -> None:
-        """The training is over: nothing of it is needed."""
-        if self._read() == self._claim:
+        """Remove the files of a finished training, unless another coordinator has claimed it."""
+        if self._read_claim() == self._claim:
             for path in (self._state, self._claims):
                 path.unlink(missing_ok=True)
 
-    def _check(self) -> None:
-        # Where there is no claim at all, whoever took over has finished.
-        last = self._read()
+    def _raise_if_superseded(self) -> None:
+        # No claim at all: the coordinator that took over has finished.
+        last = self._read_claim()
         if self._claim is None or last is None or last.owner != self._claim.owner:
             raise Superseded
 
-    def _read(self) -> Claim | None:
+    def _read_claim(self) -> Claim | None:
         try:
-            return Claim(**json.loads(self._claims.read_text()))
+            return msgspec.convert(json.loads(self._claims.read_text()), Claim)
         except FileNotFoundError:
             return None
-        except (ValueError, TypeError) as error:
+        except ValueError as error:
             raise ShadhoError(f"{self._claims} cannot be read ({error}); remove it to start anew") from error
 
     def _write_claim(self, claim: Claim) -> None:
         with _replacing(self._claims) as path:
-            # `mkstemp` made it readable by its owner only: it has the token in it.
-            path.write_text(json.dumps(vars(claim)))
+            # `mkstemp` made it readable by its owner only: it contains the token.
+            path.write_text(json.dumps(msgspec.structs.asdict(claim)))
 
 
-class _replacing:  # noqa: N801
-    """A file to be written that takes the place of another when all went well."""
-
-    def __init__(self, target: Path) -> None:
-        self._target = target
-
-    def __enter__(self) -> Path:
-        handle, name = tempfile.mkstemp(dir=self._target.parent, prefix=self._target.name, suffix=".part")
-        os.close(handle)
-        self._path = Path(name)
-        return self._path
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None:
-            try:
-                self._path.replace(self._target)
-            except FileNotFoundError:
-                # Removed by the next claim.
-                raise Superseded from None
-        else:
-            with suppress(FileNotFoundError):
-                self._path.unlink()
+@contextmanager
+def _replacing(target: Path) -> Iterator[Path]:
+    """Yield the path of a new file, which replaces the target at the end unless the block raises."""
+    handle, name = tempfile.mkstemp(dir=target.parent, prefix=target.name, suffix=".part")
+    os.close(handle)
+    path = Path(name)
+    try:
+        yield path
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
+    try:
+        path.replace(target)
+    except FileNotFoundError:
+        # Removed by the next claim.
+        raise Superseded from None

@@ -1,4 +1,4 @@
-"""One gradient: the mean loss of a batch at the model's parameters, micro-batch by micro-batch."""
+"""Gradient of one batch's mean loss at the model's parameters, micro-batch by micro-batch."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ from shadho_celery.training.vectors import Bucket
 
 
 class Computer:
-    """Computes gradients of one model; each leaves them in ``parameter.grad``, and in the bucket where there is one."""
+    """Backward passes of one model; the gradient is left in ``parameter.grad``, and in the bucket if there is one."""
 
     def __init__(self, model: nn.Module, loss: Loss, batches: Batches, bucket: Bucket | None = None) -> None:
         self.model, self.batches, self.bucket = model, batches, bucket
         self._loss = loss
 
-    def backward(self, draw: int, slot: int, abandon: Callable[[], bool] | None = None) -> float | None:
-        """Mean loss over batch (draw, slot), its gradient left behind; None where `abandon` was true on the way.
+    def backward(self, draw: int, place: int, abandon: Callable[[], bool] | None = None) -> float | None:
+        """Compute the gradient of batch (draw, place); return the mean loss.
 
-        Random draws (dropout) are of (seed, draw, slot) too, so that a gradient can be computed again; the process's
-        own generator is left as it was.
+        None if `abandon` returned True between two micro-batches. Random draws of the model (dropout) depend on (seed,
+        draw, place) too, so that a gradient can be computed again; the process's own generator keeps its state.
         """
         self.model.zero_grad(set_to_none=True)
         self.model.train()
         if self.bucket is not None:
             self.bucket.begin()
         total = 0.0
-        with _drawn_from(mixed(self.batches.seed, draw, slot, 1)):
-            for place, (part, share) in enumerate(self.batches.parts(draw, slot), 1):
+        with _drawn_from(mixed(self.batches.seed, draw, place, 1)):
+            for number, (part, share) in enumerate(self.batches.parts(draw, place), 1):
                 if abandon is not None and abandon():
                     return None
                 if self.bucket is not None:
-                    self.bucket.armed = place == self.batches.micro_batches
+                    self.bucket.armed = number == self.batches.micro_batches
                 value = self._loss(self.model, part)
                 if not isinstance(value, torch.Tensor) or value.numel() != 1:
                     raise UsageError("loss(model, batch) must return a tensor with one number, the batch's mean loss")
-                # One micro-batch, the usual case, computes just what a plain loop does.
+                # A single micro-batch, the usual case, computes the same bits as a plain loop.
                 (value if share == 1 else value * share).backward()
                 total += value.item() * share
         return total
@@ -48,11 +48,8 @@ class Computer:
 
 @contextmanager
 def _drawn_from(seed: int) -> Iterator[None]:
-    """Seed the generators for the block; that of the CPU then goes on where it was.
-
-    Not ``torch.random.fork_rng`` and ``torch.manual_seed``: they take a quarter of a millisecond, as long as a small
-    gradient.
-    """
+    """Seed the generators for the block, and restore that of the CPU after it."""
+    # Not `torch.random.fork_rng` and `torch.manual_seed`: they take 0.25 ms, as long as a small gradient.
     generator = torch.default_generator
     state = generator.get_state()
     generator.manual_seed(seed)

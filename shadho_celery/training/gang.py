@@ -1,60 +1,85 @@
-"""A gang: one model trained by several processes, in a few lines of an objective.
+"""Gang: several processes that train one model, started from an objective in a few lines.
 
 ::
 
     with gang(context, replicas=8, backups="auto") as g:
         report = g.fit(model, optimizer, data, loss, steps=1000, batch=64)
 
-In a trial with slots of its own the replicas are called from the trial's queue: other workers call the same objective,
-with the same params and seed, and `fit` does their part there and leaves the objective by `ReplicaDone`. Anywhere else
-they are processes on this machine, and no broker is needed.
+A trial with several slots calls its replicas through the trial's queue: other workers run the same objective, with the
+same params and seed, and there `fit` takes the replica's part and leaves the objective by `ReplicaDone`. A trial with
+one slot starts its replicas as processes on this machine, and needs no broker.
 """
 
 from __future__ import annotations
 
+import hashlib
 import logging
+import math
 import os
-import secrets
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Literal
 
 from torch import nn
 from torch.optim import Optimizer
 
-from shadho_celery.context import Context, ReplicaDone, ReplicaSeat
+from shadho_celery.core.hardware import own_address
+from shadho_celery.core.trial import ReplicaSeat
 from shadho_celery.errors import UsageError
-from shadho_celery.training.alone import train_alone
-from shadho_celery.training.assembly import (
-    beyond_limits,
-    check_seconds,
-    check_settings,
-    close_socket,
-    listen,
-    most_backups,
-    own_address,
-    setup_of,
-)
-from shadho_celery.training.bus import Listener, Terms
+from shadho_celery.objective.context import Context, ReplicaDone
 from shadho_celery.training.centre import ModelCentre
 from shadho_celery.training.codecs import Codec, Raw
+from shadho_celery.training.compute import Computer
 from shadho_celery.training.coordinator import Coordinator
 from shadho_celery.training.data import Batches, Data, Loss, check_loss
+from shadho_celery.training.handshake import make_token
+from shadho_celery.training.listener import Listener, Terms, close_socket, listen
 from shadho_celery.training.log import Log
-from shadho_celery.training.outcome import report_of
 from shadho_celery.training.payload import Layout
 from shadho_celery.training.processes import Processes
-from shadho_celery.training.replica import Delay, Job, serve
+from shadho_celery.training.quorum import QuorumPolicy
+from shadho_celery.training.replica import Delay, Workload, serve
 from shadho_celery.training.report import Report
 from shadho_celery.training.run import Plan, Run
-from shadho_celery.training.strategies import Strategy, Sync
-from shadho_celery.training.width import Patience
+from shadho_celery.training.strategies import MAX_REPLICAS, Strategy, Sync
+from shadho_celery.training.vectors import MAX_PARAMETERS, Shape
 
 logger = logging.getLogger(__name__)
 
-#: names the address under which other machines reach this one, where it is not found by itself
+#: environment variable with the address under which other machines reach this one, if it is not detected correctly
 HOST_VARIABLE = "SHADHO_HOST"
+LOOPBACK = "127.0.0.1"
+
+
+@dataclass(frozen=True, kw_only=True)
+class GangSettings:
+    """Settings of a gang, checked and completed by `gang`."""
+
+    strategy: Strategy
+    codec: Codec
+    policy: QuorumPolicy
+    #: secret that admits replicas; None makes one up
+    token: str | None
+    #: address given to the replicas; None detects it
+    host: str | None
+    #: port to listen on; 0 for any free port
+    port: int
+    #: seconds of silence after which a replica counts as lost
+    deadline_seconds: float
+    delay: Delay | None
+    start_method: Literal["fork", "spawn"] | None
+
+    @property
+    def backups(self) -> int:
+        """b, or the number that "auto" starts with: a third of N, rounded up."""
+        return -(-self.strategy.replicas // 3) if self.strategy.backups == "auto" else self.strategy.backups
+
+    @property
+    def places(self) -> int:
+        """N + b."""
+        return self.strategy.replicas + self.backups
 
 
 def gang(
@@ -74,45 +99,36 @@ def gang(
     delay: Delay | None = None,
     start_method: Literal["fork", "spawn"] | None = None,
 ) -> Gang:
-    """Return a gang of N `replicas` and b `backups`: by default `Sync`, else as `strategy` says, which names its own.
+    """Return a gang of N `replicas` and b `backups` that trains by `Sync`, or one that trains by `strategy`.
 
-    Up to 16 replicas and 50 million parameters: beyond that the one coordinator is too slow, and use
-    DistributedDataParallel or torchft in the objective. `token`, `host` and `port` are found by themselves.
+    One coordinator carries all vectors, so a gang is limited to 16 replicas and 50 million parameters; beyond that use
+    DistributedDataParallel or torchft in the objective. `token`, `host` and `port` need not be given.
 
-    It waits for its first N replicas for `start_seconds`: a minute, or in a trial with slots an hour, and there the
-    scheduler takes it back sooner where they do not come. While fewer than N are alive: after `grace_seconds` (10, or
-    none where lost replicas cannot come back) the gang goes on with fewer and a learning rate in proportion, waits, or
-    fails, as `on_few` says. A replica that is silent for `deadline_seconds` is gone. `delay(place, draw)` are seconds
-    that a gradient takes at least, to play slow machines. Raises UsageError.
+    It waits `start_seconds` for its first N replicas: a minute, or an hour in a trial with several slots, whose
+    scheduler takes an incomplete gang back earlier. While fewer than N are alive it waits `grace_seconds` (10, or 0 if
+    lost replicas cannot return); then `on_few` decides: "shrink" continues with fewer and a learning rate in
+    proportion, "wait" waits on, "fail" raises. A replica that is silent for `deadline_seconds` counts as lost.
+    `delay(place, draw)` gives the least seconds of a gradient, to simulate slow machines. Raises UsageError.
     """
-    check_settings(strategy, codec, token, port, on_few)
-    # Not to wait for others at all is a grace too.
-    check_seconds(start=start_seconds, grace=grace_seconds or None, deadline=deadline_seconds)
-    if strategy is None:
-        if replicas is None:
-            raise UsageError("a gang needs replicas=N, or a strategy that names them")
-        strategy = Sync(replicas=replicas, backups=backups)
-    elif replicas not in {None, strategy.replicas}:
-        raise UsageError(f"replicas is {replicas}, but the strategy is for {strategy.replicas}; give one of them")
-    elif backups not in {0, strategy.backups}:
-        raise UsageError(f"backups is {backups}, but the strategy is for {strategy.backups}; give one of them")
+    _check_arguments(strategy, codec, token, port, on_few)
+    # A grace of 0 is valid: the gang does not wait for replacements.
+    _check_seconds(start=start_seconds, grace=grace_seconds or None, deadline=deadline_seconds)
+    strategy = _chosen_strategy(strategy, replicas, backups)
     calls = context.slots > 1
     if calls and strategy.replicas > context.slots:
         raise UsageError(
-            f"the gang is for {strategy.replicas} replicas, and the trial has {context.slots} slots; "
-            "let STUDY['slots'] be the number of replicas"
+            f"the gang is for {strategy.replicas} replicas, but the trial has {context.slots} slots; "
+            "set STUDY['slots'] to the number of replicas"
         )
     if start_seconds is None:
-        # Where replicas are called, the scheduler takes a gang back that does not come together; they may be getting
-        # ready for as long as this.
+        # Called replicas may take long to start, and the scheduler takes back a gang that stays incomplete.
         start_seconds = 3600.0 if calls else 60.0
     if grace_seconds is None:
         grace_seconds = 10.0 if calls else 0.0
-    return Gang(
-        context,
-        strategy,
-        codec or Raw(),
-        Patience(start_seconds=start_seconds, grace_seconds=grace_seconds, on_few=on_few),
+    settings = GangSettings(
+        strategy=strategy,
+        codec=codec or Raw(),
+        policy=QuorumPolicy(start_seconds=start_seconds, grace_seconds=grace_seconds, on_few=on_few),
         token=token,
         host=host,
         port=port,
@@ -120,34 +136,20 @@ def gang(
         delay=delay,
         start_method=start_method,
     )
+    return Gang(context, settings)
 
 
 class Gang:
-    """Trains one model; made by `gang`."""
+    """Processes that train one model, once; made by `gang`, and closed at the end of its `with` block."""
 
-    def __init__(
-        self,
-        context: Context,
-        strategy: Strategy,
-        codec: Codec,
-        patience: Patience,
-        *,
-        token: str | None = None,
-        host: str | None = None,
-        port: int = 0,
-        deadline_seconds: float = 30.0,
-        delay: Delay | None = None,
-        start_method: Literal["fork", "spawn"] | None = None,
-    ) -> None:
-        self.context, self.strategy, self.codec, self.patience = context, strategy, codec, patience
-        #: whose gradients made each step; `replay` computes the training again from it
+    def __init__(self, context: Context, settings: GangSettings) -> None:
+        self.context, self.settings, self.strategy = context, settings, settings.strategy
+        #: record of the gradients that made each step; `replay` computes the training again from it
         self.log = Log()
-        #: the replicas that run on this machine
-        self.processes = Processes(start_method)
-        #: where the coordinator listens, once it does
+        #: replica processes on this machine
+        self.processes = Processes(settings.start_method)
+        #: address on which the coordinator listens, as ``host:port``; None before it does
         self.address: str | None = None
-        self._token, self._host, self._port, self._deadline = token, host, port, deadline_seconds
-        self._delay = delay
         self._listener: Listener | None = None
         self._server: socket.socket | None = None
         self._used = False
@@ -177,18 +179,18 @@ class Gang:
         checkpoint_every: int = 100,
         ema: float | None = None,
     ) -> Report:
-        """Take `steps` steps, counted from a checkpoint where there is one, and return what came of it.
+        """Train until `steps` steps are done, counted from the first one even after a restart; return the report.
 
-        `data` are tensors of equal first dimension or a map-style Dataset; `loss(model, batch)` returns the mean loss
-        of a batch of `batch` examples, a scalar tensor. `evaluate(model)` is reported to the context, at the end at the
-        latest; without it, the training loss is. With `ema`, the moving average of the parameters is what is evaluated
-        and what the model has at the end. Ends early where ``context.should_stop()``.
+        `data` are tensors of equal first dimension or a map-style Dataset. `loss(model, batch)` returns the mean loss
+        of a batch of `batch` examples, a scalar tensor. The context gets reports of `evaluate(model)`, or without it of
+        the training loss, the last one at the end. With `ema` the moving average of the parameters is evaluated, and
+        left in the model. The training ends early if ``context.should_stop()``.
 
-        Raises UsageError for what cannot be trained, a loss that is NaN from the first step for one; Diverged where no
-        gradient is finite any more; ShadhoError where the gang falls apart.
+        Raises UsageError for arguments that cannot be trained, including a loss that is NaN from the first step;
+        Diverged if gradients are not finite later; ShadhoError if too few replicas are left.
         """
         if self._used:
-            raise UsageError("a gang trains one model once; make another for the next")
+            raise UsageError("a gang trains one model once; make another gang for the next model")
         self._used = True
         self.context.gangs += 1
         check_loss(loss)
@@ -202,117 +204,212 @@ class Gang:
             report_every=report_every,
             checkpoint_every=checkpoint_every,
         )
-        centre = ModelCentre(model, optimizer, average=ema)
-        backups = most_backups(self.strategy)
-        places = self.strategy.replicas + backups
-        # Before any process is started: what is wrong with the data is an error here.
-        batches = Batches(data, batch=batch, seed=plan.seed, places=places, micro_batches=micro_batches)
-        job = Job(
-            model=model,
-            optimizer=optimizer,
-            data=data,
-            loss=loss,
-            strategy=self.strategy,
-            codec=self.codec,
-            setup=setup_of(centre.shape, self.strategy, self.codec, batches.digest, self.context.gangs),
-            delay=self._delay,
-        )
-        if self.context.replica is not None:
-            return self._take_part(self.context.replica, job, places)
-        run = Run(plan, centre, self.context, setup=job.setup, places=places)
-        self.log = run.log
-        for text in beyond_limits(places, centre.size):
-            logger.warning("%s", text)
-            run.log.notes.append(text)
-        if places == 1 and isinstance(self.strategy, Sync) and self.context.slots == 1:
-            run.claim(self._token)
-            train_alone(run, loss, batches)
-            run.finish()
-            return report_of(run, self.strategy)
-        return self._train(run, job, places, backups)
+        return self._train(plan, ModelCentre(model, optimizer, average=ema), data, loss)
 
     def present(self) -> int:
-        """How many replicas are there; 0 where this process trains alone."""
+        """Return how many replicas are connected; 0 if this process trains without any."""
         return self._listener.present() if self._listener is not None else 0
 
     def close(self, reason: str, *, error: bool = False) -> None:
-        """Tell the replicas that it is over, and see that the local ones end."""
+        """Dismiss the replicas, and end those on this machine."""
         if self._server is not None:
             close_socket(self._server)
         if self._listener is not None:
             self._listener.close(reason, error=error)
         self.processes.close()
 
-    def _take_part(self, seat: ReplicaSeat, job: Job, places: int) -> Report:
-        """Do a replica's part and leave the objective, by ReplicaDone; a gang before its own it lets pass."""
+    def _train(self, plan: Plan, centre: ModelCentre, data: Data, loss: Loss) -> Report:
+        """Take this process's part: replica, only process, or coordinator."""
+        settings = self.settings
+        places = settings.places
+        # Errors in the data are raised here, before any process is started.
+        batches = Batches(data, batch=plan.batch, seed=plan.seed, places=places, micro_batches=plan.micro_batches)
+        workload = Workload(
+            model=centre.model,
+            optimizer=centre.optimizer,
+            data=data,
+            loss=loss,
+            strategy=settings.strategy,
+            codec=settings.codec,
+            digest=_digest(centre.shape, settings, batches.digest, self.context.gangs),
+            delay=settings.delay,
+        )
+        if self.context.replica is not None:
+            return self._take_part(self.context.replica, workload)
+        run = Run(plan, centre, self.context, digest=workload.digest, places=places)
+        self.log = run.log
+        for text in _limit_warnings(places, centre.size):
+            logger.warning("%s", text)
+            run.log.notes.append(text)
+        if places == 1 and isinstance(settings.strategy, Sync) and self.context.slots == 1:
+            run.claim(settings.token)
+            _train_locally(run, loss, batches)
+            run.finish()
+            return self._report(run)
+        return self._coordinate(run, workload)
+
+    def _take_part(self, seat: ReplicaSeat, workload: Workload) -> Report:
+        """Take a replica's part, and leave the objective by ReplicaDone."""
         if self.context.gangs < seat.call:
-            # Nothing is needed of this one: the parameters of the later gang are its coordinator's to send.
-            return Report(replicas=self.strategy.replicas, backups=0, log=Log(places=places))
-        serve(seat, job, self.context.should_stop)
+            # An earlier gang of the trial, which has ended: the later one gets its parameters from its coordinator.
+            return Report(replicas=self.strategy.replicas, backups=0, log=Log(places=self.settings.places))
+        serve(seat, workload, self.context.should_stop)
         raise ReplicaDone
 
-    def _train(self, run: Run, job: Job, places: int, backups: int) -> Report:
-        """Do the coordinator's part."""
+    def _coordinate(self, run: Run, workload: Workload) -> Report:
+        """Take the coordinator's part."""
         try:
-            coordinator = self._assemble(run, job, places, backups)
+            coordinator = self._assemble(run, workload)
             coordinator.train()
             run.finish()
         finally:
             self.close("the training has ended")
-        assert self._listener is not None
-        moved, turned_away = self._listener.bytes_moved(), self._listener.refused
-        return report_of(run, self.strategy, coordinator, moved=moved, turned_away=turned_away)
+        return self._report(run, coordinator)
 
-    def _assemble(self, run: Run, job: Job, places: int, backups: int) -> Coordinator:
-        """Listen, and have the replicas come."""
+    def _assemble(self, run: Run, workload: Workload) -> Coordinator:
+        """Listen for replicas, start or call them, and return their coordinator."""
+        settings, plan = self.settings, run.plan
         calls = self.context.slots > 1
-        claim = run.claim(self._token)
-        token = claim.token if claim else self._token or secrets.token_hex(16)
+        claim = run.claim(settings.token)
+        token = claim.token if claim else settings.token or make_token()
         epoch = claim.epoch if claim else 1
-        self._server = self._listen("" if calls else "127.0.0.1", claim.port if claim else 0)
+        self._server = self._listen("" if calls else LOOPBACK, claim.port if claim else 0)
         port = self._server.getsockname()[1]
-        host = (self._host or os.environ.get(HOST_VARIABLE) or own_address()) if calls else "127.0.0.1"
+        host = (settings.host or os.environ.get(HOST_VARIABLE) or own_address()) if calls else LOOPBACK
         self.address = f"{host}:{port}"
-        run.listening(port)
-        # Before there is any thread of ours: forking is safe then.
-        for rank in range(1 if calls else places):
-            self.processes.start(ReplicaSeat(address=f"127.0.0.1:{port}", token=token, rank=rank), job, self._server)
-        layout = Layout(run.centre.shape, self.codec)
+        run.record_port(port)
+        # Before this process has any thread: only then is forking safe.
+        for rank in range(1 if calls else settings.places):
+            seat = ReplicaSeat(address=f"{LOOPBACK}:{port}", token=token, rank=rank)
+            self.processes.start(seat, workload, self._server)
+        layout = Layout(run.centre.shape, settings.codec)
         terms = Terms(
             token=token,
             epoch=epoch,
-            places=places,
-            setup=job.setup,
-            welcome={
-                "seed": run.plan.seed,
-                "batch": run.plan.batch,
-                "micro_batches": run.plan.micro_batches,
-                "places": places,
-            },
-            most_bytes=layout.most_grad_bytes,
-            deadline_seconds=self._deadline,
-            ping_seconds=min(2.0, self._deadline / 4),
+            places=settings.places,
+            digest=workload.digest,
+            max_bytes=layout.max_grad_bytes,
+            seed=plan.seed,
+            batch=plan.batch,
+            micro_batches=plan.micro_batches,
+            deadline_seconds=settings.deadline_seconds,
+            heartbeat_seconds=min(2.0, settings.deadline_seconds / 4),
         )
         self._listener = Listener(self._server, terms)
         self._listener.start()
         if calls:
-            self.context.call_replicas(self.address, token, backups)
+            self.context.call_replicas(self.address, token, settings.backups)
         return Coordinator(
             run,
-            self.strategy,
+            settings.strategy,
             layout,
             self._listener,
             epoch=epoch,
-            backups=backups,
-            patience=self.patience,
+            backups=settings.backups,
+            policy=settings.policy,
             can_come=None if calls else self.processes.alive,
         )
 
     def _listen(self, host: str, last_port: int) -> socket.socket:
-        if not self._port and last_port:
-            # Replicas that outlived the last coordinator look for it there.
+        if not self.settings.port and last_port:
+            # Replicas that survived the last coordinator reconnect to its port.
             try:
                 return listen(host, last_port)
             except UsageError:
-                logger.info("port %d of the last coordinator is taken; another will do", last_port)
-        return listen(host, self._port)
+                logger.info("port %d of the last coordinator is in use; another one is taken", last_port)
+        return listen(host, self.settings.port)
+
+    def _report(self, run: Run, coordinator: Coordinator | None = None) -> Report:
+        """Return the report of a finished training, and log its warnings."""
+        received, sent = self._listener.bytes_moved() if self._listener is not None else (0, 0)
+        if self._listener is not None:
+            run.log.refused.update(self._listener.refused)
+        report = Report(
+            replicas=self.strategy.replicas,
+            backups=coordinator.backups if coordinator else 0,
+            log=run.log,
+            loss=run.loss,
+            bytes_in=received,
+            bytes_out=sent,
+            predictions=coordinator.predictions() if coordinator else (),
+        )
+        for text in report.warnings():
+            logger.warning("%s", text)
+        return report
+
+
+def _train_locally(run: Run, loss: Loss, batches: Batches) -> None:
+    """Train without sockets and copies: plain SGD, bit for bit. Raises UsageError at the first step, and Diverged."""
+    computer = Computer(run.centre.model, loss, batches)
+    shape = run.centre.shape
+    before = shape.vector(shape.buffers.size)
+    run.start_clock()
+    while not run.is_over:
+        shape.buffers.read(before)
+        value = computer.backward(run.step, 0, run.context.should_stop)
+        if value is None:
+            return
+        if math.isfinite(value) and shape.has_finite_gradients():
+            run.centre.step()
+            run.record_step((0,), value)
+        else:
+            run.log.refused["not finite"] += 1
+            run.skip_step()
+            shape.buffers.write(before)
+        run.after_step()
+
+
+def _digest(shape: Shape, settings: GangSettings, data: str, number: int) -> str:
+    """Return the digest of all that must be equal in coordinator and replicas; `number` counts the trial's gangs."""
+    text = f"{shape.digest}:{settings.strategy!r}:{settings.codec!r}:{data}:{number}"
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _limit_warnings(places: int, size: int) -> Iterator[str]:
+    """Yield a warning for each limit of one coordinator that a gang exceeds."""
+    if places > MAX_REPLICAS:
+        yield (
+            f"{places} replicas are more than the {MAX_REPLICAS} that one coordinator is made for; "
+            "DistributedDataParallel will be faster"
+        )
+    if size > MAX_PARAMETERS:
+        yield (
+            f"{size / 1e6:.0f} million parameters are more than the {MAX_PARAMETERS / 1e6:.0f} million that one "
+            "coordinator is made for; DistributedDataParallel will be faster"
+        )
+
+
+def _chosen_strategy(strategy: Strategy | None, replicas: int | None, backups: int | Literal["auto"]) -> Strategy:
+    """Return `strategy`, or `Sync` with the numbers given. Raises UsageError if both are given and differ."""
+    if strategy is None:
+        if replicas is None:
+            raise UsageError("a gang needs replicas=N, or a strategy that names them")
+        return Sync(replicas=replicas, backups=backups)
+    if replicas not in {None, strategy.replicas}:
+        raise UsageError(f"replicas is {replicas}, but the strategy is for {strategy.replicas}; give one of them")
+    if backups not in {0, strategy.backups}:
+        raise UsageError(f"backups is {backups}, but the strategy is for {strategy.backups}; give one of them")
+    return strategy
+
+
+def _check_arguments(strategy: object, codec: object, token: object, port: object, on_few: object) -> None:
+    """Raise UsageError for arguments of a wrong kind."""
+    for name, value, attribute, example in (
+        ("strategy", strategy, "lockstep", "Average(replicas=4)"),
+        ("codec", codec, "encoder", "Quantize(4)"),
+    ):
+        if value is not None and (isinstance(value, type) or not hasattr(value, attribute)):
+            raise UsageError(f"{name} is {value!r}; give an object such as {example}")
+    if on_few not in ("shrink", "wait", "fail"):
+        raise UsageError(f"on_few is {on_few!r}; it must be 'shrink', 'wait' or 'fail'")
+    if not (isinstance(port, int) and 0 <= port < 2**16):
+        raise UsageError(f"port is {port!r}; give a number below 65536, or 0 for any free port")
+    if token is not None and not (isinstance(token, str) and token):
+        raise UsageError("token must be a non-empty string; leave it out, and one is made up")
+
+
+def _check_seconds(**given: float | None) -> None:
+    """Raise UsageError for a time that is not above 0; None is allowed."""
+    for name, seconds in given.items():
+        if seconds is not None and not seconds > 0:
+            raise UsageError(f"{name}_seconds is {seconds!r}; give a number of seconds above 0")

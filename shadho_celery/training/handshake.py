@@ -1,8 +1,12 @@
-"""How coordinator and replica come to know one another: both prove the trial's token, neither sends it.
+"""Mutual authentication of coordinator and replica by challenge and response: neither end sends the token.
 
-The coordinator says HELLO with a nonce. The replica answers HELLO with a nonce of its own, the HMAC-SHA256 of both
-under the token, and what it is: its rank, and a digest of its model and settings. The coordinator answers WELCOME with
-its own HMAC, or QUIT with the reason. Nothing that comes before that is longer than 4 KiB.
+1. The coordinator sends HELLO with a nonce.
+2. The replica answers HELLO with its own nonce, the HMAC-SHA256 of both nonces under the token, its rank and the digest
+   of its model and settings.
+3. The coordinator answers WELCOME with its own HMAC, or QUIT with the reason.
+
+No frame before WELCOME is longer than 4 KiB. Nonce and proof are checked before any other field is read; only the
+reason of a QUIT is taken unproved.
 """
 
 from __future__ import annotations
@@ -10,119 +14,193 @@ from __future__ import annotations
 import hmac
 import json
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from itertools import accumulate
-from typing import Any
+from typing import Annotated, TypeVar
+
+import msgspec
+from msgspec import Meta, Struct
 
 from shadho_celery.errors import ShadhoError
 from shadho_celery.training.frames import (
     CONTROL_BYTES,
     BrokenFrame,
+    Buffer,
     Frame,
     Kind,
     OtherVersion,
     Wire,
-    content_of,
-    control,
+    control_content,
+    control_frame,
     control_limits,
-    small_room,
+    small_buffer,
 )
 
-#: seconds that all of it may take
+#: seconds that the whole handshake may take
 HANDSHAKE_SECONDS = 10.0
-#: of a reason: characters, and bytes of its JSON beside what else a QUIT says
-LONGEST_REASON = (1000, CONTROL_BYTES - 96)
+#: greatest length of a reason: characters, and bytes of its JSON; the other fields of a QUIT take less than 96 bytes
+MAX_REASON = (1000, CONTROL_BYTES - 96)
+
+Number = Annotated[int, Meta(ge=0)]
+Count = Annotated[int, Meta(ge=1)]
+Record = TypeVar("Record", bound=Struct)
 
 
 class Refused(ShadhoError):
-    """The coordinator does not take this replica; both must run the same objective, with the same token."""
+    """The coordinator does not admit this replica; both must run the same objective, with the same token."""
 
 
-class Over(Exception):
-    """The training is over for this replica; its message says why."""
+class TrainingOver(Exception):
+    """End of the training for this replica; the message gives the reason."""
+
+
+class Challenge(Struct, frozen=True, kw_only=True):
+    """HELLO of the coordinator."""
+
+    nonce: str
+
+
+class Proof(Struct, frozen=True, kw_only=True):
+    """Fields of a replica's HELLO that are read before it is authenticated."""
+
+    nonce: str
+    #: HMAC of the role and both nonces under the token, in hexadecimal digits
+    proof: str
+
+
+class Hello(Struct, frozen=True, kw_only=True):
+    """Fields of a replica's HELLO that are read once it is authenticated."""
+
+    #: number of the replica in its gang
+    rank: Number
+    #: digest of model, data and settings, which must be equal at both ends
+    digest: str
+
+
+class Welcome(Struct, frozen=True, kw_only=True):
+    """Admission of a replica: its place, and the stream of batches to draw from."""
+
+    #: position in the gang, from 0; no two replicas have the same at a time
+    place: Number
+    #: positions in the gang: the stream of batches is numbered by it
+    places: Count
+    #: seed of the data's order and of random draws in the model
+    seed: int
+    #: examples of one gradient
+    batch: Count
+    #: parts of a batch between which a gradient may be abandoned
+    micro_batches: Count
+
+
+class Quit(Struct, frozen=True, kw_only=True):
+    """End of a connection, announced by either end."""
+
+    reason: str = "no reason given"
+    #: True if the reason is an error, and not the normal end of a training
+    error: bool = False
+
+    def exception(self) -> Refused | TrainingOver:
+        """Return the exception that ends a replica which receives this."""
+        return Refused(self.reason) if self.error else TrainingOver(self.reason)
 
 
 def make_token() -> str:
-    """A secret for one trial."""
+    """Return a new secret for one trial."""
     return secrets.token_hex(16)
 
 
-def proof(token: str, role: str, first: str, second: str) -> str:
-    """What only somebody with the token can say of these two nonces, in this role."""
+def proof_of(token: str, role: str, first: str, second: str) -> str:
+    """Return the HMAC of a role and both nonces under the token."""
     return hmac.new(token.encode(), _encoded(f"{role}:{first}:{second}"), "sha256").hexdigest()
 
 
-def farewell(reason: str, *, error: bool = False, epoch: int = 0) -> Frame:
-    """QUIT with as much of its reason as a control frame holds."""
-    characters, most = LONGEST_REASON
-    lengths = accumulate(len(json.dumps(each)) - 2 for each in reason[:characters])
-    said = reason[: sum(length <= most for length in lengths)]
-    return control(Kind.QUIT, {"reason": said, "error": error}, epoch=epoch)
-
-
-def _encoded(text: str) -> bytes:
-    """Whatever JSON makes a text of: halves of surrogate pairs too."""
-    return text.encode(errors="surrogatepass")
-
-
-def receive_hello(
-    wire: Wire, token: str, admit: Callable[[dict[str, Any]], Mapping[str, Any]], epoch: int
-) -> dict[str, Any]:
-    """The coordinator's part: return the replica's HELLO once `admit` has made its WELCOME of it.
-
-    `admit` raises Refused, or Over, to turn it away. Raises those, BrokenFrame, EOFError and OSError.
-    """
-    wire.timeout(HANDSHAKE_SECONDS)
-    nonce = secrets.token_hex(16)
-    wire.send(control(Kind.HELLO, {"nonce": nonce}, epoch=epoch))
+def parse(content: dict[str, object], record: type[Record], kind: Kind) -> Record:
+    """Convert the JSON of a control frame to its record. Raises BrokenFrame, which names the field."""
     try:
-        hello = content_of(wire.receive(control_limits(Kind.HELLO), small_room)[1])
-        theirs, said = hello.get("nonce"), hello.get("proof")
-        if not isinstance(theirs, str) or not isinstance(said, str):
-            raise BrokenFrame("HELLO without a nonce or a proof")
-        # Bytes: `compare_digest` takes no text beyond ASCII.
-        if not hmac.compare_digest(_encoded(said), proof(token, "replica", nonce, theirs).encode()):
+        return msgspec.convert(content, record)
+    except msgspec.ValidationError as error:
+        raise BrokenFrame(f"{kind.name} has a wrong field: {error}") from None
+
+
+def parse_quit(payload: Buffer) -> Quit:
+    """Return the record of a QUIT. Raises BrokenFrame."""
+    return parse(control_content(payload), Quit, Kind.QUIT)
+
+
+def quit_frame(reason: str, *, error: bool = False, epoch: int = 0) -> Frame:
+    """Return a QUIT, its reason cut to the length that a control frame holds."""
+    characters, most_bytes = MAX_REASON
+    lengths = accumulate(len(json.dumps(each)) - 2 for each in reason[:characters])
+    cut = reason[: sum(length <= most_bytes for length in lengths)]
+    return control_frame(Kind.QUIT, _content(Quit(reason=cut, error=error)), epoch=epoch)
+
+
+def receive_hello(wire: Wire, token: str, admit: Callable[[Hello], Welcome], epoch: int) -> Hello:
+    """Run the coordinator's part; return the replica's HELLO after its WELCOME is sent.
+
+    `admit` raises Refused or TrainingOver to turn the replica away. Raises those, BrokenFrame, EOFError and OSError.
+    """
+    wire.set_timeout(HANDSHAKE_SECONDS)
+    nonce = secrets.token_hex(16)
+    wire.send(control_frame(Kind.HELLO, _content(Challenge(nonce=nonce)), epoch=epoch))
+    try:
+        content = control_content(wire.receive(control_limits(Kind.HELLO), small_buffer)[1])
+        offered = parse(content, Proof, Kind.HELLO)
+        if not _is_proof(offered.proof, proof_of(token, "replica", nonce, offered.nonce)):
             raise Refused("the token is wrong: this replica belongs to another trial or attempt; start it anew")
+        hello = parse(content, Hello, Kind.HELLO)
         welcome = admit(hello)
-    except (Refused, Over, OtherVersion) as error:
+    except (Refused, TrainingOver, OtherVersion) as error:
         _turn_away(wire, error, epoch)
         raise
-    answer = {**welcome, "proof": proof(token, "coordinator", theirs, nonce)}
-    wire.send(control(Kind.WELCOME, answer, epoch=epoch))
-    wire.timeout(None)
+    answer = {**_content(welcome), "proof": proof_of(token, "coordinator", offered.nonce, nonce)}
+    wire.send(control_frame(Kind.WELCOME, answer, epoch=epoch))
+    wire.set_timeout(None)
     return hello
+
+
+def say_hello(wire: Wire, token: str, hello: Hello) -> tuple[int, Welcome]:
+    """Run the replica's part; return the epoch and the WELCOME.
+
+    Raises Refused, TrainingOver if the gang needs no more replicas, BrokenFrame, EOFError and OSError.
+    """
+    wire.set_timeout(HANDSHAKE_SECONDS)
+    try:
+        challenge = control_content(wire.receive(control_limits(Kind.HELLO), small_buffer)[1])
+        theirs = parse(challenge, Challenge, Kind.HELLO).nonce
+        nonce = secrets.token_hex(16)
+        proof = Proof(nonce=nonce, proof=proof_of(token, "replica", theirs, nonce))
+        wire.send(control_frame(Kind.HELLO, _content(hello, proof)))
+        header, payload = wire.receive(control_limits(Kind.WELCOME, Kind.QUIT), small_buffer)
+    except OtherVersion as error:
+        raise Refused(f"{error}; install the same shadho_celery on both machines") from None
+    if header.kind is Kind.QUIT:
+        raise parse_quit(payload).exception()
+    content = control_content(payload)
+    if not _is_proof(content.get("proof"), proof_of(token, "coordinator", nonce, theirs)):
+        raise Refused("the program at that address does not know the trial's token; check the coordinator's address")
+    welcome = parse(content, Welcome, Kind.WELCOME)
+    wire.set_timeout(None)
+    return header.epoch, welcome
 
 
 def _turn_away(wire: Wire, error: Exception, epoch: int) -> None:
     try:
-        wire.send(farewell(str(error), error=not isinstance(error, Over), epoch=epoch))
+        wire.send(quit_frame(str(error), error=not isinstance(error, TrainingOver), epoch=epoch))
         wire.finish()
     except OSError:
         pass
 
 
-def say_hello(wire: Wire, token: str, hello: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
-    """The replica's part: return the epoch and the WELCOME.
+def _is_proof(claimed: object, expected: str) -> bool:
+    # Bytes: `compare_digest` takes no text beyond ASCII.
+    return isinstance(claimed, str) and hmac.compare_digest(_encoded(claimed), expected.encode())
 
-    Raises Refused, Over where it is not needed any more, BrokenFrame, EOFError and OSError.
-    """
-    wire.timeout(HANDSHAKE_SECONDS)
-    try:
-        theirs = content_of(wire.receive(control_limits(Kind.HELLO, Kind.QUIT), small_room)[1]).get("nonce")
-        if not isinstance(theirs, str):
-            raise BrokenFrame("HELLO without a nonce")
-        nonce = secrets.token_hex(16)
-        said = {**hello, "nonce": nonce, "proof": proof(token, "replica", theirs, nonce)}
-        wire.send(control(Kind.HELLO, said))
-        header, payload = wire.receive(control_limits(Kind.WELCOME, Kind.QUIT), small_room)
-    except OtherVersion as error:
-        raise Refused(f"{error}; install the same shadho_celery on both machines") from None
-    content = content_of(payload)
-    if header.kind is Kind.QUIT:
-        reason = str(content.get("reason", "no reason given"))
-        raise Refused(reason) if content.get("error") else Over(reason)
-    expected = proof(token, "coordinator", nonce, theirs)
-    if not hmac.compare_digest(_encoded(str(content.get("proof"))), expected.encode()):
-        raise Refused("whoever listens there does not know the trial's token; check the coordinator's address")
-    wire.timeout(None)
-    return header.epoch, content
+
+def _encoded(text: str) -> bytes:
+    """Encode any text that JSON can produce, unpaired surrogates included."""
+    return text.encode(errors="surrogatepass")
+
+
+def _content(*records: Struct) -> dict[str, object]:
+    return {name: value for record in records for name, value in msgspec.structs.asdict(record).items()}

@@ -1,41 +1,41 @@
-"""What a model computes and sends, by layer, counted on one forward: a prior for the cost of width (Das et al., arXiv
-1602.06709).
+"""Flops and bytes of a model by layer, counted on one forward pass: a prior for the advisor's step times.
+
+After Das et al., arXiv 1602.06709.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import nn
 
-#: floating-point operations of a backward pass beside those of its forward one
+#: floating-point operations of a backward pass, as a multiple of the forward pass
 BACKWARD = 2.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Layer:
-    """What one layer takes for one forward."""
+    """Cost of one layer in one forward pass."""
 
-    #: its name in the model
+    #: name in the model
     name: str
-    #: floating-point operations of the forward, two for a multiplication and its addition
+    #: floating-point operations; a multiplication with its addition counts as two
     flops: float
-    #: bytes of its parameters, and so of its gradient
+    #: bytes of the parameters, and so of the gradient
     bytes: int
 
 
-def count(model: nn.Module, *inputs: Any) -> list[Layer]:
-    """Count each layer's flops and bytes by hooks on one forward; `inputs` are a batch as the model takes it.
+def count(model: nn.Module, *inputs: object) -> list[Layer]:
+    """Count the flops and bytes of each layer by hooks on one forward pass on `inputs`, the model's arguments.
 
-    Flops are those of linear layers and convolutions; whatever else a model does is small beside them. The model stays
-    as it is, statistics of a batch norm and all.
+    Only linear layers and convolutions count flops; those of other layers are small beside them. The model is left
+    unchanged, including the statistics of batch norms.
     """
     flops: dict[nn.Module, float] = {}
 
-    def hook(module: nn.Module, _: Any, output: Any) -> None:
+    def hook(module: nn.Module, _: object, output: object) -> None:
         flops[module] = flops.get(module, 0.0) + _flops(module, output)
 
     named = [(name, module) for name, module in model.named_modules() if list(module.parameters(recurse=False))]
@@ -63,17 +63,17 @@ def count(model: nn.Module, *inputs: Any) -> list[Layer]:
 def prior_seconds(
     layers: Sequence[Layer], *, examples: int, flops_per_second: float, bytes_per_second: float
 ) -> tuple[float, float]:
-    """What b and d of f(m) should be: seconds to compute one example, and seconds to serve one more replica.
+    """Return a prior for b and d of f(m): seconds to compute one example, and seconds to serve one more replica.
 
-    `examples` are those of the counted forward. The coordinator sends the parameters to each replica and gets as many
-    bytes of gradient back.
+    `examples` is the batch size of the counted forward pass. The coordinator sends the parameters to each replica, and
+    receives a gradient of the same length.
     """
     compute = (1 + BACKWARD) * sum(layer.flops for layer in layers) / examples / flops_per_second
     return compute, 2 * sum(layer.bytes for layer in layers) / bytes_per_second
 
 
-def _flops(module: nn.Module, output: Any) -> float:
-    """Two for each weight and each place of the output that it works on."""
+def _flops(module: nn.Module, output: object) -> float:
+    """Return two flops for each weight and each output element that it contributes to."""
     weight = getattr(module, "weight", None)
     if not isinstance(output, torch.Tensor) or not isinstance(weight, torch.Tensor):
         return 0.0

@@ -1,54 +1,56 @@
-"""What happened in a distributed training, step by step: enough to compute it again in one process."""
+"""Record of a distributed training, step by step: enough to compute it again in one process."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+
+#: a step in a checkpoint: number, accepted places, loss, seconds, scale
+Row = tuple[int, list[int], float, float, float]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """One step that was taken."""
+    """One step of a training."""
 
-    #: the parameters it started from
+    #: number of the step, from 0
     step: int
-    #: places whose vectors made it, in the order in which they were added
-    slots: tuple[int, ...]
-    #: mean loss of their batches, before the step
+    #: places whose vectors made the step, in the order in which they were added; empty if the step was skipped
+    accepted: tuple[int, ...]
+    #: mean loss of their batches, at the parameters before the step
     loss: float
     #: seconds since the step before, or since the start
     seconds: float
-    #: factor on the learning rate
+    #: factor on the learning rate; below 1 while replicas were missing
     scale: float = 1.0
 
-    def as_row(self) -> list[Any]:
-        """For a checkpoint."""
-        return [self.step, list(self.slots), self.loss, self.seconds, self.scale]
+    def as_row(self) -> Row:
+        """Return the step as a row of plain numbers, for a checkpoint."""
+        return self.step, list(self.accepted), self.loss, self.seconds, self.scale
 
     @staticmethod
-    def from_row(row: Sequence[Any]) -> Step:
-        step, slots, loss, seconds, scale = row
-        return Step(step=step, slots=tuple(slots), loss=loss, seconds=seconds, scale=scale)
+    def from_row(row: Row) -> Step:
+        """Return the step of a checkpoint's row."""
+        step, accepted, loss, seconds, scale = row
+        return Step(step=step, accepted=tuple(accepted), loss=loss, seconds=seconds, scale=scale)
 
 
 @dataclass(kw_only=True)
 class Log:
-    """The steps, and what became of every replica's vectors; the coordinator writes it."""
+    """Steps of a training and counts of its vectors; the coordinator writes it."""
 
-    #: places there were: the data's batches are numbered by it
+    #: positions in the gang: the stream of batches is numbered by it
     places: int = 1
     steps: list[Step] = field(default_factory=list)
     #: by place: vectors that made a step
     accepted: Counter[int] = field(default_factory=Counter)
-    #: by place: vectors that came too late
+    #: by place: vectors that came too late and were dropped
     late: Counter[int] = field(default_factory=Counter)
-    #: by place: vectors that were given up on the way, or never came, when their step ended without them
+    #: by place: vectors that never came, because their step ended without them
     cancelled: Counter[int] = field(default_factory=Counter)
     #: frames refused, by cause
     refused: Counter[str] = field(default_factory=Counter)
-    #: what a person should know, in order
+    #: messages for the user, in order
     notes: list[str] = field(default_factory=list)
-    #: steps that were computed before the coordinator was started again, and are in `steps` too
+    #: steps restored from a checkpoint, which are in `steps` too; None for a training from the start
     resumed_from: int | None = None

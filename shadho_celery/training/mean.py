@@ -1,4 +1,4 @@
-"""The mean of a step's vectors, added up one by one as they come: the same sums in a gang and when it is replayed."""
+"""Mean of a step's vectors, summed in the order of arrival: a gang and its replay get the same bits."""
 
 from __future__ import annotations
 
@@ -10,35 +10,35 @@ from shadho_celery.training.strategies import Vector
 
 
 class Mean:
-    """Vectors and buffers of one step so far."""
+    """Running sums of one step's vectors and buffers."""
 
     def __init__(self, vector: Vector, buffers: Vector) -> None:
-        """`vector` and `buffers` are where the sums are kept."""
+        """Keep the sums in `vector` and `buffers`."""
         self.vector, self.buffers = vector, buffers
-        #: places whose vectors are in, in the order in which they came
-        self.slots: list[int] = []
+        #: places whose vectors were added, in order of arrival
+        self.places: list[int] = []
         self._losses: list[float] = []
 
     def __len__(self) -> int:
-        return len(self.slots)
+        return len(self.places)
 
-    def add(self, slot: int, vector: Vector, buffers: Vector, loss: float) -> None:
-        """One more; it is copied."""
-        if self.slots:
+    def add(self, place: int, vector: Vector, buffers: Vector, loss: float) -> None:
+        """Add a copy of one vector."""
+        if self.places:
             self.vector += vector
             self.buffers += buffers
         else:
             self.vector[:] = vector
             self.buffers[:] = buffers
-        self.slots.append(slot)
+        self.places.append(place)
         self._losses.append(loss)
 
     def take(self) -> tuple[tuple[int, ...], float]:
-        """Make means of the sums, where they are; return the places and the mean loss, and begin anew."""
-        slots, loss = tuple(self.slots), math.fsum(self._losses) / len(self._losses)
-        if len(slots) > 1:
-            share = np.float32(1.0 / len(slots))
+        """Turn the sums into means, in place; return the places and the mean loss, and start a new step."""
+        places, loss = tuple(self.places), math.fsum(self._losses) / len(self._losses)
+        if len(places) > 1:
+            share = np.float32(1.0 / len(places))
             self.vector *= share
             self.buffers *= share
-        self.slots, self._losses = [], []
-        return slots, loss
+        self.places, self._losses = [], []
+        return places, loss

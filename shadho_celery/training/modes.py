@@ -1,4 +1,4 @@
-"""The other strategies on the same bus: asynchronous SGD, delayed averaging, elastic averaging in the background."""
+"""Other strategies: asynchronous SGD, delayed averaging, and elastic averaging in the background."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Literal
 import numpy as np
 
 from shadho_celery.errors import UsageError
-from shadho_celery.training.strategies import Centre, Vector, Worker, check_width
+from shadho_celery.training.strategies import Centre, Replica, Vector, check_replicas
 
 
 @dataclass(frozen=True, kw_only=True)
 class Async:
-    """Asynchronous SGD: each gradient is applied at once, however stale it is. For comparison.
+    """Asynchronous SGD: each gradient is applied at once, however stale. For comparison.
 
-    A step is one gradient, so as many examples take N times as many steps as with `Sync`.
+    A step is one gradient, so the same number of examples takes N times as many steps as with `Sync`.
     """
 
     #: N
@@ -27,86 +27,86 @@ class Async:
     lockstep: bool = False
 
     def __post_init__(self) -> None:
-        check_width(self.replicas, self.backups)
+        check_replicas(self.replicas, self.backups)
         _check_no_backups("Async", self.backups)
 
     def apply(self, centre: Centre, mean: Vector) -> None:
+        """Take a step of the optimizer along one gradient."""
         centre.descend(mean)
 
-    def train(self, worker: Worker) -> None:
+    def train(self, replica: Replica) -> None:
+        """Send one gradient for each set of parameters received."""
         step = -1
         while True:
-            worker.wait(after=step)
-            step = worker.load()
-            gradient = worker.gradient(step)
+            replica.wait(after=step)
+            step = replica.load()
+            gradient = replica.gradient(step)
             if gradient is not None:
-                worker.send(step, gradient.vector, gradient.loss)
+                replica.send(step, gradient.vector, gradient.loss)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Average:
-    """Local steps with delayed averaging (DaSGD, Zhou et al., arXiv 2006.00441).
+    """Local SGD with delayed averaging (DaSGD, Zhou et al., arXiv 2006.00441).
 
-    A replica sends what `tau` local steps have made of its parameters and goes on; `delay` local steps later it takes
-    the average in: x = average + (x_now - x_sent). With `delay` 0 this is local SGD. Each replica has an optimizer of
-    its own; a step is one averaging, and a replica that is too late for one starts again from the newest.
+    A replica sends the difference that `tau` local steps have made and continues. `delay` local steps later it merges
+    the average: x = average + (x_now - x_sent). With `delay` 0 this is local SGD. Each replica has its own optimizer. A
+    step is one averaging; a replica that is too late for one starts again from the newest parameters.
     """
 
     #: N
     replicas: int
     #: local steps from one sending to the next
     tau: int = 4
-    #: local steps from the sending to the average's merging, 0 to `tau`
+    #: local steps from the sending to the merging of the average, 0 to `tau`
     delay: int = 0
     #: b
     backups: int | Literal["auto"] = 0
     lockstep: bool = True
 
     def __post_init__(self) -> None:
-        check_width(self.replicas, self.backups)
+        check_replicas(self.replicas, self.backups)
         if self.tau < 1:
-            raise UsageError(
-                f"tau is {self.tau}: there is at least one local step between two averages; give 1 or more"
-            )
+            raise UsageError(f"tau is {self.tau}: two averages are at least one local step apart; give 1 or more")
         if not 0 <= self.delay <= self.tau:
             raise UsageError(
-                f"delay is {self.delay}: the average of one round comes before the next; give 0 to {self.tau}"
+                f"delay is {self.delay}: an average must be merged before the next is sent; give 0 to {self.tau}"
             )
 
     def apply(self, centre: Centre, mean: Vector) -> None:
-        # What travels is how far each has come from the step's parameters: small numbers, which a codec can quantise.
-        parameters = np.empty_like(mean)
-        centre.read(parameters)
-        centre.write(parameters + mean)
+        """Add the mean difference to the parameters."""
+        _add(centre, mean)
 
-    def train(self, worker: Worker) -> None:
-        base, sent, now = (np.empty(worker.size, dtype=np.float32) for _ in range(3))
-        step = self._fresh(worker, -1, base)
+    def train(self, replica: Replica) -> None:
+        """Send the difference of every `tau` local steps; merge each average `delay` local steps later."""
+        # Differences travel, not parameters: they are small numbers, which a codec can quantise.
+        base, sent, now = (np.empty(replica.size, dtype=np.float32) for _ in range(3))
+        step = self._restart(replica, -1, base)
         done, loss = 0, math.nan
         while True:
-            while done < self.tau and worker.newest() <= step:
-                loss = worker.descend(step * self.tau + done)
+            while done < self.tau and replica.newest() <= step:
+                loss = replica.descend(step * self.tau + done)
                 done += 1
             if done < self.tau:
-                step, done = self._fresh(worker, step, base), 0
+                step, done = self._restart(replica, step, base), 0
                 continue
-            worker.read(sent)
-            worker.send(step, sent - base, loss)
-            # The first ones of the next round, on the old parameters.
-            for place in range(self.delay):
-                loss = worker.descend((step + 1) * self.tau + place)
-            worker.wait(after=step)
-            step = worker.received(base)
-            worker.read(now)
-            worker.write(base + (now - sent))
+            replica.read(sent)
+            replica.send(step, sent - base, loss)
+            # First steps of the next round, on the old parameters.
+            for ahead in range(self.delay):
+                loss = replica.descend((step + 1) * self.tau + ahead)
+            replica.wait(after=step)
+            step = replica.received(base)
+            replica.read(now)
+            replica.write(base + (now - sent))
             done = self.delay
 
     @staticmethod
-    def _fresh(worker: Worker, after: int, base: Vector) -> int:
-        """Start from the newest parameters beyond step `after`."""
-        worker.wait(after=after)
-        step = worker.load()
-        worker.read(base)
+    def _restart(replica: Replica, after: int, base: Vector) -> int:
+        """Load the newest parameters beyond step `after`, also into `base`; return their step."""
+        replica.wait(after=after)
+        step = replica.load()
+        replica.read(base)
         return step
 
 
@@ -114,100 +114,106 @@ class Average:
 class Elastic:
     """Elastic averaging in the background (ShadowSync's S-EASGD, Zheng et al., arXiv 2003.03477).
 
-    While a replica trains, a thread of its own sends and waits. Between two local steps, where newer parameters x~ of
-    the coordinator have come, replica and coordinator are drawn together (EASGD, Zhang et al., arXiv 1412.6651):
-    e = alpha (x - x~), x <- x - e, x~ <- x~ + e. A step is one such exchange; training never waits for one.
+    A replica trains without waiting; a second thread of it sends and receives. Between two local steps, once newer
+    parameters x~ of the coordinator have come, both are moved towards each other (EASGD, Zhang et al., arXiv
+    1412.6651): e = alpha (x - x~), x <- x - e, x~ <- x~ + e. A step is one such exchange.
     """
 
     #: N
     replicas: int
-    #: how far they are drawn together, between 0 and 1; about 0.9 / N is stable
+    #: share of the difference by which both are moved, between 0 and 1; about 0.9 / N is stable
     alpha: float = 0.1
-    #: local steps between two exchanges, at the least
+    #: least number of local steps between two exchanges
     every: int = 4
     backups: Literal[0] = 0
     lockstep: bool = False
 
     def __post_init__(self) -> None:
-        check_width(self.replicas, self.backups)
+        check_replicas(self.replicas, self.backups)
         _check_no_backups("Elastic", self.backups)
         if not 0 < self.alpha < 1:
             raise UsageError(
-                f"alpha is {self.alpha}: 0 never exchanges anything and 1 forgets all; give one in between"
+                f"alpha is {self.alpha}: 0 exchanges nothing and 1 discards the local steps; give a number in between"
             )
         if self.every < 1:
-            raise UsageError(
-                f"every is {self.every}: there is at least one local step between exchanges; give 1 or more"
-            )
+            raise UsageError(f"every is {self.every}: exchanges are at least one local step apart; give 1 or more")
 
     def apply(self, centre: Centre, mean: Vector) -> None:
-        parameters = np.empty_like(mean)
-        centre.read(parameters)
-        centre.write(parameters + mean)
+        """Add one elastic difference to the parameters."""
+        _add(centre, mean)
 
-    def train(self, worker: Worker) -> None:
-        worker.wait(after=-1)
-        step = worker.load()
-        local = np.empty(worker.size, dtype=np.float32)
-        # About where the others are, for one that comes late.
+    def train(self, replica: Replica) -> None:
+        """Take local steps; exchange the elastic difference whenever newer parameters have come."""
+        replica.wait(after=-1)
+        step = replica.load()
+        local = np.empty(replica.size, dtype=np.float32)
+        # A replica that joins late starts near the batches of the others.
         draw = step * self.every // self.replicas
-        with _Shadow(worker, step) as shadow:
+        with _Exchange(replica, step) as exchange:
             while True:
                 for _ in range(self.every):
-                    loss = worker.descend(draw)
+                    loss = replica.descend(draw)
                     draw += 1
-                if shadow.arrived():
-                    worker.read(local)
-                    difference = self.alpha * (local - shadow.centre)
-                    worker.write(local - difference)
-                    shadow.exchange(difference, loss)
+                if exchange.is_ready():
+                    replica.read(local)
+                    difference = self.alpha * (local - exchange.centre)
+                    replica.write(local - difference)
+                    exchange.start(difference, loss)
+
+
+def _add(centre: Centre, difference: Vector) -> None:
+    parameters = np.empty_like(difference)
+    centre.read(parameters)
+    centre.write(parameters + difference)
 
 
 def _check_no_backups(name: str, backups: int) -> None:
     if backups:
-        raise UsageError(f"{name} has no backups: no step waits for anybody; give more replicas instead")
+        raise UsageError(
+            f"{name} takes no backups, because no step waits for a slow replica; give more replicas instead"
+        )
 
 
-class _Shadow:
-    """The thread that sends and waits; while it does, `centre` is its own."""
+class _Exchange:
+    """Thread that sends differences and receives parameters; it owns `centre` while an exchange is in progress."""
 
-    def __init__(self, worker: Worker, step: int) -> None:
-        #: the coordinator's parameters as they came last
-        self.centre = np.empty(worker.size, dtype=np.float32)
-        self._worker, self._step = worker, step
-        worker.read(self.centre)
-        self._outbox: SimpleQueue[tuple[Vector, float] | None] = SimpleQueue()
+    def __init__(self, replica: Replica, step: int) -> None:
+        #: parameters of the coordinator, as received last
+        self.centre = np.empty(replica.size, dtype=np.float32)
+        self._replica, self._step = replica, step
+        replica.read(self.centre)
+        self._queue: SimpleQueue[tuple[Vector, float] | None] = SimpleQueue()
         self._idle = threading.Event()
         self._idle.set()
         self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name="shadow", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="elastic-exchange", daemon=True)
 
-    def __enter__(self) -> _Shadow:
+    def __enter__(self) -> _Exchange:
         self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        # The worker's methods end too when it is over, so this is short.
-        self._outbox.put(None)
+        # Short: when the training ends, the replica's methods raise in the thread too.
+        self._queue.put(None)
         self._thread.join()
 
-    def arrived(self) -> bool:
-        """True where `centre` is newer than at the last exchange. Raises what ended the thread."""
+    def is_ready(self) -> bool:
+        """Return True if `centre` is newer than at the last exchange. Raises the exception that ended the thread."""
         if self._error is not None:
             raise self._error
         return self._idle.is_set()
 
-    def exchange(self, difference: Vector, loss: float) -> None:
-        """Send the elastic difference, and have the coordinator's newest parameters fetched."""
+    def start(self, difference: Vector, loss: float) -> None:
+        """Send the elastic difference and receive the coordinator's next parameters, in the background."""
         self._idle.clear()
-        self._outbox.put((difference, loss))
+        self._queue.put((difference, loss))
 
     def _run(self) -> None:
         try:
-            while (item := self._outbox.get()) is not None:
-                self._worker.send(self._step, *item)
-                self._worker.wait(after=self._step)
-                self._step = self._worker.received(self.centre)
+            while (item := self._queue.get()) is not None:
+                self._replica.send(self._step, *item)
+                self._replica.wait(after=self._step)
+                self._step = self._replica.received(self.centre)
                 self._idle.set()
         except BaseException as error:
             self._error = error

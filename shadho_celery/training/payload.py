@@ -1,4 +1,4 @@
-"""What stands in PARAMS and GRAD: vectors as they lie in memory, little-endian, nothing else."""
+"""Payloads of PARAMS and GRAD: little-endian vectors as they lie in memory, and nothing else."""
 
 from __future__ import annotations
 
@@ -10,37 +10,36 @@ import numpy as np
 
 from shadho_celery.errors import UsageError
 from shadho_celery.training.codecs import Codec, Raw
-from shadho_celery.training.frames import BrokenFrame, Frame, Header, Kind
+from shadho_celery.training.frames import BrokenFrame, Buffer, Frame, Header, Kind
 from shadho_celery.training.strategies import Vector
 from shadho_celery.training.vectors import Shape
 
-#: loss; eight bytes left free, so that the numbers behind it are aligned
+#: loss; eight unused bytes align the numbers behind it
 _PREFIX = struct.Struct("<d8x")
 
 if sys.byteorder != "little":
-    raise UsageError("training across processes needs a little-endian machine")
+    raise UsageError("this machine is big-endian; training across processes needs a little-endian one")
 
 
 class Layout:
-    """Lengths of a model's payloads: PARAMS is parameters, buffers; GRAD is loss, buffers, an encoded vector."""
+    """Layout of a model's payloads: PARAMS is parameters, buffers; GRAD is loss, buffers, encoded vector."""
 
     def __init__(self, shape: Shape, codec: Codec) -> None:
         self.size, self.buffers, self.codec = shape.parameters.size, shape.buffers.size, codec
-        self.params_bytes = 4 * (self.size + self.buffers)
-        self.most_grad_bytes = _PREFIX.size + 4 * self.buffers + codec.most_bytes(self.size)
+        self.max_grad_bytes = _PREFIX.size + 4 * self.buffers + codec.max_bytes(self.size)
 
     def split(self, params: Vector) -> tuple[Vector, Vector]:
-        """Parameters and buffers of a PARAMS vector."""
+        """Return views of the parameters and of the buffers of a PARAMS vector."""
         return params[: self.size], params[self.size :]
 
-    def grad(self, header: Header, loss: float, buffers: Vector, encoded: bytes | bytearray | memoryview) -> Frame:
-        """The frame of a replica's vector."""
+    def grad(self, header: Header, loss: float, buffers: Vector, encoded: Buffer) -> Frame:
+        """Return the frame of a replica's encoded vector."""
         return Frame(header, _PREFIX.pack(loss), buffers.data, encoded)
 
     def read_grad(self, payload: memoryview, out: Vector) -> tuple[float, Vector, Vector]:
-        """Loss, buffers, and the vector: decoded to `out`, or a view of the payload. Raises BrokenFrame."""
+        """Return loss, buffers and vector, which is decoded into `out` or a view of `payload`. Raises BrokenFrame."""
         if len(payload) < _PREFIX.size + 4 * self.buffers:
-            raise BrokenFrame("a GRAD too short for its buffers")
+            raise BrokenFrame("the GRAD is too short for its buffers")
         (loss,) = _PREFIX.unpack_from(payload)
         rest = payload[_PREFIX.size :]
         buffers = np.frombuffer(rest[: 4 * self.buffers], dtype=np.float32)
@@ -55,16 +54,18 @@ class Layout:
 
 
 class Snapshot:
-    """The parameters of one step, for as long as somebody is being sent them."""
+    """Copy of one step's parameters, kept while it is being sent to any replica."""
 
     def __init__(self, layout: Layout) -> None:
+        #: parameters, then buffers
         self.vector: Vector = np.zeros(layout.size + layout.buffers, dtype=np.float32)
+        #: reference count; at 0 the snapshot may be written again
         self.users = 0
         self.frame: Frame | None = None
 
 
-class Snapshots:
-    """Lends snapshots out again when nobody uses them: a fresh 100 MB for each step would cost more than the copy."""
+class SnapshotPool:
+    """Pool of snapshots with reference counts: allocating 100 MB for each step would cost more than the copy."""
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
@@ -72,7 +73,7 @@ class Snapshots:
         self._all: list[Snapshot] = []
 
     def take(self) -> Snapshot:
-        """One to write to; it has one user, the caller."""
+        """Return a snapshot to write to, with the caller as its one user."""
         with self._lock:
             free = next((each for each in self._all if not each.users), None)
             if free is None:
@@ -82,14 +83,16 @@ class Snapshots:
             return free
 
     def use(self, snapshot: Snapshot) -> None:
+        """Add a user."""
         with self._lock:
             snapshot.users += 1
 
     def release(self, snapshot: Snapshot) -> None:
+        """Remove a user."""
         with self._lock:
             snapshot.users -= 1
 
     def frame(self, snapshot: Snapshot, epoch: int, step: int) -> Frame:
-        """The frame that sends it; summed up once for all."""
+        """Return the frame that sends a snapshot; its checksum is computed once for all replicas."""
         header = Header(kind=Kind.PARAMS, epoch=epoch, step=step)
-        return Frame(header, snapshot.vector.data).summed()
+        return Frame(header, snapshot.vector.data).checksummed()

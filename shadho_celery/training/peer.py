@@ -1,4 +1,4 @@
-"""One replica as the coordinator sees it, and what can happen to its connection."""
+"""Coordinator's end of one replica's connection, and the events that it produces."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from shadho_celery.training.frames import Frame, Header, Kind, Wire, content_of, small_room
-from shadho_celery.training.handshake import farewell
+from shadho_celery.training.frames import Frame, Header, Kind, Wire, small_buffer
+from shadho_celery.training.handshake import parse_quit, quit_frame
 
 
 @dataclass(frozen=True, kw_only=True)
 class Joined:
-    """A replica was taken in."""
+    """Event: a replica was admitted."""
 
     peer: Peer
 
 
 @dataclass(frozen=True, kw_only=True)
 class Left:
-    """A replica's connection has ended."""
+    """Event: the connection of a replica has ended."""
 
     peer: Peer
     reason: str
@@ -28,13 +28,13 @@ class Left:
 
 @dataclass(frozen=True, kw_only=True)
 class Arrived:
-    """A whole frame has come; the replica's next one is read after `Peer.read_on`."""
+    """Event: a whole frame has come. The replica's next vector is read after `Peer.release_payload`."""
 
     peer: Peer
     header: Header
-    #: a view of the connection's buffer
+    #: view of the connection's buffer
     payload: memoryview
-    #: moment at which the last of it came; it is dealt with when the coordinator comes to it
+    #: moment at which its last byte came; the coordinator may handle it later
     at: float
 
 
@@ -42,28 +42,35 @@ Event = Joined | Left | Arrived
 
 
 class Peer:
-    """One replica, as the coordinator sees it."""
+    """One replica, as the coordinator sees it: a thread that reads its frames and one that sends to it.
 
-    def __init__(self, wire: Wire, *, slot: int, rank: int, most_bytes: int) -> None:
-        self.wire, self.slot, self.rank = wire, slot, rank
-        self._buffer = memoryview(bytearray(most_bytes))
-        self._taken = threading.Semaphore(1)
+    Sending never blocks the coordinator: notices are queued, and parameters that still wait are replaced by newer ones.
+    """
+
+    def __init__(self, wire: Wire, *, place: int, rank: int, max_bytes: int) -> None:
+        self.wire, self.place, self.rank = wire, place, rank
+        self._buffer = memoryview(bytearray(max_bytes))
+        self._buffer_free = threading.Semaphore(1)
         self._changed = threading.Condition()
         self._notices: deque[Frame] = deque()
         self._latest: tuple[Frame, Callable[[], None]] | None = None
         self._closed = False
+        #: reason for which the connection ended or was ended
         self.reason: str | None = None
-        #: its next vector waits for the last one to be used: until then nothing is heard of it
-        self.waits = False
+        #: True while the reading thread waits for `release_payload`: no heartbeat is read in that time
+        self.is_waiting = False
 
     def notify(self, frame: Frame) -> None:
-        """Send a small frame, in its turn, before any parameters that still wait."""
+        """Queue a small frame; it goes out before parameters that still wait."""
         with self._changed:
             self._notices.append(frame)
             self._changed.notify()
 
     def publish(self, frame: Frame, done: Callable[[], None]) -> None:
-        """Send parameters; newer ones take their place where they still wait. `done` is called once, sent or not."""
+        """Queue the parameters of a step in place of older ones that still wait.
+
+        `done` is called once: after they are sent, or when they are replaced or dropped.
+        """
         with self._changed:
             self._latest, replaced = (frame, done), self._latest
             closed = self._closed
@@ -71,46 +78,46 @@ class Peer:
         if replaced:
             replaced[1]()
         if closed:
-            self._give_up()
+            self._drop_params()
 
-    def read_on(self) -> None:
-        """The payload that arrived last is of no more use."""
-        self._taken.release()
+    def release_payload(self) -> None:
+        """Allow the next vector to be read into the buffer of the last one."""
+        self._buffer_free.release()
 
     def drop(self, reason: str) -> None:
-        """End the connection."""
+        """End the connection at once."""
         self.reason = self.reason or reason
         with self._changed:
             self._closed = True
             self._changed.notify()
         self.wire.close()
-        self._give_up()
+        self._drop_params()
 
     def dismiss(self, reason: str, *, error: bool = False) -> None:
-        """Tell the replica that it is over, and take nothing more from it."""
+        """Send QUIT to the replica, after the notices that are queued."""
         self.reason = self.reason or reason
-        self.notify(farewell(reason, error=error))
+        self.notify(quit_frame(reason, error=error))
 
     def read(self, limits: Mapping[Kind, int], arrived: Callable[[Header, memoryview], None]) -> None:
-        """Read frames until the connection ends, by an exception."""
+        """Read frames and call `arrived` with each vector. Raises the exception that ends the connection."""
 
-        def room(header: Header) -> memoryview:
+        def buffer_for(header: Header) -> memoryview:
             if header.kind is not Kind.GRAD:
-                return small_room(header)
-            self.waits = True
-            self._taken.acquire()
-            self.waits = False
+                return small_buffer(header)
+            self.is_waiting = True
+            self._buffer_free.acquire()
+            self.is_waiting = False
             return self._buffer
 
         while True:
-            header, payload = self.wire.receive(limits, room)
+            header, payload = self.wire.receive(limits, buffer_for)
             if header.kind is Kind.GRAD:
                 arrived(header, payload)
             elif header.kind is Kind.QUIT:
-                self.reason = self.reason or str(content_of(payload).get("reason"))
+                self.reason = self.reason or parse_quit(payload).reason
 
     def send(self) -> None:
-        """Send what is to be sent until the connection ends."""
+        """Send queued notices and parameters until the connection ends."""
         try:
             while True:
                 with self._changed:
@@ -132,9 +139,9 @@ class Peer:
         except OSError as error:
             self.drop(f"sending failed: {error}")
         finally:
-            self._give_up()
+            self._drop_params()
 
-    def _give_up(self) -> None:
+    def _drop_params(self) -> None:
         with self._changed:
             latest, self._latest = self._latest, None
         if latest:

@@ -1,4 +1,4 @@
-"""Local processes for replicas: forked where that is safe, spawned where CUDA is in use; none outlives its parent."""
+"""Replica processes on this machine: forked if that is safe, spawned if CUDA is in use; none outlives its parent."""
 
 from __future__ import annotations
 
@@ -15,47 +15,52 @@ import traceback
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Literal, Protocol
+from typing import Literal, NoReturn, Protocol
 
 import torch
 
-from shadho_celery.context import ReplicaSeat
+from shadho_celery.core.trial import ReplicaSeat
 from shadho_celery.errors import ShadhoError, UsageError
-from shadho_celery.training.replica import Job, serve
+from shadho_celery.training.replica import Workload, serve
 
-#: seconds that replicas have to end by themselves
+#: seconds that replicas have to exit before they are killed
 LEAVE_SECONDS = 2.0
 
 
 class Child(Protocol):
-    """A process that was started here."""
+    """Process started here; `multiprocessing.Process` is one."""
 
     @property
-    def pid(self) -> int | None: ...
+    def pid(self) -> int | None:
+        """Process id; None before the start."""
 
-    def is_alive(self) -> bool: ...
+    def is_alive(self) -> bool:
+        """Return True until the process has ended."""
 
-    def kill(self) -> None: ...
+    def kill(self) -> None:
+        """Send SIGKILL."""
 
-    def join(self, timeout: float | None = None) -> None: ...
+    def join(self, timeout: float | None = None) -> None:
+        """Wait for the process to end, for `timeout` seconds at most."""
 
 
 class Forked:
-    """A process that began as a copy of this one."""
+    """Process forked from this one, which runs `work` and exits; it also exits when the pipe `lifeline` closes."""
 
-    def __init__(self, work: Callable[[], None], guard: int) -> None:
+    def __init__(self, work: Callable[[], None], lifeline: int) -> None:
         self._code: int | None = None
         sys.stdout.flush()
         sys.stderr.flush()
         with warnings.catch_warnings():
-            # Newer Pythons warn of forking beside threads. The child uses nothing that another thread may hold: one
-            # thread of torch, sockets of its own, and it ends without any clean-up.
+            # Newer Pythons warn of fork in a process with threads. This child takes no lock that another thread may
+            # hold: it has one torch thread and its own sockets, and exits without clean-up.
             warnings.simplefilter("ignore", DeprecationWarning)
             self.pid: int | None = os.fork()
         if not self.pid:
-            _be_a_child(work, guard)
+            _run_child(work, lifeline)
 
     def is_alive(self) -> bool:
+        """Return True until the process has ended."""
         if self._code is None:
             try:
                 pid, status = os.waitpid(self.pid or 0, os.WNOHANG)
@@ -66,80 +71,84 @@ class Forked:
         return self._code is None
 
     def kill(self) -> None:
+        """Send SIGKILL."""
         if self.is_alive():
             with suppress(ProcessLookupError):
                 os.kill(self.pid or 0, signal.SIGKILL)
 
     def join(self, timeout: float | None = None) -> None:
+        """Wait for the process to end, for `timeout` seconds at most."""
         until = time.monotonic() + (timeout if timeout is not None else 1e9)
         while self.is_alive() and time.monotonic() < until:
             time.sleep(0.005)
 
 
 class Processes:
-    """The replicas of one gang on this machine."""
+    """Replica processes of one gang on this machine."""
 
     def __init__(self, method: Literal["fork", "spawn"] | None = None) -> None:
-        """`method` is chosen by itself where it is None."""
+        """Start processes by `method`; None chooses "fork" on Linux without CUDA, else "spawn"."""
         can_fork = hasattr(os, "fork") and sys.platform == "linux" and not torch.cuda.is_initialized()
         self.method = method or ("fork" if can_fork else "spawn")
         self.children: list[Child] = []
-        self._guard: tuple[int, int] | None = None
+        #: pipe without any data: it closes when this process ends, however that happens
+        self._lifeline: tuple[int, int] | None = None
 
-    def start(self, seat: ReplicaSeat, job: Job, server: socket.socket) -> None:
-        """Start a replica; it keeps no hold of the coordinator's listening socket."""
+    def start(self, seat: ReplicaSeat, workload: Workload, server: socket.socket) -> None:
+        """Start a replica, which closes its copy of the listening socket. Raises UsageError if it cannot be spawned."""
         if self.method == "fork":
-            self._guard = self._guard or os.pipe()
-            reading, writing = self._guard
+            self._lifeline = self._lifeline or os.pipe()
+            reading, writing = self._lifeline
 
             def work() -> None:
                 os.close(writing)
                 server.close()
-                serve(seat, job)
+                serve(seat, workload)
 
             self.children.append(Forked(work, reading))
             return
-        process = multiprocessing.get_context("spawn").Process(target=_spawned, args=(seat, job), daemon=True)
+        process = multiprocessing.get_context("spawn").Process(target=_run_spawned, args=(seat, workload), daemon=True)
         try:
             process.start()
         except (pickle.PicklingError, AttributeError, TypeError, ValueError) as error:
-            # What pickle says of a lambda or a local function.
+            # Raised by pickle for a lambda or a local function.
             raise UsageError(
-                f"a replica cannot be spawned, as it is where CUDA is in use: {error}; "
-                "define the loss, the data's class and the model's by `def` or `class` at the top of a module"
+                f"the replica cannot be sent to a spawned process, which is needed if CUDA is in use: {error}; "
+                "define the loss and the classes of data and model by `def` or `class` at the top level of a module"
             ) from error
         self.children.append(process)
 
     def alive(self) -> int:
+        """Return how many processes have not ended."""
         return sum(child.is_alive() for child in self.children)
 
     def close(self, seconds: float = LEAVE_SECONDS) -> None:
-        """Wait for them to end, then end them."""
+        """Wait `seconds` for the processes to exit, then kill those that are left."""
         until = time.monotonic() + seconds
         for child in self.children:
             child.join(max(0.0, until - time.monotonic()))
         for child in self.children:
             child.kill()
             child.join()
-        if self._guard:
-            for end in self._guard:
+        if self._lifeline:
+            for end in self._lifeline:
                 os.close(end)
-            self._guard = None
+            self._lifeline = None
 
 
-def _be_a_child(work: Callable[[], None], guard: int) -> None:
-    """Never returns."""
+def _run_child(work: Callable[[], None], lifeline: int) -> NoReturn:
+    """Run `work` in a forked process, and exit."""
     code = 1
     try:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        # Ctrl-C goes to the whole group; the parent tells us what it makes of it.
+        # Ctrl-C goes to the whole process group; the parent alone decides what follows.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         torch.set_num_threads(1)
-        threading.Thread(target=_end_with_parent, args=(guard,), daemon=True).start()
+        threading.Thread(target=_end_with_parent, args=(lifeline,), daemon=True).start()
         work()
         code = 0
     except ShadhoError as error:
-        print(f"replica: {error}", file=sys.stderr)  # noqa: T201 - all that is left of a process without clean-up
+        print(f"replica: {error}", file=sys.stderr)  # noqa: T201 - the only output of a process without clean-up
     except BaseException:
         traceback.print_exc()
     finally:
@@ -149,14 +158,14 @@ def _be_a_child(work: Callable[[], None], guard: int) -> None:
         os._exit(code)
 
 
-def _end_with_parent(guard: int) -> None:
-    # The parent never writes: this returns when its end of the pipe is closed, however it died.
-    os.read(guard, 1)
+def _end_with_parent(lifeline: int) -> None:
+    # Nothing is ever written: this returns when the parent's end is closed, however the parent died.
+    os.read(lifeline, 1)
     os._exit(1)
 
 
-def _spawned(seat: ReplicaSeat, job: Job) -> None:
-    """What a spawned process runs: on copies, since what multiprocessing hands over shares the parent's memory."""
+def _run_spawned(seat: ReplicaSeat, workload: Workload) -> None:
+    """Run a replica in a spawned process, on copies: tensors received by multiprocessing share the parent's memory."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)
     parent = multiprocessing.parent_process()
@@ -167,4 +176,4 @@ def _spawned(seat: ReplicaSeat, job: Job) -> None:
             os._exit(1)
 
         threading.Thread(target=end_with_parent, daemon=True).start()
-    serve(seat, copy.deepcopy(job))
+    serve(seat, copy.deepcopy(workload))

@@ -1,4 +1,4 @@
-"""A distributed training computed again in one process, from the log of whose gradients made each step."""
+"""Replay: computes a distributed training again in one process, from the log of the vectors that made each step."""
 
 from __future__ import annotations
 
@@ -31,15 +31,18 @@ def replay(
 ) -> Iterable[int]:
     """Take every step of `log` on a model and optimizer as they were at the start; yield each step's number after it.
 
-    Every gradient is a function of the parameters, the step and the place, and they are added up in the order in which
-    they were: so the parameters come out equal, to the last bit where the gradients are computed by the same
-    instructions, else to float tolerance. That holds for gradients that were sent as they are (codec `Raw`). Raises
-    UsageError for a strategy other than `Sync` and for a log whose first steps are missing.
+    A gradient is a function of parameters, step and place, and the sums are taken in the logged order. So the
+    parameters are equal to the trained ones: bit for bit if the same instructions compute the gradients, else to float
+    tolerance, and only for gradients that were sent unquantised (codec `Raw`). Raises UsageError for a strategy other
+    than `Sync` and for a log without its first steps.
     """
     if strategy is not None and not isinstance(strategy, Sync):
-        raise UsageError(f"what {type(strategy).__name__} trains depends on when vectors came; only Sync is replayed")
+        raise UsageError(
+            f"a training by {type(strategy).__name__} cannot be replayed, because it depends on the times at which "
+            "vectors arrived; use Sync"
+        )
     if [step.step for step in log.steps] != list(range(len(log.steps))):
-        raise UsageError("the log does not begin at the first step, or has a gap; replay needs all of it")
+        raise UsageError("the log does not begin at the first step, or has a gap; give the whole log")
     batches = Batches(data, batch=batch, seed=seed, places=log.places, micro_batches=micro_batches)
     return _steps(model, optimizer, batches, loss, log)
 
@@ -47,22 +50,22 @@ def replay(
 def _steps(model: nn.Module, optimizer: Optimizer, batches: Batches, loss: Loss, log: Log) -> Iterable[int]:
     centre = ModelCentre(model, optimizer)
     if log.places == 1:
-        yield from _alone(centre, Computer(model, loss, batches), log)
+        yield from _local_steps(centre, Computer(model, loss, batches), log)
         return
     shape = centre.shape
     bucket = Bucket(shape)
     computer = Computer(model, loss, batches, bucket)
-    before, now = (shape.vector(shape.buffers.size) for _ in range(2))
+    before, after = (shape.vector(shape.buffers.size) for _ in range(2))
     mean = Mean(centre.scratch(), shape.vector(shape.buffers.size))
     try:
         for step in log.steps:
             shape.buffers.read(before)
-            for slot in step.slots:
+            for place in step.accepted:
                 shape.buffers.write(before)
-                told = computer.backward(step.step, slot)
-                shape.buffers.read(now)
-                mean.add(slot, bucket.finish(), now, told or 0.0)
-            if step.slots:
+                value = computer.backward(step.step, place)
+                shape.buffers.read(after)
+                mean.add(place, bucket.finish(), after, value or 0.0)
+            if step.accepted:
                 mean.take()
                 centre.scale = step.scale
                 centre.descend(mean.vector)
@@ -72,10 +75,10 @@ def _steps(model: nn.Module, optimizer: Optimizer, batches: Batches, loss: Loss,
         bucket.remove()
 
 
-def _alone(centre: ModelCentre, computer: Computer, log: Log) -> Iterable[int]:
-    """One replica without backups: a parameter that the loss does not use has no gradient, where a gang's is zero."""
+def _local_steps(centre: ModelCentre, computer: Computer, log: Log) -> Iterable[int]:
+    """Replay a training without sockets: a parameter that the loss does not use has no gradient; in a gang it is 0."""
     for step in log.steps:
-        if step.slots:
+        if step.accepted:
             computer.backward(step.step, 0)
             centre.step()
         yield step.step

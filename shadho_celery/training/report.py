@@ -1,4 +1,4 @@
-"""What came of a distributed training: how long its steps took, and whose gradients were used."""
+"""Report of a finished training: step times, and the share of each replica's gradients that counted."""
 
 from __future__ import annotations
 
@@ -6,72 +6,73 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import Any
 
 import numpy as np
 
 from shadho_celery.training.backups import Prediction
 from shadho_celery.training.log import Log
 
-#: a replica of which less than this share was accepted is worth a warning
+#: share of accepted gradients below which a replica is warned of
 FEW_ACCEPTED = 0.2
+#: percentiles of the step times that are reported
 PERCENTILES = (50, 90, 99)
 #: characters of the longest bar
-WIDTH = 40
-#: what a chart says that has nothing to show
+BAR_WIDTH = 40
+#: text of a chart without predictions
 NO_PREDICTION = "no prediction for this strategy, or too few times recorded"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """A training as it was: for people, for the study, and for computing it again."""
+    """Result of a training: for users, for the study, and for its replay."""
 
-    #: N, and b as it was given or chosen last
+    #: N
     replicas: int
+    #: b, as given or as chosen last
     backups: int
-    #: what happened, step by step
+    #: record of the steps
     log: Log
-    #: what the last evaluation gave, or the mean loss since the last report; None where no step was taken
+    #: value of the last evaluation, or mean training loss since the last report; None without a step
     loss: float | None = None
-    #: bytes that came from the replicas, and that went to them
+    #: bytes received from the replicas
     bytes_in: int = 0
+    #: bytes sent to them
     bytes_out: int = 0
-    #: what the renewal simulation says of each b, from 0 on; empty where too few times were recorded, or where the
-    #: strategy has no b to choose
+    #: predicted step time for each b, from 0 on; empty if too few times were recorded, or without `Sync`
     predictions: Sequence[Prediction] = ()
 
     @property
     def steps(self) -> int:
-        """Steps taken, those before a restart too."""
+        """Steps taken, including those before a restart."""
         return len(self.log.steps)
 
     @property
     def seconds(self) -> float:
-        """Seconds of all steps."""
+        """Seconds of all steps together."""
         return math.fsum(step.seconds for step in self.log.steps)
 
     def dropped_share(self) -> dict[int, float]:
-        """By place in the gang, the share of its gradients that came too late or were given up for it."""
+        """Return by place the share of its gradients that came too late or were abandoned."""
         used, dropped = self.log.accepted, self.log.late + self.log.cancelled
         return {name: dropped[name] / (used[name] + dropped[name]) for name in sorted(+used | dropped)}
 
     def percentiles(self) -> dict[int, float]:
-        """Seconds per step that 50, 90 and 99 of a hundred steps stayed within."""
+        """Return the 50th, 90th and 99th percentile of the seconds per step."""
         if not self.log.steps:
             return {}
         values = np.percentile([step.seconds for step in self.log.steps], PERCENTILES)
         return {name: float(value) for name, value in zip(PERCENTILES, values, strict=True)}
 
     def warnings(self) -> list[str]:
-        """Replicas that hardly count: they are too slow for this trial."""
+        """Return a warning for each replica that is too slow for this training: few of its gradients counted."""
         return [
-            f"replica {name}: only {1 - share:.0%} of its gradients were used"
+            f"replica {name}: only {1 - share:.0%} of its gradients were used; it is too slow for this training"
             for name, share in self.dropped_share().items()
             if 1 - share < FEW_ACCEPTED
         ]
 
-    def as_metrics(self) -> dict[str, Any]:
-        """Everything that JSON can carry, beside a trial's loss."""
+    def as_metrics(self) -> dict[str, object]:
+        """Return the report as a trial's metrics, in values that JSON can hold."""
         return {
             "replicas": self.replicas,
             "backups": self.backups,
@@ -87,7 +88,7 @@ class Report:
         }
 
     def text(self) -> str:
-        """The report for a terminal."""
+        """Return the report as text for a terminal."""
         per_second = self.steps / self.seconds if self.seconds > 0 else 0.0
         within = ", ".join(f"{name} % within {value:.3g} s" for name, value in self.percentiles().items())
         lines = [
@@ -96,18 +97,18 @@ class Report:
             *([f"steps: {within}"] if within else []),
             f"bytes: {self.bytes_in / 1e6:.1f} MB from the replicas, {self.bytes_out / 1e6:.1f} MB to them",
         ]
-        # With some strategies nothing can come too late.
+        # Without lockstep no gradient can come too late.
         if any((shares := self.dropped_share()).values()):
-            lines += ["", "share of a replica's gradients that came too late, or were given up for it:"]
+            lines += ["", "share of a replica's gradients that came too late or were abandoned:"]
             lines += bars({str(name): share for name, share in shares.items()}, "{:.0%}", top=1.0)
         if self.predictions:
-            lines += ["", "seconds per step with b backups, by the recorded times:"]
+            lines += ["", "seconds per step with b backups, predicted from the recorded times:"]
             lines += bars({f"b = {each.backups}": each.step_seconds for each in self.predictions}, "{:.3g} s")
         lines += [f"{many(count, 'frame')} refused: {reason}" for reason, count in self.log.refused.items() if count]
         return "\n".join([*lines, *self.log.notes, *self.warnings()])
 
     def chart(self) -> str:
-        """Step time against b as SVG; without predictions it says so."""
+        """Return a chart of the step time against b as SVG; without predictions its text says so."""
         return svg(
             {each.backups: each.step_seconds for each in self.predictions},
             x="backup replicas b",
@@ -117,38 +118,38 @@ class Report:
 
 
 def many(count: int, thing: str) -> str:
-    """``1 step``, ``2 steps``."""
+    """Return a count with its noun: ``1 step``, ``2 steps``."""
     return f"{count} {thing}" if count == 1 else f"{count} {thing}s"
 
 
 def bars(values: Mapping[str, float], form: str, top: float | None = None) -> list[str]:
-    """A line with a bar for each value, the longest for `top` or else for the greatest."""
+    """Return a line with a bar for each value; the longest bar stands for `top`, by default the greatest value."""
     top = top or max(values.values(), default=0.0) or 1.0
     names = max(map(len, values), default=0)
     return [
-        f"  {name:>{names}} {'█' * round(WIDTH * min(1.0, value / top)):{WIDTH}} {form.format(value)}"
+        f"  {name:>{names}} {'█' * round(BAR_WIDTH * min(1.0, value / top)):{BAR_WIDTH}} {form.format(value)}"
         for name, value in values.items()
     ]
 
 
 def svg(points: Mapping[int, float], *, x: str, y: str, empty: str = "", width: int = 480, height: int = 300) -> str:
-    """A line through the points, the y axis from 0, as an SVG file's text; without points a frame that says `empty`."""
+    """Return a line chart as SVG, its y axis from 0; without points, a frame with the text `empty`."""
     left, right, above, below = 60, 15, 20, 45
     top, last = max(points.values(), default=0.0) * 1.05 or 1.0, max([1, *points])
     inner, tall = width - left - right, height - above - below
-    places = [(k, v, left + inner * k / last, above + tall * (1 - v / top)) for k, v in sorted(points.items())]
-    line = " ".join(f"{px:.1f},{py:.1f}" for _, _, px, py in places)
+    dots_at = [(k, v, left + inner * k / last, above + tall * (1 - v / top)) for k, v in sorted(points.items())]
+    line = " ".join(f"{px:.1f},{py:.1f}" for _, _, px, py in dots_at)
     ticks = [
         f'<text x="{left - 6}" y="{above + tall * (1 - part) + 4:.1f}" text-anchor="end">{part * top:.3g}</text>'
         for part in (0.0, 0.5, 1.0)
     ]
-    every = max(1, len(places) // 12)
+    every = max(1, len(dots_at) // 12)
     ticks += [
         f'<text x="{px:.1f}" y="{height - below + 16}" text-anchor="middle">{k}</text>'
-        for k, _, px, _ in places[::every]
+        for k, _, px, _ in dots_at[::every]
     ]
     dots = [
-        f'<circle cx="{px:.1f}" cy="{py:.1f}" r="3"><title>{k}: {v:.4g}</title></circle>' for k, v, px, py in places
+        f'<circle cx="{px:.1f}" cy="{py:.1f}" r="3"><title>{k}: {v:.4g}</title></circle>' for k, v, px, py in dots_at
     ]
     return "\n".join(
         [
@@ -166,5 +167,5 @@ def svg(points: Mapping[int, float], *, x: str, y: str, empty: str = "", width: 
 
 
 def _middle(x: float, y: float, text: str) -> str:
-    """A text of an SVG file, centred at x."""
+    """Return a text element of an SVG file, centred at x."""
     return f'<text x="{x}" y="{y}" text-anchor="middle">{escape(text)}</text>'

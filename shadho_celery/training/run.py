@@ -1,4 +1,4 @@
-"""What every training does after each step, whoever computed it: log, averages, evaluation, reports, checkpoints."""
+"""Progress of one training in the process that owns the model: log, averages, evaluation, reports, checkpoints."""
 
 from __future__ import annotations
 
@@ -12,18 +12,20 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from shadho_celery.context import Context
 from shadho_celery.errors import ShadhoError, UsageError
+from shadho_celery.objective.context import Context
 from shadho_celery.training.centre import ModelCentre
 from shadho_celery.training.checkpoints import Checkpoints, Claim
 from shadho_celery.training.log import Log, Step
 
 logger = logging.getLogger(__name__)
 
-#: what a log counts, beside its steps
+#: counters of a log that a checkpoint holds
 COUNTS = ("accepted", "late", "cancelled", "refused")
-#: contexts are told of so many steps, in even distances, where nothing else is said
+#: reports to the context over a whole training, evenly spaced, unless `report_every` is given
 REPORTS = 20
+#: steps in a row without a finite gradient, after which the training has diverged
+MAX_NOT_FINITE = 3
 
 
 class Diverged(ShadhoError):
@@ -32,19 +34,19 @@ class Diverged(ShadhoError):
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What is to be done, as it was given to `Gang.fit`."""
+    """Settings of one training, as given to `Gang.fit`."""
 
     #: steps in all
     steps: int
     #: examples of one replica's gradient
     batch: int
-    #: parts of a batch between which a gradient may be given up
+    #: parts of a batch between which a gradient may be abandoned
     micro_batches: int = 1
-    #: of the data's order and of random draws in the model
+    #: seed of the data's order and of random draws in the model
     seed: int = 0
-    #: called with the number of steps done and the last one's loss, after each
+    #: called after each step with the count of steps done and the loss of the last one
     on_step: Callable[[int, float], None] | None = None
-    #: loss of the model on data of its own
+    #: returns the model's loss on data of its own
     evaluate: Callable[[nn.Module], float] | None = None
     #: steps from one report to the next; None for 20 reports in all
     report_every: int | None = None
@@ -65,7 +67,7 @@ class Plan:
 
 
 class Run:
-    """One training under way, in the process that owns the model."""
+    """One training in progress, in the process that owns the model."""
 
     def __init__(
         self,
@@ -73,7 +75,7 @@ class Run:
         centre: ModelCentre,
         context: Context,
         *,
-        setup: str,
+        digest: str,
         places: int,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -81,25 +83,26 @@ class Run:
         self.log = Log(places=places)
         #: steps done; the parameters are those of this step
         self.step = 0
-        #: what the last evaluation gave, or the last reports' mean loss
+        #: value of the last evaluation, or mean training loss of the last report
         self.loss: float | None = None
         self._now = now
         self._last = now()
+        self._skipped = 0
         self._every = plan.report_every or max(1, plan.steps // REPORTS)
         self._checkpoints: Checkpoints | None = None
-        # A trial with a budget may be given a greater one, and goes on from where it stood.
-        self._keeps = context.budget is not None
+        # A trial with a budget may be promoted to a greater one, and then continues from its last step.
+        self._keeps_checkpoint = context.budget is not None
         if plan.checkpoint_every:
-            # Not the trial's number: one that goes on with a greater budget has another, and the same folder.
-            told = (context.gangs, plan.seed, plan.batch, plan.micro_batches, places, setup, centre.settings)
-            digest = hashlib.sha256(repr(told).encode()).hexdigest()[:16]
-            self._checkpoints = Checkpoints(context.checkpoint_dir, digest)
+            # Without the trial's number: a promoted trial has another number and the same folder.
+            settings = (context.gangs, plan.seed, plan.batch, plan.micro_batches, places, digest, centre.settings)
+            name = hashlib.sha256(repr(settings).encode()).hexdigest()[:16]
+            self._checkpoints = Checkpoints(context.checkpoint_dir, name)
 
     def claim(self, token: str | None) -> Claim | None:
-        """Take the training over from whoever had it, and go on from its last checkpoint; None without checkpoints."""
+        """Claim the training for this process and restore its last checkpoint; None without checkpoints."""
         if self._checkpoints is None:
             return None
-        # Beside the attempt that it is a copy of, it begins where that one stands and leaves its files alone.
+        # A speculative copy starts from the original's checkpoint, and leaves its files alone.
         claim = None if self.context.is_copy else self._checkpoints.claim(token)
         state = self._checkpoints.load()
         if state is not None:
@@ -111,7 +114,7 @@ class Run:
             self.log.resumed_from = self.step
             self.log.notes.append(f"resumed at step {self.step} (epoch {claim.epoch if claim else 1})")
             logger.warning(
-                "the training goes on from step %d, as %s has it; remove that to begin anew",
+                "the training resumes at step %d from the checkpoint %s; remove that file to start from the first step",
                 self.step,
                 self._checkpoints.path,
             )
@@ -119,42 +122,67 @@ class Run:
             self._checkpoints = None
         return claim
 
-    def listening(self, port: int) -> None:
-        """Note the port for a later start."""
+    def record_port(self, port: int) -> None:
+        """Record the coordinator's port for a later start."""
         if self._checkpoints is not None:
-            self._checkpoints.listening(port)
+            self._checkpoints.record_port(port)
 
     def start_clock(self) -> None:
-        """The time of the next step counts from now."""
+        """Start to measure the time of the next step."""
         self._last = self._now()
 
     @property
-    def over(self) -> bool:
-        """True once all steps are done or the trial shall stop."""
+    def is_over(self) -> bool:
+        """End of the training: all steps are done, or the trial must stop."""
         return self.step >= self.plan.steps or self.context.should_stop()
 
-    def took(self, slots: tuple[int, ...], loss: float) -> None:
-        """A step was taken, and the model has its new parameters; without `slots` it was passed over."""
+    def record_step(self, places: tuple[int, ...], loss: float) -> None:
+        """Record a step that was applied to the model: the mean of the vectors of `places`."""
+        self._record(places, loss)
+        self._skipped = 0
+        self.centre.update_average()
+
+    def skip_step(self) -> None:
+        """Record a step without any finite gradient: the parameters stay, and the next step has other batches.
+
+        Raises UsageError for the first step, and Diverged at the third such step in a row.
+        """
+        self._skipped += 1
+        if self.step == 0:
+            raise UsageError(
+                "the loss or its gradient is not finite (NaN or infinite) from the first step; "
+                "check the data, the loss function and the learning rate"
+            )
+        if self._skipped >= MAX_NOT_FINITE:
+            raise Diverged(
+                f"the training diverged: at step {self.step} no loss or gradient was finite (NaN or infinite); "
+                "lower the learning rate or clip the gradients"
+            )
+        self._record((), math.nan)
+
+    def _record(self, places: tuple[int, ...], loss: float) -> None:
         now = self._now()
         self.log.steps.append(
-            Step(step=self.step, slots=slots, loss=loss, seconds=now - self._last, scale=self.centre.scale)
+            Step(step=self.step, accepted=places, loss=loss, seconds=now - self._last, scale=self.centre.scale)
         )
-        self.log.accepted.update(slots)
+        self.log.accepted.update(places)
         self._last = now
         self.step += 1
-        if slots:
-            self.centre.follow()
 
-    def tell(self) -> None:
-        """Let everybody know who wants to: after the step's parameters are on their way, for it may take a while."""
+    def after_step(self) -> None:
+        """Call `on_step`, and if due evaluate, report and save a checkpoint.
+
+        These may take long, so they come after the step's parameters are on their way to the replicas.
+        """
         last = self.step >= self.plan.steps
         if self.plan.on_step is not None:
             self.plan.on_step(self.step, self.log.steps[-1].loss)
         if last or self.step % self._every == 0:
-            self.loss = self._evaluated()
+            self.loss = self._current_loss()
             if self.loss is not None:
                 self.context.report(self.step, self.loss)
-        if self.plan.checkpoint_every and (self.step % self.plan.checkpoint_every == 0 or (last and self._keeps)):
+        every = self.plan.checkpoint_every
+        if every and (self.step % every == 0 or (last and self._keeps_checkpoint)):
             self.save()
 
     def save(self) -> None:
@@ -165,30 +193,18 @@ class Run:
             self._checkpoints.save({"centre": self.centre.state(), "step": self.step, "steps": steps, "counts": counts})
 
     def finish(self) -> None:
-        """The steps are done: leave the model as it shall be, and no checkpoint unless more steps may follow."""
+        """Put the averaged parameters into the model, and remove the checkpoint unless the trial may be promoted."""
         if self.loss is None and self.step:
-            # Resumed where all steps were done, or stopped before the first report.
-            self.loss = self._evaluated()
-        self.centre.settle()
-        if self._checkpoints is not None and not self._keeps and self.step >= self.plan.steps:
+            # Resumed after the last step, or stopped before the first report.
+            self.loss = self._current_loss()
+        self.centre.keep_average()
+        if self._checkpoints is not None and not self._keeps_checkpoint and self.step >= self.plan.steps:
             self._checkpoints.remove()
 
-    def no_gradient(self) -> ShadhoError:
-        """The error for a step in which nobody's gradient was finite."""
-        if self.step == 0:
-            return UsageError(
-                "the loss or its gradient is not finite (NaN or infinite) from the first step; "
-                "look at the data, the loss function and the learning rate"
-            )
-        return Diverged(
-            f"the training diverged: at step {self.step} no loss or gradient was finite (NaN or infinite); "
-            "lower the learning rate or clip the gradients"
-        )
-
-    def _evaluated(self) -> float | None:
-        """The loss as it is now; without `evaluate` the mean over about the last report's distance, if there is one."""
+    def _current_loss(self) -> float | None:
+        """Evaluate the model; without `evaluate`, return the mean loss since the last report, None without steps."""
         if self.plan.evaluate is None:
-            losses = [step.loss for step in self.log.steps[-self._every :] if step.slots]
+            losses = [step.loss for step in self.log.steps[-self._every :] if step.accepted]
             return math.fsum(losses) / len(losses) if losses else None
         model = self.centre.model
         with self.centre.averaged(), torch.no_grad():

@@ -1,7 +1,8 @@
-"""What a replica sends and when (the local rule), and what the coordinator does with it (the central rule).
+"""Roles of a training: the strategy (local rule and central rule), the replica and the centre that it works on.
 
-A strategy is a frozen record that goes by the bus's two ends: `Strategy.train` runs in every replica, `Strategy.apply`
-in the coordinator. The bus, the commit rule, late frames, failures and checkpoints are the same for all of them.
+A strategy is a frozen record. Its local rule, `Strategy.train`, runs in every replica and sends vectors; its central
+rule, `Strategy.apply`, runs in the coordinator and takes their mean into the model. Connections, commit rule, late
+frames, failures and checkpoints are the same for all strategies.
 """
 
 from __future__ import annotations
@@ -19,61 +20,60 @@ from shadho_celery.errors import UsageError
 #: one-dimensional: the model's parameters, or their gradient, in the order of ``model.parameters()``
 Vector = NDArray[np.float32]
 
-#: more than these go through one coordinator slowly, or not at all
-MOST_REPLICAS = 16
+#: replicas that one coordinator is made for
+MAX_REPLICAS = 16
 
 
-class Worker(Protocol):
-    """One replica's hands: its copy of the model, its data, its line to the coordinator.
+class Replica(Protocol):
+    """Replica as its strategy sees it: a copy of the model, the data, and the connection to the coordinator.
 
-    `wait`, `load`, `descend`, `gradient` and `send` raise an exception of the bus's own when the replica shall end, at
-    the latest half a second after it is told so: a local rule lets it pass. `wait`, `newest`, `received`, `read`,
-    `write` and `send` may be called from another thread than the rest.
+    `wait`, `load`, `descend`, `gradient` and `send` raise an exception to end the local rule, at the latest half a
+    second after the replica must end; a local rule must not catch it. `wait`, `newest`, `received`, `read`,
+    `write` and `send` may be called from another thread than the others.
     """
 
-    #: numbers in the parameters
+    #: count of the model's parameters
     size: int
-    #: which of the gang's places this replica has, from 0; no two replicas have one place at a time
-    slot: int
+    #: position in the gang, from 0; no two replicas have the same at a time
+    place: int
 
     def wait(self, after: int) -> int:
         """Block until the parameters of a step beyond `after` are here; return their step. Loads nothing."""
 
     def newest(self) -> int:
-        """The newest step heard of, which may be ahead of what is here; -1 before the first."""
+        """Return the newest step announced, -1 before the first; its parameters may still be on their way."""
 
     def received(self, out: Vector) -> int:
-        """Copy the newest parameters that are here to `out`; return their step."""
+        """Copy the newest parameters received to `out`; return their step."""
 
     def load(self) -> int:
-        """Put the newest parameters that are here, and their buffers, into the model; return their step."""
+        """Write the newest parameters received, and their buffers, into the model; return their step."""
 
     def read(self, out: Vector) -> None:
         """Copy the model's parameters to `out`."""
 
     def write(self, vector: Vector) -> None:
-        """Put `vector` into the model as its parameters."""
+        """Write `vector` into the model as its parameters."""
 
     def gradient(self, draw: int, abandon: Callable[[], bool] | None = None) -> Gradient | None:
-        """Gradient of the mean loss at the model's parameters, on batch (draw, slot) of the data.
+        """Return the gradient of the mean loss on batch (draw, place) of the data, at the model's parameters.
 
-        None where `abandon` was true between two micro-batches. The vector is the replica's own buffer: the next call
-        writes over it.
+        None if `abandon` returned True between two micro-batches. The next call overwrites the vector.
         """
 
     def descend(self, draw: int) -> float:
-        """One step of the replica's own optimizer on batch (draw, slot); return the loss.
+        """Take one step of the replica's own optimizer on batch (draw, place); return the loss.
 
-        No step is taken along a gradient that is not finite.
+        A gradient that is not finite changes nothing.
         """
 
     def send(self, step: int, vector: Vector, loss: float) -> None:
-        """Send a vector that came of the parameters of `step`; back when it may be written over."""
+        """Send a vector computed from the parameters of `step`; return once it may be overwritten."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Gradient:
-    """What one batch says."""
+    """Gradient of one batch."""
 
     #: the replica's own buffer
     vector: Vector
@@ -82,49 +82,55 @@ class Gradient:
 
 
 class Centre(Protocol):
-    """The coordinator's model and optimizer."""
+    """Model and optimizer of the coordinator."""
 
-    #: numbers in the parameters
+    #: count of the model's parameters
     size: int
 
     def descend(self, gradient: Vector) -> None:
-        """One step of the optimizer along `gradient`; its rate is scaled while the gang is short of replicas."""
+        """Take one step of the optimizer along `gradient`; the rate is lower while the gang is short of replicas."""
 
     def read(self, out: Vector) -> None:
         """Copy the parameters to `out`."""
 
     def write(self, vector: Vector) -> None:
-        """Put `vector` in place of the parameters."""
+        """Replace the parameters by `vector`."""
 
 
 class Strategy(Protocol):
-    """Both rules, and how many replicas they are for."""
+    """Local rule, central rule, and the numbers of replicas and backup replicas."""
 
-    #: N: contributions that make a step
     @property
-    def replicas(self) -> int: ...
+    def replicas(self) -> int:
+        """N: vectors that make a step."""
+        ...
 
-    #: b: spare replicas beyond those, or "auto"
     @property
-    def backups(self) -> int | Literal["auto"]: ...
+    def backups(self) -> int | Literal["auto"]:
+        """b: spare replicas beyond N, or "auto"."""
+        ...
 
-    #: True: a step takes N vectors of that very step, one of each replica, and what comes later is dropped; every
-    #: replica gets the new parameters. False: each vector counts at once, however old the parameters it came from, and
-    #: is a step of its own; only its sender gets the new parameters.
     @property
-    def lockstep(self) -> bool: ...
+    def lockstep(self) -> bool:
+        """Synchrony of the steps.
+
+        True: a step takes N vectors of that very step, one of each replica, and drops later ones; all replicas get the
+        new parameters. False: each vector is a step of its own at once, however stale; only its sender gets the new
+        parameters.
+        """
+        ...
 
     def apply(self, centre: Centre, mean: Vector) -> None:
-        """The central rule: take the mean of a step's vectors (of one, where not lockstep) into the centre.
+        """Take the mean of a step's vectors into the centre (central rule); without lockstep, a single vector.
 
-        `mean` is scratch: it may be written over.
+        `mean` may be overwritten.
         """
 
-    def train(self, worker: Worker) -> None:
-        """The local rule: goes on until the worker's methods say that it is over, by an exception."""
+    def train(self, replica: Replica) -> None:
+        """Compute and send vectors (local rule), until a method of the replica raises the exception that ends it."""
 
 
-def check_width(replicas: int, backups: int | str) -> None:
+def check_replicas(replicas: int, backups: int | str) -> None:
     """Raise UsageError unless `replicas` is at least 1 and `backups` at least 0 or "auto"."""
     if isinstance(replicas, bool) or not isinstance(replicas, int) or replicas < 1:
         raise UsageError(f"replicas is {replicas!r}: a step needs at least one gradient; give a whole number from 1 up")
@@ -134,35 +140,37 @@ def check_width(replicas: int, backups: int | str) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Sync:
-    """Synchronous SGD with backup workers (Chen et al., arXiv 1604.00981, algorithms 3 and 4).
+    """Synchronous SGD with backup replicas ("backup workers", Chen et al., arXiv 1604.00981, algorithms 3 and 4).
 
-    The first N gradients of a step make it, as their mean; the b late ones are dropped, never averaged in later, and
-    abandoned between two micro-batches as soon as the replica hears of the next step. No gradient is stale.
+    The mean of the first N gradients makes the step. The b late ones are dropped for good: a replica abandons its
+    gradient between two micro-batches as soon as the next step is announced. No gradient that counts is stale.
     """
 
     #: N
     replicas: int
     #: b
     backups: int | Literal["auto"] = 0
-    #: whether a replica abandons a gradient that comes too late; False makes it finish and send it, for comparison
+    #: True: a replica abandons a gradient that is too late; False: it finishes and sends it, for comparison
     cancel: bool = True
     lockstep: bool = True
 
     def __post_init__(self) -> None:
-        check_width(self.replicas, self.backups)
+        check_replicas(self.replicas, self.backups)
 
     def apply(self, centre: Centre, mean: Vector) -> None:
+        """Take a step of the optimizer along the mean gradient."""
         centre.descend(mean)
 
-    def train(self, worker: Worker) -> None:
+    def train(self, replica: Replica) -> None:
+        """Send one gradient for each step."""
         step = -1
         while True:
-            worker.wait(after=step)
-            step = worker.load()
-            gradient = worker.gradient(step, abandon=partial(self._too_late, worker, step) if self.cancel else None)
+            replica.wait(after=step)
+            step = replica.load()
+            gradient = replica.gradient(step, abandon=partial(self._is_late, replica, step) if self.cancel else None)
             if gradient is not None:
-                worker.send(step, gradient.vector, gradient.loss)
+                replica.send(step, gradient.vector, gradient.loss)
 
     @staticmethod
-    def _too_late(worker: Worker, step: int) -> bool:
-        return worker.newest() > step
+    def _is_late(replica: Replica, step: int) -> bool:
+        return replica.newest() > step

@@ -1,0 +1,96 @@
+"""Where broker and Redis are: from the environment, a file, or the command line."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from shadho_celery.errors import ShadhoError, UsageError
+from shadho_celery.transport.signing import KEY_FILE, Signer, read_key
+from shadho_celery.transport.urls import BROKER, DEFAULTS, REDIS, mask
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def options(command: F) -> F:
+    """The options --broker, --redis, --url-file and --signing-key-file."""
+    for decorate in (
+        click.option(
+            "--signing-key-file",
+            type=click.Path(),
+            help="Key that signs messages and results, the same on all machines; unsigned ones are refused. "
+            f"Make one: openssl rand -hex 32 > shadho.key; chmod 600 shadho.key  [env: {KEY_FILE}]",
+        ),
+        click.option("--url-file", type=click.Path(), help=f"File with lines {BROKER}=URL and {REDIS}=URL."),
+        click.option("--redis", metavar="URL", help=f"Redis of the fleet.  [env: {REDIS}]"),
+        click.option("--broker", metavar="URL", help=f"Broker of the fleet, amqp:// or redis://.  [env: {BROKER}]"),
+    ):
+        command = decorate(command)
+    return command
+
+
+def environment(
+    broker: str | None, redis: str | None, url_file: str | None, signing_key_file: str | None = None
+) -> dict[str, str]:
+    """The variables that the options set, for this process and its children; the command line comes first.
+
+    Raises UsageError for a file that cannot be read or understood, now rather than later. Passwords that others can
+    see are warned of.
+    """
+    found = _read(Path(url_file).expanduser()) if url_file else {}
+    for variable, option, url in ((BROKER, "--broker", broker), (REDIS, "--redis", redis)):
+        if url:
+            warn_of_password(option, url, f"{variable} or a --url-file")
+            found[variable] = url
+    if signing_key_file:
+        found[KEY_FILE] = str(Path(signing_key_file).expanduser().absolute())
+        read_key(Path(found[KEY_FILE]))
+    else:
+        Signer.configured()
+    return found
+
+
+def warn_of_password(option: str, url: str, better: str) -> None:
+    """Say so where an option's URL has a password: every process of the machine can read command lines."""
+    if mask(url) != url:
+        click.echo(f"Warning: {option} shows its password to everybody on this machine; better in {better}", err=True)
+
+
+def is_fleet(found: Mapping[str, str]) -> bool:
+    """True where somebody said where the fleet is."""
+    return any(variable in found or os.environ.get(variable) for variable in DEFAULTS)
+
+
+def refusal(error: ShadhoError) -> click.ClickException:
+    """The error as click shows it: one line, and the error's exit code."""
+    return _Refusal(" ".join(str(error).split()), error.exit_code)
+
+
+class _Refusal(click.ClickException):
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code  # type: ignore[misc]  # click declares it for the class, and reads it from the instance
+
+
+def _read(path: Path) -> dict[str, str]:
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+        mode = stat.S_IMODE(path.stat().st_mode)
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"the URL file {path} cannot be read: {getattr(error, 'strerror', 'it is no text')}") from None
+    found = {}
+    for number, line in enumerate(lines, 1):
+        name, separator, value = line.strip().partition("=")
+        if not line.strip() or line.strip().startswith("#"):
+            continue
+        if not separator or name.strip() not in DEFAULTS:
+            raise UsageError(f"line {number} of {path} is neither {BROKER}=URL nor {REDIS}=URL")
+        found[name.strip()] = value.strip()
+    if mode & 0o077 and any(mask(url) != url for url in found.values()):
+        click.echo(f"Warning: others on this machine can read the passwords in {path}; chmod 600 {path}", err=True)
+    return found

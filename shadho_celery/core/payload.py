@@ -1,0 +1,37 @@
+"""Payload of a message to a worker, checked before anything is done with it.
+
+The study's key and the trial's number become names of folders and of Redis keys, and the module is imported: a client of
+the broker must not choose them freely.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+from shadho_celery.core.trial import Attempt, ReplicaSeat
+
+StudyKey = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{1,64}\Z")]
+ModuleName = Annotated[str, Meta(pattern=r"^[^\W\d]\w*(\.[^\W\d]\w*)*\Z")]
+
+
+class Payload(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The attempts of one message, and what holds for all of them."""
+
+    study: StudyKey
+    #: module whose objective they run
+    module: ModuleName
+    attempts: list[Attempt]
+    #: seconds after which a trial is stopped
+    timeout: Annotated[float, Meta(gt=0, le=1e300)] | None = None
+    #: True where a failure may count against the worker: others run trials of the study, too
+    watched: bool = False
+    #: seat that the worker's slot takes in the gang of the one attempt; None to run the attempts themselves
+    replica: ReplicaSeat | None = None
+
+    def __post_init__(self) -> None:
+        if self.replica is not None and len(self.attempts) != 1:
+            raise ValueError("a replica is one of one attempt")
+        if self.replica is not None and self.replica.rank < 1:
+            raise ValueError("the coordinator itself is no replica - at `$.replica.rank`")

@@ -1,0 +1,75 @@
+"""What a study is asked to do: one record for STUDY in its file, for the command line, and for Python."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, get_type_hints
+
+from msgspec import Meta, Struct
+from msgspec.structs import replace
+
+from shadho_celery.core.checks import misfit_at
+from shadho_celery.core.trial import Count, Finite
+
+#: slots by which a trial's width is set: a number, a key of the params as the objective gets them, or a function of those
+SlotsSetting = int | str | Callable[[Any], int]
+#: seconds by subspace, or of params as the objective gets them; only their proportions matter
+Cost = Mapping[str, float] | Callable[[Any], float]
+
+_Name = Annotated[str, Meta(min_length=1)]
+_Positive = Annotated[float, Meta(gt=0, le=1e300)]
+
+#: settings that a study keeps for those who resume it
+KEPT = ("trials", "seconds", "target", "sampler", "policy", "shares", "speculate", "weight", "trial_timeout")
+
+
+class StudySettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Settings of a study, each with the words that a person is told where it does not fit."""
+
+    trials: Annotated[Count | None, Meta(description="limit on the trials of the study")] = None
+    seconds: Annotated[Finite | None, Meta(description="limit on the seconds of one run")] = None
+    target: Annotated[Finite | None, Meta(description="a loss that is good enough")] = None
+    sampler: Annotated[_Name, Meta(description="name of the sampler")] = "random"
+    policy: Annotated[_Name, Meta(description="name of the placement policy")] = "cost"
+    shares: Annotated[_Name, Meta(description="how trials are shared out between subspaces")] = "uniform"
+    cost: Annotated[
+        Any, Meta(description="seconds by subspace, or a function of params; only their proportions matter")
+    ] = None
+    classes: Annotated[
+        tuple[_Name, ...], Meta(description="compute classes the study expects, the strongest first")
+    ] = ()
+    cores: Annotated[Count, Meta(description="cores that one trial uses")] = 1
+    slots: Annotated[
+        Any,
+        Meta(description="slots of one class that a trial takes: a number, a key of the params, or a function of them"),
+    ] = 1
+    gang_wait_seconds: Annotated[
+        _Positive, Meta(description="seconds after which a trial whose slots do not come together waits again")
+    ] = 60.0
+    rungs: Annotated[
+        Mapping[str, Any] | None,
+        Meta(description="a ladder of budgets: least, most and eta, such as 1, 9 and 3, and backups; a dict"),
+    ] = None
+    speculate: Annotated[bool, Meta(description="whether late trials are copied to idle slots: True or False")] = True
+    weight: Annotated[_Positive, Meta(description="the study's part of the slots beside other studies")] = 1.0
+    trial_timeout: Annotated[
+        _Positive | None, Meta(description="seconds after which a trial is stopped, more than 0")
+    ] = None
+
+    def __post_init__(self) -> None:
+        # msgspec has no type for a function.
+        if not (self.cost is None or callable(self.cost) or isinstance(self.cost, Mapping)):
+            raise misfit_at("cost", "give a mapping or a function")
+        is_count = isinstance(self.slots, int) and not isinstance(self.slots, bool) and self.slots > 0
+        if not (is_count or callable(self.slots) or (isinstance(self.slots, str) and self.slots)):
+            raise misfit_at("slots", "give a number from 1, a key or a function")
+
+    @classmethod
+    def meaning(cls, name: str) -> str:
+        """Return what the setting called `name` should be."""
+        meta = get_type_hints(cls, include_extras=True)[name].__metadata__[-1]
+        return str(meta.description)
+
+    def over(self, stated: Mapping[str, Any]) -> StudySettings:
+        """Return the settings with what is `stated` in place of theirs."""
+        return replace(self, **stated)

@@ -1,0 +1,164 @@
+"""Supervisor: the process that owns Redis and the workers: ``python -m shadho_celery.embedded.supervisor``.
+
+It reads its plan from standard input and then waits there: when the scheduler closes its end, or dies, the supervisor
+stops Redis and the workers and removes the socket. The state folder stays for the next start.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Any
+
+import msgspec
+
+from shadho_celery.embedded.plan import REDIS_SECONDS, WORKER_SECONDS, Plan, open_log, remove_socket
+from shadho_celery.runner.process_tree import PR_SET_PDEATHSIG, prctl
+from shadho_celery.transport import urls
+
+#: seconds in which a worker that died too often is not started again
+RESTART_SECONDS = 5.0
+
+#: what Redis and Valkey say of an append-only file that they cannot read
+UNREADABLE = ("Bad file format", "AOF MANIFEST", "Short read", "truncated file is not the last", "Unrecoverable error")
+
+
+class Supervisor:
+    """Owns Redis and the workers, and outlives nothing."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._was_set_aside = False
+        self._log_began = 0
+        self._redis = self._start_redis()
+        self._workers = {name: self._start_worker(name) for name in plan.workers}
+        self._started_at = dict.fromkeys(plan.workers, time.monotonic())
+        self._stopping = False
+
+    def watch(self, pipe: IO[str]) -> None:
+        """Keep everything alive until the pipe ends or this process is told to stop; then stop everything."""
+        signal.signal(signal.SIGTERM, self._stop)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        while not self._stopping:
+            readable, _, _ = select.select([pipe], [], [], 0.5)
+            if readable and not pipe.readline():
+                break
+            self._revive()
+        self.stop()
+
+    def stop(self) -> None:
+        """Stop the workers, then Redis, with what they started, and remove the socket."""
+        _end([*self._workers.values()], WORKER_SECONDS)
+        _end([self._redis], REDIS_SECONDS)
+        remove_socket(self._plan)
+
+    def _stop(self, *_: object) -> None:
+        self._stopping = True
+
+    def _revive(self) -> None:
+        """Start again what has died; a worker that dies at once has a reason, which its log tells."""
+        if self._redis.poll() is not None:
+            self._set_aside_unreadable()
+            self._redis = self._start_redis()
+        for name, worker in self._workers.items():
+            if worker.poll() is not None and time.monotonic() - self._started_at[name] > RESTART_SECONDS:
+                self._workers[name] = self._start_worker(name)
+                self._started_at[name] = time.monotonic()
+
+    def _set_aside_unreadable(self) -> None:
+        """Set an append-only file that cannot be read aside, once.
+
+        The store has every finished trial; what only that file had is run again.
+        """
+        folder = Path(self._plan.directory)
+        with (folder / "redis.log").open("rb") as log:
+            log.seek(self._log_began)
+            said = log.read().decode(errors="replace")
+        if not self._was_set_aside and any(words in said for words in UNREADABLE):
+            self._was_set_aside = True
+            aside = folder / "appendonlydir.unreadable"
+            shutil.rmtree(aside, ignore_errors=True)
+            with suppress(OSError):
+                (folder / "appendonlydir").rename(aside)
+                sys.stderr.write(f"Redis cannot read its append-only file, which is set aside as {aside}\n")
+
+    def _start_redis(self) -> subprocess.Popen[bytes]:
+        Path(self._plan.socket).unlink(missing_ok=True)
+        settings = {
+            "port": "0",
+            "unixsocket": self._plan.socket,
+            "unixsocketperm": "600",
+            "dir": self._plan.directory,
+            "appendonly": "yes",
+            "appendfsync": "everysec",
+            "save": "",
+            "maxmemory-policy": "noeviction",
+        }
+        arguments = [part for name, value in settings.items() for part in (f"--{name}", value)]
+        with suppress(OSError):
+            self._log_began = (Path(self._plan.directory) / "redis.log").stat().st_size
+        # It holds the lock too: killed, this process is gone a moment before Redis is.
+        return self._spawn([self._plan.server, *arguments], "redis.log", {}, umask=0o077, pass_fds=[self._plan.lock])
+
+    def _start_worker(self, name: str) -> subprocess.Popen[bytes]:
+        environment = {
+            urls.BROKER: f"redis+socket://{self._plan.socket}",
+            urls.REDIS: f"unix://{self._plan.socket}",
+            "SHADHO_IMPORTS": ",".join(self._plan.imports),
+            "SHADHO_CORES": str(self._plan.cores[name]),
+        }
+        slots = str(self._plan.workers[name])
+        arguments = ["-Q", name, "-c", slots, "-l", "INFO", "--without-gossip", "--without-mingle"]
+        command = [sys.executable, "-m", "celery", "-A", "shadho_celery", "worker", *arguments]
+        return self._spawn(command, f"worker-{name}.log", environment)
+
+    def _spawn(
+        self, command: Sequence[str], log: str, environment: Mapping[str, str], **options: Any
+    ) -> subprocess.Popen[bytes]:
+        # Any name makes a class, but not every one a file.
+        with open_log(Path(self._plan.directory) / log.replace("/", "_")) as output:
+            return subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env={**os.environ, **environment},
+                preexec_fn=_die_with_parent,  # noqa: PLW1509 -- the supervisor has one thread
+                **options,
+            )
+
+
+def _die_with_parent() -> None:
+    """Have Linux end this process when the supervisor dies, even by SIGKILL."""
+    prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _end(processes: Sequence[subprocess.Popen[bytes]], seconds: float) -> None:
+    """End processes, by force those that are still there after `seconds`."""
+    for process in processes:
+        process.terminate()
+    deadline = time.monotonic() + seconds
+    for process in processes:
+        try:
+            process.wait(timeout=max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def main() -> None:
+    """Read the plan from standard input and supervise until it ends."""
+    plan = msgspec.json.decode(sys.stdin.readline(), type=Plan)
+    Supervisor(plan).watch(sys.stdin)
+
+
+if __name__ == "__main__":
+    main()

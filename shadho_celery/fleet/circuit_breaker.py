@@ -1,0 +1,147 @@
+"""Circuit breakers: tell a worker that breaks trials from trials that break, and quarantine it.
+
+A machine with a broken driver or a missing library fails its trials at once, is free again at once, and so draws the
+whole study to itself (a black hole). A failure of a kind that only one worker has had is given a second opinion: the
+trial is tried again on another worker. Where that one finishes it, the failure counts against the first worker; where
+it fails alike, failures of that kind are known, and from then on believed of every worker. So a study in which many
+trials rightly fail pays one more run for each kind of failure, and no more.
+
+Between two judgements the strikes in Redis (`transport.quarantine`) open a breaker at once; what is decided here closes
+it, half-opens it (one trial more) or makes it a quarantine.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable
+from functools import partial
+
+from msgspec.structs import replace
+
+from shadho_celery.core.checks import one_line
+from shadho_celery.core.failures import headline, kind_of
+from shadho_celery.core.trial import Result, Retry, TrialState
+from shadho_celery.transport.quarantine import Quarantine
+
+#: failures of trials that others finished after which a worker is quarantined: in all, and without a success among them
+MAX_AGAINST, MAX_AGAINST_ROW = 5, 2
+#: and the least part of its results that the first must be
+MIN_SHARE = 0.1
+#: results after which one such failure is enough for a worker that has finished nothing
+HOPELESS_AFTER = 2
+#: times that one trial may fail, on two workers or on one, before its failure is believed in any case
+MAX_OPINIONS, MAX_FAILURES = 3, 4
+#: failures that took longer than so many times a successful trial are believed: a black hole is quick
+PATIENCE = 3.0
+#: how fast the mean of a successful trial's seconds forgets
+DECAY = 0.2
+
+
+class CircuitBreaker:
+    """Judges the results of one study's workers."""
+
+    def __init__(self, quarantine: Quarantine) -> None:
+        self._quarantine = quarantine
+        #: what is to be said in Redis, for as long as it does not answer
+        self._unsaid: list[Callable[[], None]] = []
+        #: workers that get no more trials
+        self.quarantined: set[str] = set()
+        #: what the operator should know
+        self.notices: list[str] = []
+        #: the last failure of a kind that no other worker has had, by worker: its machine and the error
+        self._errors: dict[str, tuple[str, str]] = {}
+        #: by kind of failure, the workers that have had it
+        self._had: defaultdict[str, set[str]] = defaultdict(set)
+        #: kinds that are the trials' own
+        self._known: set[str] = set()
+        #: by number of a trial whose failure is not believed yet, the workers it failed on and how
+        self._doubted: dict[int, list[tuple[str, str]]] = {}
+        #: failures of trials that others finished, in all and since a worker's last success
+        self._against: Counter[str] = Counter()
+        self._row: Counter[str] = Counter()
+        self._ended: Counter[str] = Counter()
+        self._finished: Counter[str] = Counter()
+        #: mean seconds of a successful trial, 0 before the first
+        self._seconds = 0.0
+
+    def judge(self, result: Result, others: int) -> Result:
+        """Return the result, to be retried where another worker is to try the trial first.
+
+        `others` is the number of workers beside its own that could do so.
+        """
+        outcome = result.outcome
+        if outcome.state is TrialState.CANCELLED or outcome.out_of_memory or not result.worker:
+            return result
+        self._ended[result.worker] += 1
+        if outcome.state is not TrialState.FAILED:
+            self._note_success(result)
+            return result
+        if self._is_believed(result, others):
+            return result
+        reason = f"it failed on {result.worker}, and is tried elsewhere: {one_line(headline(outcome.error))}"
+        return replace(result, retry=Retry(reason=reason))
+
+    def release(self, workers: Iterable[str]) -> None:
+        """Close the breakers of these workers: no other worker is left that could try their trials."""
+        self._unsaid += [partial(self._quarantine.close, worker) for worker in workers]
+
+    def speak(self) -> None:
+        """Say in Redis what was decided. Raises redis-py's errors; the rest is said the next time."""
+        while self._unsaid:
+            self._unsaid[0]()
+            del self._unsaid[0]
+
+    def _note_success(self, result: Result) -> None:
+        """Count a success, and the failures of the same trial against the workers that it failed on."""
+        self._finished[result.worker] += 1
+        self._row[result.worker] = 0
+        self._seconds += (DECAY if self._seconds else 1.0) * ((result.outcome.seconds or 0.0) - self._seconds)
+        guilty = [worker for worker, _ in self._doubted.pop(result.number, []) if worker != result.worker]
+        self._against.update(guilty)
+        self._row.update(guilty)
+        black_holes = {worker for worker in guilty if self._is_black_hole(worker)} - self.quarantined
+        self.quarantined |= black_holes
+        # Of the others nothing was found out.
+        self._unsaid += [partial(self._quarantine.half_open, worker) for worker in self._cleared(guilty)]
+        for worker in black_holes:
+            self._unsaid.append(partial(self._quarantine.quarantine, worker))
+            self.notices.append(self._notice(worker))
+
+    def _is_believed(self, result: Result, others: int) -> bool:
+        """Take note of a failure; return whether it is the trial's own."""
+        kind = kind_of(result.outcome.error)
+        self._had[kind].add(result.worker)
+        if len(self._had[kind]) > 1 or not others:
+            self._known.add(kind)
+        failures = [*self._doubted.get(result.number, []), (result.worker, kind)]
+        most = MAX_OPINIONS if len({worker for worker, _ in failures}) > 1 else MAX_FAILURES
+        is_slow = bool(self._seconds) and (result.outcome.seconds or 0.0) > PATIENCE * self._seconds
+        if not (kind in self._known or is_slow or len(failures) >= most):
+            self._doubted[result.number] = failures
+            self._errors[result.worker] = (result.host or "an unknown machine", (result.outcome.error or "").strip())
+            return False
+        self._doubted.pop(result.number, None)
+        unexplained = {worker for worker, how in failures if how not in self._known}
+        cleared = self._cleared(worker for worker, _ in failures)
+        known = kind if kind in self._known else None
+        self._unsaid += [partial(self._quarantine.close, worker, known) for worker in cleared - unexplained]
+        self._unsaid += [partial(self._quarantine.half_open, worker) for worker in cleared & unexplained]
+        return True
+
+    def _is_black_hole(self, worker: str) -> bool:
+        against, ended = self._against[worker], self._ended[worker]
+        if not self._finished[worker]:
+            return against > 0 and ended >= HOPELESS_AFTER
+        return self._row[worker] >= MAX_AGAINST_ROW or against >= max(MAX_AGAINST, MIN_SHARE * ended)
+
+    def _cleared(self, workers: Iterable[str]) -> set[str]:
+        """Return those of `workers` about which no trial is left to tell, and that are not quarantined."""
+        suspects = {worker for failures in self._doubted.values() for worker, _ in failures}
+        return set(workers) - suspects - self.quarantined
+
+    def _notice(self, worker: str) -> str:
+        host, error = self._errors.get(worker, ("an unknown machine", ""))
+        return (
+            f"Warning: worker {worker} on {host} is quarantined: others finish the trials it fails; its last error: "
+            f"{one_line(headline(error))}; repair that machine and restart the worker"
+        )

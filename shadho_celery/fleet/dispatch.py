@@ -1,0 +1,174 @@
+"""Dispatch: turn placed attempts into messages, and publish these for as long as broker and Redis let it."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+
+from shadho_celery.core.clock import Clock
+from shadho_celery.core.hardware import ComputeClass
+from shadho_celery.core.payload import Payload
+from shadho_celery.core.trial import Attempt
+from shadho_celery.errors import ServiceError
+from shadho_celery.fleet.in_flight import InFlight
+from shadho_celery.fleet.workers import Workers
+from shadho_celery.transport.broker import Publisher
+from shadho_celery.transport.channel import SchedulerChannel
+from shadho_celery.transport.redis import outages_pass
+
+#: seconds that a message costs a worker
+MESSAGE_SECONDS = 0.001
+
+#: seconds of work that one message may carry, where trials are that short; and the most attempts in it
+BUNDLE_SECONDS = 0.02
+MAX_BUNDLE = 16
+
+#: seconds of a class's work that should wait in its queue: about what the scheduler takes to notice and refill
+AHEAD_SECONDS = 0.2
+MAX_AHEAD = 256
+
+#: seconds between two turns while the queues hold work ahead: each turn then does more at once
+PACE_SECONDS = 0.04
+
+#: seconds between two tries to reach a broker that is away
+RETRY_SECONDS = 2.0
+
+
+class Pace:
+    """How fast a study's classes work: so much should wait in their queues."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        #: mean seconds of a class's trials
+        self._seconds: dict[str, float] = {}
+        self._turned_at = -math.inf
+
+    def tell(self, compute_class: str, seconds: float) -> None:
+        """Learn how long a class's trials take: a mean that forgets, and never believes the first short one."""
+        before = self.seconds(compute_class, 10 * BUNDLE_SECONDS)
+        self._seconds[compute_class] = before + 0.2 * (max(seconds, MESSAGE_SECONDS) - before)
+
+    def seconds(self, compute_class: str, unknown: float = math.inf) -> float:
+        """Return how long a class's trials take, `unknown` before the first has ended."""
+        return self._seconds.get(compute_class, unknown)
+
+    def ahead(self, compute_class: ComputeClass) -> int:
+        """Return the trials to keep waiting: as many as the class runs while the scheduler takes its turn."""
+        return min(MAX_AHEAD, round(compute_class.share * AHEAD_SECONDS / self.seconds(compute_class.name)))
+
+    def turn(self, classes: Iterable[ComputeClass]) -> None:
+        """Begin a turn: where the queues hold work ahead, let some events gather first."""
+        if any(self.ahead(compute_class) for compute_class in classes):
+            self._clock.sleep(max(0.0, self._turned_at + PACE_SECONDS - self._clock.now()))
+        self._turned_at = self._clock.now()
+
+
+class Dispatch:
+    """Sends the attempts of one study."""
+
+    def __init__(
+        self,
+        study: str,
+        module: str,
+        publisher: Publisher,
+        channel: SchedulerChannel,
+        workers: Workers,
+        in_flight: InFlight,
+        clock: Clock,
+        *,
+        timeout: float | None,
+        may_watch: bool,
+    ) -> None:
+        """`timeout` are the seconds after which a trial is stopped.
+
+        `may_watch` is False where all workers are on one machine: what one of them fails, the others would fail, too.
+        """
+        self._study = study
+        self._module = module
+        self._timeout = timeout
+        self._publisher = publisher
+        self._channel = channel
+        self._workers = workers
+        self._in_flight = in_flight
+        self._clock = clock
+        self._may_watch = may_watch
+        self.pace = Pace(clock)
+        self._unsent: list[Attempt] = []
+        #: attempts after which another one follows although they have ended
+        self._reopened: list[tuple[int, int]] = []
+        #: why the broker takes nothing at the moment, None while it does; and the moment to try again
+        self.refusal: ServiceError | None = None
+        self._retry_at = -math.inf
+
+    def add(self, attempts: Sequence[Attempt]) -> None:
+        """Send these the next time, unless they are not in flight any more by then."""
+        self._unsent += attempts
+
+    def reopen(self, attempts: Sequence[tuple[int, int]]) -> None:
+        """Let other attempts follow these (number, attempt) pairs, before anything else is sent."""
+        self._reopened += attempts
+
+    def send(self) -> None:
+        """Publish what is to be sent; a broker that is away is asked again now and then, while what runs goes on.
+
+        Raises ServiceError where Redis is of no use.
+        """
+        if not (self._unsent or self._reopened) or self.is_waiting(self._clock.now()):
+            return
+        with outages_pass():
+            if self._reopened:
+                self._channel.reopen(self._reopened)
+                self._reopened.clear()
+            wanted = [each for each in self._unsent if self._in_flight.find(each.number, each.attempt)]
+            if self.publish(self._messages(wanted)):
+                self._unsent.clear()
+
+    def publish(self, messages: Iterable[tuple[str, Payload]]) -> bool:
+        """Publish messages, each beside the name of its queue; return False where the broker takes none."""
+        try:
+            self._publisher.publish(messages)
+        except ServiceError as error:
+            self.refusal, self._retry_at = error, self._clock.now() + RETRY_SECONDS
+            return False
+        self.refusal, self._retry_at = None, -math.inf
+        return True
+
+    def is_waiting(self, now: float) -> bool:
+        """Return whether the broker is away and not to be asked yet."""
+        return now < self._retry_at
+
+    def for_replicas(self, attempt: Attempt) -> Payload:
+        """Return the message for the replicas of an attempt, but for their seat."""
+        # Its time limit is its coordinator's; with that one all of them end.
+        return self._payload([attempt], None)
+
+    def _messages(self, attempts: Sequence[Attempt]) -> Iterator[tuple[str, Payload]]:
+        """Yield the messages for these attempts, each beside the name of its queue."""
+        by_class: dict[str, list[Attempt]] = defaultdict(list)
+        for attempt in attempts:
+            by_class[str(attempt.compute_class)].append(attempt.evolve(not_on=self._in_flight.other_host(attempt)))
+        slots = {compute_class.name: compute_class.slots for compute_class in self._workers.classes}
+        for name, group in by_class.items():
+            # An attempt that takes several slots, or that not every machine may have, has a message of its own.
+            together = [attempt for attempt in group if attempt.slots == 1 and attempt.not_on is None]
+            alone = [[attempt] for attempt in group if attempt.slots > 1 or attempt.not_on is not None]
+            for bundle in [*bundles(together, self.pace.seconds(name), slots.get(name, 1)), *alone]:
+                yield name, self._payload(bundle, self._timeout)
+
+    def _payload(self, attempts: Sequence[Attempt], timeout: float | None) -> Payload:
+        # Where it has no other to be compared with, a worker's failures tell nothing of it.
+        watched = self._may_watch and len(self._workers.able) > 1
+        return Payload(
+            study=self._study, module=self._module, attempts=list(attempts), timeout=timeout, watched=watched
+        )
+
+
+def bundles(attempts: Sequence[Attempt], seconds: float, slots: int) -> list[Sequence[Attempt]]:
+    """Return `attempts` of one class by messages, where one takes about `seconds` and there are `slots`.
+
+    A message costs about a millisecond of a worker's time: trials that take little longer travel together, as long as
+    every slot gets its part.
+    """
+    size = min(MAX_BUNDLE, int(BUNDLE_SECONDS / seconds), math.ceil(len(attempts) / slots))
+    return [attempts[i : i + size] for i in range(0, len(attempts), size)] if size > 1 else [[a] for a in attempts]

@@ -1,0 +1,228 @@
+"""Queue executor: attempts go out to Celery workers through the broker, events come back over the channel."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+import redis
+
+from shadho_celery.core.clock import Clock, SystemClock
+from shadho_celery.core.hardware import ComputeClass
+from shadho_celery.core.trial import WELL, Attempt, Event, GangEvent, Lost, Result, Started, TrialState
+from shadho_celery.errors import ServiceError
+from shadho_celery.fleet.circuit_breaker import CircuitBreaker
+from shadho_celery.fleet.dispatch import Dispatch
+from shadho_celery.fleet.gangs import Gangs
+from shadho_celery.fleet.in_flight import InFlight, Sent
+from shadho_celery.fleet.lease_monitor import LOOK_SECONDS, LeaseMonitor
+from shadho_celery.fleet.workers import Workers
+from shadho_celery.transport.broker import Publisher
+from shadho_celery.transport.channel import SchedulerChannel
+from shadho_celery.transport.quarantine import Quarantine
+from shadho_celery.transport.redis import is_outage, outages_pass, unusable
+from shadho_celery.transport.registry import Worker
+from shadho_celery.transport.seats import SchedulerSeats
+from shadho_celery.transport.signing import UNSIGNED, Signer
+
+#: seconds within which the seats of a trial's gang are to be taken
+GANG_WAIT_SECONDS = 60.0
+
+
+class QueueExecutor:
+    """One queue a compute class, as the live workers announce them."""
+
+    def __init__(
+        self,
+        client: redis.Redis,
+        publisher: Publisher,
+        study: str,
+        module: str,
+        *,
+        weight: float = 1.0,
+        adopt: bool = True,
+        trial_timeout: float | None = None,
+        gang_wait_seconds: float = GANG_WAIT_SECONDS,
+        clock: Clock | None = None,
+        signer: Signer = UNSIGNED,
+    ) -> None:
+        """`study` is the study's key, `module` the one its workers must have been started with.
+
+        `weight` is its part of the slots when several studies want them. With `adopt` attempts that a former scheduler
+        left running are waited for; without, their workers are known to be gone, and all workers are on one machine.
+        A trial is stopped after `trial_timeout` seconds; one whose gang is not complete after `gang_wait_seconds`
+        gives its slots back, and is lost unclaimed.
+        """
+        self._clock = clock or SystemClock()
+        self._adopt = adopt
+        self._publisher = publisher
+        self._channel = SchedulerChannel(client, study, signer)
+        quarantine = Quarantine(client, study)
+        self._breaker = CircuitBreaker(quarantine)
+        self._workers = Workers(client, study, module, weight, signer.fingerprint)
+        self._in_flight = InFlight()
+        self._dispatch = Dispatch(
+            study,
+            module,
+            publisher,
+            self._channel,
+            self._workers,
+            self._in_flight,
+            self._clock,
+            timeout=trial_timeout,
+            may_watch=adopt,
+        )
+        now = self._clock.now()
+        self._leases = LeaseMonitor(self._channel, self._workers, self._in_flight, self._breaker, now)
+        seats = SchedulerSeats(client, study, signer)
+        self._gangs = Gangs(seats, self._dispatch, self._workers, self._in_flight, gang_wait_seconds)
+        #: True until the first poll: what is submitted until then is known from an earlier life
+        self._is_new = True
+        #: attempts of an earlier scheduler that have ended with it
+        self._orphans: list[tuple[int, int]] = []
+        #: what is to be taken back, for as long as Redis does not answer
+        self._unwanted: list[tuple[list[tuple[int, int]], bool]] = []
+        #: why Redis answers nothing at the moment; None while it does
+        self._silence: ServiceError | None = None
+        self._channel.reopen_study()
+        quarantine.reopen()
+
+    def classes(self) -> Sequence[ComputeClass]:
+        return [replace(each, ahead=self._dispatch.pace.ahead(each)) for each in self._workers.classes]
+
+    @property
+    def trouble(self) -> ServiceError | None:
+        """What is in the way at the moment, and will be tried again."""
+        return self._dispatch.refusal or self._silence
+
+    @property
+    def workers(self) -> Mapping[str, Worker]:
+        """What every live worker announces, also those that cannot run this study, as of the last `poll`."""
+        return self._workers.announced
+
+    def notices(self) -> Sequence[str]:
+        """Return what the operator should know of workers and messages."""
+        found = [*self._breaker.notices, *self._gangs.notices]
+        if self._channel.forged:
+            found.append("Warning: results that are not signed with our key are refused; see --signing-key-file")
+        return found
+
+    def refused(self) -> int:
+        """Return the late results that were refused, as far as Redis can tell."""
+        try:
+            return self._channel.refused()
+        except redis.RedisError:
+            return 0
+
+    def submit(self, attempts: Sequence[Attempt]) -> None:
+        now = self._clock.now()
+        for attempt in attempts:
+            self._in_flight.put(attempt.number, attempt.attempt, Sent(attempt, now))
+        if self._is_new and not self._adopt:
+            # Their workers have ended with the earlier life.
+            self._orphans += [(attempt.number, attempt.attempt) for attempt in attempts]
+            return
+        self._gangs.expect([(a.number, a.attempt) for a in attempts if a.state is TrialState.RUNNING])
+        queued = [attempt for attempt in attempts if attempt.state is TrialState.QUEUED]
+        # Not for a copy of what runs: that may have ended in this moment.
+        again = [a for a in queued if a.attempt > 1 and len(self._in_flight.of(a.number)) == 1]
+        self._dispatch.reopen([(a.number, a.attempt - 1) for a in again])
+        self._dispatch.add(queued)
+        self._dispatch.send()
+
+    def poll(self, seconds: float) -> Sequence[Event]:
+        self._dispatch.send()
+        try:
+            self._confirm()
+            self._take_back()
+            self._breaker.speak()
+            self._look()
+            for gang in self._gangs.tend(self._clock.now()):
+                self._channel.give_up([(gang.number, gang.attempt)], gang.reason, claimed=gang.failed)
+            self._dispatch.pace.turn(self._workers.classes)
+            self._is_new = False
+            losses = self._leases.losses
+            wait = 0.0 if losses else min(seconds, LOOK_SECONDS if self._in_flight else 0.1)
+            events = [*losses, *self._heard(self._channel.drain(int(wait * 1000)))]
+        except redis.RedisError as error:
+            if not is_outage(error):
+                raise unusable(error) from error
+            self._silence = unusable(error)
+            self._clock.sleep(min(seconds, LOOK_SECONDS))
+            return []
+        self._leases.losses, self._silence = [], None
+        return [self._judged(event) for event in events]
+
+    def cancel(self, numbers: Iterable[int], *, running: bool) -> None:
+        attempts = [(number, attempt) for number in numbers for attempt in self._in_flight.of(number)]
+        if attempts:
+            self._unwanted.append((attempts, running))
+            with outages_pass():
+                self._take_back()
+
+    def close(self) -> None:
+        try:
+            self._workers.withdraw()
+            self._confirm()
+            if not self._in_flight:
+                self._channel.erase()
+        except redis.RedisError:
+            pass
+        self._publisher.close()
+
+    def _look(self) -> None:
+        """See now and then which workers live, and what got lost."""
+        unclaimed = self._leases.look(self._clock.now())
+        if unclaimed:
+            # Sent as a new attempt, which costs the trial nothing: the old message will be refused.
+            self._unwanted.append((unclaimed, False))
+            self._take_back()
+
+    def _take_back(self) -> None:
+        if self._orphans:
+            self._channel.give_up(self._orphans, "it ran on this machine, and ended with its scheduler")
+            self._orphans.clear()
+        while self._unwanted:
+            attempts, running = self._unwanted[0]
+            self._channel.cancel(attempts, running=running)
+            del self._unwanted[0]
+
+    def _judged(self, event: Event) -> Event:
+        """Return the event as the study is to take it, with what is in flight kept up to date."""
+        sent = self._in_flight.find(event.number, event.attempt)
+        if isinstance(event, Started) and sent is not None:
+            running = TrialState.RUNNING
+            sent.attempt = sent.attempt.evolve(state=running, worker=event.worker, host=event.host)
+        elif isinstance(event, Lost) and sent is not None:
+            self._close(event, is_over=not self._in_flight.lose(event.number, event.attempt))
+        elif isinstance(event, Result):
+            if sent is not None:
+                self._dispatch.pace.tell(str(sent.attempt.compute_class), event.outcome.seconds or 0.0)
+                if self._adopt:
+                    event = self._breaker.judge(event, len(self._workers.able - {event.worker}))
+            well = event.outcome.state in WELL
+            self._close(event, is_over=self._in_flight.settle(event.number, event.attempt, well=well))
+        return event
+
+    def _close(self, event: Lost | Result, *, is_over: bool) -> None:
+        """Close the gang of an attempt that has ended, or where its trial `is_over` all of its gangs."""
+        if is_over:
+            self._gangs.close(event.number)
+            return
+        self._gangs.close(event.number, event.attempt)
+        # Where the other one is not claimed yet, this one has ended the trial for Redis.
+        self._dispatch.reopen([(event.number, event.attempt)])
+
+    def _heard(self, events: Iterable[Event | GangEvent]) -> list[Event]:
+        """Return the study's events; those from inside gangs are dealt with here."""
+        found: list[Event] = []
+        for event in events:
+            if isinstance(event, GangEvent):
+                self._gangs.hear(event, self._clock.now())
+            else:
+                found.append(event)
+        return found
+
+    def _confirm(self) -> None:
+        self._channel.confirm()
+        self._leases.confirm()

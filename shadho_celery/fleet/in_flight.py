@@ -1,0 +1,39 @@
+"""Attempts of one study that were sent and have not ended, as its executor knows them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shadho_celery.core.attempts import Attempts
+from shadho_celery.core.trial import Attempt, TrialState
+
+
+@dataclass
+class Sent:
+    """An attempt in flight."""
+
+    #: RUNNING once a worker has claimed it
+    attempt: Attempt
+    #: the moment it was sent, seconds since the epoch
+    at: float
+    #: looks in a row at which Redis knew no lease of the claimed attempt
+    unleased: int = 0
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """Trial and attempt."""
+        return self.attempt.number, self.attempt.attempt
+
+    @property
+    def is_claimed(self) -> bool:
+        """True where a worker runs it."""
+        return self.attempt.state is TrialState.RUNNING
+
+
+class InFlight(Attempts[Sent]):
+    """The attempts in flight."""
+
+    def other_host(self, attempt: Attempt) -> str | None:
+        """Return the machine on which another attempt of the trial runs; None where there is no such attempt."""
+        others = (sent for key, sent in self.of(attempt.number).items() if key != attempt.attempt)
+        return next((sent.attempt.host or "" for sent in others if sent.is_claimed), None)

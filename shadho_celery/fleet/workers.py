@@ -1,0 +1,119 @@
+"""Workers that serve a study: those that are live, the classes they make up, and the study's share of the slots."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+
+from shadho_celery.core.hardware import ComputeClass, uses_gpus
+from shadho_celery.fleet.in_flight import Sent
+from shadho_celery.transport.redis import Redis
+from shadho_celery.transport.registry import Registry, StudyWants, Worker, able
+
+
+class Workers:
+    """The workers as they announce themselves, in the eyes of one study."""
+
+    def __init__(self, client: Redis, study: str, module: str, weight: float, fingerprint: str = "") -> None:
+        """`module` is the one its workers must have been started with, `weight` its part of the slots.
+
+        `fingerprint` is that of the key they must sign with.
+        """
+        self._workers = Registry(client, Worker)
+        self._studies = Registry(client, StudyWants)
+        self._study = study
+        self._module = module
+        self._weight = weight
+        self._fingerprint = fingerprint
+        #: what every live worker announces, also those that cannot run this study
+        self.announced: Mapping[str, Worker] = {}
+        #: names of the workers that may run its trials
+        self.able: set[str] = set()
+        #: names of those that could and are quarantined
+        self.quarantined: set[str] = set()
+        self.classes: list[ComputeClass] = []
+        #: classes all of whose workers are quarantined
+        self._closed: set[str] = set()
+        #: by class, the moment since which it has had a free slot, and at which it was last seen
+        self._free_since: dict[str, float] = {}
+        self._seen_at: dict[str, float] = {}
+
+    def look(self, now: float, sent: Iterable[Sent], quarantined: set[str]) -> None:
+        """See which workers live, and announce to the other studies what this one wants, with `sent` in flight."""
+        self.announced = self._workers.living()
+        ours = able(self.announced, self._module, self._fingerprint)
+        self.quarantined = {name for name, worker in ours.items() if worker.quarantined or name in quarantined}
+        self.able = ours.keys() - self.quarantined
+        by_class: dict[str, list[Worker]] = defaultdict(list)
+        for name in sorted(self.able):
+            by_class[ours[name].compute_class].append(ours[name])
+        in_flight: dict[str, list[Sent]] = defaultdict(list)
+        for each in sent:
+            in_flight[str(each.attempt.compute_class)].append(each)
+        self._closed = {ours[name].compute_class for name in self.quarantined} - by_class.keys()
+        fellows = self._studies.living()
+        fellows.pop(self._study, None)
+        self.classes, wants = [], {}
+        for name, workers in by_class.items():
+            others = [(fellow.weight, fellow.wants.get(name, 0)) for fellow in fellows.values()]
+            known = self._class(name, workers, in_flight[name], others)
+            self.classes.append(known)
+            taken = sum(each.attempt.slots for each in in_flight[name])
+            has_room = bool(in_flight) and taken < math.ceil(known.share)
+            wants[name] = float(taken + 1 if has_room else known.slots)
+            self._seen_at[name] = now
+            if known.busy < known.slots:
+                self._free_since.setdefault(name, now)
+            else:
+                self._free_since.pop(name, None)
+        self._studies.announce(self._study, StudyWants(weight=self._weight, wants=wants))
+
+    def withdraw(self) -> None:
+        """Want nothing any more."""
+        self._studies.withdraw(self._study)
+
+    def are_gone(self, sent: Sent, now: float, seconds: float) -> bool:
+        """Return whether an attempt's class has no worker: all are quarantined, or none was seen for so long."""
+        name = str(sent.attempt.compute_class)
+        return name in self._closed or now - max(sent.at, self._seen_at.get(name, -math.inf)) > seconds
+
+    def had_free_slot(self, compute_class: str, at: float, now: float, seconds: float) -> bool:
+        """Return whether a class has had a free slot for so many seconds since the moment `at`."""
+        return now - max(at, self._free_since.get(compute_class, now)) > seconds
+
+    def _class(
+        self, name: str, workers: Sequence[Worker], in_flight: Sequence[Sent], others: Sequence[tuple[float, float]]
+    ) -> ComputeClass:
+        slots = sum(worker.slots for worker in workers)
+        live = {"", *self.announced}
+        hosts: Counter[str] = Counter()
+        for worker in workers:
+            hosts[worker.machine.host] += worker.slots
+        machines = [worker.machine for worker in workers]
+        return ComputeClass(
+            name=name,
+            slots=slots,
+            busy=sum(worker.busy for worker in workers),
+            workers=len(workers),
+            allowance=allow(slots, self._weight, others),
+            silent=sum(each.is_claimed and each.attempt.worker not in live for each in in_flight),
+            memory=min(machine.memory_for(name) for machine in machines),
+            gpu_memory=min(machine.gpu_memory for machine in machines) if uses_gpus(name) else 0,
+            cores=max(machine.cores for machine in machines),
+            hosts=hosts,
+        )
+
+
+def allow(slots: int, weight: float, others: Sequence[tuple[float, float]]) -> float:
+    """Return the slots that a study of `weight` may fill beside `others`, pairs of weight and slots wanted.
+
+    Slots go by weight; a study's part that it does not want goes to those that do (water filling).
+    """
+    free, total = float(slots), weight + sum(other for other, _ in others)
+    # Those that want least for their weight are served first, in full, as long as their part covers it.
+    for other, want in sorted(others, key=lambda pair: pair[1] / pair[0]):
+        part = min(want, free * other / total)
+        free -= part
+        total -= other
+    return free

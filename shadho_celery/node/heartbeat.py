@@ -1,0 +1,111 @@
+"""Heartbeat: a worker announces itself, and takes messages only while no study has its circuit breaker open."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from contextlib import suppress
+
+import redis
+from msgspec.structs import replace
+
+from shadho_celery.core.clock import Clock
+from shadho_celery.node.consumer import Consumer
+from shadho_celery.node.leases import Leases
+from shadho_celery.transport.quarantine import Breaker, Quarantine
+from shadho_celery.transport.registry import Registry, StudyWants, Worker
+
+log = logging.getLogger(__name__)
+
+#: seconds between two announcements
+ANNOUNCE_EVERY = 5.0
+
+
+class Heartbeat:
+    """One worker's announcements, and its circuit breakers. `beat` is for one thread, the rest for any."""
+
+    def __init__(self, client: redis.Redis, name: str, worker: Worker, leases: Leases, clock: Clock) -> None:
+        """`worker` is what it announces as `name`, beside how many slots are busy and whether it is quarantined."""
+        self._client = client
+        self._workers = Registry(client, Worker)
+        self._studies = Registry(client, StudyWants)
+        self._name = name
+        self._worker = worker
+        self._leases = leases
+        self._clock = clock
+        self._is_announced = threading.Event()
+        self._announced_at = clock.now()
+        self._consumer: Consumer | None = None
+        self._lock = threading.Lock()
+        #: studies whose circuit breaker is not closed for this worker
+        self._breakers: dict[str, Breaker] = {}
+
+    def announce(self, consumer: Consumer | None = None) -> None:
+        """Let the schedulers know of this worker, until it is withdrawn; `consumer` brings it messages."""
+        self._consumer = consumer
+        self._is_announced.set()
+        self._announce()
+
+    def withdraw(self) -> None:
+        """Be forgotten by the schedulers: nothing new is sent."""
+        self._is_announced.clear()
+        try:
+            self._workers.withdraw(self._name)
+        except redis.RedisError:
+            log.warning("could not sign off; the schedulers will notice")
+
+    def note_message(self) -> None:
+        """Take note of a message that has come."""
+        if self._consumer is not None:
+            self._consumer.note_message()
+
+    def beat(self, *, has_free_slot: bool) -> None:
+        """Announce, and follow the circuit breakers; to be called every second or so. Raises redis-py's errors."""
+        self._follow_breakers()
+        if self._consumer is not None and has_free_slot:
+            self._consumer.reconnect_if_stuck(lambda: bool(self._studies.living()))
+        if self._is_announced.is_set() and self._clock.now() - self._announced_at >= ANNOUNCE_EVERY:
+            self._announce()
+            self._announced_at = self._clock.now()
+
+    def pause_for(self, study: str) -> None:
+        """Take no more messages until the study's scheduler has judged the failures."""
+        with self._lock:
+            is_new = study not in self._breakers
+            self._breakers.setdefault(study, Breaker.OPEN)
+        if self._consumer is not None:
+            self._consumer.pause()
+        if is_new:
+            self._announce_now()
+
+    def _follow_breakers(self) -> None:
+        """Go on where the breaker of every study is closed again; a quarantine does not end."""
+        living = self._studies.living() if self._breakers else {}
+        for study, was in list(self._breakers.items()):
+            state = Quarantine(self._client, study).state(self._name)
+            if state is Breaker.OPEN and study not in living:
+                # Its scheduler has gone without a judgement; the next one begins with all breakers closed.
+                state = Breaker.CLOSED
+            if state is Breaker.QUARANTINED and was is not Breaker.QUARANTINED:
+                log.error(
+                    "quarantined: this worker failed trials that others finished; repair this machine, restart it"
+                )
+            with self._lock:
+                if state is Breaker.CLOSED:
+                    del self._breakers[study]
+                else:
+                    self._breakers[study] = state
+            if state is not was:
+                self._announce_now()
+            if not self._breakers and self._consumer is not None:
+                self._consumer.resume()
+
+    def _announce(self) -> None:
+        with self._lock:
+            quarantined = bool(self._breakers)
+        self._workers.announce(self._name, replace(self._worker, busy=len(self._leases), quarantined=quarantined))
+
+    def _announce_now(self) -> None:
+        """Announce what has changed, where Redis answers; else the next announcement tells."""
+        with suppress(redis.RedisError):
+            self._announce()

@@ -1,0 +1,94 @@
+"""Leases of what runs in a worker's slots: renewed while it runs, and where one is gone its attempt is stopped."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from shadho_celery.runner.runner import STOP_SECONDS, Runner
+from shadho_celery.transport.channel import WorkerChannel
+from shadho_celery.transport.seats import Seat, WorkerSeats
+
+
+@dataclass(kw_only=True)
+class Lease:
+    """The right to run an attempt, or a replica of one, in a slot of this worker."""
+
+    study: str
+    number: int
+    attempt: int
+    delivery: str
+    runner: Runner
+    #: of a replica, its place in the attempt's gang
+    seat: Seat | None = None
+    #: why it was stopped, once it was: ``cancel``, ``gone`` or ``yield``
+    stopped: str = ""
+    #: times it has called for replicas
+    calls: int = 0
+
+    @property
+    def key(self) -> tuple[str, int, int]:
+        return self.delivery, self.number, self.attempt
+
+
+class Leases:
+    """The leases of one worker. Its methods may be called from any thread."""
+
+    def __init__(self, channel: WorkerChannel, seats: WorkerSeats) -> None:
+        self._channel = channel
+        self._seats = seats
+        self._held: dict[tuple[str, int, int], Lease] = {}
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        with self._lock:
+            return len(self._held)
+
+    @contextmanager
+    def holding(self, lease: Lease) -> Iterator[None]:
+        """Renew a lease for as long as this lasts."""
+        with self._lock:
+            self._held[lease.key] = lease
+        try:
+            yield
+        finally:
+            with self._lock:
+                del self._held[lease.key]
+
+    def renew(self) -> None:
+        """Renew all leases and seats, and stop what has lost its own or is not wanted. Raises redis-py's errors."""
+        with self._lock:
+            held = list(self._held.values())
+        for study in {lease.study for lease in held}:
+            attempts = [lease for lease in held if lease.study == study and lease.seat is None]
+            answers = self._channel.renew(study, [(a.number, a.attempt) for a in attempts]) if attempts else []
+            replicas = [lease for lease in held if lease.study == study and lease.seat is not None]
+            seats = [(replica.seat, replica.delivery) for replica in replicas if replica.seat is not None]
+            answers += self._seats.renew(study, seats) if seats else []
+            for lease, answer in zip(attempts + replicas, answers, strict=True):
+                if answer != "ok" and not lease.stopped:
+                    self.stop(lease, answer)
+
+    def stop(self, lease: Lease, why: str) -> None:
+        """Ask the trial to stop, and end its process where it does not."""
+
+        def ask() -> None:
+            lease.stopped = why
+            lease.runner.stop_trial()
+
+        # A lease that is gone may just be that of a trial which has ended since we asked for it.
+        if not self._while_held(lease, ask):
+            return
+        timer = threading.Timer(STOP_SECONDS, self._while_held, (lease, lease.runner.kill))
+        timer.daemon = True
+        timer.start()
+
+    def _while_held(self, lease: Lease, act: Callable[[], None]) -> bool:
+        # Under the lock: once it is off the list its slot's process may run another trial, which is none of ours.
+        with self._lock:
+            if self._held.get(lease.key) is not lease:
+                return False
+            act()
+            return True

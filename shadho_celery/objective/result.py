@@ -1,0 +1,219 @@
+"""What an objective returned: its loss, and the metrics beside it as far as JSON can carry them."""
+
+from __future__ import annotations
+
+import json
+import math
+import numbers
+from collections.abc import Mapping
+from decimal import Decimal
+from itertools import islice
+from typing import Any
+
+from shadho_celery.core.checks import short
+
+#: bytes of JSON that the metrics of a trial may take in all
+MAX_METRICS = 1_000_000
+
+#: metrics that are looked at
+MAX_KEYS = 20_000
+
+#: how deep a metric may be nested
+MAX_DEPTH = 100
+
+#: characters of a warning about dropped metrics
+MAX_WARNING = 500
+
+_encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
+
+
+#: what most metrics are
+_LEAVES = {type(None), bool, int, float, str}
+
+
+class Unreadable(ValueError):
+    """What an objective returned has no loss in it."""
+
+
+class _Unfit(Exception):
+    """A metric that JSON cannot carry; the message says why."""
+
+
+def read(returned: Any) -> tuple[float, dict[str, Any], str | None]:
+    """Loss and metrics of what an objective returned, a number or a mapping with `loss`; and what was dropped.
+
+    hyperopt's ``status: "fail"`` is honoured. Raises Unreadable with a message for a person.
+    """
+    try:
+        if isinstance(returned, Mapping):
+            return _read_mapping(returned)
+        return number(returned, "the objective's return value"), {}, None
+    except Unreadable:
+        raise
+    except Exception as error:
+        raise Unreadable(
+            f"what the objective returned cannot be read: {type(error).__name__}: {short(error)}"
+        ) from error
+
+
+def _is_masked(value: Any) -> bool:
+    """Whether it is numpy's constant for a value that is not there, which numpy itself would call 0.0."""
+    try:
+        return getattr(value, "ndim", None) == 0 and bool(getattr(value, "mask", False))
+    except Exception:
+        return False
+
+
+def number(value: Any, what: str, *, finite: bool = True) -> float:
+    """`value` as a float, a finite one by default; Unreadable names `what` it is where it cannot be one."""
+    if _is_masked(value):
+        raise Unreadable(f"{what} is masked")
+    value = scalar(value)
+    if not isinstance(value, (float, numbers.Real, Decimal)):
+        raise Unreadable(f"{what} is no number but {type(value).__name__}: {short(value)}")
+    try:
+        found = float(value)
+    except OverflowError:
+        raise Unreadable(f"{what} is too large for a float: {short(value)}") from None
+    except Exception as error:
+        raise Unreadable(f"{what} cannot be made a float: {short(error)}") from None
+    if finite and not math.isfinite(found):
+        raise Unreadable(f"{what} is {found}")
+    return found
+
+
+def scalar(value: Any) -> Any:
+    """The number in a numpy scalar, a 0-d array or a tensor; anything else as it is."""
+    return value.item() if getattr(value, "ndim", None) == 0 and hasattr(value, "item") else value
+
+
+def _read_mapping(returned: Mapping[Any, Any]) -> tuple[float, dict[str, Any], str | None]:
+    status = returned.get("status")
+    if isinstance(status, str) and status == "fail":
+        raise Unreadable("the objective returned status 'fail'")
+    if "loss" not in returned:
+        has = ", ".join(map(short, islice(returned, 20)))
+        raise Unreadable(f"the objective returned a dict without 'loss' (it has {has or 'nothing'})")
+    loss = number(returned["loss"], "'loss'")
+    # Not by its length: one that lies, or never ends, is cut off here.
+    keys = list(islice(returned, MAX_KEYS + 1))
+    kept, dropped = _fitting({key: returned[key] for key in keys[:MAX_KEYS] if not _is_loss(key)})
+    if len(keys) > MAX_KEYS:
+        dropped[f"all after the first {MAX_KEYS}"] = "too many"
+    return loss, kept, _told(dropped) if dropped else None
+
+
+def _is_loss(key: Any) -> bool:
+    return isinstance(key, str) and key == "loss"
+
+
+def _fitting(items: Mapping[Any, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    """The metrics that are kept, and why the others are not."""
+    kept: dict[str, Any] = {}
+    sizes: dict[str, int] = {}
+    dropped: dict[str, str] = {}
+    # What is far too much in all is not all looked at.
+    looked_at = _Allowance(4 * MAX_METRICS)
+    for key, value in items.items():
+        try:
+            name = _name(key)
+            if name in kept or (not isinstance(key, str) and name in items):
+                raise _Unfit("the key is there twice")
+            plain = _plain(value, _Allowance(MAX_METRICS, looked_at))
+            sizes[name] = len(_encode({name: plain}).encode(errors="replace"))
+            kept[name] = plain
+        except _Unfit as why:
+            dropped[short(key)] = str(why)
+        except Exception as error:
+            dropped[short(key)] = f"{type(error).__name__}: {short(error)}"
+    total = sum(sizes.values())
+    for name in sorted(kept, key=sizes.__getitem__, reverse=True):
+        if total <= MAX_METRICS:
+            break
+        dropped[short(name)] = f"{sizes[name]} bytes, and {MAX_METRICS} are the limit for all"
+        total -= sizes[name]
+        del kept[name]
+    return kept, dropped
+
+
+def _told(dropped: Mapping[str, str]) -> str:
+    """One line that names what was dropped."""
+    text, left = "metrics dropped: ", len(dropped)
+    for key, why in dropped.items():
+        part = f"{key} ({why})"
+        if len(text) + len(part) > MAX_WARNING:
+            break
+        text += part + ("; " if left > 1 else "")
+        left -= 1
+    return text + (f"and {left} more" if left else "")
+
+
+class _Allowance:
+    """Bytes that may still be read."""
+
+    def __init__(self, left: int, of: _Allowance | None = None) -> None:
+        self._left = left
+        self._of = of
+
+    def take(self, size: int) -> None:
+        """Raise _Unfit where so much is not left."""
+        self._left -= size
+        if self._left < 0:
+            raise _Unfit(f"it is larger than the {MAX_METRICS} bytes that metrics may take")
+        if self._of is not None:
+            self._of.take(size)
+
+
+def _plain(value: Any, left: _Allowance, depth: int = 0) -> Any:
+    """`value` made of what JSON knows: numbers of all kinds as int and float, small arrays as lists."""
+    if type(value) in _LEAVES:
+        return _leaf(value, left)
+    if depth > MAX_DEPTH:
+        raise _Unfit("it is nested too deeply, or in a circle")
+    value = scalar(value)
+    if value is None or isinstance(value, (bool, str, numbers.Real, Decimal)):
+        return _leaf(value, left)
+    if isinstance(value, Mapping):
+        pairs = {}
+        for key in value:
+            name = _name(key)
+            if name in pairs:
+                raise _Unfit(f"the key {short(name)} is there twice")
+            left.take(len(name))
+            pairs[name] = _plain(value[key], left, depth + 1)
+        return pairs
+    if hasattr(value, "tolist") and getattr(value, "ndim", None):
+        left.take(2 * math.prod(value.shape))
+        value = value.tolist()
+    if isinstance(value, (list, tuple)):
+        left.take(1)
+        return [_plain(each, left, depth + 1) for each in value]
+    raise _Unfit(f"{type(value).__name__} cannot be written as JSON")
+
+
+def _leaf(value: Any, left: _Allowance) -> Any:
+    if value is None or isinstance(value, bool):
+        left.take(4)
+        return value
+    if isinstance(value, str):
+        left.take(len(value))
+        return str.__str__(value)
+    if isinstance(value, int) or (not isinstance(value, float) and isinstance(value, numbers.Integral)):
+        whole = int(value)
+        left.take(1 + whole.bit_length() // 4)
+        return whole
+    left.take(3)
+    found = float(value)
+    if not math.isfinite(found):
+        raise _Unfit(f"it is {found}")
+    return found
+
+
+def _name(key: Any) -> str:
+    """The key as JSON has it."""
+    key = key if isinstance(key, str) else scalar(key)
+    if isinstance(key, str):
+        return str.__str__(key)
+    if key is None or isinstance(key, numbers.Real):
+        return str(key)
+    raise _Unfit(f"a key may be text or a number, not {type(key).__name__}")

@@ -1,0 +1,322 @@
+"""Two scores of a subspace: complexity, from its domains alone, and performance, from its finished trials.
+
+Both serve policy `paper` (see `ranking`). Source: Kinnison, Kremer-Herman, Thain, Scheirer, "SHADHO: Massively Scalable
+Hardware-Aware Distributed Hyperparameter Optimization", arXiv 1707.01428, whose "priority" is our performance.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, deque
+from collections.abc import Hashable, Mapping, Sequence
+from itertools import groupby
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shadho_celery.core.trial import Trial
+from shadho_celery.predictors import features as featuriser
+from shadho_celery.space.split import Subspace
+
+Array = NDArray[np.float64]
+
+#: the performance of a subspace about which nothing is known yet
+START_VALUE = 1.0
+#: with fewer losses nothing is known: a fit would call nearly every function flat, and some noise rough. Ten is also
+#: the number of results after which the original refreshed its scores.
+MIN_TRIALS = 10
+#: losses that differ by less than this share of their size are equal but for rounding
+ROUNDING = 1e-12
+
+#: what a fit may choose: ln(length scale) in sides of the unit cube, and log10(noise variance / signal variance). A
+#: slope looks to a long length scale like a huge variance that is hardly seen, so the ratio must be able to fall far.
+BOUNDS = ((math.log(0.05), math.log(10.0)), (-8.0, 1.0))
+#: points of the first grid over the two
+GRID = (6, 4)
+#: how often the grid is halved around its best point; two reach steps of 0.26 in ln(length scale)
+HALVINGS = 2
+
+
+class Fit(NamedTuple):
+    """A Gaussian process, RBF plus white noise, as fitted to a subset of the trials."""
+
+    #: of the RBF kernel, in units of the unit cube's side; infinite where the losses are constant
+    length_scale: float
+    #: signal variance / (signal + noise variance); 0 where pure noise explains the losses as well
+    signal_share: float
+
+
+def performance(
+    features: Array, losses: Array, generator: np.random.Generator, fits: int = 10, subset: int = 80
+) -> float:
+    """How much the loss of a subspace varies with its params, 0 or more: high where little is known yet.
+
+    The median over `fits` Gaussian processes, each on a random subset of the trials, of signal share / length scale.
+    `features` has shape (n, d) in [0, 1], `losses` shape (n,); trials whose loss is not finite are left out. 0 for
+    constant losses; 1.0 (the start value) for fewer than ten losses. A subset is 80 % of the trials and at most
+    `subset` of them, so the time does not grow with the history. What varies more finely than the trials can tell is
+    noise here: with 80 trials of two params, above about five periods a side. Raises ValueError for wrong shapes.
+
+    Source: SHADHO, arXiv 1707.01428, changed: it read max - min of 1 / length scale off an unfitted kernel. See
+    `performance_range`.
+    """
+    fitted = _fits(features, losses, generator, fits, subset)
+    return float(np.median([fit.signal_share / fit.length_scale for fit in fitted])) if fitted else START_VALUE
+
+
+def performance_range(
+    features: Array, losses: Array, generator: np.random.Generator, fits: int = 10, subset: int = 80
+) -> float:
+    """The original's score on fitted kernels: max - min of 1 / length scale over the fits; arguments as above.
+
+    Kept to compare with: it is erratic. It reads the spread of the fits and not what they agree on, and in pure noise
+    any length scale fits, so noise scores highest. Source: SHADHO, arXiv 1707.01428.
+    """
+    fitted = _fits(features, losses, generator, fits, subset)
+    return float(np.ptp([1.0 / fit.length_scale for fit in fitted])) if fitted else START_VALUE
+
+
+def _fits(features: Array, losses: Array, generator: np.random.Generator, fits: int, subset: int) -> list[Fit]:
+    """One fit per random subset; none where there are too few trials."""
+    features, losses = np.asarray(features, dtype=float), np.asarray(losses, dtype=float)
+    if features.ndim != 2 or losses.shape != features.shape[:1]:
+        raise ValueError(f"features {features.shape} and losses {losses.shape} must have shapes (n, d) and (n,)")
+    if fits < 1 or subset < 2:
+        raise ValueError(f"{fits} fits of at most {subset} trials: at least one fit and two trials are needed")
+    known = np.flatnonzero(np.isfinite(losses))
+    if len(known) < MIN_TRIALS:
+        return []
+    size = min(subset, math.ceil(0.8 * len(known)))
+    chosen = (known[generator.choice(len(known), size, replace=False)] for _ in range(fits))
+    return [_fit(features[rows], losses[rows]) for rows in chosen]
+
+
+def _fit(features: Array, losses: Array) -> Fit:
+    """The fit of greatest marginal likelihood, shapes (m, d) and (m,): a grid, halved around its best point."""
+    standardised = _standardise(losses)
+    if standardised is None:
+        return Fit(math.inf, 0.0)
+    norms = np.square(features).sum(axis=1)
+    squares = np.maximum(norms[:, None] + norms - 2.0 * features @ features.T, 0.0)  # rounding may leave -1e-16
+    # Both axes descend, because the first of equals wins: in doubt the smoother and noisier one.
+    axes = [np.linspace(high, low, points) for (low, high), points in zip(BOUNDS, GRID, strict=True)]
+    steps = [axis[0] - axis[1] for axis in axes]
+    best, gain = (axes[0][0], axes[1][0]), -math.inf
+    for _ in range(1 + HALVINGS):
+        gains = _gains(squares, standardised, *axes)
+        row, column = divmod(int(gains.argmax()), len(axes[1]))
+        if gains[row, column] > gain:
+            best, gain = (axes[0][row], axes[1][column]), float(gains[row, column])
+        steps = [step / 2 for step in steps]
+        axes = [
+            np.clip([at + step, at, at - step], *bounds) for at, step, bounds in zip(best, steps, BOUNDS, strict=True)
+        ]
+    # A signal costs two fitted numbers, and so must gain more than the Bayesian information criterion asks for two:
+    # ln m. Without this the best of many fits to pure noise would have a short length scale and a high score.
+    share = _signal_share(best[1]) if gain > math.log(len(losses)) else 0.0
+    return Fit(float(np.exp(best[0])), float(share))
+
+
+def _standardise(losses: Array) -> Array | None:
+    """Losses with mean 0 and variance 1, or None where they are constant."""
+    size = np.abs(losses).max()
+    scaled = losses / (size or 1.0)  # a diverged trial's 1e300 would overflow in the variance
+    if np.ptp(scaled) <= ROUNDING:
+        return None
+    standardised: Array = (scaled - scaled.mean()) / scaled.std()
+    return standardised
+
+
+def _signal_share(log_noise: Any) -> Any:
+    return 1.0 / (1.0 + 10.0**log_noise)
+
+
+def _gains(squares: Array, standardised: Array, log_scales: Array, log_noises: Array) -> Array:
+    """Log marginal likelihood minus that of pure noise, shape (a, b), for a ln length scales and b log10 noise ratios.
+
+    The total variance is profiled out: with the correlations C it is z' C^-1 z / m at its best.
+    """
+    m = len(standardised)
+    diagonal = np.arange(m)
+    share = _signal_share(log_noises)[:, None, None]
+    # C bordered with z: the last row of its Cholesky factor is L^-1 z, so one batched call gives determinant and
+    # quadratic form. The corner only has to exceed z' C^-1 z, at most m * 1e8 here. Eigenvectors would serve all noise
+    # ratios at once, but cost as much as 12 factors, and as hundreds where LAPACK puts its threads to work on them.
+    bordered = np.empty((len(log_noises), m + 1, m + 1))
+    gains = np.empty((len(log_scales), len(log_noises)))
+    for row, log_scale in enumerate(log_scales):
+        np.multiply(share, np.exp(squares * (-0.5 * math.exp(-2.0 * log_scale))), out=bordered[:, :m, :m])
+        bordered[:, diagonal, diagonal] = 1.0
+        bordered[:, m, :m] = standardised
+        bordered[:, m, m] = 1e12
+        factor = np.linalg.cholesky(bordered)  # reads the lower triangle only
+        variance = np.square(factor[:, m, :m]).sum(axis=1) / m
+        log_determinant = 2.0 * np.log(factor[:, diagonal, diagonal]).sum(axis=1)
+        gains[row] = -0.5 * (m * np.log(variance) + log_determinant)
+    return gains
+
+
+T = TypeVar("T")
+
+
+U = TypeVar("U", bound=Hashable)
+
+
+#: how fast the weights of a class's lower-placed subspaces fall
+DECAY = 0.5
+
+
+def rank(names: Sequence[str], complexities: Mapping[str, float], performances: Mapping[str, float]) -> list[str]:
+    """Order subspaces from the one that deserves the strongest class to the one that deserves the weakest.
+
+    A subspace's place is the product of its positions (from 1) by complexity and by performance, both descending;
+    the smallest product comes first. Ties keep the order of `names`, within each position too: while all performances
+    are equal, `names` in any order but descending complexity outvotes part of the complexity. Raises KeyError where a
+    name has no score.
+    Source: SHADHO, arXiv 1707.01428.
+    """
+    by_complexity = _positions(names, complexities)
+    by_performance = _positions(names, performances)
+    return sorted(names, key=lambda name: by_complexity[name] * by_performance[name])
+
+
+def _positions(names: Sequence[str], scores: Mapping[str, float]) -> dict[str, int]:
+    # `reverse` keeps equal scores in their old order, so ties are stable here too.
+    descending = sorted(names, key=lambda name: scores[name], reverse=True)
+    return {name: position for position, name in enumerate(descending, start=1)}
+
+
+def pair(subspaces: Sequence[T], classes: Sequence[U]) -> dict[U, list[T]]:
+    """Give each compute class its subspaces, best first; every subspace gets at least two neighbouring classes.
+
+    Both arguments are ranked: index 0 is the top subspace and the strongest class. With one class it gets everything;
+    without subspaces every list is empty; without classes so is the answer. Raises ValueError where a class is named
+    twice. Source: SHADHO, arXiv 1707.01428, with the second pairing.
+    """
+    if len(set(classes)) != len(classes):
+        raise ValueError("a compute class is named twice; each may appear once in the ranking")
+    if len(classes) == 1:
+        return {classes[0]: list(subspaces)}
+    members: list[set[int]] = [set() for _ in classes]
+    if subspaces and classes:
+        for subspace, compute_class in _pairs(len(subspaces), len(classes)):
+            members[compute_class].add(subspace)
+    return {name: [subspaces[k] for k in sorted(indices)] for name, indices in zip(classes, members, strict=True)}
+
+
+def _pairs(subspaces: int, classes: int) -> list[tuple[int, int]]:
+    """All (subspace, class) index pairs for at least one subspace and at least two classes, some of them twice."""
+    pairs = []
+    # The paper walks the longer list and steps j up where i > ceil((j + 1) |L| / |S| - 1), that is, where
+    # i |S| >= (j + 1) |L|. So j is a whole-number division, and no rounding of a running sum can shift a pair.
+    if subspaces >= classes:
+        for i in range(subspaces):
+            j = i * classes // subspaces
+            pairs += [(i, j), (i, _neighbour(j, classes))]
+    else:
+        for i in range(classes):
+            j = i * subspaces // classes
+            pairs += [(j, i), (j, _neighbour(i, classes))]
+    return pairs
+
+
+def _neighbour(index: int, length: int) -> int:
+    """The next class towards the middle; inside the list whenever that holds two or more."""
+    return index + 1 if 2 * index < length else index - 1
+
+
+def planck_weights(n: int) -> NDArray[np.float64]:
+    """Chances, shape (n,), with which a class draws the next trial from its first, second, ... subspace.
+
+    exp(-0.5 k) for position k, cut off after n and made to add up to 1. Raises ValueError for a negative n.
+    Source: SHADHO, arXiv 1707.01428 (truncated Planck distribution).
+    """
+    if n < 0:
+        raise ValueError(f"a class cannot hold {n} subspaces")
+    weights = np.exp(-DECAY * np.arange(n))
+    normalised: NDArray[np.float64] = weights / weights.sum()  # an empty array stays one: nothing is divided
+    return normalised
+
+
+#: results between two refreshes of the performance scores (the paper's figure)
+REFRESH_RESULTS = 10
+
+
+#: a subspace is scored anew once this part of the trials it is judged by is new: a score takes some ten milliseconds,
+#: and fewer would hardly move it
+NEWS = 0.1
+
+
+#: latest trials of a subspace that its performance is judged by
+HISTORY = 1000
+
+
+class PaperPolicy:
+    """SHADHO's own rule: ranked subspaces on ranked classes, Planck weights inside a class (arXiv 1707.01428).
+
+    A class whose subspaces have all been dealt out helps with the others: no slot idles while there is work.
+    """
+
+    def __init__(self, subspaces: Sequence[Subspace], generator: np.random.Generator) -> None:
+        self._complexity = {s.name: featuriser.complexity(s.leaves) for s in subspaces}
+        # In descending complexity, so that it decides as long as all performances are equal.
+        self._subspaces = {s.name: s for s in sorted(subspaces, key=lambda s: -self._complexity[s.name])}
+        self._performance = dict.fromkeys(self._subspaces, START_VALUE)
+        #: by subspace, its latest trials: a row of features and the loss each
+        self._history: dict[str, deque[tuple[Any, float]]] = {name: deque(maxlen=HISTORY) for name in self._subspaces}
+        #: by subspace, results since it was scored
+        self._news: Counter[str] = Counter()
+        self._results = 0
+        self._generator = generator
+        self._classes: tuple[str, ...] = ()
+        self._mapping: dict[str, list[str]] = {}
+
+    @property
+    def mapping(self) -> Mapping[str, Sequence[str]]:
+        """Subspaces by class, the highest ranked first."""
+        return self._mapping
+
+    def see_classes(self, names: Sequence[str]) -> None:
+        if tuple(names) != self._classes:
+            self._classes = tuple(names)
+            self._rank()
+
+    def tell(self, *trials: Trial) -> None:
+        # One subspace needs no rank.
+        if len(self._subspaces) < 2:
+            return
+        losses = [trial for trial in trials if trial.loss is not None and trial.subspace in self._history]
+        for name, told in groupby(sorted(losses, key=lambda trial: trial.subspace), lambda trial: trial.subspace):
+            latest = list(told)
+            self._news[name] += len(latest)
+            del latest[:-HISTORY]
+            rows = featuriser.features([trial.params for trial in latest], self._subspaces[name].domains)
+            self._history[name].extend(
+                zip(rows, (trial.loss for trial in latest if trial.loss is not None), strict=True)
+            )
+        self._results += len(losses)
+        if self._results >= REFRESH_RESULTS:
+            self._refresh()
+
+    def pick(self, compute_class: str, backlogs: Mapping[str, float]) -> str:
+        ranked = [name for name in self._mapping.get(compute_class, ()) if name in backlogs]
+        if not ranked:
+            return next(iter(backlogs))
+        if len(ranked) == 1:
+            return ranked[0]
+        return ranked[int(self._generator.choice(len(ranked), p=planck_weights(len(ranked))))]
+
+    def _refresh(self) -> None:
+        """Score anew the subspaces about which there is news, and rank."""
+        for name, results in sorted(self._news.items()):
+            if results >= NEWS * len(self._history[name]):
+                rows, losses = zip(*self._history[name], strict=True)
+                self._performance[name] = performance(np.array(rows), np.array(losses), self._generator)
+                del self._news[name]
+        self._results = 0
+        self._rank()
+
+    def _rank(self) -> None:
+        ranked = rank(list(self._subspaces), self._complexity, self._performance)
+        self._mapping = pair(ranked, self._classes) if self._classes else {}

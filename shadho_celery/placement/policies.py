@@ -1,0 +1,89 @@
+"""Which subspace the next free slot of a compute class works on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import numpy as np
+
+from shadho_celery.core.checks import check_name
+from shadho_celery.core.trial import Trial
+from shadho_celery.placement.paper import PaperPolicy
+from shadho_celery.predictors.cost_model import CostModel
+from shadho_celery.space.split import Subspace
+
+#: k of the index rule: by how many trials a subspace must fall behind to count twice as much
+PATIENCE = 15.0
+
+#: standard deviations by which a pair of subspace and class is taken to be faster than it is believed to be
+OPTIMISM = 1.0
+
+
+class Policy(Protocol):
+    """Decides what a free slot works on."""
+
+    def see_classes(self, names: Sequence[str]) -> None:
+        """The classes with live workers, strongest first; told whenever they have changed."""
+
+    def tell(self, *trials: Trial) -> None:
+        """Trials have finished, one or the many of an earlier run."""
+
+    def pick(self, compute_class: str, backlogs: Mapping[str, float]) -> str:
+        """One of the subspaces that may get a trial, given by how far each is behind its share, in their turn."""
+
+
+class CostPolicy:
+    """A slot takes what its class is comparatively good at, the more so the less the others are behind.
+
+    That is the subspace j with the greatest (backlog_j + k) * min_c' S_jc' / S_jc, S the predicted seconds on the live
+    classes. The backlogs find by themselves the prices at which the linear program of the best placement would have its
+    trials done. Source: MaxWeight, Tassiulas and Ephremides, IEEE TAC 37, 1992; k keeps it from following mere noise.
+    """
+
+    def __init__(self, cost_model: CostModel) -> None:
+        self._model = cost_model
+        self._classes: tuple[str, ...] = ()
+        self._efficiencies: Mapping[str, Mapping[str, float]] = {}
+        self._version = -1
+
+    def see_classes(self, names: Sequence[str]) -> None:
+        if tuple(names) != self._classes:
+            self._classes = tuple(names)
+            self._version = -1
+
+    def tell(self, *trials: Trial) -> None:
+        pass
+
+    def pick(self, compute_class: str, backlogs: Mapping[str, float]) -> str:
+        if self._version != self._model.version:
+            self._version = self._model.version
+            self._efficiencies = self._model.efficiencies(self._classes, OPTIMISM)
+        efficiency = self._efficiencies[compute_class]
+        return max(backlogs, key=lambda name: (backlogs[name] + PATIENCE) * efficiency[name])
+
+
+class FifoPolicy:
+    """Every slot takes the trial that is next by the shares, whatever the slot: first come, first served."""
+
+    def see_classes(self, names: Sequence[str]) -> None:
+        pass
+
+    def tell(self, *trials: Trial) -> None:
+        pass
+
+    def pick(self, compute_class: str, backlogs: Mapping[str, float]) -> str:
+        return next(iter(backlogs))
+
+
+POLICIES = ("cost", "paper", "fifo")
+
+
+def make_policy(
+    name: str, subspaces: Sequence[Subspace], cost_model: CostModel, generator: np.random.Generator
+) -> Policy:
+    """Return the policy called `name`. Raises UsageError for an unknown one."""
+    check_name("policy", name, POLICIES)
+    if name == "paper":
+        return PaperPolicy(subspaces, generator)
+    return CostPolicy(cost_model) if name == "cost" else FifoPolicy()

@@ -1,0 +1,174 @@
+"""How many of a study's trials each subspace gets: evenly by the space's own law, or more where more may be won."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shadho_celery.core.checks import check_name
+from shadho_celery.core.trial import Trial, TrialState
+
+Array = NDArray[np.float64]
+
+SHARES = ("uniform", "promise")
+
+#: failures without a success after which a subspace gets half its share: there is nothing to be had there
+HOPELESS = 5
+#: what the least promising subspace keeps of its share
+FLOOR = 0.1
+#: losses before a subspace can be judged; latest ones it is judged by; how many of the lowest count as its tail
+MIN_LOSSES, LOSSES, TAIL = 10, 200, 0.25
+#: a deal under promise is half forgotten once the rarest subspace would have had so many trials at its full share: were
+#: less remembered than that, one that is due a trial less often would never get any
+HALF_LIFE = 10
+#: results between two looks at the promises
+RENEW_RESULTS = 10
+
+
+class Shares(Protocol):
+    """Deals a study's trials out to its subspaces."""
+
+    #: True where each subspace's number of trials follows from the study's alone
+    fixed: bool
+
+    def deal(self, subspace: str) -> None:
+        """A trial goes to `subspace`."""
+
+    def tell(self, trial: Trial) -> None:
+        """A trial has finished."""
+
+    def backlogs(self) -> dict[str, float]:
+        """By how many trials each subspace is behind the one that is furthest ahead of its share, 0 or more.
+
+        In units of trials per subspace, the one whose turn it is first.
+        """
+
+    def quotas(self, trials: int) -> dict[str, int]:
+        """Trials by subspace when `trials` have been dealt out evenly."""
+
+
+class UniformShares:
+    """In proportion to a subspace's probability under the search space: evenly, where its choices are flat.
+
+    Trials are dealt out by Webster's (Sainte-Laguë's) rule: the next one goes to the subspace with the greatest
+    p / (2 d + 1), d the trials it has. So the first n trials of a longer study are those of a study of n. Failed trials
+    are made up for as long as they are a minority; a subspace that only fails gets half its share.
+    """
+
+    fixed = True
+
+    def __init__(self, probabilities: Mapping[str, float]) -> None:
+        self._names = list(probabilities)
+        self._place = {name: place for place, name in enumerate(self._names)}
+        self._weights = np.array([probabilities[name] for name in self._names], dtype=float)
+        self._dealt = np.zeros(len(self._names))
+        self._failed = np.zeros(len(self._names))
+        self._only_fails = np.zeros(len(self._names), dtype=bool)
+        self._ended: Counter[tuple[str, bool]] = Counter()
+
+    def deal(self, subspace: str) -> None:
+        if subspace in self._place:
+            self._dealt[self._place[subspace]] += 1
+
+    def tell(self, trial: Trial) -> None:
+        if trial.subspace not in self._place or trial.state is TrialState.CANCELLED:
+            return
+        place, has_failed = self._place[trial.subspace], trial.state is TrialState.FAILED
+        self._failed[place] += has_failed
+        self._ended[trial.subspace, has_failed] += 1
+        self._only_fails[place] = (
+            self._ended[trial.subspace, True] >= HOPELESS and not self._ended[trial.subspace, False]
+        )
+
+    def backlogs(self) -> dict[str, float]:
+        made_up = np.clip(np.minimum(self._failed, self._dealt - self._failed), 0.0, None)
+        had = np.where(self._only_fails, 2 * self._dealt, self._dealt - made_up)
+        progress = had / (self._weights * len(had))
+        order = np.argsort(-self._weights / (2 * had + 1), kind="stable")
+        behind = (progress.max() - progress)[order].tolist()
+        return {self._names[place]: value for place, value in zip(order.tolist(), behind, strict=True)}
+
+    def quotas(self, trials: int) -> dict[str, int]:
+        # A rounded multiple of the probabilities is where the rule stands after as many trials: start there, step on.
+        counts = np.floor(self._weights * max(0, trials - len(self._names)) + 0.5)
+        for _ in range(trials - int(counts.sum())):
+            counts[np.argmax(self._weights / (2 * counts + 1))] += 1
+        return {name: int(n) for name, n in zip(self._names, counts, strict=True)}
+
+
+class PromiseShares(UniformShares):
+    """By promise: a subspace that can hardly beat the best loss gets less, down to a tenth of its share, never nothing.
+
+    A subspace's promise is the chance that its next trial is the best so far, see `promise`. What was dealt long ago
+    is forgotten, so a subspace whose promise rises or falls is not made to pay for its past.
+    """
+
+    fixed = False
+
+    def __init__(self, probabilities: Mapping[str, float]) -> None:
+        super().__init__(probabilities)
+        self._even = self._weights.copy()
+        self._losses: dict[str, deque[float]] = {name: deque(maxlen=LOSSES) for name in self._names}
+        self._best = math.inf
+        self._new = 0
+        self._kept = 0.5 ** (float(self._even.min()) / HALF_LIFE)
+
+    def deal(self, subspace: str) -> None:
+        self._dealt *= self._kept
+        self._failed *= self._kept
+        super().deal(subspace)
+
+    def tell(self, trial: Trial) -> None:
+        super().tell(trial)
+        # A failed trial counts as one that could not have been worse, so what always fails is judged too.
+        loss = {TrialState.COMPLETE: trial.loss, TrialState.FAILED: math.inf}.get(trial.state)
+        if loss is not None and trial.subspace in self._losses:
+            self._losses[trial.subspace].append(loss)
+            self._best = min(self._best, loss)
+            self._new += 1
+            if self._new >= RENEW_RESULTS:
+                self._weigh()
+
+    def _weigh(self) -> None:
+        self._new = 0
+        chances = np.array([promise(self._losses[name], self._best) for name in self._names])
+        # An unjudged subspace is as promising as the best one, and where none is promising they are all alike.
+        most = float(np.nan_to_num(chances).max())
+        relative = np.where(np.isnan(chances), 1.0, chances / most) if most > 0 else np.ones(len(chances))
+        weights = self._even * (FLOOR + (1.0 - FLOOR) * relative)
+        self._weights = weights / weights.sum()
+
+
+def promise(losses: Sequence[float] | deque[float], best: float) -> float:
+    """The chance that the next trial's loss is below `best`, judged by the lower tail of `losses`; nan for too few.
+
+    Below its lower quartile u a law's tail is taken for exponential: P(y < best) = P(y < u) exp(-(u - best) / e), e the
+    mean of u - y below u. Source: peaks over threshold, Pickands, Annals of Statistics 3, 1975, with shape 0.
+    An infinite loss is a trial that failed; where nearly all did, there is no chance.
+    """
+    if len(losses) < MIN_LOSSES:
+        return math.nan
+    known = np.asarray(losses, dtype=float)
+    ordered = np.sort(known[np.isfinite(known)])
+    size = max(3, int(TAIL * len(ordered)))
+    if len(ordered) <= size:
+        return 0.0
+    threshold = ordered[size]
+    excess = float((threshold - ordered[:size]).mean())
+    distance = float(threshold - best)
+    if distance <= 0:
+        return float((ordered < best).sum()) / len(losses)
+    if not excess > 0:
+        return 0.0
+    return size / len(losses) * math.exp(-distance / excess)
+
+
+def make_shares(name: str, probabilities: Mapping[str, float]) -> Shares:
+    """Return the shares called `name`. Raises UsageError for unknown ones."""
+    check_name("kind of shares", name, SHARES)
+    return PromiseShares(probabilities) if name == "promise" else UniformShares(probabilities)

@@ -1,0 +1,49 @@
+"""Trials and subspaces as numbers: rows of features, and the complexity of a subspace."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shadho_celery.core.trial import Params
+from shadho_celery.space.domains import Domain
+
+Array = NDArray[np.float64]
+
+#: what stands in a feature column where the label is inactive: the middle, so that it is far from no value
+INACTIVE = 0.5
+
+
+def complexity(domains: Iterable[Domain], mass: float = 0.999) -> float:
+    """Return the size of a subspace: the product over its leaves of a factor for each domain; 1 for no leaves.
+
+    A continuous domain counts 2 + |b - a|, where (a, b) is the central interval of its unscaled law that holds `mass`;
+    a discrete one with n values 2 - 1/n; so a constant counts 1. No unit: it depends on the params' own units.
+    Source: SHADHO, arXiv 1707.01428.
+    """
+    return math.prod(_factor(domain, mass) for domain in domains)
+
+
+def _factor(domain: Domain, mass: float) -> float:
+    values = domain.cardinality(mass)
+    if values is not None:
+        return 2.0 - 1.0 / values
+    low, high = domain.central_interval(mass)
+    return 2.0 + abs(high - low)
+
+
+def features(params_list: Sequence[Params], domains: Mapping[str, Domain], inactive: float = INACTIVE) -> Array:
+    """Return the params of n trials as an array of shape (n, d) in [0, 1]: one column per domain, in their order.
+
+    A label that is not active in a trial (absent from its params) has the value `inactive` there. Rows do not depend on
+    one another, so a caller with a long history makes each row once, when the trial ends.
+    """
+    columns = np.full((len(params_list), len(domains)), inactive)
+    for column, (label, domain) in enumerate(domains.items()):
+        active = [row for row, params in enumerate(params_list) if label in params]
+        if active:
+            columns[active, column] = domain.to_unit([params_list[row][label] for row in active])
+    return columns

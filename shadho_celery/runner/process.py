@@ -1,0 +1,204 @@
+"""A live process under its reaper, as its parent holds it: a pipe of records, what it prints, and its end."""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import uuid
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import IO
+
+import msgspec
+
+from shadho_celery.objective.memory import system_kills
+from shadho_celery.runner.process_tree import MARK, kill_marked
+from shadho_celery.runner.protocol import MAX_RECORD, PIPE_LOST, FromChild, Ready, ToChild, decode_from_child, encode
+
+#: the fleet's secrets, which are none of a trial's business
+SECRETS = ("CELERY_BROKER_URL", "SHADHO_REDIS_URL", "SHADHO_SIGNING_KEY_FILE")
+
+#: characters of a dead process's output that are kept
+TAIL = 4000
+
+#: seconds that a reaper has to end what is below it
+END_SECONDS = 5.0
+
+
+#: the module that stands above the process
+REAPER = "shadho_celery.runner.reaper"
+
+
+class BrokenRecord(Exception):
+    """The trial's process sent what is no record."""
+
+
+class TrialProcess:
+    """One process: started at once, and ended once."""
+
+    def __init__(self, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
+        """`arguments`: the module whose `main` runs in it, and what that gets after the descriptor of its pipe.
+
+        Raises OSError.
+        """
+        self.was_killed = False
+        #: the last it printed, once it has ended
+        self.tail = ""
+        self._code: int | None = None
+        self._ready = threading.Event()
+        self._received = bytearray()
+        self._sending = threading.Lock()
+        self._ending = threading.Lock()
+        self._system_kills = system_kills()
+        self._mark = uuid.uuid4().hex
+        self._output = tempfile.TemporaryFile()  # noqa: SIM115 -- lives as long as the process
+        self._pipe, theirs = socket.socketpair()
+        lifeline, self._lifeline = os.pipe()
+        module, *rest = arguments
+        given = {name: value for name, value in os.environ.items() if name not in SECRETS}
+        try:
+            self._reaper = subprocess.Popen(
+                # Unbuffered: what a trial printed before it crashed is in the file by then.
+                [sys.executable, "-u", "-m", REAPER, str(lifeline), module, str(theirs.fileno()), *rest],
+                pass_fds=[lifeline, theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=self._output,
+                stderr=subprocess.STDOUT,
+                env={**given, **environment, MARK: self._mark},
+                # Out of the terminal's reach.
+                start_new_session=True,
+            )
+        except BaseException:
+            os.close(self._lifeline)
+            self._close()
+            raise
+        finally:
+            theirs.close()
+            os.close(lifeline)
+
+    def is_idle(self) -> bool:
+        """True where it lives and has nothing to say: it may yet say that it is ready."""
+        if self.was_killed or self._code is not None or self._reaper.poll() is not None:
+            return False
+        try:
+            while self._received or select.select([self._pipe], [], [], 0)[0]:
+                if self._ready.is_set() or self.receive() is None:
+                    return False
+        except (BrokenRecord, OSError, ValueError):
+            return False
+        return True
+
+    def send(self, record: ToChild) -> None:
+        """Send it a record; nothing happens where it has died."""
+        with self._sending, suppress(OSError):
+            self._pipe.sendall(encode(record))
+
+    def receive(self) -> FromChild | None:
+        """Return its next record; None once it has ended. Raises BrokenRecord."""
+        searched = 0
+        while (end := self._received.find(b"\n", searched)) < 0:
+            searched = len(self._received)
+            if searched > MAX_RECORD:
+                raise BrokenRecord("the trial's process sent a record without an end")
+            try:
+                part = self._pipe.recv(1 << 16)
+            except OSError:
+                part = b""
+            if not part:
+                return None
+            self._received += part
+        line = bytes(self._received[:end])
+        del self._received[: end + 1]
+        try:
+            record = decode_from_child(line)
+        except (ValueError, RecursionError, msgspec.MsgspecError) as error:
+            raise BrokenRecord(f"the trial's process sent what is no record ({type(error).__name__})") from error
+        if isinstance(record, Ready):
+            self._ready.set()
+        return record
+
+    def await_ready(self, seconds: float, over: threading.Event) -> None:
+        """Wait until it is ready, but no longer than `seconds`, nor once `over` is set."""
+        for _ in range(int(seconds / 0.05)):
+            if self._ready.is_set() or over.wait(0.05):
+                return
+
+    def forget_output(self) -> None:
+        """What it has printed so far is of no interest any more."""
+        with suppress(OSError, ValueError):
+            self._output.seek(0)
+            self._output.truncate()
+
+    def kill(self) -> None:
+        """End it and its children at once."""
+        self.was_killed = self.was_killed or self._code is None
+        self._end()
+
+    def death(self) -> tuple[str, bool]:
+        """Return how it ended, and whether that was for want of memory."""
+        self._reaper.send_signal(signal.SIGCONT)
+        with suppress(subprocess.TimeoutExpired):
+            self._reaper.wait(timeout=END_SECONDS)
+        code = self._end()
+        if self.was_killed:
+            return "the trial's process was killed", False
+        if code == PIPE_LOST:
+            return "the trial closed the pipe between its process and the worker", False
+        if code >= 0:
+            return f"the trial's process ended with exit code {code}", False
+        text = f"the trial's process ended with signal {_signal_name(-code)}"
+        if code != -signal.SIGKILL:
+            return text, False
+        if system_kills() > self._system_kills:
+            return f"{text}: the system killed it for want of memory", True
+        return f"{text}, which this worker did not send: it was for want of memory, perhaps", True
+
+    def _end(self) -> int:
+        """End it in whatever state it is; the reaper's exit code."""
+        with self._ending:
+            if self._code is None:
+                os.close(self._lifeline)
+                # Its trial may have stopped it.
+                self._reaper.send_signal(signal.SIGCONT)
+                try:
+                    self._code = self._reaper.wait(timeout=END_SECONDS)
+                except subprocess.TimeoutExpired:
+                    self.was_killed = True
+                    self._reaper.kill()
+                    self._code = self._reaper.wait()
+                if self._code < 0:
+                    # It ended as its child did, or else the child has killed it: then others may be left.
+                    kill_marked(self._mark)
+                self.tail = _tail(self._output)
+                self._close()
+            return self._code
+
+    def _close(self) -> None:
+        with suppress(OSError):
+            # Whoever waits for a record sees its end.
+            self._pipe.shutdown(socket.SHUT_RDWR)
+        self._pipe.close()
+        self._output.close()
+
+
+def _tail(output: IO[bytes]) -> str:
+    """The end of what was printed."""
+    output.seek(max(0, output.seek(0, os.SEEK_END) - 10 * TAIL))
+    text = output.read().decode("utf-8", "replace")
+    # With a crash's traceback faulthandler lists every module written in C, hundreds of them.
+    return re.sub(r"^Extension modules: .*$", "", text, flags=re.MULTILINE).strip()[-TAIL:]
+
+
+def _signal_name(number: int) -> str:
+    """SIGSEGV; the number where it has no name."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return str(number)

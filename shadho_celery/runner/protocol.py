@@ -1,0 +1,98 @@
+"""Records of the pipe between a worker and a trial's process, one JSON object a line, and what both ends agree on."""
+
+from __future__ import annotations
+
+import json
+
+import msgspec
+from msgspec import Struct
+
+from shadho_celery.core.trial import Attempt, GangCall, Int64, Outcome, ReplicaSeat, TrialState
+
+#: seconds that a trial has to return after its time limit, before its process is killed
+HARD_SECONDS = 5.0
+
+#: exit code of a process whose end of the pipe was closed by its trial
+PIPE_LOST = 74
+
+#: bytes that a record may have
+MAX_RECORD = 16_000_000
+
+
+class _Record(Struct, frozen=True, kw_only=True, tag_field="kind", tag=str.lower, omit_defaults=True):
+    """One line."""
+
+
+class RunAttempt(_Record, frozen=True, kw_only=True):
+    """To the process: run an attempt."""
+
+    attempt: Attempt
+    module: str
+    checkpoint_dir: str
+    compute_class: str
+    slot: int
+    #: seconds it may take
+    timeout: float | None = None
+    #: set where it is to take part in the attempt's gang
+    replica: ReplicaSeat | None = None
+
+
+class Stop(_Record, frozen=True, kw_only=True):
+    """To the process: raise the trial's stop flag."""
+
+
+class TimeUp(_Record, frozen=True, kw_only=True):
+    """To the process: interrupt the trial."""
+
+
+class Ready(_Record, frozen=True, kw_only=True):
+    """From the process: the study modules are imported."""
+
+
+class Reported(_Record, frozen=True, kw_only=True):
+    """From the process: the objective reported its loss."""
+
+    step: Int64
+    loss: float
+
+
+class Gang(_Record, frozen=True, kw_only=True):
+    """From the process: the trial calls for replicas, or tells that they have come."""
+
+    call: GangCall
+
+
+class Ended(_Record, frozen=True, kw_only=True):
+    """From the process: the trial has ended."""
+
+    outcome: Outcome
+    #: True where the process is not fit for another trial
+    is_unfit: bool = False
+
+
+ToChild = RunAttempt | Stop | TimeUp
+FromChild = Ready | Reported | Gang | Ended
+
+
+def encode(record: ToChild | FromChild) -> bytes:
+    """Return a record as a line."""
+    return json.dumps(msgspec.to_builtins(record)).encode() + b"\n"
+
+
+def decode_to_child(line: str) -> ToChild:
+    """Return the record of a line that the worker wrote."""
+    record: ToChild = msgspec.convert(json.loads(line), ToChild)
+    return record
+
+
+def decode_from_child(line: bytes) -> FromChild:
+    """Return the record of a line that the process wrote.
+
+    Raises ValueError for anything else: a trial may have written it. msgspec's ValidationError is one.
+    """
+    record: FromChild = msgspec.convert(json.loads(line), FromChild)
+    if isinstance(record, Ended):
+        state, loss = record.outcome.state, record.outcome.loss
+        if not state.is_finished or (state is TrialState.COMPLETE) != (loss is not None):
+            raise ValueError("no end of a trial")
+    return record

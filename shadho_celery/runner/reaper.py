@@ -1,0 +1,124 @@
+"""Reaper: the process that kills a trial's process tree: ``python -m shadho_celery.runner.reaper LIFELINE MODULE ...``.
+
+It runs MODULE's `main` in a child and waits for the child's end, or for that of the lifeline: a pipe whose other end
+its parent holds, which closes however the parent dies. Then it kills all that the child has started, and ends as the
+child did. Linux hands it every orphan among them, also one that has left its session (prctl's PR_SET_CHILD_SUBREAPER);
+elsewhere it kills the child's process group.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import select
+import signal
+import sys
+import time
+from contextlib import suppress
+
+from shadho_celery.runner.process_tree import KILL_SECONDS, PR_SET_PDEATHSIG, adopt_orphans, descendants, kill, prctl
+
+#: what the child's end must not be made by: those who stop a service signal all of its processes
+_IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+
+
+def _notice_children() -> tuple[int, int]:
+    """Both ends of a pipe whose first turns readable when a child has ended."""
+    noticed, note = os.pipe()
+    os.set_blocking(noticed, False)
+    os.set_blocking(note, False)
+    signal.set_wakeup_fd(note, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    return noticed, note
+
+
+def _start_session(reaper: int) -> None:
+    """In the child: begin a session of its own, that ends with the reaper."""
+    signal.set_wakeup_fd(-1)
+    for number in (signal.SIGCHLD, *_IGNORED[1:]):
+        # Not SIGINT: Ctrl-C at a terminal is for the scheduler.
+        signal.signal(number, signal.SIG_DFL)
+    os.setsid()
+    prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != reaper:
+        os._exit(1)
+    with suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:  # noqa: PTH123
+        # Where memory runs out it shall be the trial that is killed, not its worker.
+        file.write("500")
+
+
+def _wait(child: int, lifeline: int, noticed: int) -> int | None:
+    """The child's wait status; None where the lifeline ended first."""
+    while True:
+        readable, _, _ = select.select([lifeline, noticed], [], [])
+        with suppress(BlockingIOError):
+            os.read(noticed, 4096)
+        # Orphans that were handed to this process end here too.
+        with suppress(ChildProcessError):
+            while (reaped := os.waitpid(-1, os.WNOHANG))[0]:
+                if reaped[0] == child:
+                    return reaped[1]
+        if lifeline in readable and not os.read(lifeline, 1):
+            return None
+
+
+def _end_children(child: int) -> None:
+    """Kill until there is no child left, and so no descendant: whoever loses its parent is handed to this process."""
+    deadline = time.monotonic() + KILL_SECONDS
+    kill(child)
+    if sys.platform != "linux":
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(child, signal.SIGKILL)
+    while time.monotonic() < deadline:
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        except ChildProcessError:
+            return
+        for pid in descendants(os.getpid()):
+            kill(pid)
+        time.sleep(0.002)
+
+
+def _end_like(status: int | None) -> None:
+    """End with the same exit code, or by the same signal, as the child."""
+    if status is not None and os.WIFSIGNALED(status):
+        import resource
+
+        number = os.WTERMSIG(status)
+        # The child's own core is worth keeping, where the machine keeps any; this one is not.
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        with suppress(OSError, ValueError):
+            signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+    os._exit(0 if status is None else os.waitstatus_to_exitcode(status) & 0xFF)
+
+
+def main() -> None:
+    """Watch over the `main` of the module that the second argument names; the first is the lifeline's descriptor."""
+    lifeline, module, *arguments = sys.argv[1:]
+    for number in _IGNORED:
+        signal.signal(number, signal.SIG_IGN)
+    noticed, note = _notice_children()
+    adopt_orphans()
+    reaper = os.getpid()
+    child = os.fork()
+    if child == 0:
+        for descriptor in (int(lifeline), noticed, note):
+            os.close(descriptor)
+        _start_session(reaper)
+        sys.argv = [module, *arguments]
+        importlib.import_module(module).main(arguments)
+        return
+    # What the child was given must be open nowhere else, or nobody would see its end.
+    for descriptor in range(3, 256):
+        if descriptor not in {int(lifeline), noticed, note}:
+            with suppress(OSError):
+                os.close(descriptor)
+    status = _wait(child, int(lifeline), noticed)
+    _end_children(child)
+    _end_like(status)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,165 @@
+"""Successive halving: rounds of trials on a ladder of budgets, the best of a rung promoted to the next."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+from shadho_celery.core.checks import as_record
+from shadho_celery.core.trial import Trial, TrialState
+from shadho_celery.errors import UsageError
+from shadho_celery.scheduler.rounds import Wanted
+
+#: trials of one round at most: with more, hardly anybody would live to see the second one
+LARGEST = 100_000
+
+Budget = Annotated[float, Meta(gt=0, le=sys.float_info.max)]
+
+
+class Ladder(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Budgets from `least` to `most`, as ``STUDY["rungs"]`` names them. Raises UsageError where they make no ladder."""
+
+    least: Budget
+    most: Budget
+    #: reduction factor: a rung has so many times the budget of the one below, and one in so many of its trials
+    eta: Annotated[int, Meta(ge=2, le=LARGEST)] = 3
+    #: trials that each rung gets beyond those it waits for
+    backups: Annotated[int, Meta(ge=0, le=LARGEST)] = 0
+
+    @classmethod
+    def of(cls, settings: Mapping[str, object]) -> Ladder:
+        """Return the ladder that plain settings describe."""
+        ladder = as_record(settings, cls, "rungs", "give a dict such as {'least': 1, 'most': 9, 'eta': 3}")
+        between = f"rungs: from {ladder.least:g} to {ladder.most:g}"
+        if ladder.most / ladder.least + ladder.backups > LARGEST:
+            raise UsageError(f"{between} takes over {LARGEST} trials a round; raise 'least'")
+        if ladder.most <= ladder.least or ladder.top < 1:
+            raise UsageError(f"{between} there is one rung only; let 'most' be {ladder.eta} times 'least'")
+        return ladder
+
+    @property
+    def top(self) -> int:
+        """Rungs above the lowest one."""
+        # Without the small number some ladders would lack a rung: log(243) / log(3) is 4.999...
+        return math.floor(math.log(self.most / self.least) / math.log(self.eta) + 1e-9)
+
+
+@dataclass
+class _Rung:
+    """The trials of the present bracket at one budget."""
+
+    budget: float
+    #: results after which the next rung begins
+    wanted: int
+    #: trials that are sent to get them
+    sent: int
+    #: the origins they have, the best first; None where they are drawn anew
+    chosen: list[int] | None = None
+    #: number of a trial -> its origin
+    origins: dict[int, int] = field(default_factory=dict)
+    #: (loss, origin) in the order in which they came; infinite where there is none
+    losses: list[tuple[float, int]] = field(default_factory=list)
+
+    @property
+    def is_complete(self) -> bool:
+        return len(self.losses) >= min(self.wanted, self.sent)
+
+    def best(self, most: int) -> list[int]:
+        """Return the best `most` origins of the first `wanted` results; those that failed are not among them."""
+        return [origin for loss, origin in sorted(self.losses[: self.wanted])[:most] if loss < math.inf]
+
+
+class SuccessiveHalving:
+    """Many trials at a small budget, the best of them at a larger one, and so on; then the next bracket begins.
+
+    A bracket's rungs have the budgets ``most * eta**-k`` down to `least`, and ``eta**k`` trials; the best 1 / eta of a
+    rung are promoted to the next one. None is before its rung is complete: which trials are depends on their losses
+    alone. A failed trial counts as the worst, a cancelled one not at all. Source: Jamieson and Talwalkar,
+    "Non-stochastic Best Arm Identification and Hyperparameter Optimization", AISTATS 2016; its form here is bracket
+    s_max of Li et al., "Hyperband", JMLR 18, 2018.
+
+    With `backups` b every rung gets n + b *different* trials, and the next one begins after the first n results: slow
+    trials are not waited for. That is biased where good trials are slow, as large models often are: those that come
+    late are not promoted, however good they turn out to be. Their results are kept in the study all the same.
+    Copies of late trials (`speculation`) save most of that waiting and are not biased.
+    """
+
+    def __init__(self, ladder: Ladder) -> None:
+        self._ladder = [(ladder.most / ladder.eta**below, ladder.eta**below) for below in range(ladder.top, -1, -1)]
+        self._backups = ladder.backups
+        self._drawn = 0
+        self._begin()
+
+    @property
+    def size(self) -> int:
+        return self._rungs[self._place].sent
+
+    @property
+    def left(self) -> float:
+        return self.size - len(self._rungs[self._place].origins)
+
+    def ask(self) -> Wanted | None:
+        rung = self._rungs[self._place]
+        if self.left <= 0:
+            return None
+        if rung.chosen is None:
+            return Wanted(budget=rung.budget, rung=0, drawn=self._drawn)
+        there = set(rung.origins.values())
+        origin = next(origin for origin in rung.chosen if origin not in there)
+        return Wanted(budget=rung.budget, rung=self._place, origin=origin)
+
+    def add(self, trial: Trial) -> None:
+        place = self._place_of(trial)
+        if place is None:
+            return
+        if trial.state is TrialState.CANCELLED:
+            self._drawn += place == 0
+            return
+        if place == 0 and (self._has_moved_on or len(self._rungs[0].origins) >= self._rungs[0].sent):
+            # Trials of earlier runs are added before it is told how they ended.
+            self._begin()
+        self._has_moved_on |= place > 0
+        self._rungs[place].origins[trial.number] = trial.number if trial.origin is None else trial.origin
+
+    def tell(self, trial: Trial) -> None:
+        place = self._place_of(trial)
+        if place is None or trial.number not in self._rungs[place].origins:
+            return
+        rung = self._rungs[place]
+        if trial.state is TrialState.CANCELLED:
+            # It tells nothing of its params: whoever carries the study on has it sent again, or another one drawn.
+            del rung.origins[trial.number]
+            self._drawn += place == 0
+            return
+        loss = trial.loss if trial.state is TrialState.COMPLETE else None
+        rung.losses.append((math.inf if loss is None else loss, rung.origins[trial.number]))
+        self._advance()
+
+    def _begin(self) -> None:
+        """Begin a bracket."""
+        self._rungs = [_Rung(budget, wanted, wanted + self._backups) for budget, wanted in self._ladder]
+        self._place = 0
+        self._has_moved_on = False
+        self._drawn += self._rungs[0].sent
+
+    def _advance(self) -> None:
+        """Go on to the first rung that is not complete, maybe that of the next bracket."""
+        while self._rungs[self._place].is_complete:
+            if self._place == len(self._rungs) - 1:
+                self._begin()
+                return
+            last, self._place = self._rungs[self._place], self._place + 1
+            rung = self._rungs[self._place]
+            rung.chosen = last.best(rung.sent)
+            rung.sent = len(rung.chosen)
+
+    def _place_of(self, trial: Trial) -> int | None:
+        """Return the rung that a trial stands on; None for a trial of another ladder, in an earlier run perhaps."""
+        if trial.rung is None or trial.rung >= len(self._ladder) or trial.budget != self._ladder[trial.rung][0]:
+            return None
+        return trial.rung

@@ -1,0 +1,68 @@
+"""Width of a trial: how many slots of one class it takes, as its study file says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from shadho_celery.core.settings import SlotsSetting
+from shadho_celery.core.trial import MAX_SLOTS, Params
+from shadho_celery.errors import UsageError
+from shadho_celery.space.compile import Space
+from shadho_celery.space.split import Subspace, split
+
+#: drawn params -> slots
+Width = Callable[[Params], int]
+
+#: draws of each subspace that the setting is tried on before the study begins
+SAMPLES = 8
+
+
+def make_width(slots: SlotsSetting, space: Space, subspaces: Sequence[Subspace]) -> Width:
+    """Return `slots` as a function of drawn params. Raises UsageError where it gives no whole number from 1 up."""
+    if isinstance(slots, int):
+        width = _count(slots)
+        return lambda params: width
+    read = slots if callable(slots) else _by_key(slots)
+
+    def width_of(params: Params) -> int:
+        try:
+            return _count(read(space.evaluate(params)))
+        except UsageError:
+            raise
+        except Exception as error:
+            raise UsageError(f"STUDY['slots'] failed: {type(error).__name__}: {error}; see {dict(params)}") from error
+
+    generator = np.random.default_rng(0)
+    for subspace in subspaces:
+        for params in subspace.sample(generator, SAMPLES):
+            width_of(params)
+    return width_of
+
+
+def widest(slots: SlotsSetting, space: Space) -> int:
+    """Return the most slots that trials take, as far as some draws of each subspace show. Raises UsageError as above."""
+    subspaces = split(space)
+    width = make_width(slots, space, subspaces)
+    generator = np.random.default_rng(1)
+    return max(width(params) for subspace in subspaces for params in subspace.sample(generator, 8 * SAMPLES))
+
+
+def _by_key(key: str) -> Callable[[Any], Any]:
+    def read(params: Any) -> Any:
+        if not isinstance(params, Mapping) or key not in params:
+            raise UsageError(f"STUDY['slots'] is {key!r}, which is no key of the params; give a number or a function")
+        return params[key]
+
+    return read
+
+
+def _count(value: Any) -> int:
+    number = value.item() if isinstance(value, np.generic) else value
+    if isinstance(number, float) and number.is_integer():
+        number = int(number)
+    if isinstance(number, bool) or not isinstance(number, int) or not 1 <= number <= MAX_SLOTS:
+        raise UsageError(f"STUDY['slots'] gives {value!r}; a trial takes a whole number of slots from 1 to {MAX_SLOTS}")
+    return number

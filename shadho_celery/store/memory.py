@@ -1,0 +1,47 @@
+"""A store in memory, for searches that end with their process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from shadho_celery.core.trial import Report, Trial
+from shadho_celery.errors import LockLost
+
+
+class MemoryStore:
+    """Keeps the trials and reports of one study; several hundred times as fast as a database."""
+
+    safe_url = "memory"
+
+    def __init__(self, fence: int = 1) -> None:
+        """`fence` is the number that writes must show."""
+        self._fence = fence
+        self._trials: dict[int, Trial] = {}
+        self._reports: list[Report] = []
+
+    def write(
+        self,
+        key: str,
+        fence: int,
+        now: float,
+        *,
+        new: Sequence[Trial] = (),
+        changed: Sequence[Trial] = (),
+        reported: Iterable[Report] = (),
+    ) -> None:
+        if fence != self._fence:
+            raise LockLost
+        for trial in (*new, *changed):
+            self._trials[trial.number] = trial
+        self._reports.extend(reported)
+
+    def unlock(self, key: str, fence: int) -> None:
+        pass
+
+    def trials(self) -> list[Trial]:
+        """The trials in the order of their numbers."""
+        return [self._trials[number] for number in sorted(self._trials)]
+
+    def reports(self) -> list[Report]:
+        """The reports in the order in which they came."""
+        return list(self._reports)

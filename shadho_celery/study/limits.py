@@ -1,0 +1,41 @@
+"""Bounds on a study."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from shadho_celery.core.trial import Trial
+from shadho_celery.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Bounds on a study; None where there is none."""
+
+    #: trials that end COMPLETE, PRUNED or FAILED
+    trials: int | None = None
+    #: seconds of this run of the scheduler
+    seconds: float | None = None
+    #: a loss that is good enough
+    target: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.trials is not None and self.trials < 1:
+            raise UsageError(f"a study needs at least one trial, not {self.trials}; see --trials")
+        if self.seconds is not None and not self.seconds > 0:
+            raise UsageError(f"a study needs more than {self.seconds} seconds; see --seconds")
+        if self.trials is None and self.seconds is None and self.target is None:
+            raise UsageError("a study needs an end: give --trials, --seconds or --target")
+
+    def trials_left(self, trials: int) -> float:
+        """Return how many more there may be beside so many."""
+        return math.inf if self.trials is None else self.trials - trials
+
+    def seconds_left(self, began: float, now: float) -> float:
+        """Return how long a run that `began` at that moment may go on."""
+        return math.inf if self.seconds is None else began + self.seconds - now
+
+    def is_met_by(self, best: Trial | None) -> bool:
+        """Return whether the `best` COMPLETE trial is good enough."""
+        return self.target is not None and best is not None and (best.loss or 0.0) <= self.target

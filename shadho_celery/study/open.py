@@ -1,0 +1,83 @@
+"""Begin a study, or carry one on."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from shadho_celery.core.clock import Clock, SystemClock
+from shadho_celery.errors import SpaceChanged, StudyNotFound, UsageError
+from shadho_celery.store.base import StudyRecord
+from shadho_celery.store.lock import holder_name
+from shadho_celery.store.sql import SqlStore
+from shadho_celery.study.study import Study
+
+
+def open_study(
+    store: SqlStore,
+    space: Mapping[str, str],
+    *,
+    module: str = "",
+    name: str | None = None,
+    resume: bool = False,
+    seed: int | None = None,
+    settings: Mapping[str, Any] | None = None,
+    clock: Clock | None = None,
+) -> Study:
+    """Begin a study, or carry one on, and take its lock.
+
+    `space` is `Space.describe()`. With `resume` the study is the one called `name`, else the module's latest.
+    `settings` (what JSON can carry) are added to those that its record keeps of earlier runs.
+    Raises StudyExists, StudyNotFound, StudyLocked, SpaceChanged, UsageError (another seed) or StoreError.
+    """
+    clock = clock or SystemClock()
+    if resume:
+        record = store.find(name) if name else store.latest(module)
+        _compare(record, space, module, seed)
+    else:
+        record = _new_record(space, module, name, seed, clock)
+        store.create(record)
+    fence = store.lock(record.key, holder_name(), clock.now())
+    if settings:
+        record = replace(record, settings={**record.settings, **settings})
+        store.keep_settings(record.key, fence, record.settings)
+    return Study(store, record, fence, store.trials(record.key) if resume else (), clock)
+
+
+def _new_record(space: Mapping[str, str], module: str, name: str | None, seed: int | None, clock: Clock) -> StudyRecord:
+    key = uuid.uuid4().hex[:16]
+    if seed is None:
+        seed = int(np.random.SeedSequence().generate_state(1)[0])
+    if not 0 <= seed < 2**63:
+        raise UsageError(f"a seed is a whole number from 0 to 2**63 - 1, not {seed:.6g}")
+    if name is None:
+        moment = np.datetime64(int(clock.now()), "s").item()
+        # Two studies of one module may begin within a second.
+        name = f"{module or 'study'}-{moment:%Y%m%d-%H%M%S}-{key[:4]}"
+    if not name.strip() or len(name) > 200 or any(ord(char) < 32 or char in "/\\" for char in name) or name[0] == ".":
+        raise UsageError(
+            f"{name[:60]!r} cannot name a study; use up to 200 characters without slashes or a leading dot"
+        )
+    return StudyRecord(key=key, name=name, module=module, seed=seed, space=dict(space), created_at=clock.now())
+
+
+def _compare(record: StudyRecord, space: Mapping[str, str], module: str, seed: int | None) -> None:
+    if record.module != module:
+        raise StudyNotFound(f"study {record.name!r} is one of {record.module or 'no module'}, not of {module}")
+    different = [label for label in {**record.space, **space} if record.space.get(label) != space.get(label)]
+    if different:
+        labels = ", ".join(
+            f"{label} (was {record.space.get(label, 'absent')}, is {space.get(label, 'absent')})"
+            for label in different[:5]
+        )
+        more = f" and {len(different) - 5} more" if len(different) > 5 else ""
+        raise SpaceChanged(
+            f"study {record.name!r} searches another space: {labels}{more}; "
+            "begin another study (leave out --resume) or restore the space"
+        )
+    if seed is not None and seed != record.seed:
+        raise UsageError(f"study {record.name!r} was begun with --seed {record.seed}; leave --seed out to resume it")

@@ -1,0 +1,254 @@
+"""Replica's end of the connection: finds the coordinator, reconnects, and holds the newest parameters."""
+
+from __future__ import annotations
+
+import logging
+import math
+import socket
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+from shadho_celery.core.trial import ReplicaSeat
+from shadho_celery.errors import ShadhoError, UsageError
+from shadho_celery.training.frames import (
+    BrokenFrame,
+    Frame,
+    Header,
+    Kind,
+    Wire,
+    control_frame,
+    control_limits,
+    small_buffer,
+)
+from shadho_celery.training.handshake import (
+    HANDSHAKE_SECONDS,
+    Hello,
+    Refused,
+    TrainingOver,
+    Welcome,
+    parse_quit,
+    quit_frame,
+    say_hello,
+)
+from shadho_celery.training.strategies import Vector
+
+logger = logging.getLogger(__name__)
+
+#: seconds between two checks for a stopped trial
+TICK = 0.25
+#: seconds between two attempts to connect: the first pause, and the longest
+BACKOFF = (0.05, 2.0)
+#: least seconds from one connection's start to the next: the cause that ended one may end the next at once
+MIN_CONNECT_INTERVAL = 2.0
+#: seconds that the threads of a closed connection have to end
+LEAVE_SECONDS = 1.0
+
+
+class ConnectionLost(Exception):
+    """End of a connection without a QUIT; the coordinator may be started again."""
+
+
+class Client:
+    """One replica's connection, and the parameters received over it.
+
+    Two buffers hold parameters: one is being filled; the other, the newest complete one, can be read.
+    """
+
+    def __init__(
+        self,
+        seat: ReplicaSeat,
+        digest: str,
+        params: tuple[Vector, Vector],
+        *,
+        stop: Callable[[], bool],
+        reconnect_seconds: float = 60.0,
+        deadline_seconds: float = 30.0,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._seat, self._stop, self._now = seat, stop, now
+        self._hello = Hello(rank=seat.rank, digest=digest)
+        self._reconnect_seconds, self._deadline = reconnect_seconds, deadline_seconds
+        host, _, port = seat.address.rpartition(":")
+        if not port.isdecimal():
+            raise UsageError(f"the coordinator's address is {seat.address!r}; it must be host:port")
+        self._address = (host, int(port))
+        self._front, self._back = params
+        self._changed = threading.Condition()
+        self._step = self._newest = -1
+        self._ended: Exception | None = None
+        self._wire: Wire | None = None
+        self._connected_at = -math.inf
+        self._closed = threading.Event()
+        self._threads: list[threading.Thread] = []
+        #: epoch of the coordinator; 0 before the first connection
+        self.epoch = 0
+
+    def connect(self) -> Welcome:
+        """Connect to the coordinator, retrying with backoff, and return its WELCOME.
+
+        Raises Refused, TrainingOver, or ShadhoError if it is not found for `reconnect_seconds`.
+        """
+        self.close()
+        self._sleep(self._connected_at + MIN_CONNECT_INTERVAL - self._now())
+        until, pause = self._now() + self._reconnect_seconds, BACKOFF[0]
+        while True:
+            try:
+                return self._connect_once()
+            except (OSError, EOFError, ConnectionLost) as error:
+                if self._now() + pause > until:
+                    raise ShadhoError(
+                        f"the coordinator at {self._seat.address} was not found for {self._reconnect_seconds:g} s "
+                        f"({error}); check that its trial still runs and that the port is open"
+                    ) from error
+            self._sleep(pause)
+            pause = min(2 * pause, BACKOFF[1])
+
+    def _connect_once(self) -> Welcome:
+        connection = socket.create_connection(self._address, timeout=HANDSHAKE_SECONDS)
+        try:
+            wire = Wire(connection, self._now)
+            epoch, welcome = say_hello(wire, self._seat.token, self._hello)
+            if epoch < self.epoch:
+                raise ConnectionLost(f"a coordinator of epoch {epoch} answered, after one of epoch {self.epoch}")
+        except BaseException:
+            connection.close()
+            raise
+        self.epoch, self._wire, self._connected_at = epoch, wire, self._now()
+        self._step, self._newest, self._ended = -1, -1, None
+        self._closed = threading.Event()
+        works: tuple[Callable[..., None], ...] = (self._read, self._watch)
+        self._threads = [
+            threading.Thread(target=work, args=(wire, self._closed), name="gang-client", daemon=True) for work in works
+        ]
+        for thread in self._threads:
+            thread.start()
+        return welcome
+
+    def _sleep(self, seconds: float) -> None:
+        until = self._now() + seconds
+        while (left := until - self._now()) > 0:
+            self._raise_if_stopped()
+            time.sleep(min(TICK, left))
+
+    def _raise_if_stopped(self) -> None:
+        if self._stop():
+            raise TrainingOver("the trial was stopped")
+
+    def raise_if_ended(self) -> None:
+        """Raise the exception that ended this connection: TrainingOver, Refused or ConnectionLost."""
+        self._raise_if_stopped()
+        if self._ended is not None:
+            raise self._ended
+
+    def wait(self, after: int) -> int:
+        """Block until the parameters of a step beyond `after` are complete; return their step."""
+        with self._changed:
+            while True:
+                self.raise_if_ended()
+                if self._step > after:
+                    return self._step
+                self._changed.wait(TICK)
+
+    def pause(self, seconds: float, abandon: Callable[[], bool]) -> bool:
+        """Wait for `seconds`; return True early if `abandon` does, which is asked at every new step."""
+        until = self._now() + seconds
+        with self._changed:
+            while (left := until - self._now()) > 0:
+                if abandon():
+                    return True
+                self._changed.wait(min(TICK, left))
+        return False
+
+    @property
+    def newest(self) -> int:
+        """Newest step announced."""
+        return self._newest
+
+    def read_params(self, reader: Callable[[Vector], None]) -> int:
+        """Call `reader` with the newest parameters and buffers; return their step."""
+        with self._changed:
+            reader(self._front)
+            return self._step
+
+    def send(self, frame: Frame) -> None:
+        """Send a frame. Raises TrainingOver, Refused or ConnectionLost."""
+        self.raise_if_ended()
+        try:
+            assert self._wire is not None
+            self._wire.send(frame)
+        except OSError as error:
+            # The reading thread knows the reason, if a QUIT gave one.
+            with self._changed:
+                self._changed.wait_for(lambda: self._ended is not None, timeout=TICK)
+            self.raise_if_ended()
+            raise ConnectionLost(str(error)) from None
+
+    def send_quit(self, reason: str) -> None:
+        """Send the coordinator, if it is connected, the reason for which this replica ends."""
+        if self._wire is not None and self._ended is None:
+            with suppress(OSError):
+                self._wire.send(quit_frame(reason))
+                self._wire.finish()
+
+    def close(self) -> None:
+        """End the connection and its threads: a worker does not use a process again that has threads left."""
+        if self._wire is not None:
+            self._wire.close()
+        self._closed.set()
+        for thread in self._threads:
+            thread.join(LEAVE_SECONDS)
+
+    def _read(self, wire: Wire, closed: threading.Event) -> None:
+        limits = {**control_limits(Kind.STEP, Kind.PING, Kind.QUIT), Kind.PARAMS: self._back.nbytes}
+        pong = wire.heartbeat = control_frame(Kind.PING)
+        try:
+            while True:
+                header, payload = wire.receive(limits, self._buffer_for)
+                if header.kind is Kind.QUIT:
+                    raise parse_quit(payload).exception()
+                if header.kind is Kind.PING:
+                    # If the other thread is sending, that is a sign of life as well.
+                    wire.send(pong, wait=False)
+                elif header.kind is Kind.PARAMS:
+                    self._swap(header)
+                else:
+                    self._announce(header.step)
+        except (OSError, EOFError) as error:
+            self._end(wire, ConnectionLost(str(error)))
+        except (TrainingOver, Refused) as error:
+            self._end(wire, error)
+        closed.set()
+
+    def _buffer_for(self, header: Header) -> memoryview:
+        if header.kind is not Kind.PARAMS:
+            return small_buffer(header)
+        if header.length != self._back.nbytes or header.epoch != self.epoch:
+            raise BrokenFrame("PARAMS of another model or epoch")
+        self._announce(header.step)
+        return self._back.data.cast("B")
+
+    def _announce(self, step: int) -> None:
+        with self._changed:
+            self._newest = max(self._newest, step)
+            self._changed.notify_all()
+
+    def _swap(self, header: Header) -> None:
+        with self._changed:
+            self._front, self._back = self._back, self._front
+            self._step = header.step
+            self._changed.notify_all()
+
+    def _end(self, wire: Wire, error: Exception) -> None:
+        with self._changed:
+            if wire is self._wire and self._ended is None:
+                self._ended = error
+                self._changed.notify_all()
+        wire.close()
+
+    def _watch(self, wire: Wire, closed: threading.Event) -> None:
+        """End the connection after `deadline_seconds` of silence; the coordinator sends heartbeats."""
+        while not closed.wait(min(1.0, self._deadline / 4)):
+            if self._now() - wire.heard_at > self._deadline:
+                self._end(wire, ConnectionLost(f"nothing heard for {self._deadline:g} s"))

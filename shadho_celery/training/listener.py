@@ -1,0 +1,270 @@
+"""Coordinator's end of the connections: admits replicas, reads from each and sends to each without blocking.
+
+Each replica has one thread that reads and one that sends. A fault of one connection (wrong token, garbage, half a
+frame, silence) ends that connection, is counted and logged, and leaves the others alone.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from queue import SimpleQueue
+
+from shadho_celery.errors import UsageError
+from shadho_celery.training.frames import (
+    BrokenFrame,
+    Header,
+    Kind,
+    OtherVersion,
+    Wire,
+    control_frame,
+    control_limits,
+)
+from shadho_celery.training.handshake import Hello, Refused, TrainingOver, Welcome, receive_hello
+from shadho_celery.training.peer import Arrived, Event, Joined, Left, Peer
+
+logger = logging.getLogger(__name__)
+
+#: connections that may be in their handshake at a time; one more closes the oldest
+MAX_HANDSHAKES = 64
+#: connections that may wait to be accepted
+BACKLOG = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class Terms:
+    """Conditions on which a replica is admitted, and the settings in its WELCOME."""
+
+    token: str
+    #: number of the coordinator's start
+    epoch: int
+    #: replicas that have a place at a time
+    places: int
+    #: digest of model, data and settings; a replica must have the same
+    digest: str
+    #: greatest length of a GRAD, in bytes
+    max_bytes: int
+    #: seed of the data's order and of random draws in the model
+    seed: int = 0
+    #: examples of one gradient
+    batch: int = 1
+    #: parts of a batch between which a gradient may be abandoned
+    micro_batches: int = 1
+    #: seconds of silence after which a replica counts as lost
+    deadline_seconds: float = 30.0
+    #: seconds between two heartbeats
+    heartbeat_seconds: float = 2.0
+
+    def welcome(self, place: int) -> Welcome:
+        """Return the WELCOME for a place."""
+        return Welcome(
+            place=place, places=self.places, seed=self.seed, batch=self.batch, micro_batches=self.micro_batches
+        )
+
+
+class Listener:
+    """Server that admits replicas and puts the events of their connections on `inbox`."""
+
+    def __init__(self, server: socket.socket, terms: Terms, now: Callable[[], float] = time.monotonic) -> None:
+        self.inbox: SimpleQueue[Event] = SimpleQueue()
+        #: connections turned away or ended by a fault, by cause
+        self.refused: Counter[str] = Counter()
+        #: replicas that have a place at a time; lowered later if backups are not needed
+        self.places = terms.places
+        self._server, self._terms, self._now = server, terms, now
+        self._lock = threading.Lock()
+        self._peers: dict[int, Peer] = {}
+        #: peers that were dismissed because their replica connected again
+        self._replaced: set[Peer] = set()
+        #: connections in their handshake, the oldest first
+        self._handshakes: dict[Wire, None] = {}
+        self._closing = threading.Event()
+        self._gone_bytes = [0, 0]
+
+    def start(self) -> None:
+        """Start the threads that accept connections and send heartbeats."""
+        for work in (self._accept, self._send_heartbeats):
+            threading.Thread(target=work, name=f"gang-{work.__name__.strip('_')}", daemon=True).start()
+
+    def present(self) -> int:
+        """Return how many replicas have a place, including those about to be sent their WELCOME."""
+        return len(self._peers)
+
+    def bytes_moved(self) -> tuple[int, int]:
+        """Return the bytes received and the bytes sent, over all connections so far."""
+        with self._lock:
+            wires = [peer.wire for peer in self._all_peers()]
+            received, sent = self._gone_bytes
+        return received + sum(w.bytes_in for w in wires), sent + sum(w.bytes_out for w in wires)
+
+    def close(self, reason: str, *, error: bool = False, seconds: float = 2.0) -> None:
+        """Dismiss all replicas and close; connections that are still open after `seconds` are dropped."""
+        self._closing.set()
+        close_socket(self._server)
+        with self._lock:
+            peers, handshakes = self._all_peers(), list(self._handshakes)
+        for peer in peers:
+            peer.dismiss(reason, error=error)
+        for wire in handshakes:
+            wire.close()
+        until = self._now() + seconds
+        while self._now() < until and (self._peers or self._replaced):
+            # A reading thread that waits for its buffer must continue, to notice that its connection ends.
+            for peer in peers:
+                peer.release_payload()
+            time.sleep(0.01)
+        for peer in peers:
+            peer.drop(reason)
+
+    def _accept(self) -> None:
+        while not self._closing.is_set():
+            try:
+                connection, address = self._server.accept()
+            except OSError:
+                if self._closing.is_set():
+                    return
+                time.sleep(0.1)  # out of file descriptors, for example: a passing condition
+                continue
+            try:
+                wire = Wire(connection, self._now)
+            except OSError:
+                connection.close()
+                continue
+            with self._lock:
+                self._handshakes[wire] = None
+                too_many = list(self._handshakes)[:-MAX_HANDSHAKES]
+                for oldest in too_many:
+                    del self._handshakes[oldest]
+            for oldest in too_many:
+                oldest.close()
+            threading.Thread(
+                target=self._serve, args=(wire, f"{address[0]}:{address[1]}"), name="gang-peer", daemon=True
+            ).start()
+
+    def _serve(self, wire: Wire, address: str) -> None:
+        admitted: list[Peer] = []
+
+        def admit(hello: Hello) -> Welcome:
+            admitted.append(self._admit(wire, hello))
+            return self._terms.welcome(admitted[0].place)
+
+        try:
+            receive_hello(wire, self._terms.token, admit, self._terms.epoch)
+        except Exception as error:
+            # Any exception at all: an unauthenticated connection must not end the coordinator.
+            with self._lock:
+                cause = _cause(error) if wire in self._handshakes else "too many handshakes at once"
+                self.refused[cause] += 1
+            logger.warning("refused the connection from %s: %s (%s)", address, cause, error)
+            for peer in admitted:
+                self._forget(peer)
+            wire.close()
+            return
+        finally:
+            with self._lock:
+                self._handshakes.pop(wire, None)
+        self._read_from(admitted[0])
+
+    def _read_from(self, peer: Peer) -> None:
+        threading.Thread(target=peer.send, name=f"gang-send-{peer.place}", daemon=True).start()
+        self.inbox.put(Joined(peer=peer))
+        limits = {Kind.GRAD: self._terms.max_bytes, **control_limits(Kind.PING, Kind.QUIT)}
+        try:
+            peer.read(limits, lambda header, payload: self._arrived(peer, header, payload))
+        except Exception as error:
+            if isinstance(error, BrokenFrame) and peer.reason is None and not self._closing.is_set():
+                self.refused[_cause(error)] += 1
+            peer.drop(str(error) or type(error).__name__)
+        self._forget(peer)
+        self.inbox.put(Left(peer=peer, reason=peer.reason or "closed"))
+
+    def _arrived(self, peer: Peer, header: Header, payload: memoryview) -> None:
+        if header.sender != peer.place:
+            raise BrokenFrame(f"the frame names place {header.sender}, but its replica has place {peer.place}")
+        self.inbox.put(Arrived(peer=peer, header=header, payload=payload, at=self._now()))
+
+    def _admit(self, wire: Wire, hello: Hello) -> Peer:
+        """Give a replica its place. Raises Refused, or TrainingOver if the gang needs no more replicas."""
+        if hello.digest != self._terms.digest:
+            raise Refused(
+                "this replica has another model, other data or other settings than the coordinator; "
+                "run the same code with the same params"
+            )
+        with self._lock:
+            if self._closing.is_set():
+                raise TrainingOver("the training has ended")
+            earlier = [peer for peer in self._peers.values() if peer.rank == hello.rank]
+            free = [place for place in range(self._terms.places) if place not in self._peers]
+            free = [peer.place for peer in earlier] or ([hello.rank] if hello.rank in free else free)
+            if not free or len(self._peers) - len(earlier) >= self.places:
+                raise TrainingOver("the gang has all the replicas it can use")
+            peer = Peer(wire, place=free[0], rank=hello.rank, max_bytes=self._terms.max_bytes)
+            self._peers[peer.place] = peer
+            self._replaced.update(earlier)
+        for peer_before in earlier:
+            # Dismissed, not dropped: a replica that is cut off connects again, and the two would replace each other
+            # for ever.
+            peer_before.dismiss("another replica of the same rank has connected")
+        return peer
+
+    def _forget(self, peer: Peer) -> None:
+        with self._lock:
+            self._gone_bytes[0] += peer.wire.bytes_in
+            self._gone_bytes[1] += peer.wire.bytes_out
+            self._replaced.discard(peer)
+            if self._peers.get(peer.place) is peer:
+                del self._peers[peer.place]
+
+    def _all_peers(self) -> list[Peer]:
+        return [*self._peers.values(), *self._replaced]
+
+    def _send_heartbeats(self) -> None:
+        ping = control_frame(Kind.PING, epoch=self._terms.epoch)
+        while not self._closing.wait(self._terms.heartbeat_seconds):
+            with self._lock:
+                peers = self._all_peers()
+            for peer in peers:
+                silent = self._now() - peer.wire.heard_at > self._terms.deadline_seconds
+                if silent and not peer.is_waiting:
+                    peer.drop(f"nothing heard for {self._terms.deadline_seconds:g} s")
+                else:
+                    peer.notify(ping)
+
+
+def listen(host: str, port: int = 0) -> socket.socket:
+    """Return a listening socket; port 0 takes any free port. Raises UsageError if the address cannot be used."""
+    server = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        server.bind((host, port))
+        server.listen(BACKLOG)
+    except OSError as error:
+        server.close()
+        raise UsageError(
+            f"cannot listen on {host or 'any address'}:{port}: {error.strerror}; give another host or port"
+        ) from error
+    return server
+
+
+def close_socket(server: socket.socket) -> None:
+    """Close a listening socket, so that a thread blocked in `accept` returns."""
+    with suppress(OSError):
+        server.shutdown(socket.SHUT_RDWR)
+    server.close()
+
+
+def _cause(error: Exception) -> str:
+    """Return a short name of the cause, to count by."""
+    if isinstance(error, OtherVersion):
+        return "another version"
+    if isinstance(error, Refused | TrainingOver):
+        return str(error).partition(":")[0].partition(";")[0]
+    if isinstance(error, BrokenFrame):
+        return "broken frame"
+    return "handshake failed" if isinstance(error, OSError | EOFError) else type(error).__name__

@@ -1,0 +1,221 @@
+"""Broker: the queues of compute classes, and the messages that carry attempts to their workers.
+
+Scheduler and workers declare a class's queue through `queue`, so that its arguments can never differ. The scheduler
+builds Celery's messages (protocol 2) itself and publishes a turn's attempts in one batch: `apply_async` one by one
+costs ten times as much.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from typing import Any
+
+import kombu
+import kombu.exceptions
+import msgspec
+
+from shadho_celery.core.checks import one_line
+from shadho_celery.core.payload import Payload
+from shadho_celery.errors import ServiceError
+from shadho_celery.transport.celery_settings import configuration
+from shadho_celery.transport.signing import UNSIGNED, Signer
+from shadho_celery.transport.tls import remedy
+from shadho_celery.transport.urls import BROKER, mask
+
+#: number of the protocol that scheduler and worker must share: the form of messages and of the channel's records
+PROTOCOL = 6
+
+#: the name of the Celery task that runs a trial
+TASK = "shadho.trial"
+
+#: seconds to wait for a broker's answer
+BROKER_SECONDS = 6.0
+
+#: messages in one batch (Redis), or before the broker's confirms are waited for (RabbitMQ)
+BATCH = 500
+
+
+def queue(name: str) -> kombu.Queue:
+    """Return the queue of the compute class `name`: durable, bound by its own name to the default exchange.
+
+    No arguments: those of an existing queue cannot be changed, and the consumer timeout belongs into the broker's file.
+    """
+    return kombu.Queue(name, kombu.Exchange(""), routing_key=name, durable=True)
+
+
+def message(payload: Payload, signer: Signer = UNSIGNED) -> tuple[Any, dict[str, Any], dict[str, Any]]:
+    """Return body, headers and properties of the Celery message that calls the trial task with `payload`."""
+    task_id = str(uuid.uuid4())
+    plain: dict[str, Any] = msgspec.to_builtins(payload)
+    body: Any = ([plain], {}, {"callbacks": None, "errbacks": None, "chain": None, "chord": None})
+    headers = {
+        "lang": "py",
+        "task": TASK,
+        "id": task_id,
+        "root_id": task_id,
+        "parent_id": None,
+        "group": None,
+        "eta": None,
+        "expires": None,
+        "retries": 0,
+        "timelimit": [None, None],
+        # Shown by monitors in place of the params, which may be long.
+        "argsrepr": f"(study {payload.study}, trials {[attempt.number for attempt in payload.attempts]})",
+        "kwargsrepr": "{}",
+        "origin": "shadho",
+        "ignore_result": True,
+        "shadho_protocol": PROTOCOL,
+        "shadho_signature": signer.sign(_signed(plain)) if signer.fingerprint else "",
+    }
+    return body, headers, {"correlation_id": task_id, "reply_to": ""}
+
+
+class RefusedMessage(Exception):
+    """A message that a worker must not act on; its text says why."""
+
+
+def read_message(plain: Any, headers: Any, signer: Signer = UNSIGNED) -> Payload:
+    """Return the payload of a message. Raises RefusedMessage.
+
+    `headers` are the message's, or Celery's request that has them: anything with a `get`.
+    """
+    protocol = headers.get("shadho_protocol")
+    if protocol != PROTOCOL:
+        raise RefusedMessage(f"a message of protocol {str(protocol)[:20]} was refused: this worker speaks {PROTOCOL}")
+    try:
+        payload = msgspec.convert(plain, Payload)
+    except msgspec.ValidationError as error:
+        raise RefusedMessage(f"a message was refused: {error}") from None
+    if signer.fingerprint and not signer.is_signed(_signed(plain), str(headers.get("shadho_signature"))):
+        raise RefusedMessage("a message was refused: it is not signed with this worker's key; see --signing-key-file")
+    return payload
+
+
+class Publisher:
+    """Publishes messages to their classes' queues. One that may have failed may be published again."""
+
+    def __init__(
+        self,
+        url: str,
+        options: Mapping[str, Any] | None = None,
+        ssl: Mapping[str, Any] | bool = False,
+        signer: Signer = UNSIGNED,
+    ) -> None:
+        """`options` are Celery's `broker_transport_options`, `ssl` its `broker_use_ssl`.
+
+        Raises ServiceError where no broker answers.
+        """
+        self._url = url
+        self._signer = signer
+        settings = dict(options or {})
+        if "socket_timeout" in settings:
+            # A worker waits in a read for its next message; what is asked here is answered at once.
+            settings["socket_timeout"] = BROKER_SECONDS / 2
+        self._connection = kombu.Connection(
+            url, ssl=ssl, connect_timeout=BROKER_SECONDS / 2, heartbeat=0, transport_options=settings
+        )
+        self._producer: kombu.Producer | None = None
+        self._declared: set[str] = set()
+        self._unconfirmed = 0
+        self._open()
+
+    @classmethod
+    def configured(cls) -> Publisher:
+        """Return a publisher for the broker that the environment names, with the settings that the workers have."""
+        settings = configuration()
+        return cls(
+            settings["broker_url"],
+            settings.get("broker_transport_options"),
+            settings.get("broker_use_ssl", False),
+            Signer.configured(),
+        )
+
+    def publish(self, payloads: Iterable[tuple[str, Payload]]) -> None:
+        """Send each payload to the queue named beside it. Raises ServiceError where the broker does not take them."""
+        batch = list(payloads)
+        try:
+            self._publish(batch)
+        except self._failures():
+            # The connection may have died in idleness: once more on a new one. A duplicate is refused at its claim.
+            self.close()
+            self._open()
+            try:
+                self._publish(batch)
+            except self._failures() as error:
+                raise self._unreachable(error) from error
+
+    def close(self) -> None:
+        """Let go of the connection."""
+        with suppress(*self._failures()):
+            self._connection.release()
+        self._producer = None
+
+    def _open(self) -> None:
+        try:
+            self._connection.ensure_connection(max_retries=1, interval_start=0.2, timeout=BROKER_SECONDS)
+            channel = self._connection.default_channel
+            self._producer = kombu.Producer(channel, auto_declare=False, serializer="json")
+            self._declared.clear()
+            self._unconfirmed = 0
+            if hasattr(channel, "confirm_select"):
+                channel.confirm_select()
+                channel.events["basic_ack"].add(self._on_confirm)
+                self._confirmed_tag = self._published_tag = 0
+        except self._failures() as error:
+            raise self._unreachable(error) from error
+
+    def _publish(self, batch: list[tuple[str, Payload]]) -> None:
+        if self._producer is None:
+            raise ConnectionError("closed")
+        for name in {name for name, _ in batch} - self._declared:
+            queue(name)(self._producer.channel).declare()
+            self._declared.add(name)
+        with self._producer.batch(BATCH):
+            for name, payload in batch:
+                body, headers, properties = message(payload, self._signer)
+                self._producer.publish(
+                    body, exchange="", routing_key=name, headers=headers, delivery_mode=2, **properties
+                )
+                self._count(self._producer.channel)
+        self._confirm(0)
+
+    def _count(self, channel: Any) -> None:
+        """Bound the number of messages that RabbitMQ has not confirmed."""
+        if hasattr(channel, "confirm_select"):
+            self._published_tag += 1
+            self._confirm(BATCH)
+
+    def _on_confirm(self, delivery_tag: int, multiple: bool) -> None:
+        self._confirmed_tag = max(self._confirmed_tag, delivery_tag)
+
+    def _confirm(self, allowed: int) -> None:
+        """Wait until at most `allowed` messages are unconfirmed."""
+        while self._published_tag - self._confirmed_tag > allowed:
+            self._connection.drain_events(timeout=BROKER_SECONDS)
+
+    #: delivery tags of RabbitMQ's confirms; Redis has none
+    _published_tag = 0
+    _confirmed_tag = 0
+
+    def _failures(self) -> tuple[type[BaseException], ...]:
+        return (
+            *self._connection.connection_errors,
+            *self._connection.channel_errors,
+            kombu.exceptions.KombuError,
+            OSError,
+            # A URL of a kind that no transport has, or that cannot be read.
+            KeyError,
+            ValueError,
+        )
+
+    def _unreachable(self, error: BaseException) -> ServiceError:
+        cause = one_line(error) or type(error).__name__
+        return ServiceError(f"the broker at {mask(self._url)} cannot be used ({cause}); {remedy(cause, BROKER)}")
+
+
+def _signed(payload: Mapping[str, Any]) -> str:
+    """Return what of a message is signed: the protocol, and the payload as JSON in its own order."""
+    return f"task {PROTOCOL} {json.dumps(payload, separators=(',', ':'))}"

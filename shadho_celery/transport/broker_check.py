@@ -1,0 +1,54 @@
+"""Broker check: ask the broker, before a worker starts, whether it will let the worker have its queue.
+
+Celery connects again and again, which is right while a broker is away, and hides why when it refuses for good.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import kombu.exceptions
+
+from shadho_celery.core.checks import one_line
+from shadho_celery.errors import ServiceError
+from shadho_celery.transport.broker import queue
+from shadho_celery.transport.tls import is_untrusted, remedy
+from shadho_celery.transport.urls import BROKER, mask
+
+#: AMQP's codes for a refusal that waiting does not change: access refused, not allowed
+_CODES = (403, 530)
+
+#: and Redis' words for one
+_WORDS = ("WRONGPASS", "NOPERM", "NOAUTH", "invalid username-password", "Authentication required", "no permissions")
+
+
+def check_access(connection: Any, name: str) -> None:
+    """Raise ServiceError where the broker answers and refuses to let us in, or to let us consume the queue `name`.
+
+    A broker that does not answer is no reason: it may come yet. `connection` is Celery's, not yet open; it is closed.
+    """
+    try:
+        with connection:
+            connection.connect()
+            channel = connection.default_channel
+            queue(name)(channel).declare()
+            if connection.transport.driver_type == "amqp":
+                # Needs the same permission as consuming; the message, if there is one, goes back as the channel closes.
+                channel.basic_get(name)
+    except (*connection.connection_errors, *connection.channel_errors, kombu.exceptions.KombuError, OSError) as error:
+        if is_untrusted(error) or _is_final(error):
+            raise ServiceError(_text(connection.as_uri(), name, error)) from error
+
+
+def _is_final(error: BaseException) -> bool:
+    return getattr(error, "code", None) in _CODES or any(words in str(error) for words in _WORDS)
+
+
+def _text(uri: str, name: str, error: BaseException) -> str:
+    cause = one_line(error)
+    if is_untrusted(error):
+        return f"the broker at {mask(uri)} cannot be used ({cause}); {remedy(cause, BROKER)}"
+    return (
+        f"the broker at {mask(uri)} does not let this worker serve {name} ({cause}); "
+        "check user and password in CELERY_BROKER_URL, and the user's permissions"
+    )

@@ -1,0 +1,17 @@
+-- Take back attempts that are not claimed.
+--
+-- KEYS  1 attempts  2 cancel  3 events  4 leases
+-- ARGV  1 what to do with those that are claimed: 'leave' them, 'stop' them, or 'gone': take them back as well, for nobody
+--       runs them any more; then number, attempt and sealed loss each
+
+for i = 2, #ARGV, 3 do
+  local number, attempt = ARGV[i], ARGV[i + 1]
+  local last = redis.call('HGET', KEYS[1], number)
+  local done = last and string.sub(last, 1, 4) == 'done'
+  local claimed = last and not done and tonumber(string.match(last, '^%d+')) >= tonumber(attempt)
+  if not done and (not claimed or ARGV[1] == 'gone') then
+    redis.call('HSET', KEYS[1], number, attempt)
+    redis.call('ZREM', KEYS[4], number .. '.' .. attempt)
+    redis.call('XADD', KEYS[3], '*', 'e', ARGV[i + 2])
+  elseif claimed and ARGV[1] == 'stop' then redis.call('SADD', KEYS[2], number) end
+end

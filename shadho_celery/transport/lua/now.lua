@@ -1,0 +1,3 @@
+-- Set `now` to the server's time in ms.
+local t = redis.call('TIME')
+local now = t[1] * 1000 + math.floor(t[2] / 1000)

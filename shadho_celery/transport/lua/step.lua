@@ -1,0 +1,75 @@
+-- Finish one attempt, claim the next, in one step. Either may be absent: then its three arguments are empty.
+--
+-- KEYS  1 attempts  2 leases  3 events  4 cancel  5 strikes  6 known
+-- ARGV  1 lease in ms  2 delivery  3 worker  4 strikes that open the worker's circuit breaker
+--       5 number  6 attempt  7 sealed event of a result;  8 number  9 attempt  10 sealed event of a claim
+--       11 kind of the result's failure: '' where it ended well, 'unwatched' where it does not count against the worker
+-- Returns {finished, claimed}: 1 taken, 0 refused; a claim is -1 where the worker's circuit breaker is open
+
+-- include now
+local delivery, worker = ARGV[2], ARGV[3]
+-- Count a failure that no other worker has had against the worker; a success closes its circuit breaker.
+local function judge(failure)
+  local strikes = redis.call('HGET', KEYS[5], worker)
+  if strikes == 'quarantined' then return end
+  if failure == '' then
+    if strikes then redis.call('HDEL', KEYS[5], worker) end
+  elseif failure ~= 'unwatched' and redis.call('SISMEMBER', KEYS[6], failure) == 0 then
+    redis.call('HINCRBY', KEYS[5], worker, 1)
+  end
+end
+
+local function lives_elsewhere(number, attempt, latest)
+  for each = 1, latest do
+    local lease = each ~= tonumber(attempt) and redis.call('ZSCORE', KEYS[2], number .. '.' .. each)
+    if lease and tonumber(lease) > 0 then return true end
+  end
+  return false
+end
+
+local function finish(number, attempt, event, failure)
+  local last = redis.call('HGET', KEYS[1], number)
+  local mine = 'done:' .. attempt .. ':' .. delivery
+  -- Said before; it was the answer that got lost.
+  if last == mine then return 1 end
+  local lease = redis.call('ZSCORE', KEYS[2], number .. '.' .. attempt)
+  -- Without a record Redis has lost its memory; the store takes one result a trial in any case.
+  if last and (string.sub(last, 1, 4) == 'done' or not lease or tonumber(lease) == 0) then
+    redis.call('HINCRBY', KEYS[1], 'refused', 1)
+    return 0
+  end
+  redis.call('XADD', KEYS[3], '*', 'e', event)
+  local latest = tonumber(last and string.match(last, '^%d+') or attempt)
+  -- The rule of core/attempts.py: an attempt that ends well ends its trial, one that does not leaves it to the others.
+  if failure ~= '' and lives_elsewhere(number, attempt, latest) then
+    redis.call('ZREM', KEYS[2], number .. '.' .. attempt)
+  else
+    redis.call('HSET', KEYS[1], number, mine)
+    for each = 1, latest do
+      redis.call('ZREM', KEYS[2], number .. '.' .. each)
+    end
+    redis.call('SREM', KEYS[4], number)
+  end
+  judge(failure)
+  return 1
+end
+
+local function claim(number, attempt, event)
+  local last = redis.call('HGET', KEYS[1], number)
+  if last == attempt .. ':' .. delivery then return 1 end
+  if last and (string.sub(last, 1, 4) == 'done' or tonumber(string.match(last, '^%d+')) >= tonumber(attempt)) then
+    return 0
+  end
+  local strikes = redis.call('HGET', KEYS[5], worker)
+  if strikes and (strikes == 'quarantined' or tonumber(strikes) >= tonumber(ARGV[4])) then return -1 end
+  redis.call('HSET', KEYS[1], number, attempt .. ':' .. delivery)
+  redis.call('SREM', KEYS[4], number)
+  redis.call('ZADD', KEYS[2], now + ARGV[1], number .. '.' .. attempt)
+  redis.call('XADD', KEYS[3], '*', 'e', event)
+  return 1
+end
+
+local finished, claimed = 0, 0
+if ARGV[5] ~= '' then finished = finish(ARGV[5], ARGV[6], ARGV[7], ARGV[11]) end
+if ARGV[8] ~= '' then claimed = claim(ARGV[8], ARGV[9], ARGV[10]) end
+return {finished, claimed}

@@ -1,0 +1,70 @@
+"""Quarantine, in Redis: workers that get no trials of a study, and the strikes that open a circuit breaker.
+
+A failure of a kind that no other worker has had is a *strike* against its worker, counted where the result is taken
+(`lua/step.lua`). After `MAX_STRIKES` in a row the worker's circuit breaker is open: it may claim nothing until the
+study's scheduler has judged it (`fleet.circuit_breaker`). A quarantined worker stays out.
+
+Keys of a study, under ``shadho:{study}:``, beside those of `channel`:
+
+=======  ====  ========================================================================================
+strikes  hash  worker -> failures in a row that no other worker has had, or ``quarantined``
+known    set   kinds of failures that are the trials' own: more than one worker has had them
+=======  ====  ========================================================================================
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from shadho_celery.transport.channel import MAX_STRIKES, keys
+from shadho_celery.transport.redis import Redis
+
+
+class Breaker(str, Enum):
+    """State of a worker's circuit breaker for one study."""
+
+    #: it may claim trials
+    CLOSED = "closed"
+    #: it may not until the scheduler has judged its failures
+    OPEN = "open"
+    QUARANTINED = "quarantined"
+
+
+class Quarantine:
+    """Strikes of one study's workers."""
+
+    def __init__(self, client: Redis, study: str) -> None:
+        self._client = client
+        self._strikes, self._known = keys(study, "strikes", "known")
+
+    def state(self, worker: str) -> Breaker:
+        """Return the state of a worker's circuit breaker."""
+        strikes = self._client.hget(self._strikes, worker)
+        if strikes == Breaker.QUARANTINED.value:
+            return Breaker.QUARANTINED
+        return Breaker.OPEN if strikes and int(strikes) >= MAX_STRIKES else Breaker.CLOSED
+
+    def close(self, worker: str, kind: str | None = None) -> None:
+        """Close a circuit breaker; failures of `kind` are known from now on to be the trials' own.
+
+        A quarantined worker stays so.
+        """
+        if kind is not None:
+            self._client.sadd(self._known, kind)
+        if self.state(worker) is not Breaker.QUARANTINED:
+            self._client.hdel(self._strikes, worker)
+
+    def half_open(self, worker: str) -> None:
+        """Half-open a circuit breaker: allow one trial; another failure opens it again."""
+        if self.state(worker) is not Breaker.QUARANTINED:
+            self._client.hset(self._strikes, worker, MAX_STRIKES - 1)
+
+    def quarantine(self, worker: str) -> None:
+        """Let a worker have no more trials of this study."""
+        self._client.hset(self._strikes, worker, Breaker.QUARANTINED.value)
+
+    def reopen(self) -> None:
+        """Take the strikes up again where an earlier scheduler let them expire, all breakers closed."""
+        self._client.persist(self._strikes)
+        for worker in self._client.hkeys(self._strikes):
+            self.close(worker)

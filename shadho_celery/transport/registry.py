@@ -1,0 +1,136 @@
+"""Registry: workers and studies announce themselves in Redis, and are gone when their heartbeat stops.
+
+Keys: ``shadho:workers`` and ``shadho:studies`` (sets of names), ``shadho:worker:NAME`` and ``shadho:study:NAME`` (JSON
+that expires unless it is renewed).
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping
+from typing import Annotated, Generic, TypeVar
+
+import msgspec
+from msgspec import Meta, Struct
+
+from shadho_celery.core.hardware import Machine
+from shadho_celery.errors import ServiceError
+from shadho_celery.transport.broker import PROTOCOL
+from shadho_celery.transport.redis import Redis
+
+#: seconds after which a worker or a study that has not announced itself again is gone
+ANNOUNCE_SECONDS = 20.0
+
+_Slots = Annotated[int, Meta(ge=0, le=10**6)]
+
+
+class Worker(Struct, frozen=True, kw_only=True):
+    """A worker's announcement. Every field has a default: one of another protocol may lack it."""
+
+    protocol: int = 0
+    #: fingerprint of its signing key
+    key: str = ""
+    compute_class: str = ""
+    slots: _Slots = 0
+    #: slots that run a trial
+    busy: _Slots = 0
+    #: modules whose objectives it runs
+    imports: list[str] = []
+    pid: int = 0
+    machine: Machine = Machine()
+    #: True where it takes no messages: a study has its circuit breaker open, or has it in quarantine
+    quarantined: bool = False
+
+
+class StudyWants(Struct, frozen=True, kw_only=True):
+    """A study's announcement: what it wants of the fleet."""
+
+    weight: Annotated[float, Meta(gt=0, le=1e300)] = 1.0
+    #: slots by compute class
+    wants: dict[str, Annotated[float, Meta(ge=0, le=1e12)]] = {}
+
+
+T = TypeVar("T", bound=Struct)
+
+
+class Registry(Generic[T]):
+    """Announcements of one kind."""
+
+    def __init__(self, client: Redis, kind: type[T]) -> None:
+        self._client = client
+        self._kind = kind
+        plural, singular = ("workers", "worker") if issubclass(kind, Worker) else ("studies", "study")
+        self._index, self._name = f"shadho:{plural}", f"shadho:{singular}:{{}}"
+
+    def announce(self, name: str, announcement: T) -> None:
+        """Be known as `name` for the next ANNOUNCE_SECONDS."""
+        text = json.dumps(msgspec.to_builtins(announcement))
+        with self._client.pipeline(transaction=False) as pipe:
+            pipe.sadd(self._index, name)
+            pipe.set(self._name.format(name), text, px=int(ANNOUNCE_SECONDS * 1000))
+            pipe.execute()
+
+    def withdraw(self, name: str) -> None:
+        """Be forgotten at once."""
+        self._client.delete(self._name.format(name))
+        self._client.srem(self._index, name)
+
+    def clear(self) -> None:
+        """Forget all: those that live announce themselves again."""
+        self._client.delete(self._index)
+
+    def living(self) -> dict[str, T]:
+        """Return the announcements by name; one that is no announcement is passed over."""
+        names = sorted(self._client.smembers(self._index))
+        if not names:
+            return {}
+        texts = dict(zip(names, self._client.mget([self._name.format(name) for name in names]), strict=True))
+        silent = [name for name, text in texts.items() if text is None]
+        if silent:
+            self._client.srem(self._index, *silent)
+        found = {name: self._read(text) for name, text in texts.items() if text is not None}
+        return {name: announcement for name, announcement in found.items() if announcement is not None}
+
+    def _read(self, text: str) -> T | None:
+        try:
+            announcement: T = msgspec.convert(json.loads(text), self._kind)
+            return announcement
+        except (ValueError, RecursionError, msgspec.ValidationError):
+            return None
+
+
+def able(workers: Mapping[str, Worker], module: str, fingerprint: str = "") -> dict[str, Worker]:
+    """Return those of the live `workers` that run `module` and understand us; `fingerprint` is our signing key's."""
+    return {
+        name: worker
+        for name, worker in workers.items()
+        if module in worker.imports and worker.protocol == PROTOCOL and worker.key == fingerprint
+    }
+
+
+def unable(workers: Mapping[str, Worker], module: str, fingerprint: str = "") -> ServiceError | None:
+    """Return why none of the live `workers` runs `module`, with the remedy; None where one does."""
+    if able(workers, module, fingerprint):
+        return None
+    if not workers:
+        return ServiceError(f"no worker is live; start one on a node: {start_command('gpu_large', module)}")
+    having = [worker for worker in workers.values() if module in worker.imports]
+    if not having:
+        name = min(worker.compute_class for worker in workers.values())
+        return ServiceError(f"no live worker has {module}; start one that has: {start_command(name, module)}")
+    if all(worker.protocol != PROTOCOL for worker in having):
+        theirs = ", ".join(sorted({str(worker.protocol) for worker in having}))
+        return ServiceError(
+            f"the workers that have {module} speak protocol {theirs}, this scheduler {PROTOCOL}; "
+            "install the same version of shadho_celery on both sides"
+        )
+    return ServiceError(
+        f"the workers that have {module} sign with another key than this scheduler, or only one side signs; "
+        "give all of them the same --signing-key-file"
+    )
+
+
+def start_command(compute_class: str, module: str) -> str:
+    """Return what a person types on a node to serve trials of `module` there."""
+    return f"SHADHO_IMPORTS={module} celery -A shadho_celery worker -Q {shlex.quote(compute_class)}"

@@ -1,0 +1,69 @@
+"""Signing: with a key, messages and events are signed, and unsigned ones refused.
+
+Any client of the broker can put a message there, and any client of Redis a result. With a key that only the fleet's
+own processes can read, those of others are refused. Make one with ``openssl rand -hex 32 > shadho.key``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import stat
+from pathlib import Path
+
+from shadho_celery.errors import UsageError
+
+#: names the file with the key
+KEY_FILE = "SHADHO_SIGNING_KEY_FILE"
+
+#: bytes that a key must have
+MIN_BYTES = 16
+
+
+class Signer:
+    """HMAC-SHA256 with one key; without a key nothing is signed, and everything passes."""
+
+    def __init__(self, key: bytes = b"") -> None:
+        self._key = key
+        #: tells one key from another without telling the key; "" without one
+        self.fingerprint = self.sign("fingerprint")[:8]
+
+    @classmethod
+    def configured(cls) -> Signer:
+        """Return the signer with the key in the file that SHADHO_SIGNING_KEY_FILE names, without one where it names none.
+
+        Raises UsageError for a file that cannot be read or that others can read.
+        """
+        path = os.environ.get(KEY_FILE)
+        return cls(read_key(Path(path).expanduser())) if path else UNSIGNED
+
+    def sign(self, text: str) -> str:
+        """Return the signature of `text`, 64 hexadecimal digits; "" without a key."""
+        return hmac.digest(self._key, text.encode(), hashlib.sha256).hex() if self._key else ""
+
+    def is_signed(self, text: str, signature: str) -> bool:
+        """Return whether `signature` is that of `text`; always True without a key."""
+        if not self._key:
+            return True
+        # As bytes: what others have written may hold anything, and text that is not ASCII would raise.
+        return hmac.compare_digest(self.sign(text).encode(), signature.encode(errors="replace"))
+
+
+def read_key(path: Path) -> bytes:
+    """Return the key in a file that only its owner can read. Raises UsageError."""
+    try:
+        with path.open("rb") as file:
+            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+            key = file.read().strip()
+    except OSError as error:
+        raise UsageError(f"the signing key file {path} cannot be read: {error.strerror}") from None
+    if mode & 0o077:
+        raise UsageError(f"others can read the signing key file {path}: chmod 600 {path}")
+    if len(key) < MIN_BYTES:
+        raise UsageError(f"the signing key file {path} has fewer than {MIN_BYTES} bytes: openssl rand -hex 32 > {path}")
+    return key
+
+
+#: for a fleet without a key
+UNSIGNED = Signer()

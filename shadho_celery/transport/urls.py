@@ -1,0 +1,23 @@
+"""URLs of broker and Redis, as the environment names them."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+
+BROKER = "CELERY_BROKER_URL"
+REDIS = "SHADHO_REDIS_URL"
+DEFAULTS: Mapping[str, str] = {BROKER: "amqp://127.0.0.1", REDIS: "redis://127.0.0.1/0"}
+
+
+def url(variable: str) -> str:
+    """Return the URL in force."""
+    return os.environ.get(variable) or DEFAULTS[variable]
+
+
+def mask(url: str) -> str:
+    """Return the URL with its password hidden."""
+    # Rather too much than too little: a password may hold any character, and several URLs may be joined by semicolons.
+    url = re.sub(r"(://[^/:@;]*):[^;]*@", r"\1:***@", url)
+    return re.sub(r"([?&]password=)[^&;]*", r"\1***", url)
