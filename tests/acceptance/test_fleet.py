@@ -23,7 +23,7 @@ import services
 from acceptance.commands import ROOT, Command, Desk, until
 from acceptance.commands import desk as make_desk
 
-from shadho_celery import hardware
+from shadho_celery.core import hardware
 
 pytestmark = pytest.mark.timeout(180)
 

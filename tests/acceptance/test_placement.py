@@ -13,7 +13,8 @@ import pytest
 from acceptance.commands import Command, Desk, until
 from acceptance.commands import desk as make_desk
 
-from shadho_celery.registry import Registry, connect
+from shadho_celery.transport.redis import connect
+from shadho_celery.transport.registry import Registry
 
 pytestmark = pytest.mark.timeout(240)
 

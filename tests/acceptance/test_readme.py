@@ -1,4 +1,4 @@
-"""Every command of the README does what the README says of it."""
+"""Every command of the README, and of those beside the code, does what its document says of it."""
 
 from __future__ import annotations
 
@@ -11,15 +11,33 @@ from urllib.parse import urlsplit
 import pytest
 from acceptance.commands import ROOT, Desk, until
 
-from shadho_celery.registry import Registry, connect
+from shadho_celery.transport.redis import connect
+from shadho_celery.transport.registry import Registry, Worker
 
 pytestmark = pytest.mark.timeout(240)
 
-README = (ROOT / "README.md").read_text(encoding="utf-8")
-BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
-COMMANDS = [line for language, text in BLOCKS if language == "bash" for line in text.splitlines()]
-PYTHON = [text for language, text in BLOCKS if language == "python"]
-FLEET = "CELERY_BROKER_URL=amqp://127.0.0.1 SHADHO_REDIS_URL=redis://127.0.0.1/0"
+DOCUMENTS = [
+    ROOT / "README.md",
+    *sorted(ROOT.glob("shadho_celery/*/README.md")),
+    *(ROOT / folder / "README.md" for folder in ("deploy", "tests")),
+]
+TEXTS = {path: path.read_text(encoding="utf-8") for path in [*DOCUMENTS, *sorted((ROOT / ".readme").glob("*.md"))]}
+
+
+def blocks(path: Path, language: str) -> list[str]:
+    """Return a document's blocks of code in a language."""
+    found = re.findall(r"^```(\w+)\n(.*?)^```", TEXTS[path], re.MULTILINE | re.DOTALL)
+    return [text for name, text in found if name == language]
+
+
+def commands(path: Path) -> list[str]:
+    """Return a document's commands, each in one line."""
+    return [line for text in blocks(path, "bash") for line in text.replace(" \\\n ", "").splitlines() if line.strip()]
+
+
+COMMANDS = [line for path in DOCUMENTS for line in commands(path)]
+PYTHON = blocks(ROOT / "README.md", "python")
+TRAINING = ROOT / "shadho_celery" / "training" / "README.md"
 
 
 def last_part(command: str) -> str:
@@ -41,29 +59,50 @@ def first_study(desk: Desk) -> Desk:
     return desk
 
 
-#: what each command of the README is run by, below
+#: what each command of the documents is run by, below
 RUN_BY = {
+    "launch tasks.svm --trials 20": "test_the_options_of_placement_and_samplers",
     "launch tasks.svm": "test_the_main_job",
+    "-m pytest -n 0": "test_one_folder_of_tests",
     "-m pytest": "test_the_test_command_is_what_ci_runs",
     "launch my_study": "test_the_first_study",
     "docker compose": "test_the_servers_of_the_compose_file",
-    "export ": "test_growing_to_a_fleet",
+    "export CELERY_BROKER_URL": "test_growing_to_a_fleet",
     "SHADHO_IMPORTS=": "test_growing_to_a_fleet",
     "worker --import": "test_growing_to_a_fleet",
     "openssl": "test_signing_what_travels",
     "SHADHO_SIGNING_KEY_FILE": "test_signing_what_travels",
-    "simulate": "test_planning_a_fleet",
     "--help": "test_help",
+    "simulate": "test_planning_a_fleet",
     "overhead.py": "test_the_overhead_benchmark",
+    "placement.py DATA": "test_the_placement_benchmark",
+    "launch my_gang": "test_the_gang_of_the_training_readme",
     "tasks.sync_sgd": "test_training_in_several_slots",
+    "--trials 2": "test_the_other_tasks",
+    "backup_sgd.py --only curve": "test_the_picture_of_backups",
+    "backup_sgd.py": "test_the_benchmarks_of_training",
+    "modes.py": "test_the_benchmarks_of_training",
+    "adsaga.py": "test_the_benchmarks_of_training",
 }
 
 
 def test_every_command_has_its_test() -> None:
-    """A command that is added to the README needs a line in the table above, and a test."""
+    """A command that is added to a document needs a line in the table above, and a test."""
     missing = [line for line in COMMANDS if not any(part in line for part in RUN_BY)]
     assert not missing
     assert set(RUN_BY.values()) <= set(globals())
+
+
+@pytest.mark.parametrize("path", TEXTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_document_is_narrow_and_its_links_lead_somewhere(path: Path) -> None:
+    lines = TEXTS[path].splitlines()
+    assert max(map(len, lines)) <= 120
+    links = re.findall(r"\]\(([^)#]+)\)", TEXTS[path].replace("\n", " "))
+    assert [link for link in links if "://" not in link and not (path.parent / link).exists()] == []
+
+
+def test_the_readme_is_short() -> None:
+    assert len(TEXTS[ROOT / "README.md"].splitlines()) <= 140
 
 
 def test_the_main_job(desk: Desk) -> None:
@@ -89,9 +128,10 @@ def test_the_test_command_is_what_ci_runs() -> None:
 def test_the_first_study(first_study: Desk) -> None:
     """The study of twenty lines runs, is resumed to its new total, and gives JSON."""
     assert len(PYTHON[0].strip().splitlines()) <= 20
-    commands = [line for line in COMMANDS if line.startswith("python -m shadho_celery.launch my_study")]
-    assert len(commands) == 3
-    for command, counted in zip(commands, (30, 60, 80), strict=True):
+    lines = [line for line in COMMANDS if line.startswith("python -m shadho_celery.launch my_study")]
+    # The last one is the fleet's.
+    assert len(lines) == 4
+    for command, counted in zip(lines[:3], (30, 60, 80), strict=True):
         out = shell(first_study, command)
         assert first_study.states().total() == counted
     assert json.loads(out)["trials"]["complete"] == 20
@@ -116,9 +156,11 @@ def test_the_servers_of_the_compose_file() -> None:
 def test_growing_to_a_fleet(first_study: Desk, amqp_url: str, redis_url: str) -> None:
     """Two workers started as the README says carry a study that is launched as it says."""
     export, by_hand, detected = (
-        next(line for line in COMMANDS if part in line) for part in ("export ", "SHADHO_IMPORTS=", "worker --import")
+        next(line for line in COMMANDS if part in line)
+        for part in ("export CELERY", "SHADHO_IMPORTS=", "worker --import")
     )
-    launch = next(line for line in COMMANDS if line.startswith(FLEET))
+    launch = "python -m shadho_celery.launch my_study"
+    assert launch in commands(ROOT / "README.md")
 
     def here(command: str) -> str:
         # Tests share the servers: each has a database or a virtual host of its own.
@@ -127,9 +169,9 @@ def test_growing_to_a_fleet(first_study: Desk, amqp_url: str, redis_url: str) ->
     assert urlsplit(amqp_url).scheme == "amqp"
     first_study.start("bash", "-c", f"{here(export)}; exec env {by_hand}")
     first_study.start("bash", "-c", f"{here(export)}; exec {detected}")
-    registry = Registry(connect(redis_url), "worker")
+    registry = Registry(connect(redis_url), Worker)
     until(lambda: len(registry.living()) == 2, 30, first_study.said)
-    out = shell(first_study, here(launch))
+    out = shell(first_study, f"{here(export)}; {launch}")
     assert "30 complete, 0 failed" in out
     used = {trial["compute_class"] for trial in first_study.trials()}
     assert used == {"gpu_large", "cpu"}
@@ -144,7 +186,7 @@ def test_signing_what_travels(first_study: Desk, redis_url: str) -> None:
     shell(first_study, make)
     worker = "python -m shadho_celery.worker --class cpu --slots 1 --import my_study"
     first_study.start("bash", "-c", f"{export}; exec {worker}", **urls)
-    until(lambda: Registry(connect(redis_url), "worker").living(), 30, first_study.said)
+    until(lambda: Registry(connect(redis_url), Worker).living(), 30, first_study.said)
     out = shell(first_study, f"{export}; python -m shadho_celery.launch my_study --trials 5", **urls)
     assert "5 complete, 0 failed" in out
     unsigned = first_study.launch("my_study", "--trials", "5", "--seconds", "4", **urls).wait()
@@ -153,32 +195,97 @@ def test_signing_what_travels(first_study: Desk, redis_url: str) -> None:
 
 def test_training_in_several_slots(desk: Desk) -> None:
     """The digits are learned by a gang alone, and as a study whose gangs come from the queue."""
-    alone, study = (line for line in COMMANDS if "tasks.sync_sgd" in line)
+    lines = [line for line in COMMANDS if "tasks.sync_sgd" in line]
+    alone = next(line for line in lines if "launch" not in line)
     out = shell(desk, alone, seconds=200)
     accuracy = re.search(r"accuracy (\S+)", out)
     assert accuracy
     assert float(accuracy[1]) > 0.9
+    (study,) = {line for line in lines if "launch" in line}
     out = shell(desk, study, seconds=230)
     assert "4 complete, 0 failed" in out
     assert max(trial["slots"] for trial in desk.trials()) > 1
 
 
+def test_the_gang_of_the_training_readme(desk: Desk) -> None:
+    """The example of a gang is a study file."""
+    desk.write("my_gang.py", blocks(TRAINING, "python")[0])
+    command = next(line for line in COMMANDS if "launch my_gang" in line)
+    assert "4 complete, 0 failed" in shell(desk, command)
+    assert {trial["slots"] for trial in desk.trials()} == {2}
+
+
+@pytest.mark.parametrize("command", [line for line in COMMANDS if line.endswith("--trials 2")])
+def test_the_other_tasks(desk: Desk, command: str) -> None:
+    """Each of the other tasks of training is a study file."""
+    assert "2 complete, 0 failed" in shell(desk, command)
+
+
+def in_tests(command: str, options: str) -> str:
+    """Return a benchmark's command as it is run from another folder, with options that make it short."""
+    return f"{command.replace('tests/', f'{ROOT}/tests/').replace('python', sys.executable, 1)} {options}"
+
+
+def test_the_picture_of_backups(desk: Desk) -> None:
+    """The benchmark of backup replicas draws the picture of the training README."""
+    command = next(line for line in COMMANDS if "--only curve" in line)
+    shell(desk, in_tests(command.replace(".readme/", ""), "--seeds 1"))
+    assert (desk.folder / "backups.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("script", "options"),
+    [
+        ("backup_sgd.py", "--only 4 --json"),
+        ("modes.py", '--seeds 1 --only "sync, 2-bit"'),
+        ("adsaga.py", "--simulated"),
+    ],
+)
+def test_the_benchmarks_of_training(desk: Desk, script: str, options: str) -> None:
+    """The other benchmarks run and end with their figures; here one part of each."""
+    command = next(line for line in COMMANDS if line.endswith(script))
+    assert "figures" in shell(desk, in_tests(command, options))
+
+
 def test_planning_a_fleet(desk: Desk) -> None:
-    """The example of a cluster file is written and played under both policies."""
-    write, play = (line for line in COMMANDS if "shadho_celery.simulate" in line and not line.endswith("--help"))
+    """The example of a cluster file is written, played under both policies, and its trials are written."""
+    write, play, out = (line for line in COMMANDS if "shadho_celery.simulate" in line and not line.endswith("--help"))
     shell(desk, write)
-    out = shell(desk, play)
-    assert "policy cost" in out
-    assert "policy fifo" in out
-    assert "10800 simulated seconds" in out
+    shown = shell(desk, play)
+    assert "policy cost" in shown
+    assert "policy fifo" in shown
+    assert "10800 simulated seconds" in shown
+    shell(desk, out)
+    assert (desk.folder / "trials.csv").read_text().startswith("number,family,class,slot,start,end,state\n")
+
+
+@pytest.mark.parametrize("command", [line for line in COMMANDS if "launch tasks.svm --trials 20" in line])
+def test_the_options_of_placement_and_samplers(desk: Desk, command: str) -> None:
+    """The options that the documents name are those of a study that runs."""
+    assert "20 complete" in shell(desk, command)
+
+
+def test_one_folder_of_tests() -> None:
+    """The command for one folder names one that there is."""
+    command = next(line for line in COMMANDS if "-m pytest -n 0" in line)
+    assert (ROOT / command.rsplit(" ", 1)[1]).is_dir()
+
+
+def test_the_placement_benchmark(desk: Desk) -> None:
+    """The benchmark of placement says what its folder must hold."""
+    command = next(line for line in COMMANDS if "placement.py DATA" in line)
+    script = command.replace("tests/", f"{ROOT}/tests/").replace("python", sys.executable, 1)
+    run = desk.start("bash", "-c", script.replace("DATA", str(desk.folder))).wait(60)
+    assert run.code != 0
+    assert "gavel_single_gpu.json" in run.err
 
 
 @pytest.mark.parametrize("command", [line for line in COMMANDS if line.endswith("--help")])
 def test_help(desk: Desk, command: str) -> None:
     """--help lists the options and true examples."""
-    out = shell(desk, command)
-    assert "Examples:" in out
-    assert ("--url-file" in out) != ("simulate" in command)
+    out = shell(desk, command.replace("tests/", f"{ROOT}/tests/"))
+    assert "Examples:" in out or "benchmarks" in command
+    assert ("--url-file" in out) == ("launch" in command or "worker" in command)
 
 
 def test_the_overhead_benchmark(desk: Desk, redis_url: str) -> None:
@@ -193,6 +300,6 @@ def test_the_overhead_benchmark(desk: Desk, redis_url: str) -> None:
 
 def test_the_picture_is_there() -> None:
     """Every picture that the README shows is in the checkout."""
-    pictures = re.findall(r"!\[[^]]*\]\(([^)]+)\)", README)
+    pictures = re.findall(r"!\[[^]]*\]\(([^)]+)\)", TEXTS[ROOT / "README.md"])
     assert pictures
     assert all((ROOT / Path(picture)).is_file() for picture in pictures)

@@ -24,7 +24,7 @@ import torch
 from backup_simulation import TARGET, TEST, Stragglers, digits, last_tenth
 from torch import Tensor, nn
 
-from shadho_celery.context import LocalContext, ReplicaDone, ReplicaSeat
+from shadho_celery.objective.context import LocalContext, ReplicaDone, ReplicaSeat
 from shadho_celery.training.data import Batches
 from shadho_celery.training.gang import Gang, gang
 from shadho_celery.training.replay import replay
@@ -274,7 +274,7 @@ def join_late(trial: Trial, rank: int, *, at: int) -> int | None:
             process.kill()
     words = f"replica {rank} joined at step "
     joined = next((int(note.removeprefix(words)) for note in log.notes if note.startswith(words)), trial.steps)
-    return next((step.step - joined + 1 for step in log.steps[joined:] if rank in step.slots), None)
+    return next((step.step - joined + 1 for step in log.steps[joined:] if rank in step.accepted), None)
 
 
 def forks() -> Any:

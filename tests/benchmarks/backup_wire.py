@@ -11,10 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from shadho_celery.training.assembly import listen
-from shadho_celery.training.bus import Listener, Terms
-from shadho_celery.training.frames import CHUNK, CONTROL_BYTES, SOCKET_BUFFER, Frame, Header, Kind, Wire, control
-from shadho_celery.training.handshake import make_token, say_hello
+from shadho_celery.training.frames import CHUNK, CONTROL_BYTES, SOCKET_BUFFER, Frame, Header, Kind, Wire, control_frame
+from shadho_celery.training.handshake import Hello, make_token, say_hello
+from shadho_celery.training.listener import Listener, Terms, listen
 from shadho_celery.training.peer import Arrived, Joined
 
 #: seconds within which the other process must have come
@@ -112,10 +111,10 @@ def _fill(connection: socket.socket, buffer: memoryview) -> None:
 def _bus(vector: Vector) -> Iterator[Mapping[str, Way]]:
     token, most = make_token(), vector.nbytes
     server = listen("127.0.0.1")
-    listener = Listener(server, Terms(token=token, epoch=1, places=1, setup="", welcome={}, most_bytes=most))
+    listener = Listener(server, Terms(token=token, epoch=1, places=1, digest="", max_bytes=most))
     listener.start()
     # The coordinator makes it once a step, for all replicas.
-    params = Frame(Header(kind=Kind.PARAMS, epoch=1), memoryview(vector)).summed()
+    params = Frame(Header(kind=Kind.PARAMS, epoch=1), memoryview(vector)).checksummed()
     with _process(_bus_other_end, server.getsockname(), token, most):
         joined = listener.inbox.get(timeout=JOIN_SECONDS)
         assert isinstance(joined, Joined), joined
@@ -123,14 +122,14 @@ def _bus(vector: Vector) -> Iterator[Mapping[str, Way]]:
         def answered() -> None:
             event = listener.inbox.get(timeout=JOIN_SECONDS)
             assert isinstance(event, Arrived), event
-            event.peer.read_on()
+            event.peer.release_payload()
 
         def out() -> None:
             joined.peer.publish(params, lambda: None)
             answered()
 
         def into() -> None:
-            joined.peer.notify(control(Kind.STEP, epoch=1))
+            joined.peer.notify(control_frame(Kind.STEP, epoch=1))
             answered()
 
         try:
@@ -141,7 +140,7 @@ def _bus(vector: Vector) -> Iterator[Mapping[str, Way]]:
 
 def _bus_other_end(address: tuple[str, int], token: str, size: int) -> None:
     wire = Wire(socket.create_connection(address, timeout=JOIN_SECONDS))
-    say_hello(wire, token, {"rank": 0, "setup": ""})
+    say_hello(wire, token, Hello(rank=0, digest=""))
     buffer, small = memoryview(bytearray(size)), memoryview(bytearray(CONTROL_BYTES))
     limits = {Kind.PARAMS: size, Kind.STEP: CONTROL_BYTES, Kind.PING: CONTROL_BYTES, Kind.QUIT: CONTROL_BYTES}
     grad = Header(kind=Kind.GRAD, epoch=1, sender=0)

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 from scipy.optimize import linprog
 
-from shadho_celery.cluster import Cluster, parse
+from shadho_celery.simulation.cluster_file import Cluster, parse
 
 FOUR = ("ResNet-50 (batch size 64)", "LM (batch size 20)", "Recommendation (batch size 2048)", "A3C")
 #: mean seconds of a family's trial over the classes

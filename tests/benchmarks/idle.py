@@ -31,7 +31,8 @@ from typing import Any
 from figures import finish, goal, quartiles
 from overhead import ROOT, RUN, python
 
-from shadho_celery.registry import Registry, connect
+from shadho_celery.transport.redis import connect
+from shadho_celery.transport.registry import Registry
 
 #: seconds in which the workers must have announced themselves
 READY_SECONDS = 60.0

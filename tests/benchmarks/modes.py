@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 sys.path.append(str(Path(__file__).parents[1]))
 
-from services.hub import Hub, HubWorker, TorchCentre
+from services.hub import Hub, HubReplica, TorchCentre
 
 from shadho_celery.training.codecs import Codec, Quantize, Raw
 from shadho_celery.training.modes import Async, Average, Elastic
@@ -97,7 +97,7 @@ def train(mode: Mode, seed: int, data: tuple[Tensor, Tensor], held: tuple[Tensor
         return TorchCentre(model, torch.optim.SGD(model.parameters(), lr=mode.rate, momentum=mode.momentum))
 
     hub = Hub(mode.strategy, core(), steps=mode.steps, codec=mode.codec)
-    hub.run([HubWorker(hub, slot, core(), cross_entropy, data, BATCH, seed) for slot in range(REPLICAS)])
+    hub.run([HubReplica(hub, place, core(), cross_entropy, data, BATCH, seed) for place in range(REPLICAS)])
     with torch.no_grad():
         right = (hub.centre.model(held[0]).argmax(1) == held[1]).float().mean()
     return float(right), hub.bytes_in / 1e6
@@ -106,12 +106,14 @@ def train(mode: Mode, seed: int, data: tuple[Tensor, Tensor], held: tuple[Tensor
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=2)
-    seeds = parser.parse_args().seeds
+    parser.add_argument("--only", choices=MODES, action="append", help="this mode; may be given again")
+    given = parser.parse_args()
+    seeds, modes = given.seeds, {name: MODES[name] for name in given.only or MODES}
     torch.set_num_threads(1)
     data, held = digits()
     figures, goals = {}, {}
     print(f"{'mode':24s}{'accuracy':>10s}{'MB sent':>10s}{'seconds':>10s}")
-    for name, mode in MODES.items():
+    for name, mode in modes.items():
         began = time.perf_counter()
         runs = [train(mode, seed, data, held) for seed in range(seeds)]
         accuracy, megabytes = (statistics.mean(column) for column in zip(*runs, strict=True))

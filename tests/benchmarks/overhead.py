@@ -29,7 +29,8 @@ from pathlib import Path
 import redis
 from figures import finish, goal, quartiles
 
-from shadho_celery.registry import Registry, connect
+from shadho_celery.transport.redis import connect
+from shadho_celery.transport.registry import Registry
 
 ROOT = Path(__file__).parents[2]
 

@@ -10,16 +10,18 @@ from pathlib import Path
 
 from rich.console import Console
 
-from shadho_celery import report, study_file, urls
-from shadho_celery.embedded import Embedded
-from shadho_celery.executors.queue import QueueExecutor
-from shadho_celery.limits import Limits
-from shadho_celery.opening import open_study
-from shadho_celery.registry import connect
-from shadho_celery.routing import Publisher
-from shadho_celery.search import make_scheduler
+from shadho_celery.cli import connection_options as urls
+from shadho_celery.cli import report
+from shadho_celery.embedded.embedded import Embedded
+from shadho_celery.fleet.executor import QueueExecutor
+from shadho_celery.objective import study_file
+from shadho_celery.scheduler.build import make_scheduler
 from shadho_celery.space.compile import compile_space
-from shadho_celery.store import Store
+from shadho_celery.store.sql import Store
+from shadho_celery.study.limits import Limits
+from shadho_celery.study.open import open_study
+from shadho_celery.transport.broker import Publisher
+from shadho_celery.transport.redis import connect
 
 
 def main(target: Path, trials: int = 60) -> None:

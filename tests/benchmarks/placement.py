@@ -28,14 +28,13 @@ from replay import KERNELS, Record, read, space
 from rich.console import Console
 from rich.table import Table
 
-from shadho_celery.cluster import Cluster, load
-from shadho_celery.context import Outcome
-from shadho_celery.shares import UniformShares
-from shadho_celery.simulation import family_of, make_play, make_space, simulate
+from shadho_celery.core.trial import Outcome, Trial, TrialState
+from shadho_celery.placement.shares import UniformShares
+from shadho_celery.scheduler.proposals import trial_seed
+from shadho_celery.simulation.cluster_file import Cluster, load
+from shadho_celery.simulation.simulation import family_of, make_play, make_space, simulate
 from shadho_celery.space.compile import compile_space
 from shadho_celery.space.split import split
-from shadho_celery.supply import trial_seed
-from shadho_celery.trial import Trial, TrialState
 
 POLICIES = ("cost", "fifo", "paper", "push")
 #: the chance that a trial of the time-to-target study reaches its target

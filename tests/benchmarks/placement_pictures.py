@@ -14,8 +14,8 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 
-from shadho_celery.cluster import Cluster
-from shadho_celery.simulation import family_of, simulate
+from shadho_celery.simulation.cluster_file import Cluster
+from shadho_celery.simulation.simulation import family_of, simulate
 
 COLOURS = {"cost": "#1b7f5c", "fifo": "#4c78a8", "paper": "#e08b3a", "push": "#9d9d9d"}
 WORDS = {"cost": "cost (default)", "fifo": "fifo", "paper": "paper", "push": "queue per class, no spill-over"}

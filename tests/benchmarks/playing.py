@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from shadho_celery.clock import ManualClock
+from shadho_celery.core.clock import ManualClock
 from shadho_celery.executors.simulated import Play, SimulatedExecutor
-from shadho_celery.limits import Limits
-from shadho_celery.memory_store import MemoryStore
-from shadho_celery.search import make_scheduler
+from shadho_celery.scheduler.build import make_scheduler
 from shadho_celery.space.compile import compile_space
-from shadho_celery.store import StudyRecord
-from shadho_celery.study import Study
+from shadho_celery.store.memory import MemoryStore
+from shadho_celery.store.sql import StudyRecord
+from shadho_celery.study.limits import Limits
+from shadho_celery.study.study import Study
 
 
 def play_study(

@@ -22,12 +22,11 @@ from playing import play_study
 from rich.console import Console
 from rich.table import Table
 
-from shadho_celery.context import Outcome
-from shadho_celery.cost_model import CostModel
+from shadho_celery.core.trial import Outcome, Trial, TrialState
+from shadho_celery.predictors.cost_model import CostModel
 from shadho_celery.space.compile import compile_space
 from shadho_celery.space.split import split
-from shadho_celery.study import Study
-from shadho_celery.trial import Trial, TrialState
+from shadho_celery.study.study import Study
 
 KERNELS = ("linear", "rbf", "sigmoid", "poly")
 #: cores by class, the strongest first: those that the record has most of

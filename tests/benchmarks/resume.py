@@ -23,14 +23,14 @@ from typing import Any
 import numpy as np
 from hyperopt import hp
 
+from shadho_celery.core.trial import Trial, TrialState
 from shadho_celery.executors.inline import InlineExecutor
-from shadho_celery.limits import Limits
-from shadho_celery.opening import open_study
-from shadho_celery.search import make_scheduler
+from shadho_celery.scheduler.build import make_scheduler
 from shadho_celery.space.compile import compile_space
 from shadho_celery.space.split import split
-from shadho_celery.store import Store
-from shadho_celery.trial import Trial, TrialState
+from shadho_celery.store.sql import Store
+from shadho_celery.study.limits import Limits
+from shadho_celery.study.open import open_study
 
 SIZES = (5_000, 100_000)
 CLASSES = ("gpu_large", "gpu_small", "cpu")

@@ -19,11 +19,11 @@ from figures import finish, goal
 from rich.console import Console
 from rich.table import Table
 
-from shadho_celery.assignment import POLICIES
-from shadho_celery.cluster import Cluster, parse
-from shadho_celery.search import DEFAULT_POLICY, DEFAULT_SHARES
-from shadho_celery.shares import SHARES
-from shadho_celery.simulation import Simulation, simulate
+from shadho_celery.placement.policies import POLICIES
+from shadho_celery.placement.shares import SHARES
+from shadho_celery.scheduler.build import DEFAULT_POLICY, DEFAULT_SHARES
+from shadho_celery.simulation.cluster_file import Cluster, parse
+from shadho_celery.simulation.simulation import Simulation, simulate
 
 #: mean seconds of a trial by family and class: unlike machines, each family with another order of them
 CLASSES = ("v100", "p100", "k80")

@@ -21,7 +21,7 @@ from figures import finish, goal
 from fleets import FOUR, bound, describe, rates, seconds_of
 from idle import Fleet, lent_rabbitmq, lent_redis
 
-from shadho_celery.simulation import simulate
+from shadho_celery.simulation.simulation import simulate
 
 #: the queues, the strongest first
 CLASSES = ("v100", "p100", "k80")

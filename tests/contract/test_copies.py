@@ -8,10 +8,9 @@ from dataclasses import dataclass, replace
 import pytest
 from contract.test_executors import PATIENCE, Rig, all_end, collect, ends, queued, run
 
-from shadho_celery.clock import ManualClock
-from shadho_celery.context import Outcome
+from shadho_celery.core.clock import ManualClock
+from shadho_celery.core.trial import Event, Lost, Outcome, Result, Started, Trial, TrialState
 from shadho_celery.executors.simulated import SimulatedExecutor
-from shadho_celery.trial import Event, Lost, Result, Started, Trial, TrialState
 
 #: losses of trials that take long in their first attempt, that fail in the second one before the first has ended, and
 #: that take long in every attempt

@@ -13,12 +13,13 @@ from typing import Any
 
 import pytest
 
-from shadho_celery.clock import ManualClock
-from shadho_celery.context import Context, LocalContext, Outcome, call
+from shadho_celery.core.clock import ManualClock
+from shadho_celery.core.trial import FINISHED, Event, Lost, Outcome, Result, Started, Trial, TrialState
 from shadho_celery.executors.base import Executor
 from shadho_celery.executors.inline import INLINE_CLASS, InlineExecutor
 from shadho_celery.executors.simulated import SimulatedExecutor
-from shadho_celery.trial import FINISHED, Event, Lost, Result, Started, Trial, TrialState
+from shadho_celery.objective.call import call
+from shadho_celery.objective.context import Context, LocalContext
 
 #: polls after which a rig has failed: each may last a second of its clock
 PATIENCE = 200

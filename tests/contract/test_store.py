@@ -17,14 +17,14 @@ import pytest
 import services
 import sqlalchemy as sa
 
-from shadho_celery import database
-from shadho_celery.database import file_system
+from shadho_celery.core.trial import FINISHED, Report, Result, Trial, TrialState
 from shadho_celery.errors import LockLost, StoreError, StudyExists, StudyLocked, StudyNotFound
-from shadho_celery.holder import holder_name
-from shadho_celery.opening import open_study
-from shadho_celery.store import LOCK_SECONDS, Store, StudyRecord
-from shadho_celery.tables import schema
-from shadho_celery.trial import FINISHED, Report, Result, Trial, TrialState
+from shadho_celery.store import engine as database
+from shadho_celery.store.engine import file_system
+from shadho_celery.store.lock import holder_name
+from shadho_celery.store.sql import LOCK_SECONDS, Store, StudyRecord
+from shadho_celery.store.tables import schema
+from shadho_celery.study.open import open_study
 
 #: a moment, in seconds since the epoch
 NOW = 1_700_000_000.0
@@ -181,7 +181,7 @@ def test_a_dead_holders_lock_is_taken_over_at_once(shared_url: str) -> None:
     store = Store(shared_url)
     store.create(RECORD)
     code = (
-        "import os, sys; from shadho_celery.store import Store; from shadho_celery.holder import holder_name;"
+        "import os, sys; from shadho_celery.store.sql import Store; from shadho_celery.store.lock import holder_name;"
         "print(Store(sys.argv[1]).lock('k1', holder_name(), float(sys.argv[2])), flush=True);"
         "os.kill(os.getpid(), 9)"
     )
@@ -205,7 +205,7 @@ def test_a_process_that_got_a_dead_holders_number_does_not_pass_for_it(store: St
 def test_a_holder_that_died_and_is_not_buried_is_dead(store: Store) -> None:
     """A zombie still has its entry in /proc: nobody waited for it."""
     store.create(RECORD)
-    code = "from shadho_celery.holder import holder_name; print(holder_name(), flush=True)"
+    code = "from shadho_celery.store.lock import holder_name; print(holder_name(), flush=True)"
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as child:
         assert child.stdout is not None
         holder = child.stdout.readline().strip()

@@ -15,7 +15,7 @@ from typing import Any
 import redis
 from acceptance.commands import Command, Desk, desk, until
 
-from shadho_celery.registry import Registry
+from shadho_celery.transport.registry import Registry
 
 #: The launch command with less patience for messages that nobody claims.
 LAUNCH = """

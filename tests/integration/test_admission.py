@@ -9,9 +9,9 @@ import pytest
 import redis
 import services
 
-from shadho_celery import admission
 from shadho_celery.errors import ServiceError
-from shadho_celery.routing import queue
+from shadho_celery.transport import broker_check as admission
+from shadho_celery.transport.broker import queue
 
 
 @pytest.mark.parametrize("scheme", ["amqp", "redis"])

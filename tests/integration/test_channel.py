@@ -13,21 +13,17 @@ import pytest
 import services
 from services.lending import MARK as LENT
 
-from shadho_celery import channel as channel_module
-from shadho_celery import registry as registry_module
-from shadho_celery.channel import (
-    ERASED_SECONDS,
-    Claim,
-    SchedulerChannel,
-    WorkerChannel,
-)
-from shadho_celery.envelope import decode, encode
+from shadho_celery.core.failures import signature
+from shadho_celery.core.trial import Event, Lost, Report, Result, Started, TrialState
 from shadho_celery.errors import ServiceError
-from shadho_celery.gate import MAX_STRIKES
-from shadho_celery.registry import Registry, connect
-from shadho_celery.standing import signature
-from shadho_celery.strikes import Strikes
-from shadho_celery.trial import Event, Lost, Report, Result, Started, TrialState
+from shadho_celery.transport import channel as channel_module
+from shadho_celery.transport import registry as registry_module
+from shadho_celery.transport.channel import ERASED_SECONDS, Claim, SchedulerChannel, WorkerChannel
+from shadho_celery.transport.event_codec import decode, encode
+from shadho_celery.transport.gate import MAX_STRIKES
+from shadho_celery.transport.quarantine import Strikes
+from shadho_celery.transport.redis import connect
+from shadho_celery.transport.registry import Registry
 
 S = TrialState
 

@@ -20,9 +20,10 @@ from contract.test_copies import Pair
 from integration import fleets
 from integration.fleets import Fleet, on_each
 
-from shadho_celery.executors.queue import QueueExecutor
-from shadho_celery.registry import Registry, connect
-from shadho_celery.routing import Publisher
+from shadho_celery.fleet.executor import QueueExecutor
+from shadho_celery.transport.broker import Publisher
+from shadho_celery.transport.redis import connect
+from shadho_celery.transport.registry import Registry
 
 pytestmark = pytest.mark.timeout(180)
 

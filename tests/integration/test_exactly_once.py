@@ -18,10 +18,10 @@ from acceptance.commands import until
 from integration import fleets
 from integration.fleets import Fleet, on_each
 
-from shadho_celery.channel import SchedulerChannel
-from shadho_celery.registry import connect
-from shadho_celery.routing import Publisher, queue
-from shadho_celery.trial import Event, Result, Started
+from shadho_celery.core.trial import Event, Result, Started
+from shadho_celery.transport.broker import Publisher, queue
+from shadho_celery.transport.channel import SchedulerChannel
+from shadho_celery.transport.redis import connect
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -1,4 +1,4 @@
-"""Gangs of real processes: they train what one process would, whoever is killed, and leave nobody behind."""
+"""Gangs of real processes: they train what one process would, under kills, and leave no process behind."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ import torch
 from integration.gangs import BATCH, DATA, descent, loss, network, replayed, same
 from torch import nn
 
-from shadho_celery.context import LocalContext
 from shadho_celery.errors import ShadhoError, UsageError
+from shadho_celery.objective.context import LocalContext
 from shadho_celery.training import Async, Average, Elastic, Gang, Quantize, Report, Sync, gang, replay
 from shadho_celery.training.strategies import Strategy
 
@@ -66,7 +66,7 @@ def test_a_gang_trains_what_one_process_makes_of_its_log(fit: Fit, replicas: int
     torch.set_num_threads(1)
     model, report, _ = fit(replicas, backups, micro_batches=parts)
     assert report.steps == 30
-    assert all(len(set(step.slots)) == replicas for step in report.log.steps)
+    assert all(len(set(step.accepted)) == replicas for step in report.log.steps)
     again = network()
     list(replay(again, descent(again), DATA, loss, report.log, batch=BATCH, micro_batches=parts))
     assert same(again, model)
@@ -100,7 +100,7 @@ def test_a_gang_with_too_few_left_goes_on_with_its_learning_rate_in_proportion(f
 
     model, report, _ = fit(2, act=act)
     assert report.log.steps[-1].scale == 0.5
-    assert len(report.log.steps[-1].slots) == 1
+    assert len(report.log.steps[-1].accepted) == 1
     assert same(replayed(report.log), model)
 
 
@@ -127,8 +127,8 @@ def test_garbage_on_the_port_disturbs_nobody(fit: Fit) -> None:
     def act(step: int, g: Gang) -> None:
         if step in {2, 4}:
             host, _, port = (g.address or "").partition(":")
-            with socket.create_connection((host, int(port))) as stranger:
-                stranger.sendall(b"GET / HTTP/1.1\r\n\r\n" + os.urandom(100))
+            with socket.create_connection((host, int(port))) as connection:
+                connection.sendall(b"GET / HTTP/1.1\r\n\r\n" + os.urandom(100))
 
     _, report, _ = fit(2, act=act, steps=60)
     assert report.steps == 60
@@ -138,7 +138,7 @@ def test_garbage_on_the_port_disturbs_nobody(fit: Fit) -> None:
 def test_a_late_joiner_contributes_within_three_steps(tmp_path: Path, processes: list[subprocess.Popen[str]]) -> None:
     """Given a gang of two of which one died, when another comes, then it has a part in one of the next three steps.
 
-    That the gang has come together is told once, when both of its first replicas have said hello.
+    The context is told once that the gang is complete: when both of its first replicas are admitted.
     """
     torch.set_num_threads(1)
     called: list[tuple[str, str]] = []
@@ -172,7 +172,7 @@ def test_a_late_joiner_contributes_within_three_steps(tmp_path: Path, processes:
         report = g.fit(model, descent(model), DATA, loss, steps=20, batch=BATCH, on_step=note)
     assert processes[1].wait(timeout=60) == 0
     assert present == [2]
-    first = next(step.step for step in report.log.steps if step.step >= 6 and 1 in step.slots)
+    first = next(step.step for step in report.log.steps if step.step >= 6 and 1 in step.accepted)
     told = next(int(note.rpartition(" ")[2]) for note in report.log.notes if "replica 7 joined" in note)
     assert first <= told + 3
     assert report.log.steps[-1].scale == 1

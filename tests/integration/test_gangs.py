@@ -18,10 +18,11 @@ from acceptance.commands import Command, until
 from integration import fleets
 from integration.fleets import Fleet
 
-from shadho_celery.executors.queue import QueueExecutor
-from shadho_celery.registry import Registry, connect
-from shadho_celery.routing import Publisher, queue
-from shadho_celery.trial import Event, Lost, Result, Trial, TrialState
+from shadho_celery.core.trial import Event, Lost, Result, Trial, TrialState
+from shadho_celery.fleet.executor import QueueExecutor
+from shadho_celery.transport.broker import Publisher, queue
+from shadho_celery.transport.redis import connect
+from shadho_celery.transport.registry import Registry
 
 pytestmark = pytest.mark.timeout(180)
 

@@ -15,11 +15,11 @@ from acceptance.commands import until
 from integration import fleets
 from integration.fleets import Fleet, on_each
 
-from shadho_celery.channel import WorkerChannel
-from shadho_celery.executors.queue import QueueExecutor
-from shadho_celery.registry import connect
-from shadho_celery.routing import Publisher, queue
-from shadho_celery.trial import Result, Started, Trial, TrialState
+from shadho_celery.core.trial import Result, Started, Trial, TrialState
+from shadho_celery.fleet.executor import QueueExecutor
+from shadho_celery.transport.broker import Publisher, queue
+from shadho_celery.transport.channel import WorkerChannel
+from shadho_celery.transport.redis import connect
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -21,14 +21,16 @@ from acceptance.commands import Desk, desk, until
 from contract.test_executors import *  # noqa: F403
 from contract.test_executors import Rig, all_end, collect, ends, queued
 
-from shadho_celery.channel import WorkerChannel
-from shadho_celery.executors import lookout, outbox
+from shadho_celery.core.hardware import ComputeClass
+from shadho_celery.core.trial import Lost, Result, Started, Trial, TrialState
 from shadho_celery.executors.base import Executor
-from shadho_celery.executors.queue import QueueExecutor
-from shadho_celery.hardware import ComputeClass
-from shadho_celery.registry import Registry, connect
-from shadho_celery.routing import PROTOCOL, TASK, Publisher, message, queue
-from shadho_celery.trial import Lost, Result, Started, Trial, TrialState
+from shadho_celery.fleet import lease_monitor as lookout
+from shadho_celery.fleet import outbox
+from shadho_celery.fleet.executor import QueueExecutor
+from shadho_celery.transport.broker import PROTOCOL, TASK, Publisher, message, queue
+from shadho_celery.transport.channel import WorkerChannel
+from shadho_celery.transport.redis import connect
+from shadho_celery.transport.registry import Registry
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -10,12 +10,12 @@ import pytest
 import redis
 import services
 
-from shadho_celery.channel import Claim, SchedulerChannel, WorkerChannel
-from shadho_celery.registry import connect
-from shadho_celery.seats import SchedulerSeats, Seat, WorkerSeats, own_address
-from shadho_celery.signing import Signer
-from shadho_celery.strikes import Strikes
-from shadho_celery.trial import Assembling, Result, Started, TrialState, Unseated
+from shadho_celery.core.trial import Assembling, Result, Started, TrialState, Unseated
+from shadho_celery.transport.channel import Claim, SchedulerChannel, WorkerChannel
+from shadho_celery.transport.quarantine import Strikes
+from shadho_celery.transport.redis import connect
+from shadho_celery.transport.seats import SchedulerSeats, Seat, WorkerSeats, own_address
+from shadho_celery.transport.signing import Signer
 
 #: seconds of a lease that is meant to run out
 SHORT = 0.03

@@ -15,9 +15,10 @@ import redis
 import services
 from acceptance.commands import Command, Desk, desk, until
 
-from shadho_celery.registry import Registry, connect
-from shadho_celery.routing import PROTOCOL, message, queue
-from shadho_celery.signing import Signer
+from shadho_celery.transport.broker import PROTOCOL, message, queue
+from shadho_celery.transport.redis import connect
+from shadho_celery.transport.registry import Registry
+from shadho_celery.transport.signing import Signer
 
 pytestmark = pytest.mark.timeout(180)
 

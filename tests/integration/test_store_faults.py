@@ -15,11 +15,11 @@ import services
 import sqlalchemy as sa
 from acceptance.commands import Command, Desk, desk
 
-from shadho_celery import database
+from shadho_celery.core.trial import Report, Trial, TrialState
 from shadho_celery.errors import LockLost, StoreError, StudyExists
-from shadho_celery.holder import holder_name
-from shadho_celery.store import Store, StudyRecord
-from shadho_celery.trial import Report, Trial, TrialState
+from shadho_celery.store import engine as database
+from shadho_celery.store.lock import holder_name
+from shadho_celery.store.sql import Store, StudyRecord
 
 NOW = 1_700_000_000.0
 

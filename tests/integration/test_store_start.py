@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from shadho_celery.errors import StudyNotFound
-from shadho_celery.store import Store
+from shadho_celery.store.sql import Store
 
 #: begin at once; the tables are made within milliseconds, so that few would seldom meet
 MANY = 12

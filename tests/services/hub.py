@@ -57,14 +57,14 @@ class Hub:
         self.step = 0
         #: bytes of vectors that replicas sent
         self.bytes_in = 0
-        #: vectors that came too late, by slot
+        #: vectors that came too late, by place
         self.dropped: dict[int, int] = {}
         self.changed = threading.Condition()
         self._parameters = np.empty(centre.size, dtype=np.float32)
         centre.read(self._parameters)
         self._got: dict[int, Vector] = {}
 
-    def take(self, slot: int, step: int, payload: bytes) -> None:
+    def take(self, place: int, step: int, payload: bytes) -> None:
         vector = np.empty(self.centre.size, dtype=np.float32)
         with self.changed:
             self.bytes_in += len(payload)
@@ -73,12 +73,12 @@ class Hub:
             self.codec.decode(payload, vector)
             if self.strategy.lockstep:
                 if step != self.step:
-                    self.dropped[slot] = self.dropped.get(slot, 0) + 1
+                    self.dropped[place] = self.dropped.get(place, 0) + 1
                     return
-                self._got[slot] = vector
+                self._got[place] = vector
                 if len(self._got) < self.strategy.replicas:
                     return
-                # In the slots' order: the sum does not depend on who came first.
+                # In the places' order: the sum does not depend on who came first.
                 vector = np.mean([each for _, each in sorted(self._got.items())], axis=0, dtype=np.float32)
                 self._got = {}
             self.strategy.apply(self.centre, vector)
@@ -91,13 +91,13 @@ class Hub:
             out[:] = self._parameters
             return self.step
 
-    def run(self, workers: list[HubWorker]) -> None:
+    def run(self, replicas: list[HubReplica]) -> None:
         """Train until the last step; raise what went wrong in a replica."""
         errors: list[BaseException] = []
 
-        def train(worker: HubWorker) -> None:
+        def train(replica: HubReplica) -> None:
             try:
-                self.strategy.train(worker)
+                self.strategy.train(replica)
             except Over:
                 pass
             except BaseException as error:
@@ -106,7 +106,7 @@ class Hub:
                     self.step = self.steps
                     self.changed.notify_all()
 
-        threads = [threading.Thread(target=train, args=(worker,)) for worker in workers]
+        threads = [threading.Thread(target=train, args=(replica,)) for replica in replicas]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -115,13 +115,20 @@ class Hub:
             raise errors[0]
 
 
-class HubWorker:
-    """A replica's hands: its own model on its own thread."""
+class HubReplica:
+    """`Replica` with its own model, on its own thread."""
 
     def __init__(
-        self, hub: Hub, slot: int, core: TorchCentre, loss: Loss, data: tuple[Tensor, Tensor], batch: int, seed: int = 0
+        self,
+        hub: Hub,
+        place: int,
+        core: TorchCentre,
+        loss: Loss,
+        data: tuple[Tensor, Tensor],
+        batch: int,
+        seed: int = 0,
     ) -> None:
-        self.hub, self.slot, self.size, self._core = hub, slot, core.size, core
+        self.hub, self.place, self.size, self._core = hub, place, core.size, core
         self._loss, self._data, self._batch, self._seed = loss, data, batch, seed
         self._encoder = hub.codec.encoder()
         self._buffer = np.empty(core.size, dtype=np.float32)
@@ -166,13 +173,13 @@ class HubWorker:
         return loss
 
     def send(self, step: int, vector: Vector, loss: float) -> None:
-        generator = np.random.default_rng([self._seed, step, self.slot])
-        self.hub.take(self.slot, step, bytes(self._encoder.encode(vector, generator)))
+        generator = np.random.default_rng([self._seed, step, self.place])
+        self.hub.take(self.place, step, bytes(self._encoder.encode(vector, generator)))
 
     def _backward(self, draw: int) -> float:
         self.draws.append(draw)
         inputs, targets = self._data
-        chosen = np.random.default_rng([self._seed, draw, self.slot]).integers(0, len(inputs), self._batch)
+        chosen = np.random.default_rng([self._seed, draw, self.place]).integers(0, len(inputs), self._batch)
         rows = torch.from_numpy(chosen)
         self._core.optimizer.zero_grad()
         loss = self._loss(self._core.model, inputs[rows], targets[rows])

@@ -15,20 +15,21 @@ from hyperopt.pyll import scope
 from hyperopt.tests.unit import test_domains as domains
 
 import shadho_celery
-from shadho_celery.assignment import POLICIES, CostPolicy
-from shadho_celery.clock import ManualClock
-from shadho_celery.context import Context
+from shadho_celery.core.clock import ManualClock
+from shadho_celery.core.settings import StudySettings
+from shadho_celery.core.trial import TrialState
 from shadho_celery.errors import NoSuccessfulTrial, SpaceError, StudyExists, StudyNotFound, UsageError
 from shadho_celery.executors.inline import InlineExecutor
-from shadho_celery.limits import Limits
-from shadho_celery.opening import open_study
-from shadho_celery.scheduler import Scheduler
-from shadho_celery.search import DEFAULT_POLICY, DEFAULT_SHARES, make_scheduler
-from shadho_celery.shares import UniformShares
+from shadho_celery.objective.context import Context
+from shadho_celery.placement.policies import POLICIES, CostPolicy
+from shadho_celery.placement.shares import UniformShares
+from shadho_celery.scheduler.build import make_scheduler
+from shadho_celery.scheduler.scheduler import Scheduler
 from shadho_celery.space.compile import compile_space
-from shadho_celery.store import Store
-from shadho_celery.study import Study
-from shadho_celery.trial import TrialState
+from shadho_celery.store.sql import SqlStore
+from shadho_celery.study.limits import Limits
+from shadho_celery.study.open import open_study
+from shadho_celery.study.study import Study
 
 S = TrialState
 
@@ -126,7 +127,7 @@ def test_the_objective_may_take_a_context_and_report() -> None:
     assert [trial.metrics for trial in study.trials] == [{"device": "cpu", "class": "local"}] * 4
     assert [trial.seed for trial in study.trials] == seeds
     assert len(set(seeds)) == 4
-    kept = Store("sqlite:///s.db")
+    kept = SqlStore("sqlite:///s.db")
     reports = kept.reports(study.record.key)
     kept.close()
     assert [(r.number, r.step) for r in reports] == [(number, step) for number in range(4) for step in range(3)]
@@ -161,12 +162,12 @@ def test_a_kept_study_is_resumed_where_it_ended() -> None:
     options: dict[str, Any] = {"store": "sqlite:///s.db", "study": "größe 1"}
     first = shadho_celery.minimize(x_squared, SPACE, trials=6, seed=1, **options)
     second = shadho_celery.minimize(x_squared, SPACE, trials=14, resume=True, **options)
-    assert second.trials[:6] == first.trials
+    assert [*second.trials][:6] == [*first.trials]
     assert values(second) == values(shadho_celery.minimize(x_squared, SPACE, trials=14, seed=1))
     assert second.best is not None
     assert second.best.loss == min(trial.loss for trial in second.trials if trial.loss is not None)
     again = shadho_celery.minimize(lambda params: 1 / 0, SPACE, trials=14, resume=True, **options)
-    assert again.trials == second.trials
+    assert [*again.trials] == [*second.trials]
 
 
 def test_a_name_is_given_once_and_resumed_only_where_it_exists() -> None:
@@ -202,15 +203,16 @@ def test_by_promise_the_better_subspace_gets_more_trials_and_by_default_each_get
 
 def scheduler_of(**options: Any) -> Scheduler:
     space = compile_space(TWO)
-    study = open_study(Store("sqlite://"), space.describe(), seed=0, clock=ManualClock())
-    return make_scheduler(space, study, InlineExecutor(lambda params: 0.0, space.evaluate), Limits(trials=1), **options)
+    study = open_study(SqlStore("sqlite://"), space.describe(), seed=0, clock=ManualClock())
+    executor = InlineExecutor(lambda params: 0.0, space.evaluate)
+    return make_scheduler(space, study, executor, Limits(trials=1), StudySettings(**options))
 
 
 def test_by_default_trials_are_placed_by_cost_and_shared_out_evenly() -> None:
-    assert (DEFAULT_POLICY, DEFAULT_SHARES) == ("cost", "uniform")
+    assert (StudySettings().policy, StudySettings().shares) == ("cost", "uniform")
     scheduler = scheduler_of()
-    assert type(scheduler._supply.policy) is CostPolicy
-    assert type(scheduler._supply.shares) is UniformShares
+    assert type(scheduler._proposals.policy) is CostPolicy
+    assert type(scheduler._proposals.shares) is UniformShares
 
 
 def test_the_cost_that_the_study_file_tells_is_what_is_believed_before_any_trial() -> None:
@@ -364,7 +366,7 @@ def test_fmin_without_a_success_says_so() -> None:
 def test_a_study_finds_the_checkpoints_of_its_own_trials_and_of_no_other_study(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A trial that goes on with a greater budget carries on the one that it comes from."""
+    """A promoted trial carries on the one that it comes from."""
     monkeypatch.chdir(tmp_path)
     found: list[tuple[float, list[str]]] = []
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from shadho_celery.context import Context
+from shadho_celery.core.trial import Attempt, Result
 from shadho_celery.executors.inline import INLINE_CLASS, InlineExecutor
-from shadho_celery.trial import Result, Trial, TrialState
+from shadho_celery.objective.context import Context
 
 
 @pytest.mark.parametrize(("budget", "given"), [(3.0, "3"), (3, "3"), (0.5, "0.5"), (None, "None")])
@@ -19,7 +19,8 @@ def test_a_budget_that_the_store_gave_back_as_a_float_is_whole_again(
         return {"loss": 0.0, "budget": repr(context.budget)}
 
     executor = InlineExecutor(objective, lambda params: params, checkpoints=tmp_path)
-    trial = Trial(number=0, subspace="all", params={}, budget=budget)
-    executor.submit([trial.evolve(state=TrialState.QUEUED, attempt=1, compute_class=INLINE_CLASS)])
+    executor.submit(
+        [Attempt(number=0, attempt=1, subspace="all", params={}, budget=budget, compute_class=INLINE_CLASS)]
+    )
     [result] = [event for event in executor.poll(0.0) if isinstance(event, Result)]
-    assert result.metrics["budget"] == given
+    assert result.outcome.metrics["budget"] == given

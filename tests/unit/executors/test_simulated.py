@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from shadho_celery.clock import ManualClock
-from shadho_celery.context import Outcome
-from shadho_celery.executors.simulated import DESERTED_SECONDS, LEASE_SECONDS, Change, SimulatedExecutor
-from shadho_celery.trial import Event, Lost, Result, Started, Trial, TrialState
+from shadho_celery.core.clock import ManualClock
+from shadho_celery.core.trial import Attempt, Event, Lost, Outcome, Result, Started, TrialState
+from shadho_celery.executors.simulated import LEASE_SECONDS, NO_WORKER_SECONDS, Change, SimulatedExecutor
 
 S = TrialState
 
@@ -28,7 +27,7 @@ class Rig:
         self.events: list[Event] = []
         self.executor = SimulatedExecutor(
             {"gpu": slots},
-            lambda trial, compute_class: Outcome(state=S.COMPLETE, loss=0.0, seconds=trial.params["x"]),
+            lambda attempt, compute_class: Outcome(state=S.COMPLETE, loss=0.0, seconds=attempt.params["x"]),
             self.clock,
             changes=[Change(at=START + at, compute_class="gpu", slots=number) for at, number in changes],
             **options,
@@ -54,15 +53,8 @@ class Rig:
         return sum(c.slots for c in self.executor.classes())
 
 
-def queued(number: int, seconds: float, compute_class: str = "gpu", attempt: int = 1) -> Trial:
-    return Trial(
-        number=number,
-        subspace="all",
-        params={"x": seconds},
-        state=S.QUEUED,
-        attempt=attempt,
-        compute_class=compute_class,
-    )
+def queued(number: int, seconds: float, compute_class: str = "gpu", attempt: int = 1) -> Attempt:
+    return Attempt(number=number, subspace="all", params={"x": seconds}, attempt=attempt, compute_class=compute_class)
 
 
 def numbers(events: Sequence[Event], kind: type) -> list[int]:
@@ -138,7 +130,7 @@ def test_what_waits_starts_in_its_turn_in_the_slot_that_falls_free() -> None:
 def test_classes_are_announced_the_strongest_first_with_their_memory_and_not_without_workers() -> None:
     executor = SimulatedExecutor(
         {"b": 1, "a": 2, "none": 0},
-        lambda trial, _: Outcome(state=S.COMPLETE, seconds=1.0),
+        lambda attempt, _: Outcome(state=S.COMPLETE, seconds=1.0),
         ManualClock(),
         ahead=3,
         memory={"a": 7},
@@ -210,25 +202,25 @@ def test_a_dead_workers_trial_that_is_cancelled_is_still_lost_and_nothing_else()
     assert [type(event) for event in rig.until(100)] == [Lost]
 
 
-def test_what_waits_for_a_class_that_has_died_out_is_handed_back_unclaimed() -> None:
+def test_what_waits_for_a_class_that_has_died_out_is_taken_back_unclaimed() -> None:
     rig = Rig(1, (2.0, -1))
     rig.submit(50.0, 1.0, 1.0)
-    assert numbers(rig.until(2 + DESERTED_SECONDS - 0.001), Lost) == []
-    handed_back = rig.until(2 + DESERTED_SECONDS)
-    assert [(event.number, event.claimed) for event in handed_back if isinstance(event, Lost)] == [
+    assert numbers(rig.until(2 + NO_WORKER_SECONDS - 0.001), Lost) == []
+    taken_back = rig.until(2 + NO_WORKER_SECONDS)
+    assert [(event.number, event.claimed) for event in taken_back if isinstance(event, Lost)] == [
         (1, False),
         (2, False),
     ]
 
 
-def test_what_waits_is_not_handed_back_where_workers_come_back_in_time() -> None:
-    """Not even where they die again, until the class has been deserted for so long."""
-    rig = Rig(1, (2.0, -1), (2.0 + DESERTED_SECONDS - 2, 1), (2.0 + DESERTED_SECONDS - 1, -1))
+def test_what_waits_is_not_taken_back_where_workers_come_back_in_time() -> None:
+    """Not even where they die again, until the class has been without workers for so long."""
+    rig = Rig(1, (2.0, -1), (2.0 + NO_WORKER_SECONDS - 2, 1), (2.0 + NO_WORKER_SECONDS - 1, -1))
     rig.submit(50.0, 50.0, 1.0)
-    again = 2 + DESERTED_SECONDS - 1
+    again = 2 + NO_WORKER_SECONDS - 1
     # The first two are lost with their workers; the third waits.
-    assert 2 not in numbers(rig.until(again + DESERTED_SECONDS - 0.001), Lost)
-    assert numbers(rig.until(again + DESERTED_SECONDS), Lost) == [2]
+    assert 2 not in numbers(rig.until(again + NO_WORKER_SECONDS - 0.001), Lost)
+    assert numbers(rig.until(again + NO_WORKER_SECONDS), Lost) == [2]
 
 
 def test_with_one_worker_left_what_waits_goes_on_waiting() -> None:
@@ -268,7 +260,7 @@ def test_without_running_a_running_trial_goes_on() -> None:
     rig.executor.cancel([0], running=False)
     [_, end] = rig.until(10)
     assert isinstance(end, Result)
-    assert end.state is S.COMPLETE
+    assert end.outcome.state is S.COMPLETE
 
 
 def test_a_running_trial_that_is_cancelled_ends_now_with_the_seconds_it_ran_and_frees_its_slot() -> None:
@@ -279,7 +271,8 @@ def test_a_running_trial_that_is_cancelled_ends_now_with_the_seconds_it_ran_and_
     events = rig.until(100)
     cancelled, started, end = events
     assert isinstance(cancelled, Result)
-    assert (cancelled.number, cancelled.state, cancelled.seconds, cancelled.loss) == (0, S.CANCELLED, 20.0, None)
+    outcome = cancelled.outcome
+    assert (cancelled.number, outcome.state, outcome.seconds, outcome.loss) == (0, S.CANCELLED, 20.0, None)
     assert (started.number, type(started)) == (1, Started)
     assert (end.number, type(end)) == (1, Result)
     assert at(events) == [20, 20, 21]
@@ -292,6 +285,34 @@ def test_cancelled_twice_it_ends_once() -> None:
     rig.executor.cancel([0], running=True)
     rig.executor.cancel([0], running=True)
     assert numbers(rig.until(100), Result) == [0]
+
+
+# Copies
+
+
+def copied(rig: Rig, *seconds: float) -> None:
+    """Send attempts of trial 0 that take so many seconds."""
+    rig.executor.submit([queued(0, each, attempt=1 + place) for place, each in enumerate(seconds)])
+
+
+def test_the_attempt_that_ends_well_first_ends_the_others_of_which_nothing_is_heard_any_more() -> None:
+    rig = Rig(3)
+    copied(rig, 50.0, 3.0)
+    rig.submit(5.0, 1.0, first=1)
+    events = rig.until(100)
+    ends = [(event.number, event.attempt, event.at - START) for event in events if isinstance(event, Result)]
+    assert ends == [(0, 2, 3.0), (2, 1, 4.0), (1, 1, 5.0)], "the slot of the other attempt is free, too"
+    assert numbers(events, Lost) == []
+
+
+def test_an_attempt_that_ends_badly_leaves_its_trial_to_the_other() -> None:
+    rig = Rig(1, (1.0, 1))
+    copied(rig, 5.0, 8.0)
+    rig.until(2)
+    rig.executor.cancel([0], running=True)
+    first, second = (event for event in rig.until(100) if isinstance(event, Result))
+    assert {first.attempt, second.attempt} == {1, 2}
+    assert (first.outcome.state, second.outcome.state) == (S.CANCELLED, S.CANCELLED)
 
 
 # The end

@@ -6,12 +6,12 @@ from typing import Any
 
 from hyperopt import hp
 
+from shadho_celery.core.trial import Outcome, Trial, TrialState
 from shadho_celery.samplers import make_sampler
 from shadho_celery.samplers.base import Sampler
 from shadho_celery.samplers.random import BLOCK
 from shadho_celery.space.compile import compile_space
 from shadho_celery.space.split import split
-from shadho_celery.trial import Trial, TrialState
 
 SPACE = hp.choice("kernel", [hp.uniform("C", 0, 1), {"degree": hp.randint("degree", 5), "gamma": hp.normal("g", 0, 1)}])
 
@@ -36,7 +36,8 @@ def test_another_seed_or_subspace_draws_otherwise() -> None:
 def test_results_change_nothing() -> None:
     told = sampler()
     params: Any = told.ask(0)
-    told.tell(Trial(number=0, subspace="kernel=1", params=params, state=TrialState.COMPLETE, loss=0.0))
+    outcome = Outcome(state=TrialState.COMPLETE, loss=0.0)
+    told.tell(Trial(number=0, subspace="kernel=1", params=params, state=outcome.state, outcome=outcome))
     assert told.ask(1) == sampler().ask(1)
     assert not told.adaptive
 

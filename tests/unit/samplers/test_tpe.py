@@ -11,13 +11,13 @@ import pytest
 from hyperopt import hp
 
 from shadho_celery import minimize
+from shadho_celery.core.trial import Outcome, Trial, TrialState
 from shadho_celery.samplers import make_sampler
 from shadho_celery.samplers.tpe import MOST_BAD, MOST_RANDOM, TpeSampler, _axis
 from shadho_celery.space.compile import compile_space
 from shadho_celery.space.continuous import QLogNormal, QLogUniform, QNormal, QUniform
 from shadho_celery.space.domains import make_domain
 from shadho_celery.space.split import Subspace, split
-from shadho_celery.trial import Trial, TrialState
 
 Params = Mapping[str, Any]
 Loss = Callable[[Params], float | TrialState]
@@ -56,10 +56,9 @@ def whole(space: Any) -> Subspace:
     return split(compile_space(space), max_subspaces=1)[0]
 
 
-def told(params: Params, outcome: float | TrialState) -> Trial:
-    if isinstance(outcome, TrialState):
-        return Trial(number=0, subspace="all", params=params, state=outcome)
-    return Trial(number=0, subspace="all", params=params, state=TrialState.COMPLETE, loss=outcome)
+def told(params: Params, end: float | TrialState) -> Trial:
+    outcome = Outcome(state=end) if isinstance(end, TrialState) else Outcome(state=TrialState.COMPLETE, loss=end)
+    return Trial(number=0, subspace="all", params=params, state=outcome.state, outcome=outcome)
 
 
 def run(sampler: TpeSampler, trials: int, loss: Loss) -> list[Params]:
@@ -191,7 +190,8 @@ def test_only_a_completed_trials_loss_can_be_good(state: TrialState) -> None:
     sampler = tpe({"x": hp.uniform("x", 0, 1)})
     for place in range(30):
         sampler.tell(told({"x": 0.5 + place / 60}, 1.0 + place))
-        sampler.tell(Trial(number=place, subspace="all", params={"x": place / 60}, state=state, loss=loss))
+        outcome = Outcome(state=state, loss=loss)
+        sampler.tell(Trial(number=place, subspace="all", params={"x": place / 60}, state=state, outcome=outcome))
     assert np.mean([sampler.ask(index)["x"] > 0.45 for index in range(20)]) > 0.8
 
 

@@ -15,7 +15,7 @@ from hyperopt import hp
 from hyperopt.pyll import scope
 
 from shadho_celery.space.compile import compile_space
-from shadho_celery.space.split import Subspace, count_subspaces, split
+from shadho_celery.space.split import Subspace, split
 
 
 def leaf(label: str) -> Any:
@@ -52,7 +52,6 @@ def golden_mixed() -> Any:
 )
 def test_the_number_of_subspaces_is_the_papers(expression: Any, count: int) -> None:
     assert len(subspaces_of(expression)) == count
-    assert count_subspaces(compile_space(expression)) == count
 
 
 def svm() -> Any:
@@ -169,11 +168,10 @@ def deep_unet(levels: int = 8) -> Any:
 def test_a_space_of_many_combinations_is_split_on_the_outermost_choices_only(caplog: pytest.LogCaptureFixture) -> None:
     expression = deep_unet()
     space = compile_space(expression)
-    assert count_subspaces(space) == 65**8
     with caplog.at_level(logging.INFO):
         subspaces = split(space, 64)
     assert len(caplog.records) == 1
-    assert str(65**8) in caplog.text
+    assert "more than 64 combinations" in caplog.text
     assert len(subspaces) == 64
     assert [set(subspace.fixed) for subspace in subspaces] == [{f"block{level}" for level in range(6)}] * 64
     assert "drop0_0" in subspaces[0].labels
@@ -188,7 +186,6 @@ def test_a_gigantic_space_is_split_in_milliseconds() -> None:
     subspaces = split(space, 64)
     assert time.perf_counter() - began < 1  # generous: it takes milliseconds
     assert len(subspaces) == 64
-    assert count_subspaces(space) == 65**40
 
 
 def test_what_fits_the_bound_exactly_is_split_in_full(caplog: pytest.LogCaptureFixture) -> None:
@@ -216,7 +213,7 @@ def test_a_choice_that_stands_in_two_places_is_pinned_once() -> None:
     expression = [hp.choice("a", [{"s": shared}, leaf("p")]), hp.choice("b", [{"s": shared}, leaf("q")])]
     subspaces = subspaces_of(expression)
     # a and b both take it: 2; one of them: 2 + 2; none: 1
-    assert len(subspaces) == count_subspaces(compile_space(expression)) == 7
+    assert len(subspaces) == 7
     for subspace in subspaces:
         assert ("shared" in subspace.fixed) == (subspace.fixed["a"] == 0 or subspace.fixed["b"] == 0)
         for params in subspace.sample(np.random.default_rng(0), 5):
@@ -229,7 +226,6 @@ def test_one_index_over_two_lists_of_options_is_pinned_once() -> None:
     first, second = subspaces_of(expression)
     assert first.labels == ("a",)
     assert second.labels == ("b", "c")
-    assert count_subspaces(compile_space(expression)) == 2
 
 
 def test_options_picked_by_a_computed_index_are_not_split() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shadho_celery.context import LocalContext
+from shadho_celery.objective.context import LocalContext
 from shadho_celery.training.strategies import Vector
 from tasks import adsaga as task
 
@@ -134,8 +134,8 @@ class Line:
 
     size = 120
 
-    def __init__(self, strategy: task.OverTheBus, centre: Point, slot: int) -> None:
-        self.strategy, self.centre, self.slot = strategy, centre, slot
+    def __init__(self, strategy: task.OverTheBus, centre: Point, place: int) -> None:
+        self.strategy, self.centre, self.place = strategy, centre, place
         self.go, self.done, self.over = threading.Semaphore(0), threading.Semaphore(0), False
         self.heard, self.step = centre.x, 0
 
@@ -174,7 +174,7 @@ def test_over_a_gangs_bus_forty_replicas_solve_it_too() -> None:
     """Each on a thread of its own; whose vector arrives next is drawn, so every run is the same."""
     strategy = task.OverTheBus(replicas=40, step=0.35 / task.problem().steepest, seed=0)
     centre, rng = Point(), np.random.default_rng(0)
-    lines = [Line(strategy, centre, slot) for slot in range(40)]
+    lines = [Line(strategy, centre, place) for place in range(40)]
     threads = [threading.Thread(target=train, args=(strategy, line), daemon=True) for line in lines]
     for thread, line in zip(threads, lines, strict=True):
         thread.start()

@@ -8,7 +8,7 @@ from statistics import fmean
 import pytest
 import torch
 
-from shadho_celery.context import LocalContext
+from shadho_celery.objective.context import LocalContext
 from tasks import federated_blockcyclic as task
 
 PARAMS = {"learning_rate": 0.1, "local_steps": 5}

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from shadho_celery.context import LocalContext
+from shadho_celery.objective.context import LocalContext
 from tasks import gnn_delayed as task
 
 PARAMS = {"width": 32, "learning_rate": 0.01}

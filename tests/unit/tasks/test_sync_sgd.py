@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from shadho_celery.context import LocalContext
+from shadho_celery.objective.context import LocalContext
+from shadho_celery.scheduler.widths import widest
 from shadho_celery.space.compile import compile_space
 from shadho_celery.space.split import split
-from shadho_celery.widths import widest
 from tasks import sync_sgd
 
 pytestmark = pytest.mark.timeout(180)

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from shadho_celery.context import LocalContext
+from shadho_celery.objective.context import LocalContext
 from tasks import tensor_parallel_25d as task
 
 STEPS = 10

@@ -1,4 +1,4 @@
-"""Widths are advised from what was measured, and refused where nothing was measured nearby."""
+"""Advisor: it fits the measured widths, and refuses widths far beyond them."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_more_than_twice_the_widest_profile_is_refused(width: int, fine: bool) -
     if fine:
         assert fitted.at(width, SIZE) > 0
     else:
-        with pytest.raises(UsageError, match=rf"widest profile \(4\): measure .* with {math.ceil(width / 2)} or more"):
+        with pytest.raises(UsageError, match=rf"widest profile \(4\); measure .* with {math.ceil(width / 2)} or more"):
             fitted.at(width, SIZE)
 
 
@@ -63,14 +63,14 @@ def test_machines_beyond_twice_the_widest_profile_are_refused_even_where_fewer_w
         advise({"gpu": fit(profiles(1, 2, 4))}, Iterations(limit=100, slope=0, widest=8), batch=8, machines={"gpu": 9})
 
 
-def test_steps_are_foreseen_up_to_twice_the_widest_training_only() -> None:
+def test_steps_are_predicted_up_to_twice_the_widest_training_only() -> None:
     fitted = fit_iterations({1: 900.0, 4: 300.0})
     assert fitted.at(8) > 0
-    with pytest.raises(UsageError, match=r"widest training to the target \(4\): train .* with 5 or more"):
+    with pytest.raises(UsageError, match=r"widest training to the target \(4\); train .* with 5 or more"):
         fitted.at(9)
 
 
-def test_by_default_no_width_is_advised_of_which_steps_or_seconds_say_nothing() -> None:
+def test_by_default_no_width_beyond_twice_the_widest_training_is_advised() -> None:
     steps = {"gpu": fit(profiles(1, 2, 4, 8))}
     assert advise(steps, Iterations(limit=1, slope=1e6, widest=3), batch=8).replicas == 6
     with pytest.raises(UsageError, match="widest training"):
@@ -86,12 +86,12 @@ def test_a_width_below_one_is_refused() -> None:
 
 @pytest.mark.parametrize("steps", [{0: 10, 2: 5}, {1: 0, 2: 5}, {1: math.inf, 2: 5}, {1: math.nan, 2: 5}])
 def test_steps_of_no_training_are_refused(steps: dict[int, float]) -> None:
-    with pytest.raises(UsageError, match="one replica or more and more than 0 steps"):
+    with pytest.raises(UsageError, match="at least one replica and more than 0 steps"):
         fit_iterations(steps)
 
 
-def test_the_prior_stands_in_for_what_profiles_do_not_say() -> None:
-    """At one width, b and d cannot be told apart; with a prior, another width is foreseen."""
+def test_the_prior_decides_what_the_profiles_leave_open() -> None:
+    """At one width, b and d cannot be separated; a prior predicts another width."""
     plain, with_prior = (fit(profiles(4, 4), prior) for prior in (None, (TRUE[1], TRUE[3])))
     assert with_prior.at(8, SIZE) == pytest.approx(seconds(8), rel=0.3)
     assert abs(with_prior.at(8, SIZE) - seconds(8)) < abs(plain.at(8, SIZE) - seconds(8))
@@ -127,7 +127,7 @@ def test_the_advised_width_is_the_one_with_the_least_seconds() -> None:
     assert advice.backups == 0
 
 
-def test_machine_seconds_ask_for_fewer_replicas() -> None:
+def test_the_least_machine_seconds_take_fewer_replicas() -> None:
     thrifty = best(least="machine_seconds")
     assert thrifty.replicas < best().replicas
     assert thrifty.machine_seconds == pytest.approx(thrifty.seconds * thrifty.replicas)
@@ -152,7 +152,7 @@ def test_stragglers_are_worth_backups_out_of_the_same_slots() -> None:
 
 
 @pytest.mark.parametrize("machines", [{}, {"cpu": 2}, {"gpu": 0}])
-def test_machines_that_make_no_sense_are_refused(machines: dict[str, int]) -> None:
+def test_machines_without_profiles_or_slots_are_refused(machines: dict[str, int]) -> None:
     with pytest.raises(UsageError, match="machines must name"):
         best(machines=machines)
 
@@ -167,7 +167,7 @@ def test_too_few_measurements_are_refused() -> None:
 
 
 def test_a_training_is_a_profile_of_its_width() -> None:
-    steps = [Step(step=n, slots=(0, 1), loss=1.0, seconds=seconds) for n, seconds in enumerate((0.1, 0.3))]
+    steps = [Step(step=n, accepted=(0, 1), loss=1.0, seconds=seconds) for n, seconds in enumerate((0.1, 0.3))]
     report = Report(replicas=2, backups=0, log=Log(steps=steps))
     assert profile(report, batch=16) == Profile(replicas=2, seconds=0.2, size=32.0)
     with pytest.raises(UsageError, match="train for some steps"):

@@ -1,4 +1,4 @@
-"""A training goes on from its checkpoint, where that is its own, and who was thought dead writes no more."""
+"""Checkpoints: a training resumes from its own one only, and a superseded coordinator writes none."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ import torch
 from services.training import DATA, PIXELS, descent, loss, network, same
 from torch import Tensor, nn
 
-from shadho_celery.context import LocalContext
+from shadho_celery.errors import ShadhoError
+from shadho_celery.objective.context import LocalContext
 from shadho_celery.training import Report, gang, replay
 from shadho_celery.training.checkpoints import Checkpoints, Superseded
 
 
 class Killed(BaseException):
-    """The process ends at once."""
+    """Stand-in for the sudden end of the process."""
 
 
 def die(step: int, _: float) -> None:
@@ -35,11 +36,11 @@ def fit(
 
 @pytest.fixture
 def attempt(tmp_path: Path) -> Callable[[], LocalContext]:
-    """One more attempt of a trial."""
+    """Return a function that makes the context of one more attempt of a trial."""
     return lambda: LocalContext(seed=5, checkpoints=tmp_path)
 
 
-def test_a_training_goes_on_as_if_nothing_had_been_and_says_so(
+def test_a_resumed_training_has_the_same_result_and_a_warning(
     attempt: Callable[[], LocalContext], caplog: pytest.LogCaptureFixture
 ) -> None:
     whole, model = network(), network()
@@ -50,7 +51,7 @@ def test_a_training_goes_on_as_if_nothing_had_been_and_says_so(
         fit(attempt(), network(), ema=0.9, on_step=die)
     assert not caplog.records
     report = fit(attempt(), model, ema=0.9)
-    assert "goes on from step 15" in caplog.text
+    assert "resumes at step 15" in caplog.text
     assert same(model, whole)
     assert report.log.resumed_from == 15
     assert report.steps == 30
@@ -58,8 +59,8 @@ def test_a_training_goes_on_as_if_nothing_had_been_and_says_so(
     assert not list(context.checkpoint_dir.iterdir())
 
 
-def test_a_trial_with_a_budget_goes_on_when_it_is_given_a_greater_one(tmp_path: Path) -> None:
-    """It is then a trial of its own, in the folder of the one that it carries on."""
+def test_a_promoted_trial_resumes_from_the_checkpoint_of_its_origin(tmp_path: Path) -> None:
+    """A promoted trial has another number, and the folder of its origin."""
     trained, model = [], network()
     for trial, budget in enumerate((10, 20)):
         model = network()
@@ -71,8 +72,8 @@ def test_a_trial_with_a_budget_goes_on_when_it_is_given_a_greater_one(tmp_path: 
     assert same(again, model)
 
 
-def test_the_second_training_of_a_trial_does_not_go_on_from_the_first(tmp_path: Path) -> None:
-    """Folds, say: they look alike in all but the data."""
+def test_the_second_training_of_a_trial_does_not_resume_from_the_first(tmp_path: Path) -> None:
+    """Folds, for example: only their data are different."""
     labels = 1 - DATA[1]
     for attempt in (1, 2):
         context = LocalContext(seed=5, checkpoints=tmp_path, budget=30, attempt=attempt)
@@ -95,7 +96,9 @@ def test_the_second_training_of_a_trial_does_not_go_on_from_the_first(tmp_path: 
     ],
     ids=["rate", "optimizer", "average", "micro-batches", "batch", "seed", "labels"],
 )
-def test_a_training_with_other_settings_or_data_begins_anew(attempt: Callable[[], LocalContext], change: Any) -> None:
+def test_a_training_with_other_settings_or_data_starts_from_the_first_step(
+    attempt: Callable[[], LocalContext], change: Any
+) -> None:
     with pytest.raises(Killed):
         fit(attempt(), network(), on_step=die)
     model = network()
@@ -105,18 +108,18 @@ def test_a_training_with_other_settings_or_data_begins_anew(attempt: Callable[[]
     assert fit(attempt(), network(), seed=7).log.resumed_from == 15
 
 
-def test_a_training_does_not_go_on_from_one_of_its_trial_that_was_broken_off(
+def test_a_training_does_not_resume_from_an_unfinished_one_before_it_in_the_trial(
     attempt: Callable[[], LocalContext],
 ) -> None:
-    """Where the first fold diverges, say, and the objective goes on with the second."""
+    """Example: the first fold diverges, and the objective continues with the second."""
     context = attempt()
     with pytest.raises(Killed):
         fit(context, network(), on_step=die)
     assert fit(context, network()).log.resumed_from is None
 
 
-def test_a_training_that_had_taken_all_its_steps_still_has_a_loss(tmp_path: Path) -> None:
-    """Its result may have been lost on the way."""
+def test_a_training_that_is_resumed_after_its_last_step_has_a_loss(tmp_path: Path) -> None:
+    """The result of the first attempt may have been lost."""
     reports = [fit(LocalContext(seed=5, checkpoints=tmp_path, budget=30), network()) for _ in range(2)]
     assert reports[1].log.resumed_from == 30
     assert reports[1].loss == reports[0].loss is not None
@@ -130,8 +133,8 @@ def test_a_training_that_is_stopped_before_its_first_report_has_a_loss(attempt: 
     assert report.loss == pytest.approx(sum(step.loss for step in report.log.steps) / 3)
 
 
-def test_what_became_of_every_vector_is_counted_over_all_starts(attempt: Callable[[], LocalContext]) -> None:
-    """A share of the dropped that left out those of the first start would be too low."""
+def test_vectors_are_counted_over_all_starts_of_a_training(attempt: Callable[[], LocalContext]) -> None:
+    """Otherwise the share of dropped vectors would be too low."""
 
     def spoil(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
         seen.append(1)
@@ -146,7 +149,9 @@ def test_what_became_of_every_vector_is_counted_over_all_starts(attempt: Callabl
     assert report.log.accepted == {0: 29}
 
 
-def test_a_copy_begins_where_its_original_stands_and_leaves_its_files_alone(tmp_path: Path) -> None:
+def test_a_speculative_copy_starts_from_the_checkpoint_of_its_original_and_leaves_its_files_alone(
+    tmp_path: Path,
+) -> None:
     original = LocalContext(seed=5, checkpoints=tmp_path)
     copied: list[Report] = []
 
@@ -161,7 +166,7 @@ def test_a_copy_begins_where_its_original_stands_and_leaves_its_files_alone(tmp_
     assert report.log.resumed_from is None
 
 
-def test_a_coordinator_that_was_thought_dead_writes_no_more(tmp_path: Path) -> None:
+def test_a_superseded_coordinator_cannot_write(tmp_path: Path) -> None:
     old, new = Checkpoints(tmp_path, "x"), Checkpoints(tmp_path, "x")
     first, second = old.claim(None), new.claim(None)
     assert (first.epoch, second.epoch) == (1, 2)
@@ -174,7 +179,7 @@ def test_a_coordinator_that_was_thought_dead_writes_no_more(tmp_path: Path) -> N
     assert (tmp_path / "gang-x.json").stat().st_mode & 0o77 == 0
 
 
-def test_nor_does_it_when_its_successor_has_finished(tmp_path: Path) -> None:
+def test_a_superseded_coordinator_cannot_write_after_its_successor_has_finished(tmp_path: Path) -> None:
     old, new = Checkpoints(tmp_path, "x"), Checkpoints(tmp_path, "x")
     old.claim(None)
     new.claim(None)
@@ -184,8 +189,25 @@ def test_nor_does_it_when_its_successor_has_finished(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_what_a_start_that_was_killed_has_half_written_is_removed(tmp_path: Path) -> None:
+def test_the_next_claim_removes_half_written_files(tmp_path: Path) -> None:
     part = tmp_path / "gang-x.pt.abc.part"
     part.touch()
     Checkpoints(tmp_path, "x").claim(None)
     assert not part.exists()
+
+
+@pytest.mark.parametrize(
+    ("claim", "field"),
+    [
+        ("{}", "epoch"),
+        ('{"epoch": 0, "token": "t", "owner": "o"}', "epoch"),
+        ('{"epoch": 1, "token": 5, "owner": "o"}', "token"),
+        ('{"epoch": 1, "token": "t", "owner": "o", "port": 70000}', "port"),
+    ],
+)
+def test_a_claim_with_a_wrong_field_is_one_clear_error_that_names_the_field(
+    tmp_path: Path, claim: str, field: str
+) -> None:
+    (tmp_path / "gang-x.json").write_text(claim)
+    with pytest.raises(ShadhoError, match=f"gang-x.json cannot be read .*{field}.*; remove it"):
+        Checkpoints(tmp_path, "x").claim(None)

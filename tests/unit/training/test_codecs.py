@@ -1,4 +1,4 @@
-"""What a codec sends has the size that was said, and means what was meant."""
+"""Codecs: payloads have the stated size, and decode to the vector in expectation."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from shadho_celery.errors import UsageError
 from shadho_celery.training.codecs import (
     BLOCK,
     CHUNK,
-    MOST,
+    MAX_BITS,
     Codec,
     Quantize,
     Raw,
-    Vector,
     bits_by_norm,
     encoded_bytes,
 )
+from shadho_celery.training.strategies import Vector
 
 CODECS: dict[str, Codec] = {
     "raw": Raw(),
@@ -40,14 +40,14 @@ def there_and_back(codec: Codec, vector: Vector, seed: int = 0) -> Vector:
 
 @pytest.mark.parametrize("codec", CODECS.values(), ids=CODECS)
 @pytest.mark.parametrize("size", SIZES)
-def test_what_arrives_is_off_by_one_level_of_its_block_at_most_and_takes_no_more_than_said(
+def test_each_number_is_off_by_at_most_one_level_of_its_block_and_the_payload_within_its_limit(
     codec: Codec, size: int
 ) -> None:
     vector = gradient(size)
     payload = codec.encoder().encode(vector, np.random.default_rng(1))
     out = np.empty_like(vector)
     codec.decode(payload, out)
-    assert len(payload) <= codec.most_bytes(size)
+    assert len(payload) <= codec.max_bytes(size)
     levels = {"Raw": 1e9}.get(type(codec).__name__, 2 ** (payload[0] - 1) - 1)
     for at in range(0, size, BLOCK):
         block = slice(at, at + BLOCK)
@@ -85,8 +85,8 @@ def test_the_bytes_are_a_header_a_scale_for_each_block_and_the_bits(size: int, b
 
 
 def test_two_bits_are_a_fifteenth_of_the_bytes() -> None:
-    assert Raw().most_bytes(26_122) == 104_488
-    assert 15 < Raw().most_bytes(26_122) / Quantize(2).most_bytes(26_122) < 16
+    assert Raw().max_bytes(26_122) == 104_488
+    assert 15 < Raw().max_bytes(26_122) / Quantize(2).max_bytes(26_122) < 16
 
 
 def test_raw_is_exact_and_shares_the_vectors_memory() -> None:
@@ -115,7 +115,7 @@ def test_a_whole_gradient_of_zeros_arrives() -> None:
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("codec", CODECS.values(), ids=CODECS)
-def test_what_is_not_finite_does_not_hide(codec: Codec, value: float) -> None:
+def test_a_number_that_is_not_finite_stays_so(codec: Codec, value: float) -> None:
     vector = gradient(3 * BLOCK)
     vector[BLOCK + 5] = value
     out = there_and_back(codec, vector)
@@ -124,7 +124,7 @@ def test_what_is_not_finite_does_not_hide(codec: Codec, value: float) -> None:
 
 
 @pytest.mark.parametrize("value", [1e-45, 1e-30, 3e38])
-def test_tiny_and_huge_numbers_make_no_noise(value: float) -> None:
+def test_tiny_and_huge_numbers_cause_no_warning_and_no_overflow(value: float) -> None:
     out = there_and_back(Quantize(4), np.full(BLOCK, value, dtype=np.float32))
     assert np.isfinite(out).all()
     assert np.abs(out).max() <= value * 1.01
@@ -140,7 +140,7 @@ def test_dynamic_bits_follow_the_norm() -> None:
     generator = np.random.default_rng(0)
     scales = (1, 0.5, 0.01, 2, 3, 4, 8, 1000, 1)
     bits = [bytes(encoder.encode(vector * np.float32(scale), generator))[0] for scale in scales]
-    assert bits == [2, 2, 2, 3, 3, 4, 5, MOST, 2]
+    assert bits == [2, 2, 2, 3, 3, 4, 5, MAX_BITS, 2]
 
 
 def test_dynamic_bits_keep_the_error_the_same() -> None:
@@ -157,11 +157,11 @@ def test_dynamic_bits_keep_the_error_the_same() -> None:
 
 @given(st.floats(0, 1e6))
 def test_bits_never_leave_their_bounds_and_never_fall_as_the_norm_grows(ratio: float) -> None:
-    assert 2 <= bits_by_norm(ratio) <= bits_by_norm(2 * ratio) <= MOST
+    assert 2 <= bits_by_norm(ratio) <= bits_by_norm(2 * ratio) <= MAX_BITS
 
 
 @pytest.mark.parametrize("bits", [1, 0, -2, 9, True, "quick", 2.5])
-def test_bits_that_make_no_sense_are_refused(bits: object) -> None:
+def test_other_numbers_of_bits_than_2_to_8_are_refused(bits: object) -> None:
     with pytest.raises(UsageError, match="2 to 8"):
         Quantize(bits)  # type: ignore[arg-type]
 
@@ -171,13 +171,13 @@ def test_a_payload_of_another_size_is_refused(codec: Codec) -> None:
     payload = bytes(codec.encoder().encode(gradient(300), np.random.default_rng(0)))
     out = np.zeros(300, dtype=np.float32)
     for wrong in (b"", payload[:3], payload[:-1], payload + b"\0", payload[:-4]):
-        with pytest.raises(ValueError, match="no "):
+        with pytest.raises(ValueError, match="are not a"):
             codec.decode(wrong, out)
-    with pytest.raises(ValueError, match="no "):
+    with pytest.raises(ValueError, match="are not a"):
         codec.decode(payload, np.zeros(301, dtype=np.float32))
 
 
 @given(st.binary(max_size=200))
 def test_garbage_is_refused(garbage: bytes) -> None:
-    with pytest.raises(ValueError, match="no quantised"):
+    with pytest.raises(ValueError, match="are not a quantised"):
         Quantize().decode(garbage, np.zeros(1000, dtype=np.float32))

@@ -1,4 +1,4 @@
-"""Which examples a gradient is taken on depends on seed, step and place, and on nothing else."""
+"""Batches: their examples are a function of seed, step and place alone."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ def test_a_batch_is_a_function_of_seed_step_and_place() -> None:
     assert not torch.equal(one.indices(5, 2), Batches(DATA, batch=8, seed=4, places=4).indices(5, 2))
 
 
-def test_the_places_of_an_epoch_share_every_example_out_once() -> None:
+def test_an_epoch_visits_every_example_once_over_all_places() -> None:
     batches = Batches(DATA, batch=5, seed=0, places=4)
     for epoch in range(3):
-        taken = [batches.indices(step, slot) for step in range(5 * epoch, 5 * epoch + 5) for slot in range(4)]
+        taken = [batches.indices(step, place) for step in range(5 * epoch, 5 * epoch + 5) for place in range(4)]
         assert sorted(torch.cat(taken).tolist()) == list(range(100))
 
 
@@ -41,7 +41,7 @@ def test_no_place_has_a_shard_of_its_own() -> None:
     assert len(seen) > 90
 
 
-def test_a_batch_may_reach_over_the_end_of_an_epoch() -> None:
+def test_a_batch_may_span_the_end_of_an_epoch() -> None:
     batches = Batches(DATA, batch=30, seed=0)
     taken = torch.cat([batches.indices(step, 0) for step in range(10)])
     for epoch in range(3):
@@ -86,8 +86,8 @@ def test_mixed_seeds_differ_where_any_number_does() -> None:
     assert all(0 <= seed < 2**63 for seed in seeds)
 
 
-def test_a_batch_of_an_epoch_long_past_is_the_same_again() -> None:
-    """A coordinator that goes on from its checkpoint asks for steps that its replicas have left behind."""
+def test_a_batch_of_a_past_epoch_can_be_drawn_again() -> None:
+    """A coordinator that resumes from a checkpoint repeats steps that its replicas have done."""
     batches = Batches((torch.arange(20),), batch=4, seed=3)
     first = batches.indices(0, 0).tolist()
     for step in range(40):
@@ -95,7 +95,7 @@ def test_a_batch_of_an_epoch_long_past_is_the_same_again() -> None:
     assert batches.indices(0, 0).tolist() == first
 
 
-def test_replicas_with_other_data_are_told_apart() -> None:
+def test_other_data_have_another_digest() -> None:
     x, y = torch.arange(40.0).reshape(20, 2), torch.arange(20)
     digest = Batches((x, y), batch=4, seed=0).digest
     assert Batches((x.clone(), y.clone()), batch=4, seed=0).digest == digest

@@ -1,4 +1,4 @@
-"""Frames arrive as they were sent, or the connection is of no more use."""
+"""Frames arrive unchanged, or the connection ends with BrokenFrame."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from shadho_celery.training.frames import (
     Kind,
     OtherVersion,
     Wire,
-    content_of,
-    control,
-    small_room,
+    control_content,
+    control_frame,
+    small_buffer,
     unpack,
 )
 
@@ -32,20 +32,20 @@ HEADER = Header(kind=Kind.GRAD, epoch=3, sender=2, step=2**40)
 
 @pytest.fixture
 def ends() -> Iterator[tuple[Wire, socket.socket]]:
-    """A wire, and the bare socket at its other end."""
+    """Yield a wire, and the bare socket at its other end."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         near = socket.create_connection(server.getsockname())
         far, _ = server.accept()
     far.settimeout(30)
     wire = Wire(near)
-    wire.timeout(30)
+    wire.set_timeout(30)
     yield wire, far
     wire.close()
     far.close()
 
 
 def sent_bytes(frame: Frame) -> bytes:
-    """What goes over the wire for a frame."""
+    """Return the bytes that are sent for a frame."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         wire = Wire(socket.create_connection(server.getsockname()))
         far, _ = server.accept()
@@ -71,7 +71,7 @@ def test_a_frame_arrives_as_it_was_sent(ends: tuple[Wire, socket.socket], size: 
     other = Wire(far)
     sender = threading.Thread(target=other.send, args=(Frame(HEADER, payload),))
     sender.start()
-    header, got = wire.receive({Kind.GRAD: size}, small_room)
+    header, got = wire.receive({Kind.GRAD: size}, small_buffer)
     sender.join()
     assert (header.kind, header.epoch, header.sender, header.step, header.length) == (Kind.GRAD, 3, 2, 2**40, size)
     assert got == payload
@@ -79,13 +79,13 @@ def test_a_frame_arrives_as_it_was_sent(ends: tuple[Wire, socket.socket], size: 
 
 
 @pytest.mark.parametrize("cuts", [(16,), (16, CHUNK), (5, 6, 7, CHUNK + 3, 2 * CHUNK)])
-def test_parts_and_a_checksum_made_before_change_nothing_of_what_is_sent(cuts: tuple[int, ...]) -> None:
+def test_parts_and_a_precomputed_checksum_do_not_change_the_bytes_sent(cuts: tuple[int, ...]) -> None:
     payload = np.random.default_rng(0).bytes(2 * CHUNK + 99)
     edges = [0, *cuts, len(payload)]
     parts = [payload[a:b] for a, b in itertools.pairwise(edges)]
     whole = sent_bytes(Frame(HEADER, payload))
     assert sent_bytes(Frame(HEADER, *parts)) == whole
-    assert sent_bytes(Frame(HEADER, *parts).summed()) == whole
+    assert sent_bytes(Frame(HEADER, *parts).checksummed()) == whole
 
 
 @pytest.mark.parametrize("place", [6, 20, 40, 40 + CHUNK // 2, 40 + 2 * CHUNK, -1])
@@ -95,7 +95,7 @@ def test_one_changed_bit_anywhere_breaks_a_frame(ends: tuple[Wire, socket.socket
     data[place] ^= 1
     threading.Thread(target=far.sendall, args=(bytes(data),)).start()
     with pytest.raises(BrokenFrame):
-        wire.receive({Kind.GRAD: 2 * CHUNK + 500}, small_room)
+        wire.receive({Kind.GRAD: 2 * CHUNK + 500}, small_buffer)
 
 
 @pytest.mark.parametrize("kept", [1, 31, 32, 100, -1])
@@ -103,15 +103,15 @@ def test_half_a_frame_is_broken(ends: tuple[Wire, socket.socket], kept: int) -> 
     wire, far = ends
     far.sendall(sent_bytes(Frame(HEADER, bytes(200)))[:kept])
     far.close()
-    with pytest.raises(BrokenFrame, match="cut off"):
-        wire.receive({Kind.GRAD: 200}, small_room)
+    with pytest.raises(BrokenFrame, match="closed in the middle"):
+        wire.receive({Kind.GRAD: 200}, small_buffer)
 
 
-def test_a_connection_that_ends_between_two_frames_has_just_ended(ends: tuple[Wire, socket.socket]) -> None:
+def test_a_connection_that_closes_between_two_frames_is_not_broken(ends: tuple[Wire, socket.socket]) -> None:
     wire, far = ends
     far.close()
     with pytest.raises(EOFError):
-        wire.receive({Kind.GRAD: 200}, small_room)
+        wire.receive({Kind.GRAD: 200}, small_buffer)
 
 
 @pytest.mark.parametrize("length", [201, 4 * 2**30, 2**63])
@@ -120,30 +120,30 @@ def test_a_length_beyond_the_limit_is_refused_before_anything_is_allocated(
 ) -> None:
     wire, far = ends
     far.sendall(Header(kind=Kind.GRAD, length=length).pack())
-    with pytest.raises(BrokenFrame, match=f"{length} bytes, where 200 are allowed"):
+    with pytest.raises(BrokenFrame, match=f"{length} bytes exceeds the limit of 200"):
         wire.receive({Kind.GRAD: 200}, lambda header: pytest.fail("room was asked for"))
 
 
 def test_a_kind_that_is_not_expected_is_refused(ends: tuple[Wire, socket.socket]) -> None:
     wire, far = ends
-    far.sendall(sent_bytes(control(Kind.QUIT)))
+    far.sendall(sent_bytes(control_frame(Kind.QUIT)))
     with pytest.raises(BrokenFrame, match="QUIT is not expected"):
-        wire.receive({Kind.GRAD: 200}, small_room)
+        wire.receive({Kind.GRAD: 200}, small_buffer)
 
 
-def test_garbage_is_no_frame() -> None:
-    with pytest.raises(BrokenFrame, match="no frame of ours"):
+def test_garbage_is_not_a_frame() -> None:
+    with pytest.raises(BrokenFrame, match="not a frame of this protocol"):
         unpack(b"GET / HTTP/1.1\r\nHost: 127.0.0.1\n")
 
 
-def test_an_unknown_kind_is_no_frame() -> None:
+def test_a_frame_of_an_unknown_kind_is_broken() -> None:
     data = bytearray(HEADER.pack())
     data[5] = 200
-    with pytest.raises(BrokenFrame, match="no such kind"):
+    with pytest.raises(BrokenFrame, match="unknown kind"):
         unpack(data)
 
 
-def test_another_version_is_told_apart_from_garbage() -> None:
+def test_another_version_has_its_own_error() -> None:
     data = bytearray(HEADER.pack())
     data[4] = VERSION + 1
     with pytest.raises(OtherVersion, match=f"version {VERSION + 1} of the protocol, this one version {VERSION}"):
@@ -155,13 +155,13 @@ def test_another_version_is_told_apart_from_garbage() -> None:
     [b"", b"no json", b"[1]", b"\xff\xfe", b"[" * 4000],
     ids=["empty", "text", "a list", "bytes", "too deep"],
 )
-def test_a_control_frame_has_a_json_object(payload: bytes) -> None:
+def test_a_control_frame_without_a_json_object_is_broken(payload: bytes) -> None:
     with pytest.raises(BrokenFrame):
-        content_of(payload)
+        control_content(payload)
 
 
-def test_all_that_a_time_is_given_for_takes_no_longer_together(ends: tuple[Wire, socket.socket]) -> None:
-    """One byte now and then does not prolong it."""
+def test_a_timeout_limits_all_following_calls_together(ends: tuple[Wire, socket.socket]) -> None:
+    """Single bytes that arrive do not extend it."""
     wire, far = ends
     over = threading.Event()
 
@@ -174,34 +174,34 @@ def test_all_that_a_time_is_given_for_takes_no_longer_together(ends: tuple[Wire,
 
     sender = threading.Thread(target=trickle)
     sender.start()
-    wire.timeout(0.5)
+    wire.set_timeout(0.5)
     began = time.monotonic()
     with pytest.raises(TimeoutError):
-        wire.receive({Kind.GRAD: 0}, small_room)
+        wire.receive({Kind.GRAD: 0}, small_buffer)
     assert time.monotonic() - began < 2
     over.set()
     sender.join()
 
 
-def test_whoever_receives_a_long_frame_for_long_says_now_and_then_that_it_is_there() -> None:
+def test_heartbeats_are_sent_while_a_long_frame_arrives() -> None:
     clock = itertools.count(step=0.1)
     with socket.create_server(("127.0.0.1", 0)) as server:
         near = Wire(socket.create_connection(server.getsockname()))
         far = Wire(server.accept()[0], now=lambda: float(next(clock)))
-    near.timeout(30)
+    near.set_timeout(30)
     for sign, length, signs in [
         (None, 40 * CHUNK, 0),
-        (control(Kind.PING), CHUNK - 1, 0),
-        (control(Kind.PING), 40 * CHUNK, 1),
+        (control_frame(Kind.PING), CHUNK - 1, 0),
+        (control_frame(Kind.PING), 40 * CHUNK, 1),
     ]:
-        far.sign = sign
+        far.heartbeat = sign
         sender = threading.Thread(target=near.send, args=(Frame(HEADER, bytes(length)),))
         sender.start()
-        far.receive({Kind.GRAD: length}, small_room)
+        far.receive({Kind.GRAD: length}, small_buffer)
         sender.join()
-        far.send(control(Kind.QUIT))
+        far.send(control_frame(Kind.QUIT))
         heard = 0
-        while near.receive({Kind.PING: 4096, Kind.QUIT: 4096}, small_room)[0].kind is Kind.PING:
+        while near.receive({Kind.PING: 4096, Kind.QUIT: 4096}, small_buffer)[0].kind is Kind.PING:
             heard += 1
         assert heard >= signs
         assert bool(heard) == bool(signs)
@@ -209,11 +209,11 @@ def test_whoever_receives_a_long_frame_for_long_says_now_and_then_that_it_is_the
     far.close()
 
 
-def test_a_connection_is_closed_from_another_thread_only_when_no_call_uses_it_any_more() -> None:
-    """Else the call would go on with the next connection that gets the same number."""
+def test_close_waits_for_the_calls_of_other_threads() -> None:
+    """Otherwise the call could continue on the next connection that gets the same descriptor."""
 
     class Slow:
-        """What a thread sees of a socket when it is not let run for a while."""
+        """Socket of a thread that is not scheduled for a while."""
 
         def __init__(self) -> None:
             self.inside, self.down, self.found = threading.Event(), threading.Event(), ""
@@ -238,7 +238,7 @@ def test_a_connection_is_closed_from_another_thread_only_when_no_call_uses_it_an
 
     def receive() -> None:
         with pytest.raises(EOFError):
-            wire.receive({Kind.GRAD: 0}, small_room)
+            wire.receive({Kind.GRAD: 0}, small_buffer)
 
     reader = threading.Thread(target=receive)
     reader.start()
@@ -249,5 +249,5 @@ def test_a_connection_is_closed_from_another_thread_only_when_no_call_uses_it_an
 
 
 def test_the_notice_of_a_step_carries_its_number_in_the_header() -> None:
-    header = unpack(control(Kind.STEP, epoch=2, step=77).head)
+    header = unpack(control_frame(Kind.STEP, epoch=2, step=77).head)
     assert (header.kind, header.step, header.epoch) == (Kind.STEP, 77, 2)

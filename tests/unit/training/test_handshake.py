@@ -1,8 +1,7 @@
-"""Whatever one end says before it has proved who it is, the other end has one clear answer."""
+"""Handshake: both ends prove the token, and every other HELLO, WELCOME or QUIT ends in one clear error."""
 
 from __future__ import annotations
 
-import json
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -10,15 +9,37 @@ from typing import Any
 
 import pytest
 
-from shadho_celery.training.frames import BrokenFrame, Kind, Wire, content_of, control, control_limits, small_room
-from shadho_celery.training.handshake import Over, Refused, farewell, proof, receive_hello, say_hello
+from shadho_celery.training.frames import (
+    BrokenFrame,
+    Kind,
+    Wire,
+    control_content,
+    control_frame,
+    control_limits,
+    small_buffer,
+)
+from shadho_celery.training.handshake import (
+    Hello,
+    Quit,
+    Refused,
+    TrainingOver,
+    Welcome,
+    parse_quit,
+    proof_of,
+    quit_frame,
+    receive_hello,
+    say_hello,
+)
 
 TOKEN = "secret"
+HELLO = Hello(rank=3, digest="same")
+WELCOME = Welcome(place=1, places=4, seed=-(2**80), batch=8, micro_batches=2)
+GOOD = {"place": 0, "places": 1, "seed": 0, "batch": 1, "micro_batches": 1}
 
 
 @pytest.fixture
 def ends() -> Iterator[tuple[Wire, Wire]]:
-    """The coordinator's wire, and that of whoever comes."""
+    """Yield the wires of coordinator and replica."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         near = Wire(socket.create_connection(server.getsockname()))
         far = Wire(server.accept()[0])
@@ -27,8 +48,8 @@ def ends() -> Iterator[tuple[Wire, Wire]]:
     far.close()
 
 
-def admit(_: dict[str, Any]) -> dict[str, Any]:
-    return {"slot": 0}
+def admit(_: Hello) -> Welcome:
+    return WELCOME
 
 
 def in_the_background(work: Callable[[], object]) -> threading.Thread:
@@ -37,16 +58,28 @@ def in_the_background(work: Callable[[], object]) -> threading.Thread:
     return thread
 
 
-def test_both_prove_the_token_and_neither_sends_it(ends: tuple[Wire, Wire]) -> None:
+def content(wire: Wire, kind: Kind) -> dict[str, Any]:
+    return control_content(wire.receive(control_limits(kind), small_buffer)[1])
+
+
+def test_both_ends_prove_the_token_and_get_the_records_of_the_other(ends: tuple[Wire, Wire]) -> None:
     near, far = ends
-    heard: list[tuple[int, dict[str, Any]]] = []
-    replica = in_the_background(lambda: heard.append(say_hello(far, TOKEN, {"rank": 3})))
-    hello = receive_hello(near, TOKEN, admit, epoch=7)
+    heard: list[tuple[int, Welcome]] = []
+    replica = in_the_background(lambda: heard.append(say_hello(far, TOKEN, HELLO)))
+    assert receive_hello(near, TOKEN, admit, epoch=7) == HELLO
     replica.join(30)
-    assert hello["rank"] == 3
-    assert heard[0][0] == 7
-    assert heard[0][1]["slot"] == 0
-    assert TOKEN not in json.dumps([hello, heard])
+    assert heard == [(7, WELCOME)]
+
+
+def test_neither_end_sends_the_token(ends: tuple[Wire, Wire]) -> None:
+    near, far = ends
+    coordinator = in_the_background(lambda: receive_hello(near, TOKEN, admit, epoch=1))
+    theirs = content(far, Kind.HELLO)
+    hello = {"rank": 0, "digest": "", "nonce": "n", "proof": proof_of(TOKEN, "replica", theirs["nonce"], "n")}
+    far.send(control_frame(Kind.HELLO, hello))
+    welcome = content(far, Kind.WELCOME)
+    coordinator.join(30)
+    assert TOKEN not in str([theirs, hello, welcome])
 
 
 @pytest.mark.parametrize(
@@ -54,64 +87,127 @@ def test_both_prove_the_token_and_neither_sends_it(ends: tuple[Wire, Wire]) -> N
 )
 def test_a_nonce_or_proof_that_is_no_text_is_a_wrong_one(ends: tuple[Wire, Wire], hello: dict[str, str]) -> None:
     near, far = ends
-    far.send(control(Kind.HELLO, hello))
+    far.send(control_frame(Kind.HELLO, hello))
     with pytest.raises(Refused, match="token is wrong"):
         receive_hello(near, TOKEN, admit, epoch=1)
 
 
-@pytest.mark.parametrize("hello", [{}, {"nonce": 1, "proof": "x"}, {"nonce": "x", "proof": None}])
-def test_a_hello_without_nonce_or_proof_is_broken(ends: tuple[Wire, Wire], hello: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("hello", "field"),
+    [({}, "nonce"), ({"nonce": 1, "proof": "x"}, "nonce"), ({"nonce": "x", "proof": None}, "proof")],
+    ids=["nothing", "number", "null"],
+)
+def test_a_hello_without_nonce_or_proof_is_broken_and_its_field_is_named(
+    ends: tuple[Wire, Wire], hello: dict[str, Any], field: str
+) -> None:
     near, far = ends
-    far.send(control(Kind.HELLO, hello))
-    with pytest.raises(BrokenFrame, match="without a nonce or a proof"):
+    far.send(control_frame(Kind.HELLO, hello))
+    with pytest.raises(BrokenFrame, match=f"HELLO has a wrong field: .*{field}"):
         receive_hello(near, TOKEN, admit, epoch=1)
 
 
-@pytest.mark.parametrize("said", ["\ud800", None, 5])
-def test_a_replica_takes_no_text_that_is_none_for_a_proof(ends: tuple[Wire, Wire], said: object) -> None:
+def test_no_other_field_is_read_before_the_proof_is_checked(ends: tuple[Wire, Wire]) -> None:
+    near, far = ends
+    far.send(control_frame(Kind.HELLO, {"nonce": "a", "proof": "b", "rank": "none", "digest": 5}))
+    with pytest.raises(Refused, match="token is wrong"):
+        receive_hello(near, TOKEN, admit, epoch=1)
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"rank": -1, "digest": "same"}, "rank"),
+        ({"rank": True, "digest": "same"}, "rank"),
+        ({"rank": 1.0, "digest": "same"}, "rank"),
+        ({"digest": "same"}, "rank"),
+        ({"rank": 1, "digest": 5}, "digest"),
+    ],
+    ids=["negative", "truth value", "real number", "missing", "digest"],
+)
+def test_a_proved_hello_with_a_wrong_field_is_broken_and_the_field_is_named(
+    ends: tuple[Wire, Wire], fields: dict[str, Any], field: str
+) -> None:
     near, far = ends
 
-    def pretend() -> None:
-        near.send(control(Kind.HELLO, {"nonce": "\ud800"}))
-        near.receive(control_limits(Kind.HELLO), small_room)
-        near.send(control(Kind.WELCOME, {"proof": said}))
+    def replica() -> None:
+        theirs = content(far, Kind.HELLO)["nonce"]
+        far.send(control_frame(Kind.HELLO, {**fields, "nonce": "n", "proof": proof_of(TOKEN, "replica", theirs, "n")}))
 
-    coordinator = in_the_background(pretend)
+    other = in_the_background(replica)
+    with pytest.raises(BrokenFrame, match=f"HELLO has a wrong field: .*{field}"):
+        receive_hello(near, TOKEN, admit, epoch=1)
+    other.join(30)
+
+
+def answer(wire: Wire, welcome: dict[str, Any], proof: object = None) -> threading.Thread:
+    """Run a coordinator that sends this WELCOME, with a right proof by default."""
+
+    def coordinator() -> None:
+        wire.send(control_frame(Kind.HELLO, {"nonce": "\ud800"}))
+        theirs = content(wire, Kind.HELLO)["nonce"]
+        right = proof_of(TOKEN, "coordinator", theirs, "\ud800")
+        wire.send(control_frame(Kind.WELCOME, {**welcome, "proof": right if proof is None else proof}))
+
+    return in_the_background(coordinator)
+
+
+@pytest.mark.parametrize("proof", ["\ud800", [], 5])
+def test_a_replica_takes_no_text_that_is_none_for_a_proof(ends: tuple[Wire, Wire], proof: object) -> None:
+    near, far = ends
+    coordinator = answer(near, GOOD, proof)
     with pytest.raises(Refused, match="does not know the trial's token"):
-        say_hello(far, TOKEN, {})
+        say_hello(far, TOKEN, HELLO)
+    coordinator.join(30)
+
+
+@pytest.mark.parametrize("field", GOOD)
+@pytest.mark.parametrize("value", [None, "1", 0.5, True], ids=["null", "text", "real", "truth value"])
+def test_a_welcome_with_a_wrong_field_is_broken_and_the_field_is_named(
+    ends: tuple[Wire, Wire], field: str, value: object
+) -> None:
+    near, far = ends
+    coordinator = answer(near, {**GOOD, field: value})
+    with pytest.raises(BrokenFrame, match=rf"WELCOME has a wrong field: .*\$\.{field}"):
+        say_hello(far, TOKEN, HELLO)
     coordinator.join(30)
 
 
 def test_a_proof_is_of_one_role_and_both_nonces() -> None:
-    proofs = {proof(TOKEN, role, *nonces) for role in ("replica", "coordinator") for nonces in ("ab", "ba", "aa")}
+    proofs = {proof_of(TOKEN, role, *nonces) for role in ("replica", "coordinator") for nonces in ("ab", "ba", "aa")}
     assert len(proofs) == 6
 
 
 @pytest.mark.parametrize("character", ["a", "é", "\ud800", "😀", '"', "\n"])
-def test_however_long_a_reason_its_quit_is_let_through(character: str) -> None:
-    frame = farewell(character * 10_000, error=True)
+def test_the_quit_of_any_reason_fits_a_control_frame(character: str) -> None:
+    frame = quit_frame(character * 10_000, error=True)
     assert len(frame.parts[0]) <= 4096
-    content = content_of(frame.parts[0])
-    assert content["error"]
-    assert len(content["reason"]) >= 300
-    assert set(content["reason"]) == {character}
+    parsed = parse_quit(frame.parts[0])
+    assert parsed.error
+    assert len(parsed.reason) >= 300
+    assert set(parsed.reason) == {character}
 
 
-def test_a_reason_that_fits_is_said_whole() -> None:
-    assert content_of(farewell("ValueError: größer als 😀").parts[0])["reason"] == "ValueError: größer als 😀"
+def test_a_reason_that_fits_arrives_whole() -> None:
+    assert parse_quit(quit_frame("ValueError: größer als 😀").parts[0]).reason == "ValueError: größer als 😀"
 
 
-def test_who_is_turned_away_hears_the_whole_of_it_however_it_is_spelt(ends: tuple[Wire, Wire]) -> None:
+def test_a_quit_with_a_wrong_field_is_broken_and_one_without_fields_has_no_reason() -> None:
+    with pytest.raises(BrokenFrame, match=r"QUIT has a wrong field: .*\$\.reason"):
+        parse_quit(b'{"reason": 5}')
+    assert parse_quit(b"{}") == Quit(reason="no reason given", error=False)
+
+
+def test_a_replica_that_is_turned_away_gets_the_reason_in_any_spelling(ends: tuple[Wire, Wire]) -> None:
     near, far = ends
 
-    def refuse(_: dict[str, Any]) -> dict[str, Any]:
-        raise Over("é" * 1000)
+    def refuse(_: Hello) -> Welcome:
+        raise TrainingOver("é" * 1000)
 
     def coordinator() -> None:
-        with pytest.raises(Over):
+        with pytest.raises(TrainingOver):
             receive_hello(near, TOKEN, refuse, epoch=1)
 
     other = in_the_background(coordinator)
-    with pytest.raises(Over, match=r"é{600}"):
-        say_hello(far, TOKEN, {})
+    with pytest.raises(TrainingOver, match=r"é{600}"):
+        say_hello(far, TOKEN, HELLO)
     other.join(30)

@@ -1,4 +1,4 @@
-"""Flops and bytes are those of the layers, and nothing is left behind by counting them."""
+"""Counting of flops and bytes by layer leaves the model unchanged."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_counting_changes_no_statistics_and_no_mode() -> None:
     assert model.training
 
 
-def test_the_prior_is_three_forwards_of_flops_and_two_ways_of_bytes() -> None:
+def test_the_prior_is_three_forward_passes_of_flops_and_both_directions_of_bytes() -> None:
     layers = count(nn.Linear(100, 10, bias=False), torch.zeros(4, 100))
     compute, serve = prior_seconds(layers, examples=4, flops_per_second=1e3, bytes_per_second=1e4)
     assert compute == pytest.approx(3 * 2 * 1000 / 1e3)

@@ -1,4 +1,4 @@
-"""Each strategy's mathematics, checked against the same training written down in a few lines of numpy."""
+"""Strategies: each computes the same numbers as a few lines of numpy."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from services.hub import Hub, HubWorker, Over, TorchCentre
+from services.hub import Hub, HubReplica, Over, TorchCentre
 from torch import Tensor, nn
 
 from shadho_celery.errors import UsageError
@@ -25,9 +25,9 @@ def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     return ((model(x) - y) ** 2).mean()
 
 
-def gradient(x: Vector, draw: int, slot: int) -> Vector:
-    """The gradient that replica `slot` gets on its batch `draw`, by hand."""
-    rows = np.random.default_rng([0, draw, slot]).integers(0, ROWS, BATCH)
+def gradient(x: Vector, draw: int, place: int) -> Vector:
+    """Compute the gradient of batch (draw, place) by hand."""
+    rows = np.random.default_rng([0, draw, place]).integers(0, ROWS, BATCH)
     a, y = INPUTS.numpy()[rows], TARGETS.numpy()[rows, 0]
     return (2 / BATCH * (a.T @ (a @ x - y))).astype(np.float32)
 
@@ -41,7 +41,7 @@ def core() -> TorchCentre:
 
 def trained(strategy: Strategy, replicas: int, steps: int, codec: Codec | None = None) -> tuple[Vector, Hub]:
     hub = Hub(strategy, core(), steps=steps, codec=codec)
-    hub.run([HubWorker(hub, slot, core(), loss, (INPUTS, TARGETS), BATCH) for slot in range(replicas)])
+    hub.run([HubReplica(hub, place, core(), loss, (INPUTS, TARGETS), BATCH) for place in range(replicas)])
     out = np.empty(SIZE, dtype=np.float32)
     hub.centre.read(out)
     return out, hub
@@ -53,21 +53,21 @@ START = np.ones(SIZE, dtype=np.float32)
 def test_sync_descends_along_the_mean_of_the_replicas_gradients() -> None:
     x = START
     for step in range(12):
-        x = x - RATE * np.mean([gradient(x, step, slot) for slot in range(3)], axis=0)
+        x = x - RATE * np.mean([gradient(x, step, place) for place in range(3)], axis=0)
     assert trained(Sync(replicas=3), 3, 12)[0] == pytest.approx(x, abs=1e-5)
 
 
 @pytest.mark.parametrize(("tau", "delay"), [(1, 0), (4, 0), (4, 2), (4, 4), (3, 1), (1, 1)])
-def test_average_merges_the_delayed_average_with_what_was_done_since_sending(tau: int, delay: int) -> None:
+def test_average_merges_the_delayed_average_with_the_steps_since_sending(tau: int, delay: int) -> None:
     rounds, n = 6, 3
     x = [START] * n
     done, average = 0, START
     for step in range(rounds):
-        for place in range(done, tau):
-            x = [each - RATE * gradient(each, step * tau + place, slot) for slot, each in enumerate(x)]
+        for number in range(done, tau):
+            x = [each - RATE * gradient(each, step * tau + number, place) for place, each in enumerate(x)]
         sent, average = x, np.mean(x, axis=0)
-        for place in range(delay):
-            x = [each - RATE * gradient(each, (step + 1) * tau + place, slot) for slot, each in enumerate(x)]
+        for number in range(delay):
+            x = [each - RATE * gradient(each, (step + 1) * tau + number, place) for place, each in enumerate(x)]
         x = [average + (now - was) for now, was in zip(x, sent, strict=True)]
         done = delay
     assert trained(Average(replicas=n, tau=tau, delay=delay), n, rounds)[0] == pytest.approx(average, abs=1e-5)
@@ -80,7 +80,7 @@ def test_average_with_one_replica_is_plain_sgd() -> None:
     assert trained(Average(replicas=1, tau=4, delay=2), 1, 5)[0] == pytest.approx(x, abs=1e-5)
 
 
-def test_average_starts_again_from_the_newest_where_a_round_went_on_without_it() -> None:
+def test_average_restarts_from_the_newest_parameters_after_a_missed_step() -> None:
     class Late(Scripted):
         def newest(self) -> int:
             # The round is over after its second local step.
@@ -106,7 +106,7 @@ def test_average_starts_again_from_the_newest_where_a_round_went_on_without_it()
 
 
 def test_async_applies_each_gradient_at_once() -> None:
-    """With one replica nothing is stale: the same as plain SGD."""
+    """With one replica no gradient is stale: the same as plain SGD."""
     x = START
     for step in range(10):
         x = x - RATE * gradient(x, step, 0)
@@ -120,9 +120,9 @@ def test_async_counts_every_gradient_as_a_step_and_drops_none() -> None:
 
 
 class Scripted:
-    """A replica's hands that follow a script: local steps add 1, the coordinator answers at once."""
+    """Scripted `Replica`: each local step adds 1, the coordinator answers at once."""
 
-    size, slot = SIZE, 0
+    size, place = SIZE, 0
 
     def __init__(self, centre: Vector | None = None, sends: int = 1) -> None:
         self.x = START.copy()
@@ -169,7 +169,7 @@ class Scripted:
         self.step += 1
 
 
-def test_elastic_draws_replica_and_centre_together_by_alpha_of_their_difference() -> None:
+def test_elastic_moves_replica_and_centre_by_alpha_of_their_difference() -> None:
     class Watched(Scripted):
         def write(self, vector: Vector) -> None:
             written.append(vector.copy())
@@ -184,7 +184,7 @@ def test_elastic_draws_replica_and_centre_together_by_alpha_of_their_difference(
     assert written[0] == pytest.approx(np.full(SIZE, 4.0))
 
 
-def test_elastic_goes_on_training_while_an_exchange_is_under_way() -> None:
+def test_elastic_trains_while_an_exchange_is_in_progress() -> None:
     class Slow(Scripted):
         def send(self, step: int, vector: Vector, loss: float) -> None:
             # Not before local steps have gone on.
@@ -212,7 +212,7 @@ def test_elastic_ends_with_the_error_of_its_background_thread() -> None:
         Elastic(replicas=1, alpha=0.5, every=1).train(Broken())
 
 
-def test_the_elastic_centre_takes_the_difference_in() -> None:
+def test_the_elastic_centre_adds_the_difference() -> None:
     centre = core()
     Elastic(replicas=2).apply(centre, np.array([1.0, 0.0, -2.0], dtype=np.float32))
     out = np.empty(SIZE, dtype=np.float32)
@@ -229,7 +229,7 @@ def test_the_elastic_centre_takes_the_difference_in() -> None:
     ],
     ids=["elastic", "async", "average"],
 )
-def test_every_mode_comes_near_the_least_loss(strategy: Strategy, steps: int) -> None:
+def test_every_strategy_comes_near_the_least_loss(strategy: Strategy, steps: int) -> None:
     best = torch.linalg.lstsq(INPUTS, TARGETS).solution
     least = float(((INPUTS @ best - TARGETS) ** 2).mean())
     x, _ = trained(strategy, 4, steps)
@@ -243,7 +243,7 @@ def test_a_quantised_training_keeps_its_direction_and_sends_fewer_bytes(strategy
     near, quantised = trained(strategy, 2, 20, Quantize(8))
     assert near == pytest.approx(exact, abs=0.03)
     assert raw.bytes_in == 20 * 2 * 4 * SIZE
-    assert quantised.bytes_in == 20 * 2 * Quantize(8).most_bytes(SIZE)
+    assert quantised.bytes_in == 20 * 2 * Quantize(8).max_bytes(SIZE)
 
 
 @pytest.mark.parametrize(
@@ -263,6 +263,6 @@ def test_a_quantised_training_keeps_its_direction_and_sends_fewer_bytes(strategy
         lambda: Elastic(replicas=True),
     ],
 )
-def test_settings_that_make_no_sense_are_refused(make: Callable[[], object]) -> None:
+def test_settings_out_of_range_are_refused(make: Callable[[], object]) -> None:
     with pytest.raises(UsageError, match="give"):
         make()

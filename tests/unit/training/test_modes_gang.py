@@ -1,4 +1,4 @@
-"""Every mode over real sockets, with replicas that are real processes."""
+"""Every strategy over real sockets, with real processes as replicas."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from shadho_celery.context import LocalContext
+from shadho_celery.objective.context import LocalContext
 from shadho_celery.training.codecs import Codec, Quantize, Raw
 from shadho_celery.training.gang import Gang, gang
 from shadho_celery.training.modes import Async, Average, Elastic
@@ -19,7 +19,7 @@ SIZE, ROWS = 40, 200
 INPUTS = torch.randn(ROWS, SIZE, generator=torch.Generator().manual_seed(0))
 TARGETS = INPUTS @ torch.linspace(-1, 1, SIZE)[:, None]
 
-#: with the steps in which they come near the solution
+#: by name: strategy, and steps in which it comes near the solution
 MODES: dict[str, tuple[Strategy, int]] = {
     "sync": (Sync(replicas=3), 150),
     "async": (Async(replicas=3), 400),
@@ -47,7 +47,9 @@ def trained(folder: Path, strategy: Strategy, steps: int, codec: Codec | None = 
 
 
 @pytest.mark.parametrize(("strategy", "steps"), MODES.values(), ids=MODES)
-def test_a_mode_solves_a_linear_problem_and_leaves_no_process(tmp_path: Path, strategy: Strategy, steps: int) -> None:
+def test_a_strategy_solves_a_linear_problem_and_leaves_no_process(
+    tmp_path: Path, strategy: Strategy, steps: int
+) -> None:
     loss, report, g = trained(tmp_path, strategy, steps)
     start = float((TARGETS**2).mean())
     assert loss < 0.1 * start
@@ -56,7 +58,7 @@ def test_a_mode_solves_a_linear_problem_and_leaves_no_process(tmp_path: Path, st
 
 
 @pytest.mark.parametrize("strategy", [Sync(replicas=2), Average(replicas=2, tau=2)], ids=["sync", "average"])
-def test_four_bits_solve_it_too_with_fewer_bytes(tmp_path: Path, strategy: Strategy) -> None:
+def test_four_bits_solve_a_linear_problem_with_fewer_bytes(tmp_path: Path, strategy: Strategy) -> None:
     loss, quantised, _ = trained(tmp_path / "four", strategy, 150, Quantize(4))
     _, raw, _ = trained(tmp_path / "raw", strategy, 150, Raw())
     assert loss < 0.1 * float((TARGETS**2).mean())

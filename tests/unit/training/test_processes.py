@@ -1,4 +1,4 @@
-"""What cannot be started is one clear error."""
+"""A replica that cannot be started is one clear error."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import pytest
 import torch
 from torch import nn
 
-from shadho_celery.context import ReplicaSeat
 from shadho_celery.errors import UsageError
+from shadho_celery.objective.context import ReplicaSeat
 from shadho_celery.training import Sync
-from shadho_celery.training.assembly import listen
 from shadho_celery.training.codecs import Raw
+from shadho_celery.training.listener import listen
 from shadho_celery.training.processes import Processes
-from shadho_celery.training.replica import Job
+from shadho_celery.training.replica import Workload
 
-#: at the top of a module, and pickle finds it there no better than anywhere
+#: a lambda has no importable name, even at the top level of a module
 AT_THE_TOP = [lambda model, batch: model(batch).mean()]
 
 
@@ -25,19 +25,19 @@ AT_THE_TOP = [lambda model, batch: model(batch).mean()]
 )
 def test_a_lambda_that_is_to_be_spawned_is_one_clear_error_with_a_remedy(loss: Any) -> None:
     model = nn.Linear(1, 1)
-    job = Job(
+    job = Workload(
         model=model,
         optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
         data=(torch.zeros(4, 1),),
         loss=loss,
         strategy=Sync(replicas=1),
         codec=Raw(),
-        setup="same",
+        digest="same",
     )
     processes = Processes("spawn")
     with listen("127.0.0.1") as server:
         seat = ReplicaSeat(address="127.0.0.1:1", token="secret", rank=0)
-        with pytest.raises(UsageError, match=r"lambda.*; define the loss, .* by `def` or `class` at the top"):
+        with pytest.raises(UsageError, match=r"lambda.*; define the loss .* by `def` or `class` at the top"):
             processes.start(seat, job, server)
     assert processes.alive() == 0
     processes.close()

@@ -1,4 +1,4 @@
-"""A training computed again from its log gives the same parameters; N = 1 is plain training."""
+"""Replay of a log gives the trained parameters; N = 1 without backups is plain training."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
-from shadho_celery.context import LocalContext
 from shadho_celery.errors import UsageError
+from shadho_celery.objective.context import LocalContext
 from shadho_celery.training import Async, Average, Sync, gang, replay
 from shadho_celery.training.centre import ModelCentre
 from shadho_celery.training.data import Batches, mixed
@@ -52,7 +52,7 @@ def test_one_replica_and_no_backups_is_plain_training_bit_for_bit(context: Local
     assert same(replayed(g.log), plain)
 
 
-def test_a_training_alone_leaves_the_process_s_random_numbers_as_they_were(context: LocalContext) -> None:
+def test_a_local_training_leaves_the_state_of_the_random_generator(context: LocalContext) -> None:
     model = network()
     torch.manual_seed(7)
     expected = torch.rand(3)
@@ -62,18 +62,18 @@ def test_a_training_alone_leaves_the_process_s_random_numbers_as_they_were(conte
     assert torch.equal(torch.rand(3), expected)
 
 
-def test_a_step_is_the_mean_of_its_places_gradients_and_of_their_statistics() -> None:
-    log = Log(places=3, steps=[Step(step=0, slots=(2, 0), loss=1.0, seconds=0.0, scale=0.5)])
+def test_a_step_is_the_mean_of_its_gradients_and_of_their_batch_statistics() -> None:
+    log = Log(places=3, steps=[Step(step=0, accepted=(2, 0), loss=1.0, seconds=0.0, scale=0.5)])
     model, by_hand = network(), network()
     list(replay(model, descent(model), DATA, loss, log, batch=10, seed=5))
     batches = Batches(DATA, batch=10, seed=5, places=3)
     start = {name: value.clone() for name, value in by_hand.state_dict().items()}
     gradients, statistics = [], []
-    for slot in (2, 0):
+    for place in (2, 0):
         by_hand.load_state_dict(start)
         by_hand.zero_grad()
-        torch.manual_seed(mixed(5, 0, slot, 1))
-        chosen = batches.indices(0, slot)
+        torch.manual_seed(mixed(5, 0, place, 1))
+        chosen = batches.indices(0, place)
         cross_entropy(by_hand(PIXELS[chosen]), DATA[1][chosen]).backward()
         gradients.append([p.grad.clone() for p in by_hand.parameters()])
         statistics.append(by_hand.state_dict()["1.running_mean"].clone())
@@ -87,8 +87,8 @@ def test_a_step_is_the_mean_of_its_places_gradients_and_of_their_statistics() ->
 
 def test_only_whole_logs_of_sync_can_be_replayed() -> None:
     model = network()
-    gap = Log(steps=[Step(step=3, slots=(0,), loss=0.0, seconds=0.0)])
-    with pytest.raises(UsageError, match="first step"):
+    gap = Log(steps=[Step(step=3, accepted=(0,), loss=0.0, seconds=0.0)])
+    with pytest.raises(UsageError, match="does not begin at the first step"):
         replay(model, descent(model), DATA, loss, gap, batch=10)
     with pytest.raises(UsageError, match="Async"):
         replay(model, descent(model), DATA, loss, Log(), batch=10, strategy=Async(replicas=2))
@@ -151,8 +151,8 @@ def test_the_loss_reported_is_that_of_the_steps_since_the_last_report(context: L
     assert reports == [step.loss for step in report.log.steps]
 
 
-def test_a_parameter_that_the_loss_does_not_use_is_replayed_as_it_was_trained(context: LocalContext) -> None:
-    """Plain training leaves it alone, weight decay or not."""
+def test_a_parameter_that_the_loss_does_not_use_stays_as_it_is_in_training_and_replay(context: LocalContext) -> None:
+    """Plain training does so too, with or without weight decay."""
 
     class Two(nn.Module):
         def __init__(self) -> None:
@@ -175,7 +175,7 @@ def test_a_parameter_that_the_loss_does_not_use_is_replayed_as_it_was_trained(co
     assert same(model.unused, Two().unused)
 
 
-def test_it_stops_when_the_trial_is_told_to(context: LocalContext) -> None:
+def test_a_training_stops_with_its_trial(context: LocalContext) -> None:
     stop = threading.Event()
     context.stopped = stop.is_set
     model = network()
@@ -192,7 +192,7 @@ def test_a_loss_that_is_nan_from_the_first_step_is_one_clear_error(context: Loca
         g.fit(model, descent(model), DATA, lambda m, b: loss(m, b) * torch.nan, steps=5, batch=10)
 
 
-def test_a_batch_whose_gradient_is_not_finite_is_passed_over_and_three_in_a_row_are_an_error(
+def test_a_batch_without_a_finite_gradient_is_skipped_and_three_in_a_row_are_an_error(
     context: LocalContext,
 ) -> None:
     calls = []
@@ -209,7 +209,7 @@ def test_a_batch_whose_gradient_is_not_finite_is_passed_over_and_three_in_a_row_
     model = network()
     with gang(context, replicas=1) as g:
         report = g.fit(model, descent(model), DATA, at_times(lambda n: n in {3, 4}), steps=10, batch=10)
-    assert [step.step for step in report.log.steps if not step.slots] == [2, 3]
+    assert [step.step for step in report.log.steps if not step.accepted] == [2, 3]
     assert all(torch.isfinite(value).all() for value in model.state_dict().values())
     assert same(replayed(report.log), model)
     with pytest.raises(Diverged), gang(context, replicas=1) as g:
@@ -245,7 +245,9 @@ def test_a_batch_whose_gradient_is_not_finite_is_passed_over_and_three_in_a_row_
         "grace",
     ],
 )
-def test_a_width_that_makes_no_sense_is_an_error(context: LocalContext, settings: dict[str, Any], message: str) -> None:
+def test_wrong_arguments_of_a_gang_are_one_clear_error(
+    context: LocalContext, settings: dict[str, Any], message: str
+) -> None:
     with pytest.raises(UsageError, match=message):
         gang(context, **settings)
 
@@ -288,7 +290,7 @@ def test_a_width_that_makes_no_sense_is_an_error(context: LocalContext, settings
     ],
 )
 @pytest.mark.parametrize("replicas", [1, 3])
-def test_what_cannot_be_trained_is_one_clear_error_before_any_process_starts(
+def test_wrong_arguments_of_fit_are_one_clear_error_before_any_process_starts(
     context: LocalContext, settings: dict[str, Any], message: str, replicas: int
 ) -> None:
     model = network()

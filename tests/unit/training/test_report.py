@@ -1,4 +1,4 @@
-"""The report says what happened, in text, as JSON and as a picture."""
+"""Report: the same figures as text, as metrics and as a chart."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def made(*, refused: Mapping[str, int] | None = None) -> Report:
     log = Log(
         places=3,
         steps=[
-            Step(step=n, slots=(0, 1), loss=1.0, seconds=each)
+            Step(step=n, accepted=(0, 1), loss=1.0, seconds=each)
             for n, each in enumerate([0.01] * 50 + [0.05] * 49 + [1.55])
         ],
         accepted=Counter({0: 100, 1: 90, 2: 10}),
@@ -33,7 +33,7 @@ def made(*, refused: Mapping[str, int] | None = None) -> Report:
         backups=1,
         log=log,
         loss=0.25,
-        predictions=[Prediction(replicas=2, backups=b, step_seconds=s, dropped=0.0) for b, s in enumerate(curve)],
+        predictions=[Prediction(backups=b, step_seconds=s) for b, s in enumerate(curve)],
     )
 
 
@@ -41,8 +41,8 @@ def test_the_dropped_share_is_of_each_replicas_own_gradients() -> None:
     assert made().dropped_share() == {0: 0.0, 1: 0.1, 2: 0.9}
 
 
-def test_a_replica_of_which_hardly_anything_is_used_is_warned_of() -> None:
-    assert made().warnings() == ["replica 2: only 10% of its gradients were used"]
+def test_a_replica_whose_gradients_hardly_count_is_warned_of() -> None:
+    assert made().warnings() == ["replica 2: only 10% of its gradients were used; it is too slow for this training"]
 
 
 def test_the_metrics_are_json_and_hold_the_percentiles() -> None:
@@ -54,17 +54,17 @@ def test_the_metrics_are_json_and_hold_the_percentiles() -> None:
     assert len(metrics["notes"]) == 2
 
 
-def test_the_text_tells_a_person_the_same() -> None:
-    text = made(refused={"not finite": 3, "twice from one place": 0}).text()
+def test_the_text_has_the_same_figures() -> None:
+    text = made(refused={"not finite": 3, "second vector for a step": 0}).text()
     assert "100 steps in 4.5 s (22.2 a second) with 2 replicas and 1 backup" in text
     assert "90%" in text
     assert "b = 1" in text
     assert "3 frames refused: not finite" in text
-    assert "twice" not in text
+    assert "second vector" not in text
     assert "replica 2 left" in text
 
 
-def test_a_training_without_a_step_can_be_told_of() -> None:
+def test_a_training_without_a_step_has_a_report() -> None:
     empty = Report(replicas=2, backups=0, log=Log())
     assert empty.percentiles() == {}
     assert "0 steps" in empty.text()
@@ -72,14 +72,14 @@ def test_a_training_without_a_step_can_be_told_of() -> None:
     ET.fromstring(empty.chart())
 
 
-def test_one_of_a_thing_is_called_so() -> None:
-    log = Log(places=1, steps=[Step(step=0, slots=(0,), loss=1.0, seconds=0.5)], refused=Counter({"not finite": 1}))
+def test_a_count_of_one_has_a_singular_noun() -> None:
+    log = Log(places=1, steps=[Step(step=0, accepted=(0,), loss=1.0, seconds=0.5)], refused=Counter({"not finite": 1}))
     text = Report(replicas=1, backups=0, log=log).text()
     assert "1 step in 0.5 s (2.0 a second) with 1 replica and 0 backups" in text
     assert "1 frame refused: not finite" in text
 
 
-def test_where_nothing_came_too_late_no_bars_say_so() -> None:
+def test_the_text_has_no_bars_if_no_gradient_was_late() -> None:
     log = Log(places=2, accepted=Counter({0: 5, 1: 5}))
     report = Report(replicas=2, backups=0, log=log)
     assert report.dropped_share() == {0: 0.0, 1: 0.0}
@@ -87,7 +87,7 @@ def test_where_nothing_came_too_late_no_bars_say_so() -> None:
     assert "too late" in made().text()
 
 
-def test_a_chart_without_predictions_says_that_there_are_none() -> None:
+def test_a_chart_without_predictions_has_a_text_instead() -> None:
     def words(report: Report) -> list[str | None]:
         return [each.text for each in ET.fromstring(report.chart()).findall("{*}text")]
 

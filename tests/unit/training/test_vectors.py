@@ -1,4 +1,4 @@
-"""A model goes to a vector and back unchanged; its gradient is in the bucket when backward is done."""
+"""A model converted to a vector and back is unchanged; the bucket holds its gradient after backward."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def backward(model: nn.Module, seed: int = 0) -> None:
     model(torch.randn(5, 1, 8, 8, generator=torch.Generator().manual_seed(seed))).square().mean().backward()
 
 
-def test_parameters_and_buffers_go_over_unchanged() -> None:
+def test_parameters_and_buffers_are_copied_unchanged() -> None:
     source, target = network(0), network(1)
     backward(source)
     one, other = Shape(source), Shape(target)
@@ -36,7 +36,7 @@ def test_parameters_and_buffers_go_over_unchanged() -> None:
 
 
 @pytest.mark.parametrize("kind", [torch.float64, torch.float16, torch.bfloat16], ids=str)
-def test_other_kinds_of_floats_travel_as_float32(kind: torch.dtype) -> None:
+def test_other_floating_point_types_are_sent_as_float32(kind: torch.dtype) -> None:
     model = nn.Linear(3, 2).to(kind)
     shape = Shape(model)
     vector = shape.vector()
@@ -48,7 +48,7 @@ def test_other_kinds_of_floats_travel_as_float32(kind: torch.dtype) -> None:
         torch.testing.assert_close(a, b)
 
 
-def test_tied_parameters_travel_once_and_frozen_ones_not_at_all() -> None:
+def test_tied_parameters_are_sent_once_and_frozen_ones_not_at_all() -> None:
     model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3), nn.Linear(3, 3))
     model[1].weight = model[0].weight
     model[2].requires_grad_(False)
@@ -85,8 +85,8 @@ def test_the_bucket_has_the_gradient_of_every_parameter() -> None:
 def test_micro_batches_add_up_in_the_bucket() -> None:
     model = nn.Linear(2, 1)
     bucket = Bucket(Shape(model))
-    for place in range(3):
-        bucket.armed = place == 2
+    for number in range(3):
+        bucket.armed = number == 2
         model(torch.ones(1, 2)).sum().backward()
     assert bucket.finish().tolist() == [3, 3, 3]
 
@@ -112,5 +112,5 @@ def test_a_parameter_that_was_not_used_has_a_gradient_of_zero() -> None:
     ],
     ids=["plain", "great", "infinite", "both", "nan"],
 )
-def test_finite_is_told_of_every_number(values: list[float], finite: bool) -> None:
+def test_a_vector_is_finite_if_every_number_is(values: list[float], finite: bool) -> None:
     assert is_finite(np.array(values, dtype=np.float32)) is finite

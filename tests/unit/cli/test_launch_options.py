@@ -1,0 +1,344 @@
+"""The command line takes what makes sense, and refuses the rest in one line with exit code 2."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import services
+from click.testing import CliRunner, Result
+from msgspec.structs import replace
+
+from shadho_celery import launch
+from shadho_celery.cli.options import Options
+from shadho_celery.cli.session import Session
+from shadho_celery.core.settings import StudySettings
+from shadho_celery.launch import main
+from shadho_celery.store.sql import SqlStore
+from shadho_celery.study.limits import Limits
+from shadho_celery.transport.urls import BROKER, REDIS
+
+Captured = Callable[..., Options]
+
+STUDY = """
+from hyperopt import hp
+SPACE = {"x": hp.uniform("x", 0, 1)}
+def objective(params): return params["x"]
+"""
+
+
+@pytest.fixture(autouse=True)
+def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    for name in (BROKER, REDIS):
+        # Set first, so that what the command itself sets is taken back.
+        monkeypatch.setenv(name, "")
+
+
+@pytest.fixture
+def options(monkeypatch: pytest.MonkeyPatch) -> Captured:
+    """Run the command with these words; the options that it would have run the study with."""
+    seen: list[Options] = []
+
+    def run(options: Options) -> int:
+        seen.append(options)
+        return 0
+
+    monkeypatch.setattr(launch, "run", run)
+
+    def options_of(*words: str) -> Options:
+        result = CliRunner().invoke(main, words)
+        assert result.exit_code == 0, result.output
+        return seen[-1]
+
+    return options_of
+
+
+def refused(*words: str) -> str:
+    """What the command says as it refuses: one line, but for the two lines of usage that click may put before it."""
+    result = CliRunner().invoke(main, words)
+    assert result.exit_code == 2, result.output
+    assert result.stdout == ""
+    assert isinstance(result.exception, SystemExit)
+    lines = [line for line in result.stderr.splitlines() if line and not line.startswith(("Usage:", "Try "))]
+    assert len(lines) == 1, result.stderr
+    return lines[0]
+
+
+@pytest.fixture
+def study_file(tmp_path: Path, request: pytest.FixtureRequest) -> str:
+    """A study file of this test's own."""
+    name = f"study_{abs(hash(request.node.nodeid))}"
+    (tmp_path / f"{name}.py").write_text(STUDY)
+    return name
+
+
+def test_what_is_not_given_is_left_to_the_study_file(options: Captured) -> None:
+    given = options("tasks.svm")
+    assert given.study == "tasks.svm"
+    assert (given.trials, given.seconds, given.target, given.seed) == (None, None, None, None)
+    assert (given.sampler, given.policy, given.shares, given.name, given.weight) == (None,) * 5
+    assert given.trial_timeout is None
+    assert given.speculate is None
+    assert given.given == {}
+    assert (given.resume, given.as_json, given.fleet, given.workers) == (False, False, False, {})
+    assert given.store == "sqlite:///shadho.db"
+
+
+def test_every_option_arrives(options: Captured) -> None:
+    words = "--trials 3 --seconds 4.5 --target -1e-3 --seed 0 --sampler random --policy fifo --shares promise --json"
+    words += " --trial-timeout 1.5"
+    given = options("tasks.svm", *words.split(), "--weight", "2.5", "--study", "größe", "--store", "sqlite:///x.db")
+    assert given.trial_timeout == 1.5
+    assert (given.trials, given.seconds, given.target, given.seed) == (3, 4.5, -1e-3, 0)
+    assert (given.sampler, given.policy, given.shares) == ("random", "fifo", "promise")
+    assert (given.weight, given.as_json) == (2.5, True)
+    assert (given.name, given.store) == ("größe", "sqlite:///x.db")
+
+
+def test_the_option_comes_before_the_study_file_and_both_before_the_default(options: Captured) -> None:
+    settings = {"policy": "paper", "shares": "promise", "cost": {"all": 3.0}}
+    plain, given = options("tasks.svm"), options("tasks.svm", "--policy", "fifo", "--shares", "uniform")
+
+    def chosen(options: Options, settings: dict[str, Any]) -> tuple[Any, ...]:
+        over = options.over(settings)
+        return over.policy, over.shares, over.cost
+
+    default = StudySettings()
+    assert chosen(plain, {}) == (default.policy, default.shares, default.cost) == ("cost", "uniform", None)
+    assert chosen(plain, settings) == ("paper", "promise", {"all": 3.0})
+    assert chosen(given, settings) == ("fifo", "uniform", {"all": 3.0})
+
+
+def test_what_an_earlier_run_was_given_comes_between_the_option_and_the_study_file(options: Captured) -> None:
+    assert options("tasks.svm", "--no-speculation").over({"speculate": True}).speculate is False
+    assert options("tasks.svm").over({"speculate": False}).speculate is False
+    assert options("tasks.svm").over({}).speculate is True
+    settings = {"policy": "paper", "shares": "promise", "trials": 5, "weight": 2}
+    earlier = {"policy": "fifo", "trials": 7, "trial_timeout": 9.0}
+    found = options("tasks.svm", "--trials", "8").over(settings, earlier)
+    assert found.trials == 8
+    assert (found.policy, found.trial_timeout) == ("fifo", 9.0)
+    assert (found.shares, found.weight) == ("promise", 2)
+    assert (found.sampler, found.seconds) == ("random", None)
+
+
+@pytest.mark.parametrize(
+    ("words", "resume", "name"),
+    [
+        ([], False, None),
+        (["--resume"], True, None),
+        (["--resume", "s"], True, "s"),
+        (["--resume", "--trials", "5"], True, None),
+        (["--resume", "--study", "s"], True, "s"),
+    ],
+)
+def test_resume_takes_a_name_or_none(options: Captured, words: list[str], resume: bool, name: str | None) -> None:
+    given = options("tasks.svm", *words)
+    assert (given.resume, given.name) == (resume, name)
+
+
+@pytest.mark.parametrize(
+    ("words", "workers"),
+    [
+        (["cpu=4"], {"cpu": 4}),
+        (["gpu_large=1,cpu=2"], {"gpu_large": 1, "cpu": 2}),
+        (["gpu_large=1", "cpu=2"], {"gpu_large": 1, "cpu": 2}),
+        ([" cpu=1 , gpu=2 ,"], {"cpu": 1, "gpu": 2}),
+        (["größte=3"], {"größte": 3}),
+    ],
+)
+def test_workers_are_classes_with_slots(options: Captured, words: list[str], workers: dict[str, int]) -> None:
+    assert options("tasks.svm", *(part for word in words for part in ("--workers", word))).workers == workers
+
+
+@pytest.mark.parametrize("word", ["cpu", "cpu=", "=4", "cpu=0", "cpu=-1", "cpu=two", "cpu=1.5", "cpu=1,gpu", "cpu=²"])
+def test_other_words_for_workers_are_refused_with_an_example(word: str) -> None:
+    assert "cpu=4" in refused("tasks.svm", "--workers", word)
+
+
+@pytest.mark.parametrize(
+    ("words", "about"),
+    [
+        (["--trials", "0"], "--trials"),
+        (["--trials", "many"], "--trials"),
+        (["--seed", "-1"], "--seed"),
+        (["--sampler", "oracle"], "random"),
+        (["--policy", "best"], "paper"),
+        (["--shares", "fair"], "promise"),
+        (["--weight", "0"], "--weight"),
+        (["--weight", "inf"], "--weight"),
+        (["--target", "nan"], "--target"),
+        (["--seconds", "inf"], "--seconds"),
+        (["--trial-timeout", "0"], "--trial-timeout"),
+        (["--trial-timeout", "nan"], "--trial-timeout"),
+        (["--seconds", "soon"], "--seconds"),
+        (["--no-such-option"], "--no-such-option"),
+        (["another_study"], "another_study"),
+    ],
+)
+def test_an_option_that_makes_no_sense_is_refused_by_name(words: list[str], about: str) -> None:
+    assert about in refused("tasks.svm", *words)
+
+
+def test_without_a_study_file_the_command_says_what_is_missing() -> None:
+    assert "STUDY_FILE" in refused()
+
+
+@pytest.mark.parametrize("name", ["no_such_study", "no_such_study.py", "tasks.no_such_study", ""])
+def test_a_study_file_that_is_not_there_is_one_line(name: str, tmp_path: Path) -> None:
+    assert "there is no module" in refused(name)
+    assert not list(tmp_path.glob("*.db*"))
+
+
+@pytest.mark.parametrize(
+    ("words", "about"),
+    [
+        (["--seconds", "0"], "--seconds"),
+        (["--seconds", "nan"], "--seconds"),
+        (["--store", "mysql://me@host/db"], "sqlite:///"),
+        (["--store", "sqlite:////no/such/folder/s.db"], "--store"),
+        (["--resume"], "no study"),
+        (["--resume", "s"], "'s'"),
+        (["--study", "a/b"], "a/b"),
+        (["--seed", "99999999999999999999"], "seed"),
+    ],
+)
+def test_what_the_study_cannot_be_run_with_is_one_line(study_file: str, words: list[str], about: str) -> None:
+    assert about in refused(study_file, *words)
+
+
+class Opened(Exception):
+    """The search would begin now."""
+
+
+def settled(monkeypatch: pytest.MonkeyPatch, *words: str) -> tuple[StudySettings, Limits]:
+    """What a run of the command with these words goes by; it ends as it would start its workers."""
+    seen: list[tuple[StudySettings, Limits]] = []
+
+    def embed(session: Session) -> None:
+        seen.append((session._settings, session._limits))
+        raise Opened
+
+    monkeypatch.setattr(Session, "_embed", embed)
+    assert isinstance(CliRunner().invoke(main, words).exception, Opened)
+    return seen[0]
+
+
+def test_a_resumed_study_goes_on_with_what_its_earlier_runs_were_given(
+    study_file: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = "--trials 12 --target 0.25 --sampler tpe --policy fifo --shares promise --weight 2 --trial-timeout 7"
+    first = settled(monkeypatch, study_file, *words.split())
+    settings, _ = first
+    assert (settings.trials, settings.sampler, settings.trial_timeout) == (12, "tpe", 7.0)
+    assert settled(monkeypatch, study_file, "--resume") == first
+    second = settled(monkeypatch, study_file, "--resume", "--trials", "30", "--policy", "paper")
+    assert second == (replace(settings, trials=30, policy="paper"), Limits(trials=30, target=0.25))
+    assert settled(monkeypatch, study_file, "--resume") == second
+
+
+def test_the_study_file_of_today_holds_where_no_run_was_given_anything(
+    study_file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, limits = settled(monkeypatch, study_file, "--policy", "fifo")
+    assert (limits, first.weight) == (Limits(trials=100), 1.0)
+    (tmp_path / f"{study_file}.py").write_text(
+        STUDY + "STUDY = {'weight': 3, 'policy': 'paper', 'trial_timeout': 60}\n"
+    )
+    del sys.modules[study_file]
+    importlib.invalidate_caches()
+    second, _ = settled(monkeypatch, study_file, "--resume")
+    assert (second.policy, second.weight, second.trial_timeout) == ("fifo", 3, 60)
+
+
+def test_a_resumption_that_is_refused_changes_nothing_of_what_is_kept(
+    study_file: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = settled(monkeypatch, study_file, "--trials", "12")
+    refused(study_file, "--resume", "--trials", "5", "--sampler", "oracle")
+    refused(study_file, "--resume", "--trials", "5", "--seed", "99999")
+    assert settled(monkeypatch, study_file, "--resume") == first
+
+
+def test_a_space_that_cannot_be_searched_is_one_line(study_file: str, tmp_path: Path) -> None:
+    (tmp_path / f"{study_file}.py").write_text(STUDY.replace("0, 1", "1, 0"))
+    assert "'x'" in refused(study_file)
+
+
+@pytest.mark.parametrize(
+    ("setting", "about"),
+    [
+        ("{'policy': 'best'}", "cost, paper, fifo"),
+        ("{'shares': 'fair'}", "uniform, promise"),
+        ("{'cost': 3.0}", "'cost'"),
+    ],
+)
+def test_a_setting_that_makes_no_sense_is_one_line(study_file: str, tmp_path: Path, setting: str, about: str) -> None:
+    (tmp_path / f"{study_file}.py").write_text(STUDY + f"STUDY = {setting}\n")
+    assert about in refused(study_file)
+    assert not list(tmp_path.glob("*.db*"))
+
+
+def test_workers_are_refused_on_a_fleet_with_the_command_that_starts_them() -> None:
+    assert "celery -A" in refused("tasks.svm", "--broker", "amqp://host", "--workers", "cpu=1")
+
+
+def test_a_url_makes_it_a_fleet_and_a_password_in_it_is_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[bool] = []
+    monkeypatch.setattr(launch, "run", lambda options: seen.append(options.fleet) or 0)
+
+    def warning_of(*words: str) -> str:
+        result: Result = CliRunner().invoke(main, ("tasks.svm", *words))
+        assert result.exit_code == 0
+        return result.stderr
+
+    assert warning_of("--broker", "amqp://host") == ""
+    warning = warning_of("--redis", "redis://:secret@host/0")
+    assert "Warning" in warning
+    assert "secret" not in warning
+    assert seen == [True, True]
+
+
+def test_a_redis_that_is_down_is_one_line_without_its_password_and_leaves_no_study(study_file: str) -> None:
+    url = f"redis://:secret@127.0.0.1:{services.free_port()}/0"
+    message = refused_with_warning(study_file, "--redis", url)
+    assert "secret" not in message
+    assert url.rpartition("@")[2] in message
+    assert "SHADHO_REDIS_URL" in message
+    kept = SqlStore("sqlite:///shadho.db")
+    with pytest.raises(Exception, match="no study"):
+        kept.latest(study_file)
+    kept.close()
+
+
+def refused_with_warning(*words: str) -> str:
+    result = CliRunner().invoke(main, words)
+    assert result.exit_code == 2, result.output
+    warning, line = result.stderr.splitlines()
+    assert warning.startswith("Warning")
+    return line
+
+
+def test_help_shows_every_option_and_commands_that_work(options: Captured) -> None:
+    result = CliRunner().invoke(main, ["--help"], terminal_width=120)
+    assert result.exit_code == 0
+    for parameter in main.params:
+        assert any(name in result.output for name in (*parameter.opts, "STUDY_FILE"))
+    joined = result.output.replace("\\\n", " ")
+    examples = [line for line in joined.splitlines() if "-m shadho_celery.launch" in line and "tasks" in line]
+    assert len(examples) >= 4
+    for example in examples:
+        words = example.partition("#")[0].partition("shadho_celery.launch")[2].split()
+        options(*words)
+    assert "CELERY_BROKER_URL=" in result.output
+
+
+def test_a_study_in_which_nothing_succeeded_exits_with_1(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "run", lambda options: 1)
+    assert CliRunner().invoke(main, ["tasks.svm"]).exit_code == 1

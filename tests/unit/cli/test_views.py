@@ -1,0 +1,305 @@
+"""What a person sees is true, complete and never in the way."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hyperopt import hp
+from rich.console import Console
+
+from shadho_celery.cli import views
+from shadho_celery.core.clock import ManualClock
+from shadho_celery.core.trial import Attempt, Lost, Outcome, Result, Started, Trial, TrialState
+from shadho_celery.executors.simulated import SimulatedExecutor
+from shadho_celery.scheduler.build import make_scheduler
+from shadho_celery.scheduler.scheduler import Scheduler
+from shadho_celery.space.compile import Space, compile_space
+from shadho_celery.store.sql import SqlStore
+from shadho_celery.study.limits import Limits
+from shadho_celery.study.open import open_study
+from shadho_celery.study.study import Study
+
+S = TrialState
+
+
+def two_models() -> Space:
+    return compile_space(
+        hp.choice(
+            "model",
+            [
+                {"name": "net", "rate": 10 ** hp.uniform("exponent", -4, -3)},
+                {"name": "[/red] forest", "depth": hp.randint("depth", 3)},
+            ],
+        )
+    )
+
+
+def play(attempt: Attempt, compute_class: str) -> Outcome:
+    if attempt.number % 5 == 3:
+        return Outcome(
+            state=S.FAILED, error="Traceback (most recent call last)\n  line\nValueError: [/bad] depth", seconds=1.0
+        )
+    return Outcome(state=S.COMPLETE, loss=1.0 / (1 + attempt.number), seconds=1.0)
+
+
+def searched(
+    space: Space | None = None, trials: int = 10, name: str = "s", play: Callable[..., Outcome] = play, turns: int = 999
+) -> tuple[Study, Scheduler, Space]:
+    space = space or two_models()
+    clock = ManualClock(1000.0)
+    study = open_study(SqlStore("sqlite://"), space.describe(), name=name, seed=1, clock=clock)
+    executor = SimulatedExecutor({"gpu": 1, "[/cpu]": 2}, play, clock)
+    scheduler = make_scheduler(space, study, executor, Limits(trials=trials))
+    for _ in range(turns):
+        if scheduler.done:
+            break
+        scheduler.turn()
+    return study, scheduler, space
+
+
+def console() -> tuple[Console, io.StringIO]:
+    text = io.StringIO()
+    return Console(file=text, width=200, force_terminal=False), text
+
+
+# JSON
+
+
+def test_the_json_object_is_the_documented_one() -> None:
+    study, scheduler, _ = searched()
+    found = views.as_json(study, 12.34567, scheduler.subspaces, {"gpu": 1, "[/cpu]": 2, "idle": 4})
+    assert json.loads(json.dumps(found, allow_nan=False)) == found
+    assert list(found) == ["study", "store", "seconds", "trials", "best", "classes", "subspaces"]
+    assert found["study"] == "s"
+    assert found["store"] == study.store.safe_url
+    assert found["seconds"] == 12.346
+    assert found["trials"] == {"total": 10, "complete": 8, "failed": 2, "pruned": 0, "cancelled": 0}
+    best = study.best
+    assert best is not None
+    assert found["best"] == {
+        "loss": best.loss,
+        "params": dict(best.params),
+        "compute_class": best.compute_class,
+        "trial": best.number,
+    }
+    classes = found["classes"]
+    assert {name: values["slots"] for name, values in classes.items()} == {"gpu": 1, "[/cpu]": 2, "idle": 4}
+    assert classes["idle"] == {"complete": 0, "failed": 0, "slots": 4}
+    assert sum(values["complete"] for values in classes.values()) == 8
+    assert sum(values["failed"] for values in classes.values()) == 2
+    assert list(found["subspaces"]) == list(scheduler.subspaces)
+    for name, values in found["subspaces"].items():
+        complete = [t for t in study if t.subspace == name and t.state is S.COMPLETE]
+        assert values == {
+            "complete": len(complete),
+            "failed": sum(t.subspace == name and t.state is S.FAILED for t in study),
+            "best": min(t.loss for t in complete if t.loss is not None),
+        }
+
+
+def test_the_json_object_of_a_study_without_a_loss_has_no_best() -> None:
+    failing = Outcome(state=S.FAILED, error="no", seconds=1.0)
+    study, scheduler, _ = searched(trials=3, play=lambda attempt, name: failing)
+    found = views.as_json(study, 0.0, scheduler.subspaces, {})
+    assert found["best"] is None
+    assert found["trials"]["failed"] == found["trials"]["total"] == 3
+    assert {values["best"] for values in found["subspaces"].values()} == {None}
+
+
+def test_subspaces_that_got_no_trial_and_classes_that_are_gone_are_in_the_json_object() -> None:
+    study, _, _ = searched(trials=1)
+    found = views.as_json(study, 0.0, ["model=net", "never drawn"], {})
+    assert found["subspaces"]["never drawn"] == {"complete": 0, "failed": 0, "best": None}
+    assert set(found["classes"]) == set(study.compute_classes)
+    assert {values["slots"] for values in found["classes"].values()} == {0}
+
+
+# The table
+
+
+def test_the_summary_shows_the_best_trials_and_what_the_objective_got() -> None:
+    study, _, space = searched()
+    screen, text = console()
+    views.summary(study, space, screen, "the command to go on")
+    shown = text.getvalue()
+    best = study.best
+    assert best is not None
+    evaluated = space.evaluate(best.params)
+    cells = {line: [cell.strip() for cell in line.split("│")] for line in shown.splitlines()}
+    rows = [line for line, row in cells.items() if {f"{best.loss:.6g}", str(best.number)} <= set(row)]
+    assert len(rows) == 1, shown
+    row = rows[0]
+    assert evaluated["name"] in row
+    if evaluated["name"] == "net":
+        assert f"{evaluated['rate']:.5g}" in row
+    assert str(best.compute_class) in row
+    for trial in sorted(study.trials, key=lambda t: t.loss or 9)[: views.BEST]:
+        assert f"{trial.loss:.6g}" in shown
+    assert "8 complete, 2 failed" in shown
+    assert "ValueError: [/bad] depth" in shown
+    assert study.store.safe_url in shown
+    assert "the command to go on" in shown
+
+
+def test_the_best_trials_are_shown_with_their_budgets_where_any_has_one() -> None:
+    study, _, space = searched()
+
+    def head_and_rows(*budgets: float | None) -> list[list[str]]:
+        screen, text = console()
+        outcome = Outcome(state=S.COMPLETE, loss=0.5)
+        trials = [study.trials[0].evolve(state=S.COMPLETE, outcome=outcome, budget=budget) for budget in budgets]
+        screen.print(views.best_table(trials, space))
+        lines = [line for line in text.getvalue().splitlines() if line[:1] in "┃│"]
+        return [[cell.strip() for cell in line.replace("┃", "│").split("│")[1:5]] for line in lines]
+
+    assert [row[2] for row in head_and_rows(9, 0.3 / 3, None)] == ["budget", "9", "0.1", "all"]
+    assert head_and_rows(None, None)[0][:3] == ["trial", "loss", "class"]
+
+
+def test_nothing_in_a_study_is_taken_for_markup() -> None:
+    """Names, labels and values may hold square brackets, which rich would read as styles."""
+    space = compile_space({"[/blue]": hp.choice("[bold]label", ["[/red] value", "[red]other"])})
+    study, scheduler, _ = searched(space, name="study [red] [bold]")
+    screen, text = console()
+    views.summary(study, space, screen, "[/go on]")
+    for part in ("[bold]label", "[/blue]", "[/cpu]", "study [red] [bold]", "[/go on]"):
+        assert part in text.getvalue()
+    assert "[/red] value" in text.getvalue() or "[red]other" in text.getvalue()
+    screen, text = console()
+    view = views.LiveView(scheduler, screen)
+    screen.print(view.picture())
+    for part in ("[/cpu]", "study [red] [bold]"):
+        assert part in text.getvalue()
+
+
+def test_params_that_the_space_cannot_evaluate_any_more_do_not_break_the_summary() -> None:
+    study, _, _ = searched()
+
+    class Broken:
+        def evaluate(self, params: Any) -> Any:
+            raise ArithmeticError("1 / 0")
+
+    screen, text = console()
+    views.summary(study, Broken(), screen, "go on")  # type: ignore[arg-type]
+    assert "ArithmeticError" in text.getvalue()
+
+
+def test_a_summary_without_a_success_tells_the_errors_once_each() -> None:
+    errors = ["E: one", "E: two", "E: one", "E: one"]
+    study, _, space = searched(
+        trials=4, play=lambda attempt, name: Outcome(state=S.FAILED, error=errors[attempt.number], seconds=1.0)
+    )
+    screen, text = console()
+    views.summary(study, space, screen, "go on")
+    assert text.getvalue().count("E: one") == 1
+    assert text.getvalue().count("E: two") == 1
+    assert "no loss yet" in text.getvalue()
+
+
+def test_the_summary_tells_what_was_lost_refused_and_left_and_each_warning_once() -> None:
+    study, _, space = searched()
+    for _ in range(2):
+        attempt = study.send(study.add("model=net", {}, seed=1), "gpu")
+        ended = Outcome(state=S.COMPLETE, loss=1.0, warning="[/a] metric\nout")
+        study.tell(Result(number=attempt.number, attempt=1, outcome=ended, at=1e9))
+    screen, text = console()
+    views.summary(study, space, screen, "go on")
+    assert "trial 10: [/a] metric out" in text.getvalue()
+    assert text.getvalue().count("metric out") == 1
+    assert "lost" not in text.getvalue()
+    assert "refused" not in text.getvalue()
+    assert "wait" not in text.getvalue()
+    attempt = study.send(study.add("model=net", {}, seed=1), "gpu")
+    study.tell(Lost(number=attempt.number, attempt=1, reason="its worker fell silent"))
+    screen, text = console()
+    views.summary(study, space, screen, "go on", refused=2)
+    assert "attempts lost with their workers, and run again: 1" in text.getvalue()
+    assert "late results refused, each trial counts once: 2" in text.getvalue()
+    assert "trials that wait to be run by --resume: 1" in text.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        ({"x": 0.123456789, "on": True, "n": None}, "{x: 0.12346, on: True, n: None}"),
+        ((1, 2.0, "a"), "(1, 2, a)"),
+        ([1e-9], "(1e-09)"),
+        (True, "True"),
+    ],
+)
+def test_what_the_objective_got_is_shown_short(value: Any, shown: str) -> None:
+    class Fixed:
+        def evaluate(self, params: Any) -> Any:
+            return value
+
+    assert views.given(Fixed(), Trial(number=0, subspace="all", params={})) == shown  # type: ignore[arg-type]
+
+
+# While it runs
+
+
+def test_the_view_shows_every_class_with_what_it_does() -> None:
+    slow = Outcome(state=S.COMPLETE, loss=0.5, seconds=100.0)
+    study, scheduler, _ = searched(play=lambda attempt, name: slow, turns=2)
+    line = views.progress_line(scheduler)
+    assert "gpu 1/1 busy" in line
+    assert "[/cpu] 2/2 busy" in line
+    assert line.startswith("0/10 trials; no loss yet")
+    assert study.count(S.RUNNING) == 3
+
+
+def test_a_trial_is_busy_in_as_many_slots_as_it_is_wide_and_each_of_its_attempts_is() -> None:
+    study, scheduler, _ = searched(turns=1)
+    before = views.busy_slots(study)
+    gang = study.send(study.add("model=net", {}, seed=1, slots=3), "[/cpu]")
+    copied = study.send(study.add("model=net", {}, seed=1), "gpu")
+    waits = study.send(study.add("model=net", {}, seed=1, slots=2), "gpu")
+    for attempt in (gang, copied):
+        study.tell(Started(number=attempt.number, attempt=1, host="h", at=1e9))
+    copy = study.send(study.trial(copied.number), "[/cpu]")
+    study.tell(Started(number=copy.number, attempt=copy.attempt, host="h", at=1e9))
+    assert waits.state is S.QUEUED
+    assert views.busy_slots(study) - before == {"[/cpu]": 4, "gpu": 1}
+    busy = 4 + before["[/cpu]"]
+    assert f"[/cpu] {busy}/2 busy" in views.progress_line(scheduler)
+    screen, text = console()
+    screen.print(views.class_table(scheduler))
+    [row] = [line for line in text.getvalue().splitlines() if "[/cpu]" in line]
+    assert row.split("│")[3].strip() == str(busy)
+
+
+def test_a_class_that_is_gone_stays_in_the_table_and_without_any_the_line_says_so() -> None:
+    _, scheduler, _ = searched()
+    scheduler.classes = []
+    screen, text = console()
+    screen.print(views.class_table(scheduler))
+    assert "gpu" in text.getvalue()
+    assert "no live worker" in views.progress_line(scheduler)
+
+
+def test_without_a_terminal_a_line_comes_now_and_then_on_standard_error(capsys: pytest.CaptureFixture[str]) -> None:
+    study, scheduler, _ = searched(turns=0)
+    clock = study.clock
+    with views.PlainView(scheduler) as view:
+        view.update()
+        assert capsys.readouterr() == ("", "")
+        clock.sleep(views.PLAIN_SECONDS)
+        view.update()
+        view.update()
+        view.note("a note")
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err == f"{views.progress_line(scheduler)}\na note\n"
+
+
+def test_the_live_view_opens_notes_and_closes() -> None:
+    _, scheduler, _ = searched(turns=2)
+    screen, text = console()
+    with views.LiveView(scheduler, screen) as view:
+        view.note("[/a] note")
+        view.update()
+    assert "[/a] note" in text.getvalue()

@@ -1,0 +1,102 @@
+"""What comes from outside is a declared record, or is refused in words that name the key and say what is wrong."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import pytest
+from msgspec import Meta, Struct, field
+
+from shadho_celery.core.checks import as_record, check_name, misfit_at, one_line, short
+from shadho_celery.errors import UsageError
+
+
+class Inner(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    size: Annotated[int, Meta(ge=1, le=9)] = 1
+    parts: list[Annotated[float, Meta(gt=0)]] = []
+
+
+class Outer(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    name: str
+    inner: Inner = Inner()
+    kind: str = field(name="class", default="")
+
+    def __post_init__(self) -> None:
+        if self.name == self.kind:
+            raise misfit_at("class", "it must not be the name")
+
+
+def refusal(value: Any, *words: str) -> str:
+    with pytest.raises(UsageError) as caught:
+        as_record(value, Outer, *words)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+def test_plain_values_that_fit_are_a_record() -> None:
+    plain = {"name": "n", "inner": {"size": 2, "parts": [1, 0.5]}, "class": "c"}
+    assert as_record(plain, Outer) == Outer(name="n", inner=Inner(size=2, parts=[1.0, 0.5]), kind="c")
+    assert as_record({"name": "n"}, Outer) == Outer(name="n")
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ({}, "name: it is missing"),
+        ({"name": "n", "size": 1}, "size: there is no such key; known are name, inner, class"),
+        ({"name": "n", "inner": {"sizes": 1}}, "inner.sizes: there is no such key"),
+        ({"name": "n", "inner": {"size": 0}}, "inner.size: 0 will not do; it must be at least 1"),
+        ({"name": "n", "inner": {"size": 10}}, "inner.size: 10 will not do; it must be at most 9"),
+        ({"name": "n", "inner": {"size": 1.5}}, "inner.size: 1.5 is no whole number"),
+        ({"name": "n", "inner": {"size": True}}, "inner.size: True is no whole number"),
+        ({"name": "n", "inner": {"parts": [1, -2.5]}}, "inner.parts.1: -2.5 will not do; it must be above 0"),
+        ({"name": "n", "inner": {"parts": [1, "x"]}}, "inner.parts.1: 'x' is no number"),
+        ({"name": "n", "inner": {"parts": {}}}, "inner.parts: this is no list but a table"),
+        ({"name": "n", "inner": 5}, "inner: this is no table but a number"),
+        ({"name": "n", "class": "n"}, "class: 'n' will not do; it must not be the name"),
+    ],
+)
+def test_what_does_not_fit_is_refused_naming_the_key_and_what_is_wrong(value: Any, message: str) -> None:
+    assert refusal(value).startswith(message)
+
+
+def test_the_key_is_named_under_where_it_stands_and_with_what_would_be_right() -> None:
+    assert refusal({}, "families.net", "--example shows the form") == (
+        "families.net.name: it is missing; --example shows the form"
+    )
+    assert refusal([], "top", "give a dict") == "top: this is no table but a list; give a dict"
+
+
+def test_a_name_that_is_not_known_is_refused_with_those_that_are() -> None:
+    check_name("policy", "cost", ("cost", "fifo"))
+    with pytest.raises(UsageError, match=r"^there is no policy 'best'; choose one of cost, fifo$"):
+        check_name("policy", "best", ("cost", "fifo"))
+
+
+class Unprintable:
+    def __repr__(self) -> str:
+        raise RuntimeError("no")
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["x" * 5000, ["a\nb"] * 1000, 10**400, 10**5000, Unprintable(), ValueError("a\n\nb" * 900), {1: {2: {}}}],
+    ids=["long", "lines", "digits", "too many digits", "unprintable", "error", "nested"],
+)
+def test_any_value_is_shown_in_one_short_line(value: Any) -> None:
+    shown = short(value, 60)
+    assert len(shown) <= 60 + len("...")
+    assert "\n" not in shown
+    assert len(short(value)) <= 200 + len("...")
+
+
+def test_a_short_value_is_shown_as_it_is() -> None:
+    assert [short(value) for value in ("a", 1.5, [1, "b"], None)] == ["'a'", "1.5", "[1, 'b']", "None"]
+    assert short(ValueError("its message")) == "its message"
+
+
+def test_text_of_several_lines_becomes_one_that_is_cut_off() -> None:
+    assert one_line("a \n  b\tc") == "a b c"
+    assert one_line("abcdef", 3) == "abc"
+    assert one_line(ValueError("a\nb")) == "a b"

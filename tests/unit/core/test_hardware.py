@@ -1,0 +1,239 @@
+"""A machine's facts are what this process may use of it, and its class and slots follow from them."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+from types import ModuleType
+from typing import Any
+
+import msgspec
+import pytest
+
+from shadho_celery.core.hardware import (
+    DEFAULT_CLASSES,
+    LARGE_GPU_BYTES,
+    THREAD_VARIABLES,
+    ComputeClass,
+    Machine,
+    by_strength,
+    detect,
+    uses_gpus,
+)
+
+GIB = 2**30
+
+
+def machine(cores: int = 8, gpus: int = 0, gpu_memory: int = 0) -> Machine:
+    return Machine(
+        host="h", cores=cores, memory=64 * GIB, gpus=tuple(str(i) for i in range(gpus)), gpu_memory=gpu_memory
+    )
+
+
+# Class and slots
+
+
+@pytest.mark.parametrize(
+    ("gpus", "gpu_memory", "compute_class"),
+    [
+        (0, 0, "cpu"),
+        (1, LARGE_GPU_BYTES, "gpu_large"),
+        (1, LARGE_GPU_BYTES - 1, "gpu_small"),
+        (4, 80 * GIB, "gpu_large"),
+    ],
+)
+def test_gpus_and_their_memory_make_the_class(gpus: int, gpu_memory: int, compute_class: str) -> None:
+    assert machine(gpus=gpus, gpu_memory=gpu_memory).compute_class == compute_class
+
+
+@pytest.mark.parametrize(
+    ("cores", "gpus", "compute_class", "cores_per_trial", "slots"),
+    [
+        (8, 2, "gpu_large", 1, 2),
+        (8, 2, "gpu_large", 4, 2),
+        (8, 2, "cpu", 1, 8),
+        (8, 2, "cpu_big", 4, 2),
+        (8, 0, "gpu_large", 1, 8),
+        (8, 0, "cpu", 3, 2),
+        (2, 0, "cpu", 16, 1),
+        (8, 0, "cpu", 0, 8),
+        (8, 2, "größte", 1, 2),
+    ],
+)
+def test_there_is_one_slot_a_gpu_else_one_for_each_trials_cores(
+    cores: int, gpus: int, compute_class: str, cores_per_trial: int, slots: int
+) -> None:
+    assert machine(cores, gpus, 80 * GIB).slots_for(compute_class, cores_per_trial) == slots
+
+
+def test_each_slot_sees_one_gpu_and_its_share_of_the_cores() -> None:
+    environments = [machine(8, 2, 80 * GIB).slot_environment("gpu_large", slot, 2) for slot in range(2)]
+    assert [environment["CUDA_VISIBLE_DEVICES"] for environment in environments] == ["0", "1"]
+    assert all(environment[name] == "4" for environment in environments for name in THREAD_VARIABLES)
+    assert {"OMP_NUM_THREADS", "MKL_NUM_THREADS"} <= set(THREAD_VARIABLES)
+
+
+def test_more_slots_than_gpus_share_them_in_turn_and_more_slots_than_cores_get_one_thread() -> None:
+    environments = [machine(2, 2, 80 * GIB).slot_environment("gpu", slot, 5) for slot in range(5)]
+    assert [environment["CUDA_VISIBLE_DEVICES"] for environment in environments] == ["0", "1", "0", "1", "0"]
+    assert environments[0]["OMP_NUM_THREADS"] == "1"
+
+
+def test_a_cpu_class_on_a_gpu_machine_sees_no_gpu() -> None:
+    assert machine(8, 2, 80 * GIB).slot_environment("cpu", 0, 8)["CUDA_VISIBLE_DEVICES"] == ""
+    assert machine(8).slot_environment("gpu_large", 0, 1)["CUDA_VISIBLE_DEVICES"] == ""
+
+
+@pytest.mark.parametrize(("name", "uses"), [("cpu", False), ("cpu_big", False), ("gpu_large", True), ("größte", True)])
+def test_every_class_uses_the_gpus_but_those_named_cpu(name: str, uses: bool) -> None:
+    assert uses_gpus(name) is uses
+    assert machine(8, 2, 80 * GIB).gpus_for(name) == (("0", "1") if uses else ())
+    assert machine(8).gpus_for(name) == ()
+
+
+def test_the_facts_travel_as_json() -> None:
+    facts = json.loads(json.dumps(msgspec.to_builtins(machine(8, 2, 80 * GIB))))
+    assert facts["cores"] == 8
+    assert facts["gpus"] == ["0", "1"]
+    assert facts["gpu_memory"] == 80 * GIB
+    assert msgspec.convert(facts, Machine) == machine(8, 2, 80 * GIB)
+
+
+# Strength
+
+
+def test_strength_is_gpu_memory_then_cores_then_the_expected_order_then_the_name() -> None:
+    classes = [
+        ComputeClass(name="b", slots=1, cores=4),
+        ComputeClass(name="a", slots=1, cores=4),
+        ComputeClass(name="cpu", slots=1, cores=4),
+        ComputeClass(name="many cores", slots=1, cores=64),
+        ComputeClass(name="small gpu", slots=1, cores=4, gpu_memory=8 * GIB),
+        ComputeClass(name="large gpu", slots=1, cores=2, gpu_memory=80 * GIB),
+        ComputeClass(name="small gpu, many cores", slots=1, cores=32, gpu_memory=8 * GIB),
+    ]
+    expected = ["large gpu", "small gpu, many cores", "small gpu", "many cores", "cpu", "a", "b"]
+    for order in (classes, classes[::-1]):
+        assert [c.name for c in by_strength(order)] == expected
+
+
+def test_classes_that_play_on_one_machine_keep_the_studys_order() -> None:
+    classes = [ComputeClass(name=name, slots=1, cores=4) for name in sorted(DEFAULT_CLASSES)]
+    assert tuple(c.name for c in by_strength(classes)) == DEFAULT_CLASSES
+    assert [c.name for c in by_strength(classes, ("cpu", "gpu_small", "gpu_large"))] == list(DEFAULT_CLASSES[::-1])
+
+
+def test_a_class_of_which_nothing_else_is_known_has_unknown_memory() -> None:
+    assert ComputeClass(name="c", slots=1).memory == 0
+
+
+def test_a_study_alone_may_fill_every_slot() -> None:
+    assert ComputeClass(name="c", slots=3).share == 3
+    assert ComputeClass(name="c", slots=3, allowance=1.5).share == 1.5
+    assert ComputeClass(name="c", slots=3, allowance=0.0).share == 0
+
+
+# Detection
+
+
+class FakeNvml(ModuleType):
+    """NVIDIA's library as far as it is asked, with GPUs of these memories; `broken` names the call that fails."""
+
+    class NVMLError(Exception):
+        pass
+
+    def __init__(self, memories: list[int], broken: str = "") -> None:
+        super().__init__("pynvml")
+        self.memories = memories
+        self.broken = broken
+        self.open = 0
+
+    def _answer(self, call: str, answer: Any) -> Any:
+        if call == self.broken:
+            raise self.NVMLError(call)
+        return answer
+
+    def nvmlInit(self) -> None:  # noqa: N802 -- the library's name
+        self._answer("init", None)
+        self.open += 1
+
+    def nvmlShutdown(self) -> None:  # noqa: N802
+        self.open -= 1
+
+    def nvmlDeviceGetCount(self) -> int:  # noqa: N802
+        return int(self._answer("count", len(self.memories)))
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:  # noqa: N802
+        return int(self._answer("handle", index))
+
+    def nvmlDeviceGetMemoryInfo(self, handle: int) -> Any:  # noqa: N802
+        class Info:
+            total = self.memories[handle]
+
+        return self._answer("memory", Info)
+
+    def nvmlDeviceGetName(self, handle: int) -> str:  # noqa: N802
+        return str(self._answer("name", f"Fake {handle}"))
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("CUDA_VISIBLE_DEVICES", "SHADHO_CORES"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def with_gpus(monkeypatch: pytest.MonkeyPatch, memories: list[int], broken: str = "") -> tuple[Machine, FakeNvml]:
+    fake = FakeNvml(memories, broken)
+    monkeypatch.setitem(sys.modules, "pynvml", fake)
+    return detect(), fake
+
+
+def test_the_machine_is_told_by_its_name_cores_and_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, _ = with_gpus(monkeypatch, [])
+    assert found.host == socket.gethostname()
+    assert 1 <= found.cores <= (os.cpu_count() or 1)
+    assert found.memory > 2**20
+    assert (found.gpus, found.gpu_name, found.gpu_memory, found.compute_class) == ((), "", 0, "cpu")
+
+
+def test_the_smallest_gpu_decides_on_the_class(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, fake = with_gpus(monkeypatch, [80 * GIB, 8 * GIB])
+    assert (found.gpus, found.gpu_name, found.gpu_memory) == (("0", "1"), "Fake 0", 8 * GIB)
+    assert found.compute_class == "gpu_small"
+    assert fake.open == 0, "the library is let go of"
+
+
+@pytest.mark.parametrize(
+    ("visible", "gpus", "gpu_memory"),
+    [
+        ("0", ("0",), 80 * GIB),
+        ("2,0", ("2", "0"), 24 * GIB),
+        (" 1 , 2 ", ("1", "2"), 8 * GIB),
+        ("", (), 0),
+        ("-1", (), 0),
+        ("7", (), 0),
+    ],
+)
+def test_only_the_gpus_left_to_this_process_count(
+    monkeypatch: pytest.MonkeyPatch, visible: str, gpus: tuple[str, ...], gpu_memory: int
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    found, _ = with_gpus(monkeypatch, [80 * GIB, 8 * GIB, 24 * GIB])
+    assert (found.gpus, found.gpu_memory) == (gpus, gpu_memory)
+    assert bool(found.gpu_name) is bool(gpus)
+
+
+@pytest.mark.parametrize("broken", ["init", "count", "handle", "memory", "name"])
+def test_a_driver_that_fails_means_no_gpu_and_no_error(monkeypatch: pytest.MonkeyPatch, broken: str) -> None:
+    found, fake = with_gpus(monkeypatch, [80 * GIB], broken)
+    assert (found.gpus, found.gpu_memory, found.compute_class) == ((), 0, "cpu")
+    assert fake.open == 0
+
+
+@pytest.mark.parametrize(("told", "cores"), [("1", 1), ("99999", None), ("0", None), ("many", None), ("-1", None)])
+def test_shadho_cores_bounds_the_cores(monkeypatch: pytest.MonkeyPatch, told: str, cores: int | None) -> None:
+    unbounded = with_gpus(monkeypatch, [])[0].cores
+    monkeypatch.setenv("SHADHO_CORES", told)
+    assert detect().cores == (cores or unbounded)

@@ -1,0 +1,101 @@
+"""A trial changes only as the states' table allows."""
+
+from __future__ import annotations
+
+import json
+from itertools import product
+
+import pytest
+
+from shadho_celery.core.trial import COUNTED, FINISHED, LAWFUL, Attempt, Outcome, Trial, TrialState
+
+S = TrialState
+
+#: what may follow each state beside the four that end a trial
+NEXT = {
+    S.WAITING: {S.QUEUED},
+    S.QUEUED: {S.RUNNING, S.LOST},
+    S.RUNNING: {S.LOST},
+    S.LOST: {S.WAITING},
+    S.COMPLETE: set(),
+    S.PRUNED: set(),
+    S.FAILED: set(),
+    S.CANCELLED: set(),
+}
+
+ENDS = {S.COMPLETE, S.PRUNED, S.FAILED, S.CANCELLED}
+
+
+@pytest.mark.parametrize(("before", "after"), list(product(S, S)), ids=str)
+def test_a_transition_is_made_exactly_where_it_is_lawful(before: TrialState, after: TrialState) -> None:
+    trial = Trial(number=1, subspace="all", params={}, state=before)
+    allowed = NEXT[before] | (set() if before in ENDS else ENDS) | {before}
+    if after in allowed:
+        assert trial.evolve(state=after).state is after
+    else:
+        with pytest.raises(ValueError, match=f"trial 1 cannot go from {before} to {after}"):
+            trial.evolve(state=after)
+
+
+def test_a_state_is_finished_where_nothing_can_follow() -> None:
+    assert set(FINISHED) == ENDS == {state for state in S if not LAWFUL[state]}
+    assert {state for state in S if state.is_finished} == ENDS
+
+
+def test_cancelled_trials_do_not_count_against_the_limit() -> None:
+    assert set(COUNTED) == ENDS - {S.CANCELLED} == {state for state in S if state.counts}
+
+
+def test_a_state_prints_as_its_bare_name_on_every_python() -> None:
+    assert str(S.WAITING) == f"{S.WAITING}" == "WAITING"
+    assert f"{S.LOST:>6}" == "  LOST"
+    assert json.dumps(S.COMPLETE) == '"COMPLETE"'
+
+
+def test_evolving_leaves_the_original_as_it_was() -> None:
+    trial = Trial(number=0, subspace="all", params={"x": 1})
+    assert trial.evolve(state=S.QUEUED, attempt=1).attempt == 1
+    assert (trial.state, trial.attempt) == (S.WAITING, 0)
+    with pytest.raises(AttributeError):
+        trial.attempt = 5  # type: ignore[misc]
+
+
+def test_a_field_that_does_not_exist_cannot_be_changed() -> None:
+    with pytest.raises(TypeError, match="colour"):
+        Trial(number=0, subspace="all", params={}).evolve(colour="red")
+
+
+# Outcomes and attempts
+
+
+def test_how_a_trial_ended_is_read_from_its_outcome() -> None:
+    trial = Trial(number=0, subspace="all", params={})
+    assert (trial.loss, trial.metrics, trial.error, trial.seconds) == (None, {}, None, None)
+    outcome = Outcome(state=S.COMPLETE, loss=0.5, metrics={"a": 1}, seconds=2.0, memory=9, warning="w")
+    ended = trial.evolve(state=S.COMPLETE, outcome=outcome)
+    assert (ended.loss, ended.metrics, ended.error, ended.seconds) == (0.5, {"a": 1}, None, 2.0)
+    assert ended.outcome is outcome
+    assert trial.outcome is None
+    failed = trial.evolve(state=S.FAILED, outcome=Outcome(state=S.FAILED, error="why"))
+    assert (failed.loss, failed.error) == (None, "why")
+
+
+def test_what_an_attempt_that_was_stopped_gave_does_not_count() -> None:
+    ended = Outcome(state=S.COMPLETE, loss=0.5, seconds=9.0, memory=7)
+    assert ended.cancelled() == Outcome(state=S.CANCELLED, error="cancelled", seconds=9.0, memory=7)
+    assert ended.cancelled(2.0).seconds == 2.0
+    failed = Outcome(state=S.FAILED, error="out of memory", out_of_memory=True)
+    assert failed.cancelled(0.0) == Outcome(state=S.CANCELLED, error="cancelled", seconds=0.0)
+
+
+def test_an_attempt_evaluates_what_its_trial_is() -> None:
+    trial = Trial(
+        number=3, subspace="a", params={"x": 1}, seed=7, budget=2.0, slots=4, origin=1, attempt=2, lost=1, rung=1
+    )
+    attempt = trial.attempted(compute_class="cpu", state=S.QUEUED)
+    assert attempt == Attempt(
+        number=3, attempt=2, subspace="a", params={"x": 1}, seed=7, budget=2.0, slots=4, origin=1, compute_class="cpu"
+    )
+    assert trial.attempted(attempt=5).attempt == 5
+    assert attempt.evolve(worker="w", state=S.RUNNING).worker == "w"
+    assert (attempt.worker, attempt.state) == ("", S.QUEUED)

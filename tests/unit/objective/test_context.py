@@ -1,0 +1,692 @@
+"""Whatever an objective does or returns short of ending the process is an outcome."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import functools
+import json
+import math
+import sys
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from decimal import Decimal
+from enum import IntEnum
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shadho_celery.core.clock import ManualClock
+from shadho_celery.core.trial import Outcome, TrialState
+from shadho_celery.objective.call import MAX_ERROR, call, wants_context
+from shadho_celery.objective.context import LocalContext, TrialTimeout
+from shadho_celery.objective.result import MAX_KEYS, MAX_METRICS, MAX_WARNING, read
+
+HUGE = 10**400
+
+
+class Tensor:
+    """Stands in for a torch tensor: a number that `item` gives, with `size` a method."""
+
+    def __repr__(self) -> str:
+        return f"Tensor({self._number})"
+
+    def __init__(self, number: Any, ndim: int = 0) -> None:
+        self._number = number
+        self.ndim = ndim
+
+    def size(self) -> tuple[int, ...]:
+        return (1,) * self.ndim
+
+    def item(self) -> Any:
+        return self._number
+
+
+# Reading what came back
+
+
+@pytest.mark.parametrize(
+    ("returned", "loss"),
+    [
+        (0.25, 0.25),
+        (-0.0, 0.0),
+        (3, 3.0),
+        (2**60, float(2**60)),
+        (True, 1.0),
+        (False, 0.0),
+        (np.float64(0.5), 0.5),
+        (np.float32(0.5), 0.5),
+        (np.float16(0.5), 0.5),
+        (np.longdouble(0.5), 0.5),
+        (np.int8(-3), -3.0),
+        (np.uint64(2**63), float(2**63)),
+        (np.bool_(True), 1.0),
+        (np.array(0.5), 0.5),
+        (np.array(7), 7.0),
+        (Decimal("0.125"), 0.125),
+        (Fraction(1, 4), 0.25),
+        (Tensor(0.5), 0.5),
+        (Tensor(3), 3.0),
+        (5e-324, 5e-324),
+        (1.7e308, 1.7e308),
+    ],
+    ids=repr,
+)
+def test_every_kind_of_number_is_a_loss(returned: Any, loss: float) -> None:
+    for value in (returned, {"loss": returned}, OrderedDict(status="ok", loss=returned)):
+        found, *_ = read(value)
+        assert type(found) is float
+        assert found == loss
+
+
+@pytest.mark.parametrize(
+    "returned",
+    [
+        math.nan,
+        math.inf,
+        -math.inf,
+        np.float64("nan"),
+        np.float32("inf"),
+        np.array(np.nan),
+        Decimal("NaN"),
+        Decimal("sNaN"),
+        Decimal("Infinity"),
+        Tensor(math.nan),
+        None,
+        "0.5",
+        b"0.5",
+        0.5 + 0j,
+        np.complex128(0.5),
+        [0.5],
+        (0.5,),
+        {0.5},
+        np.array([0.5]),
+        np.array([0.5, 0.6]),
+        np.array([]),
+        np.array("text"),
+        np.array(None),
+        Tensor(0.5, ndim=1),
+        HUGE,
+        -HUGE,
+        10**5000,
+        Decimal("1e400"),
+        Fraction(HUGE),
+        object(),
+        lambda: 0.5,
+    ],
+    ids=lambda value: f"{type(value).__name__}",
+)
+def test_what_is_no_finite_number_is_refused_by_name(returned: Any) -> None:
+    with pytest.raises(ValueError, match="return value"):
+        read(returned)
+    with pytest.raises(ValueError, match="'loss'"):
+        read({"loss": returned})
+
+
+def test_a_message_about_a_bad_loss_stays_short() -> None:
+    for returned in (HUGE, "x" * 10_000, np.zeros(100_000)):
+        with pytest.raises(ValueError, match="the objective") as caught:
+            read(returned)
+        assert len(str(caught.value)) < 400
+
+
+def test_a_dict_without_a_loss_is_refused_naming_what_it_has() -> None:
+    with pytest.raises(ValueError, match=r"without 'loss'.*'accuracy'"):
+        read({"accuracy": 0.9})
+    with pytest.raises(ValueError, match="without 'loss'"):
+        read({})
+
+
+def test_hyperopts_status_fail_is_a_failure_even_beside_a_loss() -> None:
+    with pytest.raises(ValueError, match="status 'fail'"):
+        read({"status": "fail", "loss": 0.1})
+    assert read({"status": "ok", "loss": 0.1}) == (0.1, {"status": "ok"}, None)
+
+
+def test_what_json_can_carry_is_kept_beside_the_loss_and_the_rest_is_dropped_by_name() -> None:
+    cyclic: list[Any] = []
+    cyclic.append(cyclic)
+    deep: list[Any] = []
+    for _ in range(100_000):
+        deep = [deep]
+    loss, metrics, warning = read(
+        {
+            "loss": 1.0,
+            "accuracy": 0.9,
+            "nested": {"a": [1, None, True, "ü"]},
+            7: "seven",
+            "model": object(),
+            "cyclic": cyclic,
+            "deep": deep,
+            "nan": math.nan,
+            "function": print,
+            "bytes": b"x",
+            "complex": 1j,
+            "keys": {(1, 2): 3},
+            "set": {1},
+            "longer than Python prints": 10**5000,
+        }
+    )
+    assert loss == 1.0
+    assert metrics == {"accuracy": 0.9, "nested": {"a": [1, None, True, "ü"]}, "7": "seven"}
+    json.dumps(metrics, allow_nan=False)
+    assert warning is not None
+    for dropped in ("model", "cyclic", "deep", "nan", "function", "bytes", "complex", "keys", "set"):
+        assert f"{dropped!r} (" in warning
+
+
+@pytest.mark.parametrize(
+    ("value", "kept"),
+    [(np.float32(0.5), 0.5), (np.int64(3), 3), (np.bool_(True), True), (np.array(2.5), 2.5), (Tensor(0.25), 0.25)],
+    ids=repr,
+)
+def test_a_numpy_number_is_a_metric_like_any_other(value: Any, kept: Any) -> None:
+    _, metrics, warning = read({"loss": 1.0, "metric": value})
+    assert metrics == {"metric": kept}
+    assert type(metrics["metric"]) is type(kept)
+    assert warning is None
+
+
+class Level(IntEnum):
+    LOW = 3
+
+
+@pytest.mark.parametrize(
+    ("value", "kept"),
+    [
+        ([np.float32(0.5), np.int64(3), (np.bool_(False),)], [0.5, 3, [False]]),
+        ({"a": {"b": np.float64(0.5)}, np.int64(2): 1}, {"a": {"b": 0.5}, "2": 1}),
+        (np.arange(3), [0, 1, 2]),
+        (np.ones((2, 1)), [[1.0], [1.0]]),
+        ([np.array([True]), np.array(["a"])], [[True], ["a"]]),
+        (Decimal("0.5"), 0.5),
+        (Fraction(1, 4), 0.25),
+        (Level.LOW, 3),
+        (np.str_("text"), "text"),
+        (OrderedDict(a=1), {"a": 1}),
+        ([], []),
+        (10**400, 10**400),
+    ],
+    ids=repr,
+)
+def test_numbers_of_all_kinds_are_kept_within_a_metric_too(value: Any, kept: Any) -> None:
+    _, metrics, warning = read({"loss": 1.0, "metric": value})
+    assert warning is None
+    assert json.dumps(metrics) == json.dumps({"metric": kept})
+
+
+@pytest.mark.parametrize(
+    "value",
+    [math.nan, [math.inf], {"a": np.float32("nan")}, np.array([np.nan]), Decimal("NaN"), {1: 1, "1": 2}, {(1,): 1}],
+    ids=repr,
+)
+def test_a_metric_that_holds_what_json_has_no_word_for_is_dropped(value: Any) -> None:
+    _, metrics, warning = read({"loss": 1.0, "metric": value, "other": 1})
+    assert metrics == {"other": 1}
+    assert str(warning).startswith("metrics dropped: 'metric' (")
+
+
+def test_of_two_keys_that_json_cannot_tell_apart_the_text_is_kept() -> None:
+    for metrics in ({1: "number", "1": "text"}, {"1": "text", 1: "number"}):
+        _, kept, warning = read({"loss": 1.0, **metrics})
+        assert kept == {"1": "text"}
+        assert "metrics dropped: 1 (" in str(warning)
+
+
+def test_metrics_that_are_too_large_are_dropped_the_largest_first_until_they_fit() -> None:
+    _, kept, warning = read({"loss": 1.0, "small": 1, "a": "x" * 400_000, "b": "x" * 500_000, "c": "x" * 450_000})
+    assert sorted(kept) == ["a", "c", "small"]
+    assert "'b'" in str(warning)
+    assert f"{MAX_METRICS}" in str(warning)
+
+
+@pytest.mark.parametrize(
+    "huge",
+    [
+        "x" * 100_000_000,
+        np.zeros(100_000_000, dtype=np.int8),
+        [[0] * 1000] * 100_000,
+        dict.fromkeys(range(5_000_000), 0),
+        Tensor(0.5, ndim=1),
+    ],
+    ids=["text", "array", "lists", "dict", "what has no elements"],
+)
+def test_a_huge_metric_is_dropped_without_being_written_out(huge: Any) -> None:
+    """A hundred megabytes of them: each would take seconds and gigabytes as JSON."""
+    loss, metrics, warning = read({"loss": 1.0, "huge": huge, "small": 1})
+    assert (loss, metrics) == (1.0, {"small": 1})
+    assert "'huge'" in str(warning)
+
+
+def test_of_very_many_metrics_some_are_dropped_and_the_loss_is_found() -> None:
+    loss, metrics, warning = read({**{f"m{n}": 0 for n in range(MAX_KEYS + 5)}, "loss": 0.5})
+    assert loss == 0.5
+    assert 0 < len(metrics) <= MAX_KEYS
+    assert "all after the first" in str(warning)
+
+
+@pytest.mark.parametrize("key", ["\n", "x" * 10_000, "a" * 100])
+def test_a_warning_is_one_short_line(key: str) -> None:
+    _, _, warning = read({"loss": 1.0, **{f"{key}{n}": object() for n in range(1000)}})
+    assert warning is not None
+    assert "\n" not in warning
+    assert len(warning) < MAX_WARNING + 50
+
+
+class Liar(Mapping[str, Any]):
+    """A mapping of a loss that lies where it is told to."""
+
+    def __init__(self, lie: str, error: BaseException | None = None) -> None:
+        self._lie = lie
+        self._error = error or RuntimeError("a lie")
+
+    def _tell(self, what: str) -> None:
+        if self._lie == what:
+            raise self._error
+
+    def __iter__(self) -> Iterator[str]:
+        self._tell("iter")
+        yield "loss"
+        while self._lie == "endless":
+            yield "loss"
+
+    def __len__(self) -> int:
+        self._tell("len")
+        return 10**9
+
+    def __getitem__(self, key: str) -> Any:
+        self._tell("getitem")
+        return {"loss": 0.5}[key]
+
+    def __contains__(self, key: object) -> bool:
+        self._tell("contains")
+        return key == "loss"
+
+
+@pytest.mark.parametrize("lie", ["iter", "getitem", "contains"])
+def test_a_mapping_that_cannot_be_read_fails_its_trial(lie: str) -> None:
+    outcome = call_it(lambda _: Liar(lie))
+    assert (outcome.state, outcome.loss) == (TrialState.FAILED, None)
+    assert outcome.error == "what the objective returned cannot be read: RuntimeError: a lie"
+    outcome = call_it(lambda _: Liar(lie, SystemExit(3)))
+    assert outcome.state is TrialState.FAILED
+    assert "SystemExit" in str(outcome.error)
+
+
+@pytest.mark.parametrize("lie", ["len", "endless", "nothing"])
+def test_how_long_a_mapping_says_it_is_does_not_matter(lie: str) -> None:
+    assert read(Liar(lie))[0] == 0.5
+
+
+class RudeNumber:
+    """Says that it is a number and raises when asked for it."""
+
+    ndim = 0
+
+    def item(self) -> Any:
+        raise RuntimeError("CUDA error: out of memory")
+
+    def __repr__(self) -> str:
+        raise RuntimeError("no text")
+
+
+def test_a_loss_that_raises_when_it_is_read_fails_its_trial() -> None:
+    for returned in (RudeNumber(), {"loss": RudeNumber()}):
+        outcome = call_it(lambda _, returned=returned: returned)
+        assert outcome.state is TrialState.FAILED
+        assert "CUDA error" in str(outcome.error)
+        assert outcome.out_of_memory, "an asynchronous device tells it here"
+    outcome = call_it(lambda _: {"loss": 0.5, "metric": RudeNumber()})
+    assert (outcome.state, outcome.metrics) == (TrialState.COMPLETE, {})
+    assert "'metric' (RuntimeError" in str(outcome.warning)
+
+
+# Calling
+
+
+def call_it(objective: Callable[..., Any], params: Any = 0.5, **options: Any) -> Outcome:
+    return call(objective, lambda: params, LocalContext(**options), ManualClock())
+
+
+def raising(error: BaseException) -> Callable[[Any], Any]:
+    def objective(params: Any) -> Any:
+        raise error
+
+    return objective
+
+
+def test_a_loss_is_a_complete_outcome() -> None:
+    outcome = call_it(lambda params: {"loss": params, "extra": [1]})
+    assert (outcome.state, outcome.loss, outcome.metrics, outcome.error) == (
+        TrialState.COMPLETE,
+        0.5,
+        {"extra": [1]},
+        None,
+    )
+
+
+def test_the_memory_is_for_others_to_measure() -> None:
+    assert call_it(lambda params: 0.0).memory is None
+
+
+def test_a_bad_return_value_is_a_failed_outcome_in_one_line() -> None:
+    outcome = call_it(lambda params: None)
+    assert (outcome.state, outcome.loss) == (TrialState.FAILED, None)
+    assert outcome.error == "the objective's return value is no number but NoneType: None"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ValueError("bad"),
+        SystemExit(3),
+        GeneratorExit(),
+        asyncio.CancelledError(),
+        StopIteration(),
+        AssertionError("bad"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_an_exception_is_a_failed_outcome_with_its_traceback(error: BaseException) -> None:
+    outcome = call_it(raising(error))
+    assert (outcome.state, outcome.loss, outcome.metrics) == (TrialState.FAILED, None, {})
+    assert "Traceback" in str(outcome.error)
+    assert type(error).__name__ in str(outcome.error)
+    assert "raise error" in str(outcome.error)
+
+
+def test_endless_recursion_is_a_failed_outcome() -> None:
+    def objective(params: Any) -> Any:
+        return objective(params)
+
+    outcome = call_it(objective)
+    assert outcome.state is TrialState.FAILED
+    assert "RecursionError" in str(outcome.error)
+
+
+def test_ctrl_c_passes_through_because_it_is_meant_for_the_process() -> None:
+    with pytest.raises(KeyboardInterrupt):
+        call_it(raising(KeyboardInterrupt()))
+
+
+def test_params_that_cannot_be_built_are_a_failed_outcome() -> None:
+    def make_params() -> Any:
+        raise ZeroDivisionError("1 / 0 in the space")
+
+    outcome = call(lambda params: 0.0, make_params, LocalContext(), ManualClock())
+    assert outcome.state is TrialState.FAILED
+    assert "1 / 0 in the space" in str(outcome.error)
+
+
+class UnprintableError(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+    __repr__ = __str__
+
+
+class RudeError(Exception):
+    """Cannot even be formatted: its own attributes raise."""
+
+    @property
+    def __cause__(self) -> Any:  # type: ignore[override]
+        raise RuntimeError("no cause")
+
+
+@pytest.mark.parametrize("error", [UnprintableError(), RudeError()], ids=lambda error: type(error).__name__)
+def test_an_exception_that_cannot_be_printed_is_still_named(error: Exception) -> None:
+    outcome = call_it(raising(error))
+    assert outcome.state is TrialState.FAILED
+    assert type(error).__name__ in str(outcome.error)
+
+
+def test_of_a_long_error_the_end_is_kept() -> None:
+    outcome = call_it(raising(ValueError("x" * 10 * MAX_ERROR + "the end")))
+    assert outcome.error is not None
+    assert len(outcome.error) <= MAX_ERROR + 10
+    assert outcome.error.strip().endswith("the end")
+
+
+class OutOfMemoryError(RuntimeError):
+    """As torch names its own."""
+
+
+def caused_by(error: BaseException) -> BaseException:
+    wrapped = ValueError("training failed")
+    wrapped.__cause__ = error
+    return wrapped
+
+
+@pytest.mark.parametrize(
+    ("error", "hungry"),
+    [
+        (MemoryError(), True),
+        (type("_ArrayMemoryError", (MemoryError,), {})("Unable to allocate 8. PiB"), True),
+        (OutOfMemoryError("Tried to allocate 2 GiB"), True),
+        (RuntimeError("CUDA out of memory. Tried to allocate 20.00 MiB"), True),
+        (RuntimeError("CUDA error: out of memory"), True),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), True),
+        (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate"), True),
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), True),
+        (RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed."), True),
+        (Exception("A worker process was unexpectedly terminated. The exit codes are {SIGKILL(-9)}"), True),
+        (caused_by(MemoryError()), True),
+        (RuntimeError("CUDA error: an illegal memory access was encountered"), False),
+        (Exception("A process in the process pool was terminated abruptly"), False),
+        (OSError(errno.ENOSPC, "No space left on device"), False),
+        (ValueError("bad"), False),
+        (KeyError("memory"), False),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_want_of_memory_is_told_from_other_failures(error: BaseException, hungry: bool) -> None:
+    outcome = call_it(raising(error))
+    assert (outcome.state, outcome.out_of_memory) == (TrialState.FAILED, hungry)
+    assert type(error).__name__ in str(outcome.error)
+
+
+def test_an_error_in_a_circle_of_causes_is_an_outcome() -> None:
+    error = ValueError("bad")
+    error.__cause__ = error
+    assert call_it(raising(error)).out_of_memory is False
+
+
+def test_a_caller_may_let_nothing_pass_through() -> None:
+    outcome = call(raising(KeyboardInterrupt()), lambda: 0, LocalContext(), ManualClock(), fatal=())
+    assert outcome.state is TrialState.FAILED
+    assert "KeyboardInterrupt" in str(outcome.error)
+
+
+def test_after_its_time_limit_a_loss_still_counts_and_anything_else_timed_out() -> None:
+    limit: dict[str, Any] = {"timeout": 90.0, "timed_out": lambda: True}
+    outcome = call_it(lambda _: {"loss": 0.5, "bad": object()}, **limit)
+    assert (outcome.state, outcome.loss) == (TrialState.COMPLETE, 0.5)
+    assert str(outcome.warning).startswith("cut off at its time limit of 90 s; metrics dropped: 'bad'")
+    for objective in (raising(TrialTimeout()), lambda _: None):
+        outcome = call_it(objective, **limit)
+        assert (outcome.state, outcome.loss) == (TrialState.FAILED, None)
+        assert str(outcome.error).startswith("timed out after 90 s (--trial-timeout)\n")
+    assert call_it(lambda _: 0.5, stopped=lambda: True, **limit).state is TrialState.CANCELLED
+    assert LocalContext(**limit).should_stop()
+
+
+def test_an_objective_that_returns_after_its_stop_flag_was_cancelled_whatever_it_returns() -> None:
+    for objective in (lambda params: 0.5, lambda params: None):
+        outcome = call_it(objective, stopped=lambda: True)
+        assert (outcome.state, outcome.loss) == (TrialState.CANCELLED, None)
+
+
+def test_the_seconds_are_those_of_the_objective() -> None:
+    clock = ManualClock(100.0)
+
+    def objective(params: Any) -> float:
+        clock.sleep(2.5)
+        return 0.0
+
+    assert call(objective, lambda: None, LocalContext(), clock).seconds == 2.5
+    failing = call(lambda params: clock.sleep(1.5), lambda: None, LocalContext(), clock)
+    assert (failing.state, failing.seconds) == (TrialState.FAILED, 1.5)
+
+
+# One parameter or two
+
+
+class Model:
+    def loss(self, params: Any) -> float:
+        return 1.0
+
+    def loss_with_context(self, params: Any, context: Any) -> float:
+        return 1.0
+
+    def __call__(self, params: Any, context: Any) -> float:
+        return 1.0
+
+
+@pytest.mark.parametrize(
+    ("objective", "wants"),
+    [
+        (lambda params: 0.0, False),
+        (lambda params, context: 0.0, True),
+        (lambda params, ctx: 0.0, True),
+        (lambda params, context=None: 0.0, True),
+        (lambda params, depth=3: 0.0, False),
+        (lambda params, *rest: 0.0, False),
+        (lambda params, **rest: 0.0, False),
+        (lambda params, *, depth=3: 0.0, False),
+        (Model().loss, False),
+        (Model().loss_with_context, True),
+        (Model(), True),
+        (functools.partial(lambda data, params: 0.0, "data"), False),
+        (functools.partial(lambda data, params, context: 0.0, "data"), True),
+        (float, False),
+        (abs, False),
+    ],
+)
+def test_an_objective_gets_its_context_where_it_takes_one(objective: Callable[..., Any], wants: bool) -> None:
+    assert wants_context(objective) is wants
+    assert call_it(objective).state is TrialState.COMPLETE
+
+
+def test_the_context_tells_of_the_trial_and_takes_its_reports(tmp_path: Path) -> None:
+    reports: list[tuple[int, float]] = []
+    seen: dict[str, Any] = {}
+
+    def objective(params: Any, context: Any) -> float:
+        for step in range(2):
+            context.report(np.int64(step), np.float32(0.5))
+        seen.update(vars(context), stop=context.should_stop())
+        (context.checkpoint_dir / "state").write_text("made when it is asked for")
+        return 0.0
+
+    call_it(
+        objective,
+        trial=3,
+        attempt=2,
+        seed=9,
+        budget=0.5,
+        checkpoints=tmp_path / "c" / "3",
+        device="cuda",
+        compute_class="gpu",
+        slot=1,
+        on_report=lambda step, loss: reports.append((step, loss)),
+    )
+    assert reports == [(0, 0.5), (1, 0.5)]
+    assert [type(part) for part in reports[0]] == [int, float]
+    expected = {
+        "trial": 3,
+        "attempt": 2,
+        "seed": 9,
+        "budget": 0.5,
+        "checkpoints": tmp_path / "c" / "3",
+        "device": "cuda",
+    }
+    assert seen.items() >= {**expected, "compute_class": "gpu", "slot": 1, "stop": False}.items()
+
+
+@pytest.mark.parametrize(
+    ("step", "loss", "error", "says"),
+    [
+        ("1", 0.5, TypeError, "the step is no number but str: '1'"),
+        (None, 0.5, TypeError, "the step is no number but NoneType"),
+        (1.5, 0.5, ValueError, "the step must be a whole number, not 1.5"),
+        (math.nan, 0.5, ValueError, "the step is nan"),
+        (2**63, 0.5, ValueError, "the step is too large"),
+        (1, "low", TypeError, "the loss is no number but str: 'low'"),
+        (1, None, TypeError, "the loss is no number but NoneType"),
+        (1, np.array([0.5]), TypeError, "the loss is no number but ndarray"),
+        (1, HUGE, ValueError, "the loss is too large"),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_a_bad_report_is_refused_in_the_objective(step: Any, loss: Any, error: type[Exception], says: str) -> None:
+    reports: list[Any] = []
+    with pytest.raises(error, match=f"context.report: {says}"):
+        LocalContext(on_report=lambda *report: reports.append(report)).report(step, loss)
+    assert not reports
+
+
+def test_a_loss_that_diverges_may_be_reported() -> None:
+    reports: list[Any] = []
+    context = LocalContext(on_report=lambda step, loss: reports.append(loss))
+    context.report(1, math.nan)
+    context.report(2, np.float32("inf"))  # type: ignore[arg-type]
+    assert math.isnan(reports[0])
+    assert reports[1] == math.inf
+
+
+def test_every_kind_of_number_may_be_reported() -> None:
+    reports: list[Any] = []
+    context = LocalContext(on_report=lambda step, loss: reports.append((step, loss)))
+    for step, loss in ((np.int64(1), np.float32(0.5)), (2.0, Fraction(1, 2)), (Tensor(3), Tensor(0.5)), (-4, True)):
+        context.report(step, loss)  # type: ignore[arg-type]
+    assert reports == [(1, 0.5), (2, 0.5), (3, 0.5), (-4, 1.0)]
+    assert {type(step) for step, _ in reports} == {int}
+
+
+def test_a_chain_of_a_hundred_thousand_causes_is_told_in_short() -> None:
+    def objective(params: Any) -> float:
+        error = ValueError("the first")
+        for number in range(100_000):
+            following = ValueError(number)
+            following.__context__ = error
+            error = following
+        raise error
+
+    outcome = call(objective, lambda: None, LocalContext())
+    assert outcome.state is TrialState.FAILED
+    assert "ValueError: 99999" in str(outcome.error)
+
+
+def test_what_an_error_says_can_be_printed() -> None:
+    def objective(params: Any) -> float:
+        raise ValueError("half a pair: \ud800")
+
+    str(call(objective, lambda: None, LocalContext()).error).encode()
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="there so many calls overflow C's stack")
+def test_a_recursion_of_a_hundred_thousand_calls_is_told_in_short() -> None:
+    before = sys.getrecursionlimit()
+
+    def endless(number: int) -> float:
+        return endless(number + 1)
+
+    def objective(params: Any) -> float:
+        sys.setrecursionlimit(100_000)
+        return endless(0)
+
+    try:
+        outcome = call(objective, lambda: None, LocalContext())
+    finally:
+        sys.setrecursionlimit(before)
+    assert "RecursionError" in str(outcome.error)
+    assert len(str(outcome.error)) < MAX_ERROR
+
+
+def test_a_masked_value_is_no_number() -> None:
+    with pytest.raises(ValueError, match="is masked"):
+        read(np.ma.masked_all(3).mean())
+    assert read(np.ma.array([1.0, 2.0]).mean())[0] == 1.5

@@ -1,0 +1,169 @@
+"""A trial's peak memory is that of the trial alone, of its GPU where it used one, and measuring it breaks nothing."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from shadho_celery.objective import memory
+from shadho_celery.objective.memory import PeakMemory
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the peak cannot be set back")
+
+MB = 10**6
+
+
+class FakeCuda:
+    """What torch.cuda tells of its allocator; `broken` is a GPU on which every call fails, as after a failed kernel."""
+
+    def __init__(self, *, initialised: bool = True, held: int = 0, broken: bool = False) -> None:
+        self.initialised = initialised
+        self.held = self.peak = held
+        self.broken = broken
+
+    def is_initialized(self) -> bool:
+        return self.initialised
+
+    def reset_peak_memory_stats(self) -> None:
+        self._check()
+        self.peak = self.held
+
+    def max_memory_allocated(self) -> int:
+        self._check()
+        return self.peak
+
+    def use(self, size: int) -> None:
+        """Take `size` bytes and give them back."""
+        self.initialised = True
+        self.peak = max(self.peak, self.held + size)
+
+    def _check(self) -> None:
+        assert self.initialised, "asking would initialise CUDA"
+        if self.broken:
+            raise RuntimeError("CUDA error: device-side assert triggered")
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
+    return with_torch(monkeypatch, FakeCuda())
+
+
+def with_torch(monkeypatch: pytest.MonkeyPatch, cuda: FakeCuda) -> FakeCuda:
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
+    return cuda
+
+
+@pytest.fixture
+def elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As on a system without Linux's /proc."""
+    monkeypatch.setattr(memory, "_RESET", tmp_path / "proc" / "clear_refs")
+    monkeypatch.setattr(memory, "_STATUS", tmp_path / "proc" / "status")
+
+
+# The process's memory
+
+
+@linux
+def test_the_peak_is_seen_though_it_has_passed_and_the_next_measure_begins_anew() -> None:
+    first = PeakMemory()
+    before = first.read() or 0
+    len(b"x" * 200 * MB)
+    after = first.read() or 0
+    assert before > 0
+    assert after >= before + 150 * MB
+    assert (PeakMemory().read() or 0) <= after - 150 * MB
+
+
+@linux
+def test_what_a_child_process_uses_is_not_counted() -> None:
+    peak = PeakMemory()
+    before = peak.read() or 0
+    subprocess.run([sys.executable, "-c", f"b'x' * {200 * MB}"], check=True)
+    assert (peak.read() or 0) <= before + 100 * MB
+
+
+@pytest.mark.usefixtures("elsewhere")
+def test_where_the_peak_cannot_be_set_back_it_is_unknown() -> None:
+    assert PeakMemory().read() is None
+
+
+@pytest.mark.parametrize(
+    ("status", "peak"),
+    [
+        (b"Name:\tpython\nVmPeak:\t  999 kB\nVmHWM:\t  12 kB\nVmRSS:\t  7 kB\n", 12 * 1024),
+        (b"Name:\t\xc3\nVmHWM:\t  12 kB\n", 12 * 1024),
+        (b"Name:\tVmHWM: 1 kB\nVmRSS:\t  7 kB\n", None),
+        (b"", None),
+    ],
+    ids=["usual", "a name that is no text", "none told", "nothing told"],
+)
+def test_the_peak_is_the_line_of_that_name(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, status: bytes, peak: int | None
+) -> None:
+    (tmp_path / "clear_refs").touch()
+    monkeypatch.setattr(memory, "_RESET", tmp_path / "clear_refs")
+    monkeypatch.setattr(memory, "_STATUS", tmp_path / "status")
+    (tmp_path / "status").write_bytes(status)
+    assert PeakMemory().read() == peak
+
+
+# The GPU's memory
+
+
+def test_on_a_gpu_the_peak_is_that_of_torchs_tensors_since_the_trial_began(cuda: FakeCuda) -> None:
+    for size in (8 * 10**9, 10**9):
+        peak = PeakMemory()
+        cuda.use(size)
+        assert peak.read() == size
+
+
+def test_what_an_earlier_trial_left_on_the_gpu_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is in the way of this one."""
+    cuda = with_torch(monkeypatch, FakeCuda(held=10**9))
+    peak = PeakMemory()
+    cuda.use(2 * 10**9)
+    assert peak.read() == 3 * 10**9
+
+
+def test_the_trial_that_first_uses_the_gpu_is_measured_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = with_torch(monkeypatch, FakeCuda(initialised=False))
+    peak = PeakMemory()
+    cuda.use(10**9)
+    assert peak.read() == 10**9
+
+
+def test_the_trial_that_first_loads_torch_is_measured_on_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    peak = PeakMemory()
+    with_torch(monkeypatch, FakeCuda()).use(10**9)
+    assert peak.read() == 10**9
+
+
+@linux
+def test_a_trial_that_took_nothing_on_the_gpu_has_the_processs_peak(cuda: FakeCuda) -> None:
+    assert (PeakMemory().read() or 0) > MB
+
+
+@pytest.mark.usefixtures("elsewhere")
+@pytest.mark.parametrize(
+    "torch",
+    [None, SimpleNamespace(), SimpleNamespace(cuda=FakeCuda(broken=True)), object()],
+    ids=["none", "empty", "broken", "no module"],
+)
+def test_whatever_has_become_of_torch_measuring_raises_nothing(monkeypatch: pytest.MonkeyPatch, torch: Any) -> None:
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    assert PeakMemory().read() is None
+
+
+def test_torch_is_not_loaded_and_cuda_not_begun_for_the_measure() -> None:
+    code = (
+        "import sys; from shadho_celery.objective.memory import PeakMemory; "
+        "PeakMemory().read(); print('torch' in sys.modules)"
+    )
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert told.strip() == "False"

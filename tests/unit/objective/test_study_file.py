@@ -1,0 +1,217 @@
+"""A study file is a module with SPACE and objective; anything else is refused with cause and remedy."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from shadho_celery.core.settings import StudySettings
+from shadho_celery.errors import UsageError
+from shadho_celery.objective.study_file import cores_per_trial, load, module_name
+
+GOOD = "SPACE = {'x': 1}\ndef objective(params): return 0.0\n"
+
+
+def forget() -> None:
+    """Drop the modules of these names, which differ from test to test."""
+    for name in [name for name in sys.modules if name.partition(".")[0] in {"a_study_of_mine", "a_folder_of_mine"}]:
+        del sys.modules[name]
+
+
+@pytest.fixture
+def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., str]]:
+    """Write a module into the working directory, which is on no path yet; its name."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry not in ("", ".")])
+
+    def write(text: str, name: str = "a_study_of_mine") -> str:
+        path = tmp_path.joinpath(*name.split(".")).with_suffix(".py")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+        return name
+
+    forget()
+    yield write
+    forget()
+
+
+def refusal(module: str) -> str:
+    with pytest.raises(UsageError) as caught:
+        load(module)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+def test_a_module_in_the_working_directory_is_found(write: Callable[..., str]) -> None:
+    file = load(write(GOOD + "STUDY = {'trials': 7, 'cores': 2}\n"))
+    assert (file.module, file.space, file.stated) == ("a_study_of_mine", {"x": 1}, {"trials": 7, "cores": 2})
+    assert file.settings == StudySettings(trials=7, cores=2)
+    assert file.objective({}) == 0.0
+
+
+def test_without_a_study_dict_the_settings_are_the_default_ones(write: Callable[..., str]) -> None:
+    file = load(write(GOOD))
+    assert (file.stated, file.settings) == ({}, StudySettings())
+
+
+def test_every_setting_can_be_stated(write: Callable[..., str]) -> None:
+    stated = {
+        "trials": 7,
+        "seconds": 60,
+        "target": -0.5,
+        "sampler": "tpe",
+        "policy": "fifo",
+        "shares": "promise",
+        "cost": {"all": 3.0},
+        "classes": ["gpu", "cpu"],
+        "cores": 2,
+        "slots": "replicas",
+        "gang_wait_seconds": 5,
+        "rungs": {"least": 1, "most": 9},
+        "speculate": False,
+        "weight": 2,
+        "trial_timeout": 9.5,
+    }
+    assert list(stated) == list(StudySettings.__struct_fields__)
+    file = load(write(GOOD + f"STUDY = {stated!r}\n"))
+    assert file.stated == {**stated, "classes": ("gpu", "cpu")}
+    assert file.settings == StudySettings(**{**stated, "classes": ("gpu", "cpu")})
+
+
+@pytest.mark.parametrize("key", ["seconds", "target", "gang_wait_seconds", "weight", "trial_timeout"])
+def test_a_number_may_be_one_of_numpys_floats(write: Callable[..., str], key: str) -> None:
+    """Which are what its functions give; they are Python's floats, too."""
+    file = load(write(GOOD + f"import numpy\nSTUDY = {{{key!r}: numpy.sqrt(2.25)}}\n"))
+    assert file.stated == {key: 1.5}
+
+
+def test_a_module_in_a_folder_is_found_by_dots_and_by_path(write: Callable[..., str]) -> None:
+    write(GOOD, "a_folder_of_mine.study")
+    assert load("a_folder_of_mine.study").module == "a_folder_of_mine.study"
+    assert load("a_folder_of_mine/study.py").module == "a_folder_of_mine.study"
+    assert load("./a_folder_of_mine/study.py").module == "a_folder_of_mine.study"
+
+
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [
+        ("tasks.svm", "tasks.svm"),
+        ("tasks/svm.py", "tasks.svm"),
+        ("./my_study.py", "my_study"),
+        ("tasks/../tasks/svm.py", "tasks.svm"),
+    ],
+)
+def test_a_path_names_its_module(given: str, name: str) -> None:
+    assert module_name(given) == name
+    assert module_name(str(Path("tasks/svm.py").absolute())) == "tasks.svm"
+
+
+@pytest.mark.parametrize("name", ["no_such_study", "tasks.no_such_study", "no.such.study", "no_such_study.py", "", "."])
+def test_a_module_that_is_not_there_is_refused(name: str) -> None:
+    assert "there is no module" in refusal(name)
+
+
+@pytest.mark.parametrize(
+    ("text", "lacks"),
+    [
+        ("SPACE = 1\n", "lacks objective"),
+        ("def objective(params): return 0\n", "lacks SPACE"),
+        ("", "lacks SPACE and objective"),
+    ],
+)
+def test_a_module_that_lacks_a_part_is_refused_naming_it(write: Callable[..., str], text: str, lacks: str) -> None:
+    assert lacks in refusal(write(text))
+
+
+def test_a_library_that_is_missing_is_named(write: Callable[..., str]) -> None:
+    message = refusal(write("import no_such_library\n" + GOOD))
+    assert "no_such_library" in message
+    assert "install" in message
+
+
+def test_an_unknown_setting_is_refused_with_the_known_ones(write: Callable[..., str]) -> None:
+    message = refusal(write(GOOD + "STUDY = {'trails': 7}\n"))
+    assert "'trails'" in message
+    assert all(name in message for name in StudySettings.__struct_fields__)
+
+
+@pytest.mark.parametrize("key", ["7", "None", "('trials',)"])
+def test_a_key_that_is_no_text_is_named_with_the_known_ones(write: Callable[..., str], key: str) -> None:
+    message = refusal(write(GOOD + f"STUDY = {{{key}: 7}}\n"))
+    assert f"unknown key {key}" in message
+    assert all(name in message for name in StudySettings.__struct_fields__)
+
+
+@pytest.mark.parametrize("cost", ["{'all': 3.0}", "{}", "lambda params: params['x']", "len"])
+def test_a_cost_is_a_mapping_or_a_function(write: Callable[..., str], cost: str) -> None:
+    file = load(write(GOOD + f"STUDY = {{'cost': {cost}, 'shares': 'promise', 'policy': 'cost'}}\n"))
+    assert (file.settings.shares, file.settings.policy) == ("promise", "cost")
+    assert file.settings.cost is file.stated["cost"]
+    assert callable(file.settings.cost) or isinstance(file.settings.cost, dict)
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        *("'cost': 3", "'cost': 'much'", "'cost': [1.0]"),
+        *("'shares': 1", "'shares': ''", "'sampler': ''", "'policy': None"),
+        *("'trials': 0", "'trials': 1.5", "'trials': True", "'trials': '7'", "'cores': 0", "'cores': [2]"),
+        *("'seconds': '1'", "'seconds': float('nan')", "'target': float('inf')", "'target': 10**400"),
+        *("'classes': 'cpu'", "'classes': 3", "'classes': ['']", "'classes': ['cpu', 1]"),
+        *("'slots': 0", "'slots': True", "'slots': ''", "'slots': 1.5", "'slots': None"),
+        *("'gang_wait_seconds': 0", "'weight': 0", "'weight': -1", "'trial_timeout': 0", "'trial_timeout': True"),
+        *("'rungs': 3", "'rungs': [1, 9]", "'rungs': {1: 9}", "'speculate': 1", "'speculate': 'yes'"),
+    ],
+)
+def test_a_setting_of_the_wrong_form_is_refused_saying_what_it_should_be(
+    write: Callable[..., str], setting: str
+) -> None:
+    message = refusal(write(GOOD + f"STUDY = {{{setting}}}\n"))
+    name = setting.split("'")[1]
+    assert f"{name!r}" in message
+    assert StudySettings.meaning(name) in message
+
+
+def test_settings_that_are_no_dict_are_refused(write: Callable[..., str]) -> None:
+    assert "STUDY" in refusal(write(GOOD + "STUDY = [('trials', 7)]\n"))
+
+
+# Cores, without an import
+
+
+@pytest.mark.parametrize(
+    ("text", "cores"),
+    [
+        ("STUDY = {'trials': 3, 'cores': 4}", 4),
+        ("STUDY: dict[str, object] = {'cores': 3}", 3),
+        ("STUDY = OTHER = {'cores': 5}", 5),
+        ("STUDY = {'trials': 3}", 1),
+        ("STUDY = {'cores': 'all'}", 1),
+        ("STUDY = {'cores': 0}", 1),
+        ("STUDY = {'cores': -2}", 1),
+        ("STUDY = {**DEFAULTS, 'cores': 2}", 2),
+        ("STUDY = dict(cores=4)", 1),
+        ("if True:\n    STUDY = {'cores': 4}", 1),
+        ("STUDY: dict[str, object]", 1),
+        ("this is no Python", 1),
+        ("", 1),
+    ],
+)
+def test_the_cores_of_a_trial_are_read_where_they_are_written_plainly(
+    write: Callable[..., str], text: str, cores: int
+) -> None:
+    assert cores_per_trial([write("raise RuntimeError('imported')\n" + text)]) == cores
+    assert "a_study_of_mine" not in sys.modules
+
+
+def test_the_greediest_of_a_workers_modules_decides(write: Callable[..., str]) -> None:
+    write("STUDY = {'cores': 2}", "a_folder_of_mine.one")
+    write("STUDY = {'cores': 6}", "a_folder_of_mine.two")
+    write("STUDY = {}", "a_folder_of_mine.three")
+    names = [f"a_folder_of_mine.{name}" for name in ("one", "two", "three")]
+    assert cores_per_trial([*names, "no_such_study", "json"]) == 6
+    assert cores_per_trial([]) == 1

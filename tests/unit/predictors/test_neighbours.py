@@ -1,0 +1,204 @@
+"""Params count where they have shown that they help, and only there; what is predicted then fits what comes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from shadho_celery.predictors.neighbours import ENOUGH, MEMORY, MIN_TRIALS, Neighbours
+
+Array = NDArray[np.float64]
+Law = Callable[[Array, np.random.Generator], float]
+
+#: one group, whose centre is known to be 0
+CENTRE = np.zeros(1)
+QUANTILES = np.array([0.1, 0.5, 0.9])
+
+
+def slope(row: Array, generator: np.random.Generator) -> float:
+    return float(2 * row[0] + generator.normal(0, 0.3))
+
+
+def noise(row: Array, generator: np.random.Generator) -> float:
+    return float(generator.normal(0, 0.5))
+
+
+def told(law: Law, trials: int, dimensions: int = 2, seed: int = 0) -> tuple[Neighbours, np.random.Generator]:
+    generator = np.random.default_rng(seed)
+    neighbours = Neighbours(dimensions)
+    for _ in range(trials):
+        row = generator.random(dimensions)
+        neighbours.tell(row, law(row, generator), 0, CENTRE)
+    return neighbours, generator
+
+
+def errors(law: Law, trials: int, dimensions: int = 2, seed: int = 0) -> tuple[float, float]:
+    """Mean absolute errors on fresh trials: of the prediction, and of the median of all."""
+    neighbours, generator = told(law, trials, dimensions, seed)
+    rows = generator.random((500, dimensions))
+    values = np.array([law(row, generator) for row in rows])
+    predicted = neighbours.departures(rows, np.array([0.5]), CENTRE, 1.0)[:, 0]
+    plain, _ = told(law, trials, dimensions, seed)
+    centre = np.median([law(row, generator) for row in generator.random((2000, dimensions))])
+    assert len(plain) == len(neighbours)
+    return float(np.abs(predicted - values).mean()), float(np.abs(centre - values).mean())
+
+
+# Whether params count
+
+
+@pytest.mark.parametrize("dimensions", [1, 3, 8])
+@pytest.mark.parametrize("seed", range(3))
+def test_where_params_matter_they_are_used_and_beat_the_median(dimensions: int, seed: int) -> None:
+    neighbours, _ = told(slope, 400, dimensions, seed)
+    assert neighbours.are_useful
+    predicted, plain = errors(slope, 400, dimensions, seed)
+    assert predicted < 0.85 * plain
+
+
+@pytest.mark.parametrize("dimensions", [1, 3, 8])
+def test_where_params_do_not_matter_they_are_seldom_used_and_cost_next_to_nothing(dimensions: int) -> None:
+    """By chance they look useful now and then."""
+    seeds = range(20)
+    assert sum(told(noise, 400, dimensions, seed)[0].are_useful for seed in seeds) < 10
+    predicted, plain = np.mean([errors(noise, 400, dimensions, seed) for seed in seeds], axis=0)
+    assert predicted < 1.03 * plain
+
+
+def test_with_few_trials_params_are_not_used() -> None:
+    generator = np.random.default_rng(0)
+    neighbours = Neighbours(1)
+    for _ in range(MIN_TRIALS):
+        row = generator.random(1)
+        neighbours.tell(row, float(row[0]), 0, CENTRE)
+        assert not neighbours.are_useful
+    rows = np.array([[0.0], [0.5], [1.0]])
+    departures = neighbours.departures(rows, QUANTILES, CENTRE, 1.0)
+    assert (departures == departures[0]).all()
+
+
+def test_params_that_begin_to_matter_are_used_and_those_that_cease_to_mislead_no_more() -> None:
+    neighbours, generator = told(noise, 500)
+    differences = []
+    for law in (slope, noise):
+        for _ in range(2 * MEMORY):
+            row = generator.random(2)
+            neighbours.tell(row, law(row, generator), 0, CENTRE)
+        low, high = neighbours.departures(np.array([[0.0, 0.5], [1.0, 0.5]]), np.array([0.5]), CENTRE, 1.0)[:, 0]
+        differences.append(high - low)
+    assert differences == [pytest.approx(2.0, abs=0.6), pytest.approx(0.0, abs=0.6)]
+
+
+# What is predicted
+
+
+@pytest.mark.parametrize("law", [slope, noise])
+def test_eight_in_ten_fresh_trials_lie_between_the_outer_quantiles(law: Law) -> None:
+    shares = []
+    for seed in range(5):
+        neighbours, generator = told(law, 1000, seed=seed)
+        rows = generator.random((500, 2))
+        values = np.array([law(row, generator) for row in rows])
+        low, _, high = neighbours.departures(rows, QUANTILES, CENTRE, 1.0).T
+        shares.append(((low <= values) & (values <= high)).mean())
+    assert np.mean(shares) == pytest.approx(0.8, abs=0.06)
+
+
+def test_without_trials_the_spread_that_is_believed_in_is_predicted() -> None:
+    departures = Neighbours(2).departures(np.zeros((3, 2)), QUANTILES, CENTRE, 2.0)
+    assert departures.shape == (3, 3)
+    assert departures[0] == pytest.approx([-1.28 * 2, 0.0, 1.28 * 2], rel=0.25, abs=1e-9)
+
+
+def test_once_there_are_enough_trials_the_believed_spread_has_no_say() -> None:
+    neighbours, _ = told(noise, ENOUGH)
+    narrow, wide = (neighbours.departures(np.zeros((1, 2)), QUANTILES, CENTRE, spread) for spread in (0.01, 100.0))
+    assert (narrow == wide).all()
+    few, _ = told(noise, ENOUGH - 1)
+    narrow, wide = (few.departures(np.zeros((1, 2)), QUANTILES, CENTRE, spread) for spread in (0.01, 100.0))
+    assert not (narrow == wide).all()
+
+
+@pytest.mark.parametrize("law", [slope, noise])
+def test_values_are_judged_by_their_groups_centre_as_it_is_known_when_asked(law: Law) -> None:
+    """Two groups that lie apart by a constant are one, once the centres say so."""
+    generator = np.random.default_rng(0)
+    one, two = Neighbours(2), Neighbours(2)
+    apart = np.array([5.0, -40.0])
+    for place in range(300):
+        row = generator.random(2)
+        value = law(row, generator)
+        one.tell(row, value, 0, CENTRE)
+        two.tell(row, value + apart[place % 2], place % 2, apart)
+    rows = generator.random((50, 2))
+    expected = one.departures(rows, QUANTILES, CENTRE, 1.0)
+    assert two.departures(rows, QUANTILES, apart, 1.0) == pytest.approx(expected, abs=1e-9)
+    assert two.departures(rows, QUANTILES, apart + 3.0, 1.0) == pytest.approx(expected - 3.0, abs=1e-9)
+
+
+def test_the_middle_is_the_median_of_what_is_remembered() -> None:
+    neighbours = Neighbours(1)
+    for value in (5.0, 1.0, 100.0):
+        neighbours.tell(np.zeros(1), value, 0, CENTRE)
+    assert neighbours.middle == 5.0
+
+
+# What is remembered
+
+
+def test_the_latest_trials_are_remembered_and_older_ones_are_not() -> None:
+    neighbours = Neighbours(1)
+    for _ in range(MEMORY + 17):
+        neighbours.tell(np.zeros(1), -1000.0, 0, CENTRE)
+    for place in range(MEMORY):
+        assert len(neighbours) == MEMORY
+        neighbours.tell(np.full(1, place / MEMORY), place / MEMORY, 0, CENTRE)
+    departures = neighbours.departures(np.zeros((1, 1)), np.array([0.0]), CENTRE, 1.0)
+    assert departures[0, 0] >= 0.0
+
+
+@pytest.mark.parametrize("trials", [0, 1, 15, 16, 17, 33, 1025, MEMORY - 1, MEMORY, MEMORY + 1, 3 * MEMORY])
+def test_as_many_trials_are_remembered_as_there_were_up_to_the_limit(trials: int) -> None:
+    neighbours = Neighbours(1)
+    for place in range(trials):
+        neighbours.tell(np.zeros(1), float(place == trials - 1), 0, CENTRE)
+    assert len(neighbours) == min(trials, MEMORY)
+    if trials:
+        assert neighbours.departures(np.zeros((1, 1)), np.array([1.0]), CENTRE, 0.0)[0, 0] == 1.0
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    st.integers(0, 120),
+    st.integers(1, 5),
+    st.lists(st.floats(0, 1), min_size=1, max_size=9).map(sorted),
+    st.integers(0, 1000),
+)
+def test_quantiles_ascend_and_lie_within_what_was_seen_or_believed(
+    trials: int, dimensions: int, quantiles: list[float], seed: int
+) -> None:
+    neighbours, generator = told(slope, trials, dimensions, seed)
+    departures = neighbours.departures(generator.random((7, dimensions)), np.array(quantiles), CENTRE, 1.0)
+    assert departures.shape == (7, len(quantiles))
+    assert (np.diff(departures, axis=1) >= 0).all()
+    assert (np.abs(departures) < 5).all()
+
+
+def test_params_that_are_all_alike_do_no_harm() -> None:
+    generator = np.random.default_rng(0)
+    neighbours = Neighbours(3)
+    for _ in range(500):
+        neighbours.tell(np.full(3, 0.5), float(generator.normal()), 0, CENTRE)
+    low, middle, high = neighbours.departures(np.full((1, 3), 0.5), QUANTILES, CENTRE, 1.0)[0]
+    assert low < middle < high
+
+
+def test_no_rows_ask_for_no_predictions() -> None:
+    neighbours, _ = told(slope, 200)
+    assert neighbours.departures(np.empty((0, 2)), QUANTILES, CENTRE, 1.0).shape == (0, 3)
+    assert Neighbours(2).departures(np.empty((0, 2)), QUANTILES, CENTRE, 1.0).shape == (0, 3)

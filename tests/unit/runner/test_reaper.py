@@ -1,0 +1,191 @@
+"""The guardian ends as its child does, and after either end nothing that the child started is alive."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import services
+
+from shadho_celery.runner import reaper as guardian
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere only the child's group is ended")
+
+#: the guarded module: what `main` does is its argument
+MODULE = """
+import ctypes, os, resource, signal, subprocess, sys, time
+
+def main(arguments):
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    print(os.getpid(), flush=True)
+    globals()[arguments[0]]()
+
+def nothing():
+    pass
+
+def raising():
+    raise ValueError("seen")
+
+def leaving():
+    sys.exit(7)
+
+def segfaulting():
+    ctypes.string_at(0)
+
+def killing_itself():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def staying():
+    time.sleep(60)
+
+def deaf():
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    ctypes.PyDLL(None).sleep(60)
+
+def having_family():
+    "Children in its group, in another session, and orphans of both kinds; each deaf to what can be ignored."
+    for depth in range(4):
+        if os.fork() == 0:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            if depth % 2:
+                os.setsid()
+            if depth < 2 or os.fork() == 0:
+                time.sleep(60)
+            os._exit(0)
+    subprocess.Popen(["sh", "-c", "setsid setsid sleep 60 & sleep 60"])
+    time.sleep(0.3)
+    print("all there", flush=True)
+
+def family_and_death():
+    having_family()
+    os._exit(3)
+
+def family_and_life():
+    having_family()
+    time.sleep(60)
+"""
+
+Start = Callable[[str], "subprocess.Popen[str]"]
+
+
+@pytest.fixture
+def start(tmp_path: Path, no_orphans: None) -> Iterator[Start]:
+    """Starts a guardian over one of the deeds; its standard input is the lifeline."""
+    (tmp_path / "guarded_module.py").write_text(MODULE)
+    started: list[subprocess.Popen[str]] = []
+
+    def start(deed: str) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, "-u", "-m", "shadho_celery.runner.reaper", "0", "guarded_module", deed],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(Path(__file__).parents[3])])},
+            text=True,
+            start_new_session=True,
+        )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        with process:
+            process.kill()
+
+
+def said(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
+
+
+@pytest.mark.parametrize(
+    ("deed", "code"),
+    [
+        ("nothing", 0),
+        ("raising", 1),
+        ("leaving", 7),
+        ("segfaulting", -signal.SIGSEGV),
+        ("killing_itself", -signal.SIGKILL),
+    ],
+)
+def test_it_ends_as_its_child_does(start: Start, deed: str, code: int) -> None:
+    assert start(deed).wait(20) == code
+
+
+@pytest.mark.parametrize("deed", ["staying", "deaf"])
+def test_at_the_lifelines_end_the_child_is_killed_whatever_it_does(start: Start, deed: str) -> None:
+    process = start(deed)
+    child = int(said(process))
+    assert process.stdin is not None
+    process.stdin.close()
+    process.wait(20)
+    assert not Path(f"/proc/{child}").exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_service_that_is_told_to_stop_does_not_lose_its_trial(start: Start, number: signal.Signals) -> None:
+    process = start("staying")
+    said(process)
+    process.send_signal(number)
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(0.2)
+
+
+def test_the_child_ends_with_its_guardian(start: Start) -> None:
+    process = start("staying")
+    child = int(said(process))
+    process.kill()
+    services.wait_until(lambda: not Path(f"/proc/{child}").exists(), seconds=5)
+
+
+def test_the_child_has_a_group_of_its_own_and_no_way_to_the_lifeline(start: Start) -> None:
+    process = start("staying")
+    child = int(said(process))
+    assert os.getpgid(child) == child != process.pid
+    descriptors = [path.readlink() for path in Path(f"/proc/{child}/fd").iterdir() if path.name not in "12"]
+    assert not [target for target in descriptors if str(target).startswith("pipe:")]
+
+
+def test_all_descendants_of_a_child_that_died_are_killed(start: Start) -> None:
+    process = start("family_and_death")
+    assert process.wait(20) == 3
+    # `no_orphans` looks for the others.
+
+
+def test_all_descendants_are_killed_at_the_lifelines_end(start: Start) -> None:
+    process = start("family_and_life")
+    said(process)
+    assert said(process) == "all there"
+    assert len(guardian.descendants(process.pid)) >= 8
+    assert process.stdin is not None
+    process.stdin.close()
+    process.wait(20)
+
+
+def test_descendants_are_seen_however_they_are_called(tmp_path: Path) -> None:
+    """The name of a command may hold what separates the fields of /proc."""
+    odd = tmp_path / "a) S 1 (b"
+    odd.symlink_to("/bin/sleep")
+    with subprocess.Popen([odd, "60"]) as process:
+        assert process.pid in guardian.descendants(os.getpid())
+        guardian.kill(process.pid)
+    assert process.pid not in guardian.descendants(os.getpid())
+    guardian.kill(process.pid)
+
+
+def test_what_was_started_with_a_mark_is_found_and_killed() -> None:
+    environment = {**os.environ, guardian.MARK: "of-this-test"}
+    with (
+        subprocess.Popen(["sleep", "60"], env=environment, start_new_session=True) as marked,
+        subprocess.Popen(["sleep", "60"], env={**environment, guardian.MARK: "of-another"}) as other,
+    ):
+        guardian.end_marked("of-this-test")
+        assert marked.wait(5) == -signal.SIGKILL
+        assert other.poll() is None
+        other.kill()

@@ -1,0 +1,911 @@
+"""A slot's real process: whatever a trial does to it is an outcome, and nothing of it stays behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import services
+
+from shadho_celery.core.trial import Outcome, TrialState
+from shadho_celery.runner.runner import Runner
+
+#: what every test's study module can be asked to do, by the value of its one param
+STUDY = '''
+import multiprocessing, os, random, resource, signal, subprocess, sys, tempfile, threading, time
+from pathlib import Path
+from hyperopt import hp
+
+SPACE = {"do": hp.choice("do", %(deeds)s), "x": hp.uniform("x", 0, 1)}
+
+def objective(params, context):
+    return globals()[params["do"]](params, context)
+
+def plain(params, context):
+    print("a plain trial printed this\\n" * 100)
+    return {"loss": params["x"], "twice": 2 * params["x"], "pid": os.getpid()}
+
+def tell(params, context):
+    assert isinstance(context.checkpoint_dir, Path)
+    return {"loss": 0.0, "checkpoint_dir": str(context.checkpoint_dir),
+            **{name: str(value) for name, value in vars(context).items()},
+            "visible": os.environ["CUDA_VISIBLE_DEVICES"], "threads": os.environ["OMP_NUM_THREADS"]}
+
+def reporting(params, context):
+    for step in range(50):
+        context.report(step, step / 2)
+    return 0.0
+
+def raising(params, context):
+    raise ArithmeticError("größer als erlaubt")
+
+def leaving(params, context):
+    sys.exit("told to go")
+
+def vanishing(params, context):
+    print("printed and not flushed")
+    os._exit(3)
+
+def crashing(params, context):
+    print("about to crash")
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+def unusual(params, context):
+    os.kill(os.getpid(), signal.SIGRTMIN + 3)
+
+def loud(params, context):
+    os.write(1, b"x" * 1_000_000 + b"\\xff\\x00 the last words")
+    os._exit(1)
+
+def forking(params, context):
+    """Dies and leaves a child that holds all that it had open."""
+    if os.fork() == 0:
+        time.sleep(60)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def parenting(params, context):
+    """Stays, with children of two kinds."""
+    subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,)).start()
+    context.report(0, 0.0)
+    time.sleep(60)
+
+def obedient(params, context):
+    context.report(0, 0.0)
+    while not context.should_stop():
+        time.sleep(0.005)
+    return 0.0
+
+def stubborn(params, context):
+    context.report(0, 0.0)
+    time.sleep(60)
+
+def large(params, context):
+    return {"loss": 0.0, "text": "ü" * 300_000}
+
+def hungry(params, context):
+    return len(b"x" * 200_000_000)
+
+def failing_large(params, context):
+    held = b"x" * 200_000_000
+    raise ArithmeticError(len(held))
+
+def starving(params, context):
+    raise MemoryError("no room")
+
+def outliving(params, context):
+    """Leaves an orphan in a session of its own, and kills its guardian."""
+    subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
+    os.kill(os.getppid(), signal.SIGKILL)
+    time.sleep(60)
+
+def taking_its_group_along(params, context):
+    os.killpg(0, signal.SIGKILL)
+
+def segfaulting(params, context):
+    import ctypes
+    ctypes.string_at(0)
+
+def interrupting(params, context):
+    raise KeyboardInterrupt
+
+def closing_all(params, context):
+    os.closerange(0, 1000)
+    return 0.0
+
+def closing_standard(params, context):
+    os.closerange(0, 3)
+    return 0.0
+
+def garbling(params, context):
+    for descriptor in range(3, 100):
+        try:
+            os.write(descriptor, b"not a record\\n")
+        except OSError:
+            pass
+    return 0.0
+
+def endless_garbling(params, context):
+    for descriptor in range(3, 100):
+        try:
+            if os.fstat(descriptor).st_mode & 0o170000 == 0o140000:
+                while True:
+                    os.write(descriptor, b"x" * 100_000)
+        except OSError:
+            pass
+
+def forging(params, context):
+    for descriptor in range(3, 100):
+        try:
+            os.write(descriptor, b'{"outcome": {"state": "COMPLETE", "wings": 2}}\\n')
+        except OSError:
+            pass
+    return 0.0
+
+def forking_and_returning(params, context):
+    os.fork()
+    return 0.0
+
+def unsettling(params, context):
+    """Changes what belongs to the whole process."""
+    os.chdir(folder := tempfile.mkdtemp())
+    os.rmdir(folder)
+    os.environ["LEFT"] = "behind"
+    os.environ.pop("OMP_NUM_THREADS")
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
+    signal.setitimer(signal.ITIMER_REAL, 0.05)
+    random.seed(1)
+    sys.setrecursionlimit(77)
+    os.umask(0o777)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+    sys.stdout = None
+    return 0.0
+
+def looking(params, context):
+    time.sleep(0.1)
+    print("it can print")
+    return {"loss": 0.0, "folder": os.getcwd(), "environment": sorted(os.environ.items()),
+            "handler": str(signal.getsignal(signal.SIGTERM)),
+            "mask": len(signal.pthread_sigmask(signal.SIG_BLOCK, [])),
+            "random": random.random(), "recursion": sys.getrecursionlimit(), "umask": os.umask(os.umask(0)),
+            "limit": resource.getrlimit(resource.RLIMIT_FSIZE),
+            "streams": [stream.fileno() for stream in (sys.stdout, sys.stderr)],
+            "threads": threading.active_count()}
+
+def leaving_threads(params, context):
+    threading.Thread(target=time.sleep, args=(60,), name="left-alone").start()
+    return 0.0
+
+def leaving_unnamed_threads(params, context):
+    import _thread
+    _thread.start_new_thread(time.sleep, (60,))
+    time.sleep(0.1)
+    return 0.0
+
+def leaving_a_moment(params, context):
+    threading.Thread(target=time.sleep, args=(0.05,)).start()
+    return 0.0
+
+def leaving_children(params, context):
+    """Of all kinds: plain, in a session of its own, and one whose parents are gone."""
+    sleep = [sys.executable, "-c", "import time; time.sleep(60)"]
+    subprocess.Popen(sleep)
+    subprocess.Popen(sleep, start_new_session=True)
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            time.sleep(60)
+        os._exit(0)
+    return 0.0
+
+def pooling(params, context):
+    """Leaves multiprocessing's own helpers, which may stay, and waits for all else."""
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        return float(pool.apply(abs, (-1,)))
+
+def killed_as_by_the_system(params, context):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def endless(params, context):
+    context.report(0, 0.0)
+    while True:
+        pass
+
+def cut_off(params, context):
+    try:
+        time.sleep(60)
+    except Exception as error:
+        assert type(error).__name__ == "TrialTimeout", error
+        assert context.should_stop()
+        return {"loss": 0.5, "limit": context.timeout}
+
+def cut_off_with_nothing(params, context):
+    try:
+        time.sleep(60)
+    except Exception:
+        return None
+
+def swallowing(params, context):
+    while True:
+        try:
+            time.sleep(60)
+        except BaseException:
+            pass
+
+def hanging_in_c(params, context):
+    """Holds Python's lock, so that nothing can be raised in it."""
+    import ctypes
+    ctypes.PyDLL(None).sleep(60)
+
+def leaving_a_reporter(params, context):
+    def report():
+        while True:
+            context.report(7, 7.0)
+            time.sleep(0.001)
+    threading.Thread(target=report, daemon=True).start()
+    time.sleep(0.05)
+    return 0.0
+
+def coordinating(params, context):
+    for backups in (0, 2):
+        context.call_replicas("10.0.0.1:5000", "secret", backups)
+        context.gang_assembled()
+    return context.slots
+
+def gathering(params, context):
+    """Trains two gangs, both of which come later than the limit, and then until it is interrupted."""
+    trained = 0.0
+    for last in (False, True):
+        context.call_replicas("10.0.0.1:5000", "secret", 0)
+        time.sleep(1.2)
+        context.gang_assembled()
+        began = time.monotonic()
+        try:
+            time.sleep(60 if last else 0.6)
+        except Exception as error:
+            assert last and type(error).__name__ == "TrialTimeout", error
+        trained += time.monotonic() - began
+    return {"loss": 0.0, "trained": trained}
+
+def gathering_in_vain(params, context):
+    context.call_replicas("10.0.0.1:5000", "secret", 0)
+    return obedient(params, context)
+
+def gathering_and_vanishing(params, context):
+    """Waits beyond the moment at which it would have been killed, nearly."""
+    context.call_replicas("10.0.0.1:5000", "secret", 0)
+    time.sleep(4.5)
+    context.gang_assembled()
+    os._exit(3)
+
+def assembling_at_home(params, context):
+    context.gang_assembled()
+    return 0.0
+
+def miscalling(params, context):
+    context.call_replicas(["10.0.0.1"], "secret", 0)
+
+def forging_a_call(params, context):
+    for descriptor in range(3, 100):
+        try:
+            os.write(descriptor, b'{"gang": {"address": "x y:1", "token": "t", "backups": 0, "assembled": false}}\\n')
+        except OSError:
+            pass
+    return 0.0
+
+def replicating(params, context):
+    from shadho_celery.context import ReplicaDone
+    context.report(1, 0.5)
+    print(context.replica)
+    assert (context.replica.address, context.replica.token, context.replica.rank) == ("10.0.0.1:5000", "secret", 2)
+    assert context.slots == 3
+    raise ReplicaDone
+
+def telling_secrets(params, context):
+    return {"loss": 0.0, "seen": [name for name in os.environ if "CELERY" in name or "SHADHO" in name]}
+'''
+
+DEEDS = [line.split()[1].partition("(")[0] for line in STUDY.splitlines() if line.startswith("def ")][1:]
+
+Reports = list[Mapping[str, Any]]
+
+
+#: Stands in for the compiler of search spaces, which takes a second to import hyperopt: a process with it is there at
+#: once. It is put in place before anything else runs in the process.
+STAND_IN = """
+import sys, types
+
+class Space:
+    def evaluate(self, params):
+        return {**params, "do": %(deeds)s[params["do"]]}
+
+stand_in = types.ModuleType("shadho_celery.space.compile")
+stand_in.compile_space = lambda expression: Space()
+sys.modules["shadho_celery.space.compile"] = stand_in
+sys.modules["hyperopt"] = types.SimpleNamespace(hp=types.SimpleNamespace(
+    choice=lambda *_: None, uniform=lambda *_: None
+))
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("studies")
+    (folder / "light").mkdir()
+    (folder / "light" / "sitecustomize.py").write_text(STAND_IN % {"deeds": DEEDS})
+    (folder / "deeds.py").write_text(STUDY % {"deeds": DEEDS}, encoding="utf-8")
+    (folder / "broken.py").write_text("raise RuntimeError('it cannot be imported')\n")
+    (folder / "lacking.py").write_text("SPACE = {}\n")
+    return folder
+
+
+def environment(folder: Path, *, real: bool = False) -> dict[str, str]:
+    path = f"{folder}" if real else f"{folder}{os.pathsep}{folder / 'light'}"
+    # Python's own buffering, whatever the tests themselves run with.
+    return {"PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": ""}
+
+
+@pytest.fixture(scope="module")
+def shared(folder: Path) -> Iterator[Runner]:
+    """One runner for many tests: a new process is made only after a death, as in a worker."""
+    runner = Runner(["deeds", "broken", "lacking"], environment(folder))
+    yield runner
+    runner.kill()
+
+
+@pytest.fixture(scope="module")
+def real(folder: Path) -> Iterator[Runner]:
+    """A runner with the real compiler."""
+    runner = Runner(["deeds", "broken", "lacking"], environment(folder, real=True))
+    runner.start()
+    yield runner
+    runner.kill()
+
+
+@pytest.fixture
+def own(folder: Path) -> Iterator[Runner]:
+    runner = Runner(["deeds"], environment(folder))
+    yield runner
+    runner.kill()
+
+
+#: made only when an objective asks for it
+CHECKPOINTS = str(Path(tempfile.gettempdir()) / "shadho-no-checkpoints" / "4")
+
+
+def trial(deed: str, **changes: Any) -> dict[str, Any]:
+    return {
+        "number": 4,
+        "attempt": 2,
+        "seed": 11,
+        "module": "deeds",
+        "params": {"do": DEEDS.index(deed), "x": 0.25},
+        "checkpoint_dir": CHECKPOINTS,
+        "compute_class": "gpu_large",
+        "slot": 1,
+        **changes,
+    }
+
+
+def run(runner: Runner, deed: str, **changes: Any) -> Outcome:
+    return runner.run(trial(deed, **changes), lambda record: None)
+
+
+def run_until_report(runner: Runner, deed: str, then: Callable[[], None]) -> Outcome:
+    """Run the deed; once it has reported do `then`, in another thread as the worker does."""
+    threads: list[threading.Thread] = []
+
+    def on_report(record: Mapping[str, Any]) -> None:
+        threads.append(threading.Thread(target=then))
+        threads[-1].start()
+
+    outcome = runner.run(trial(deed), on_report)
+    for thread in threads:
+        thread.join()
+    return outcome
+
+
+# Outcomes
+
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the peak cannot be set back")
+
+
+def test_a_trial_gets_its_params_and_its_outcome_comes_back(real: Runner) -> None:
+    outcome = run(real, "plain")
+    assert (outcome.state, outcome.loss, outcome.metrics["twice"]) == (TrialState.COMPLETE, 0.25, 0.5)
+    assert outcome.error is None
+    assert outcome.seconds >= 0
+
+
+def test_one_process_runs_one_trial_after_another_and_is_not_the_workers(shared: Runner) -> None:
+    pids = {run(shared, "plain").metrics["pid"] for _ in range(3)}
+    assert len(pids) == 1
+    assert os.getpid() not in pids
+
+
+def test_the_context_and_the_slots_environment_reach_the_objective(shared: Runner) -> None:
+    metrics = run(shared, "tell").metrics
+    expected = {"trial": "4", "attempt": "2", "seed": "11", "checkpoint_dir": CHECKPOINTS, "device": "cpu"}
+    assert metrics.items() >= {**expected, "compute_class": "gpu_large", "slot": "1", "budget": "None"}.items()
+    assert (metrics["visible"], metrics["threads"]) == ("", "1")
+
+
+def test_a_budget_reaches_the_objective(shared: Runner) -> None:
+    assert run(shared, "tell", budget=0.5).metrics["budget"] == "0.5"
+
+
+@linux
+@pytest.mark.parametrize(("deed", "state"), [("hungry", TrialState.COMPLETE), ("failing_large", TrialState.FAILED)])
+def test_a_trials_peak_memory_is_its_own_and_not_that_of_the_one_before(
+    shared: Runner, deed: str, state: TrialState
+) -> None:
+    outcomes = [run(shared, each) for each in ("plain", deed, "plain")]
+    before, peak, after = (outcome.memory or 0 for outcome in outcomes)
+    assert outcomes[1].state is state
+    assert outcomes[0].metrics["pid"] == outcomes[2].metrics["pid"], "all in one process"
+    assert peak >= 200_000_000
+    assert 0 < before <= peak - 150_000_000
+    assert 0 < after <= peak - 150_000_000
+
+
+def test_of_a_process_that_died_the_peak_memory_is_unknown(own: Runner) -> None:
+    assert run(own, "vanishing").memory is None
+
+
+def test_reports_come_in_order(shared: Runner) -> None:
+    reports: Reports = []
+    assert shared.run(trial("reporting"), reports.append).state is TrialState.COMPLETE
+    assert reports == [{"step": step, "loss": step / 2} for step in range(50)]
+
+
+def test_a_result_of_any_size_comes_back(shared: Runner) -> None:
+    assert run(shared, "large").metrics == {"text": "ü" * 300_000}
+
+
+@pytest.mark.parametrize(
+    ("deed", "says"), [("raising", "ArithmeticError: größer als erlaubt"), ("leaving", "SystemExit: told to go")]
+)
+def test_an_exception_fails_the_trial_and_the_process_stays(shared: Runner, deed: str, says: str) -> None:
+    before = run(shared, "plain").metrics["pid"]
+    outcome = run(shared, deed)
+    assert (outcome.state, outcome.loss) == (TrialState.FAILED, None)
+    assert says in str(outcome.error)
+    assert run(shared, "plain").metrics["pid"] == before
+
+
+@pytest.mark.parametrize(
+    ("module", "says"),
+    [("broken", "it cannot be imported"), ("lacking", "lacks objective"), ("no_such_module", "no_such_module")],
+)
+def test_a_module_that_cannot_be_used_fails_its_own_trials_only(shared: Runner, module: str, says: str) -> None:
+    outcome = run(shared, "plain", module=module)
+    assert outcome.state is TrialState.FAILED
+    assert says in str(outcome.error)
+    assert run(shared, "plain").state is TrialState.COMPLETE
+
+
+def test_params_that_do_not_fit_the_space_fail_the_trial(real: Runner) -> None:
+    outcome = run(real, "plain", params={"x": 0.5})
+    assert outcome.state is TrialState.FAILED
+    assert "SpaceError" in str(outcome.error)
+    assert "'do'" in str(outcome.error)
+
+
+# Deaths
+
+
+@pytest.mark.parametrize(
+    ("deed", "end", "printed"),
+    [
+        ("vanishing", "exit code 3", "printed and not flushed"),
+        ("crashing", "SIGSEGV", "about to crash"),
+        ("unusual", f"signal {signal.SIGRTMIN + 3}", ""),
+        ("loud", "exit code 1", "the last words"),
+    ],
+)
+def test_a_death_is_a_failed_outcome_with_its_cause_and_what_was_printed_last(
+    shared: Runner, deed: str, end: str, printed: str
+) -> None:
+    run(shared, "plain")
+    outcome = run(shared, deed)
+    assert (outcome.state, outcome.loss) == (TrialState.FAILED, None)
+    assert end in str(outcome.error)
+    assert printed in str(outcome.error)
+    assert "a plain trial printed this" not in str(outcome.error), "that was another trial's"
+    assert len(str(outcome.error)) < 10_000
+
+
+def test_after_a_death_the_next_trial_runs_in_a_new_process(shared: Runner) -> None:
+    before = run(shared, "plain").metrics["pid"]
+    run(shared, "vanishing")
+    after = run(shared, "plain")
+    assert after.state is TrialState.COMPLETE
+    assert after.metrics["pid"] != before
+
+
+def test_a_process_that_died_in_idleness_costs_no_trial(shared: Runner) -> None:
+    pid = run(shared, "plain").metrics["pid"]
+    os.kill(pid, signal.SIGKILL)
+    services.wait_until(lambda: not Path(f"/proc/{pid}").exists())
+    outcome = run(shared, "plain")
+    assert outcome.state is TrialState.COMPLETE
+    assert outcome.metrics["pid"] != pid
+
+
+def test_a_death_is_noticed_though_a_child_of_the_trial_lives_on(own: Runner, no_orphans: None) -> None:
+    outcome = run(own, "forking")
+    assert outcome.state is TrialState.FAILED
+    assert "SIGKILL" in str(outcome.error)
+
+
+def test_a_segfault_has_a_traceback(shared: Runner) -> None:
+    outcome = run(shared, "segfaulting")
+    assert outcome.state is TrialState.FAILED
+    assert "SIGSEGV" in str(outcome.error)
+    assert "in segfaulting" in str(outcome.error), "where it was in Python"
+    assert "Extension modules" not in str(outcome.error)
+
+
+def test_a_ctrl_c_that_an_objective_raises_is_its_own_failure(shared: Runner) -> None:
+    before = run(shared, "plain").metrics["pid"]
+    outcome = run(shared, "interrupting")
+    assert outcome.state is TrialState.FAILED
+    assert "KeyboardInterrupt" in str(outcome.error)
+    assert run(shared, "plain").metrics["pid"] == before
+
+
+@linux
+@pytest.mark.parametrize("deed", ["outliving", "taking_its_group_along"])
+def test_a_trial_that_kills_its_own_guardian_or_group_fails_and_leaves_nothing(
+    own: Runner, deed: str, no_orphans: None
+) -> None:
+    assert "SIGKILL" in str(run(own, deed).error)
+    assert run(own, "plain").state is TrialState.COMPLETE
+    own.kill()
+
+
+@pytest.mark.parametrize(
+    ("deed", "says"),
+    [
+        ("closing_all", "closed the pipe"),
+        ("garbling", "no record"),
+        ("endless_garbling", "a record without an end"),
+        ("forging", "no record"),
+        ("forging_a_call", "no record"),
+    ],
+)
+def test_a_trial_that_spoils_the_pipe_fails_and_the_next_one_gets_a_new_process(
+    shared: Runner, deed: str, says: str
+) -> None:
+    before = run(shared, "plain").metrics["pid"]
+    outcome = run(shared, deed)
+    assert (outcome.state, outcome.loss) == (TrialState.FAILED, None)
+    assert says in str(outcome.error)
+    after = run(shared, "plain")
+    assert after.state is TrialState.COMPLETE
+    assert after.metrics["pid"] != before
+
+
+def test_a_trial_that_forks_and_returns_twice_has_one_outcome(shared: Runner) -> None:
+    assert run(shared, "forking_and_returning").state is TrialState.COMPLETE
+    assert run(shared, "plain").loss == 0.25
+
+
+# Memory
+
+
+@pytest.mark.parametrize("deed", ["starving", "killed_as_by_the_system"])
+def test_want_of_memory_is_told_and_costs_the_process(shared: Runner, deed: str) -> None:
+    before = run(shared, "plain").metrics["pid"]
+    outcome = run(shared, deed)
+    assert (outcome.state, outcome.out_of_memory) == (TrialState.FAILED, True)
+    after = run(shared, "plain")
+    assert not after.out_of_memory
+    assert after.metrics["pid"] != before, "the old one may still hold some"
+
+
+def test_other_deaths_and_kills_of_ours_are_no_want_of_memory(own: Runner) -> None:
+    assert not run(own, "segfaulting").out_of_memory
+    assert not run_until_report(own, "stubborn", own.kill).out_of_memory
+
+
+# What a trial leaves
+
+
+@linux
+@pytest.mark.parametrize("deed", ["unsettling", "closing_standard"])
+def test_what_a_trial_changes_in_its_process_is_put_back(own: Runner, deed: str) -> None:
+    before = run(own, "looking")
+    pid = run(own, "plain").metrics["pid"]
+    outcome = run(own, deed)
+    assert (outcome.state, outcome.warning) == (TrialState.COMPLETE, None)
+    after = run(own, "looking")
+    assert after.state is TrialState.COMPLETE, after.error
+    assert after.metrics == before.metrics
+    assert run(own, "plain").metrics["pid"] == pid, "in the same process"
+
+
+@pytest.mark.parametrize(
+    ("deed", "says"),
+    [
+        ("leaving_threads", "threads (left-alone)"),
+        ("leaving_unnamed_threads", "threads (without a name)"),
+        pytest.param("leaving_children", "child processes (python", marks=linux),
+    ],
+)
+def test_what_a_trial_leaves_running_is_told_and_ended_with_its_process(
+    own: Runner, deed: str, says: str, no_orphans: None
+) -> None:
+    pid = run(own, "plain").metrics["pid"]
+    outcome = run(own, deed)
+    assert outcome.state is TrialState.COMPLETE
+    assert says in str(outcome.warning)
+    assert run(own, "plain").metrics["pid"] != pid
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+    own.kill()
+
+
+def test_children_are_gone_when_the_outcome_is_there(own: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(services.MARK, "children-of-a-trial")
+    own.start()
+    run(own, "leaving_children")
+    assert not [line for _, line in services.marked_processes("children-of-a-trial") if "sleep" in line]
+
+
+def test_a_thread_may_report_but_not_once_its_trial_is_over(own: Runner) -> None:
+    reports: Reports = []
+    own.run(trial("leaving_a_reporter"), reports.append)
+    assert {"step": 7, "loss": 7.0} in reports
+    reports.clear()
+    own.run(trial("looking"), reports.append)
+    assert not reports
+
+
+@pytest.mark.parametrize("deed", ["leaving_a_moment", "pooling"])
+def test_what_ends_by_itself_or_serves_the_process_is_let_be(own: Runner, deed: str) -> None:
+    pid = run(own, "plain").metrics["pid"]
+    for _ in range(2):
+        outcome = run(own, deed)
+        assert (outcome.state, outcome.warning) == (TrialState.COMPLETE, None), outcome.error
+    assert run(own, "plain").metrics["pid"] == pid
+
+
+def test_the_fleets_secrets_do_not_reach_a_trial(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    secrets = ["CELERY_BROKER_URL", "SHADHO_REDIS_URL", "SHADHO_SIGNING_KEY_FILE"]
+    for name in secrets:
+        monkeypatch.setenv(name, "secret")
+    runner = Runner(["deeds"], environment(folder))
+    assert not set(run(runner, "telling_secrets").metrics["seen"]) & set(secrets)
+    runner.kill()
+
+
+# Gangs
+
+
+def test_a_trial_of_several_slots_calls_for_replicas(shared: Runner) -> None:
+    calls: Reports = []
+    outcome = shared.run(trial("coordinating", slots=3), calls.append, calls.append)
+    assert outcome.loss == 3
+    place = {"address": "10.0.0.1:5000", "token": "secret"}
+    told = [{**place, "backups": backups, "assembled": come} for backups in (0, 2) for come in (False, True)]
+    assert calls == told
+
+
+def test_a_gang_that_has_called_nobody_tells_nobody_that_it_has_come_together(shared: Runner) -> None:
+    calls: Reports = []
+    assert shared.run(trial("assembling_at_home", slots=3), calls.append, calls.append).loss == 0.0
+    assert calls == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({}, "the trial has one slot"),
+        ({"slots": 3, "replica": {"address": "10.0.0.1:5000", "token": "secret", "rank": 1}}, "this is one"),
+    ],
+    ids=["one slot", "replica"],
+)
+def test_nobody_else_does(shared: Runner, changes: Mapping[str, Any], told: str) -> None:
+    calls: Reports = []
+    outcome = shared.run(trial("coordinating", **changes), calls.append, calls.append)
+    assert outcome.state is TrialState.FAILED
+    assert told in str(outcome.error)
+    assert calls == []
+
+
+def test_a_call_to_what_is_no_address_fails_its_trial_with_one_line(shared: Runner) -> None:
+    assert "give host:port, a token" in str(run(shared, "miscalling", slots=2).error)
+
+
+def test_a_replica_knows_its_seat_and_gives_no_result_and_no_reports(shared: Runner) -> None:
+    seat = {"address": "10.0.0.1:5000", "token": "secret", "rank": 2}
+    told: Reports = []
+    outcome = shared.run(trial("replicating", slots=3, replica=seat), told.append, told.append)
+    assert (outcome.state, outcome.loss) == (TrialState.CANCELLED, None)
+    assert outcome.error == "its gang needs it no more"
+    assert told == []
+
+
+def test_what_ends_replicas_fails_a_trial_that_is_none(shared: Runner) -> None:
+    assert run(shared, "replicating").state is TrialState.FAILED
+
+
+# Time limits
+
+
+def test_a_trial_that_ends_in_time_does_not_notice_its_limit(shared: Runner) -> None:
+    for _ in range(3):
+        outcome = run(shared, "plain", timeout=30)
+        assert (outcome.state, outcome.warning) == (TrialState.COMPLETE, None)
+
+
+def test_at_its_limit_a_trial_is_interrupted_and_its_process_stays(shared: Runner) -> None:
+    pid = run(shared, "plain").metrics["pid"]
+    outcome = run(shared, "endless", timeout=0.2)
+    assert (outcome.state, outcome.loss) == (TrialState.FAILED, None)
+    assert str(outcome.error).startswith("timed out after 0.2 s (--trial-timeout)\nTraceback")
+    assert "in endless" in str(outcome.error)
+    assert run(shared, "plain").metrics["pid"] == pid
+
+
+def test_what_it_returns_after_its_limit_counts_with_a_warning(shared: Runner) -> None:
+    outcome = run(shared, "cut_off", timeout=0.2)
+    assert (outcome.state, outcome.loss) == (TrialState.COMPLETE, 0.5), outcome.error
+    assert outcome.metrics == {"limit": 0.2}
+    assert outcome.warning == "cut off at its time limit of 0.2 s"
+    outcome = run(shared, "cut_off_with_nothing", timeout=0.2)
+    assert outcome.state is TrialState.FAILED
+    assert "timed out after 0.2 s (--trial-timeout)" in str(outcome.error)
+
+
+def test_while_a_trial_waits_for_replicas_its_limit_stands_still(shared: Runner) -> None:
+    outcome = run(shared, "gathering", timeout=1.0, slots=2)
+    assert outcome.warning == "cut off at its time limit of 1 s", outcome.error
+    assert 0.7 < outcome.metrics["trained"] < 1.5
+
+
+def test_a_trial_that_waits_for_replicas_can_be_stopped(shared: Runner) -> None:
+    timer = threading.Timer(0.5, shared.stop_trial)
+    outcome = shared.run(trial("gathering_in_vain", timeout=0.2, slots=2), lambda _: timer.start())
+    assert outcome.state is TrialState.CANCELLED
+
+
+def test_a_trial_that_waits_for_replicas_is_not_said_to_hang(shared: Runner) -> None:
+    outcome = run(shared, "gathering_and_vanishing", timeout=0.2, slots=2)
+    assert outcome.error == "the trial's process ended with exit code 3"
+
+
+def test_a_trial_that_swallows_its_interruption_is_killed(shared: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shadho_celery.runner.runner.HARD_SECONDS", 0.3)
+    outcome = run(shared, "swallowing", timeout=0.2)
+    assert (outcome.state, outcome.out_of_memory) == (TrialState.FAILED, False)
+    assert str(outcome.error).startswith("timed out after 0.2 s (--trial-timeout)")
+    assert run(shared, "plain").state is TrialState.COMPLETE
+
+
+def test_a_trial_that_python_cannot_interrupt_is_killed_and_shows_where_it_hung(shared: Runner) -> None:
+    outcome = run(shared, "hanging_in_c", timeout=0.2)
+    assert outcome.state is TrialState.FAILED
+    assert str(outcome.error).startswith("timed out after 0.2 s (--trial-timeout)")
+    assert "in hanging_in_c" in str(outcome.error)
+    assert run(shared, "plain").state is TrialState.COMPLETE
+
+
+# Stopping
+
+
+def test_a_stop_flag_ends_the_trial_and_is_down_for_the_next_one(shared: Runner) -> None:
+    outcome = run_until_report(shared, "obedient", shared.stop_trial)
+    assert (outcome.state, outcome.loss) == (TrialState.CANCELLED, None)
+    assert run(shared, "plain").state is TrialState.COMPLETE
+
+
+def test_a_stop_flag_before_the_first_process_or_between_trials_is_harmless(own: Runner) -> None:
+    own.stop_trial()
+    assert run(own, "plain").state is TrialState.COMPLETE
+    own.stop_trial()
+    assert run(own, "plain").state is TrialState.COMPLETE
+
+
+def test_kill_ends_the_trial_and_its_children_at_once(no_orphans: None, folder: Path) -> None:
+    runner = Runner(["deeds"], environment(folder))
+    outcome = run_until_report(runner, "parenting", runner.kill)
+    assert outcome.state is TrialState.FAILED
+    assert "killed" in str(outcome.error) or "SIGKILL" in str(outcome.error)
+    # `no_orphans` looks for the children.
+
+
+def test_a_killed_runner_starts_anew_and_killing_twice_is_harmless(own: Runner) -> None:
+    own.kill()
+    own.start()
+    own.kill()
+    own.kill()
+    assert run(own, "plain").state is TrialState.COMPLETE
+
+
+def test_ctrl_c_at_the_terminal_does_not_reach_the_trial(own: Runner) -> None:
+    """The process has a session of its own, and ignores the signal besides."""
+    pid = run(own, "plain").metrics["pid"]
+    assert os.getsid(pid) != os.getsid(0)
+
+    def interrupt() -> None:
+        os.kill(pid, signal.SIGINT)
+        own.stop_trial()
+
+    assert run_until_report(own, "obedient", interrupt).state is TrialState.CANCELLED
+    assert run(own, "plain").metrics["pid"] == pid
+
+
+# The pipe
+
+
+def test_when_the_worker_dies_the_process_and_its_children_end(no_orphans: None, folder: Path) -> None:
+    """The worker is killed without a word while a trial with children runs."""
+    code = (
+        "import sys; from shadho_celery.runner.runner import Runner;"
+        f"runner = Runner(['deeds'], {environment(folder)!r});"
+        f"runner.run({trial('parenting')!r}, lambda record: print('reported', flush=True))"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as worker:
+        assert worker.stdout is not None
+        said = worker.stdout.readline()
+        # The worker, the guardian, the slot's process and two children; one that has just begun shows no mark yet.
+        until = time.monotonic() + 10
+        while len(running := services.marked_processes(os.environ[services.MARK])) < 5 and time.monotonic() < until:
+            time.sleep(0.01)
+        worker.kill()
+    assert said == "reported\n"
+    assert len(running) == 5, running
+    services.wait_until(lambda: not services.marked_processes(os.environ[services.MARK]), seconds=5)
+
+
+def test_a_runner_that_is_killed_leaves_nothing_open(folder: Path) -> None:
+    before = open_files()
+    runner = Runner(["deeds"], environment(folder))
+    runner.start()
+    runner.kill()
+    assert open_files() == before
+
+
+def test_a_process_that_cannot_be_started_fails_the_trial_and_leaves_nothing_open(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = open_files()
+    runner = Runner(["deeds"], environment(folder))
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "executable", "/no/such/python")
+        outcome = run(runner, "plain")
+    assert outcome.state is TrialState.FAILED
+    assert "cannot be started" in str(outcome.error)
+    assert open_files() == before
+    assert run(runner, "plain").state is TrialState.COMPLETE
+    runner.kill()
+
+
+def test_a_report_that_cannot_be_passed_on_ends_the_trial_with_it(own: Runner) -> None:
+    """It must not go on beside the next one."""
+
+    def broken(record: Mapping[str, Any]) -> None:
+        raise LookupError("nobody to tell")
+
+    pid = run(own, "plain").metrics["pid"]
+    with pytest.raises(LookupError):
+        own.run(trial("stubborn"), broken)
+    assert not Path(f"/proc/{pid}").exists()
+    assert run(own, "plain").state is TrialState.COMPLETE
+
+
+def open_files() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))

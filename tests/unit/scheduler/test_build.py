@@ -1,0 +1,72 @@
+"""A scheduler is built of the parts that its settings name; an unknown name is refused before anything runs."""
+
+from __future__ import annotations
+
+import pytest
+from hyperopt import hp
+
+from shadho_celery.core.clock import ManualClock
+from shadho_celery.core.hardware import DEFAULT_CLASSES
+from shadho_celery.core.settings import StudySettings
+from shadho_celery.core.trial import Attempt, Outcome, TrialState
+from shadho_celery.errors import UsageError
+from shadho_celery.executors.simulated import SimulatedExecutor
+from shadho_celery.scheduler.build import check_settings, make_scheduler
+from shadho_celery.scheduler.scheduler import Scheduler
+from shadho_celery.space.compile import compile_space
+from shadho_celery.store.base import StudyRecord
+from shadho_celery.store.memory import MemoryStore
+from shadho_celery.study.limits import Limits
+from shadho_celery.study.study import Study
+
+SPACE = compile_space({"x": hp.uniform("x", 0, 1)})
+
+UNKNOWN = [
+    (StudySettings(sampler="grid"), "there is no sampler 'grid'; choose one of random, tpe"),
+    (StudySettings(policy="best"), "there is no policy 'best'; choose one of cost, paper, fifo"),
+    (StudySettings(shares="even"), "there is no kind of shares 'even'; choose one of uniform, promise"),
+]
+
+
+def build(settings: StudySettings | None = None) -> Scheduler:
+    def play(attempt: Attempt, compute_class: str) -> Outcome:
+        return Outcome(state=TrialState.COMPLETE, loss=0.0, seconds=1.0)
+
+    clock = ManualClock()
+    record = StudyRecord(key="k", name="n", module="", seed=1, space={}, created_at=0.0)
+    study = Study(MemoryStore(), record, 1, clock=clock)
+    executor = SimulatedExecutor({"cpu": 2}, play, clock)
+    options = [] if settings is None else [settings]
+    return make_scheduler(SPACE, study, executor, Limits(trials=3), *options)
+
+
+@pytest.mark.parametrize(("settings", "message"), UNKNOWN, ids=["sampler", "policy", "shares"])
+def test_a_name_that_there_is_not_is_refused_with_those_that_there_are(settings: StudySettings, message: str) -> None:
+    for refuse in (check_settings, build):
+        with pytest.raises(UsageError) as caught:
+            refuse(settings)
+        assert str(caught.value) == message
+
+
+def test_rungs_that_make_no_ladder_are_refused_as_names_are() -> None:
+    for refuse in (check_settings, build):
+        with pytest.raises(UsageError, match="rungs"):
+            refuse(StudySettings(rungs={"least": 9, "most": 1}))
+
+
+def test_without_settings_a_study_runs_with_the_default_ones() -> None:
+    check_settings(StudySettings())
+    scheduler = build()
+    assert tuple(scheduler.expected) == DEFAULT_CLASSES
+    scheduler.run()
+    assert scheduler.study.count(TrialState.COMPLETE) == 3
+
+
+def test_the_expected_classes_are_those_of_the_settings() -> None:
+    assert tuple(build(StudySettings(classes=("cpu", "gpu"))).expected) == ("cpu", "gpu")
+
+
+def test_the_slots_of_a_trial_are_those_of_the_settings() -> None:
+    scheduler = build(StudySettings(slots=2))
+    scheduler.run()
+    assert {trial.slots for trial in scheduler.study} == {2}

@@ -1,0 +1,149 @@
+"""New trials are those that seed and limits name; what fits nobody who asks is kept, and not too much of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import pytest
+from hyperopt import hp
+
+from shadho_celery.core.clock import ManualClock
+from shadho_celery.core.hardware import ComputeClass
+from shadho_celery.core.trial import Outcome, Trial, TrialState
+from shadho_celery.placement.policies import FifoPolicy
+from shadho_celery.placement.shares import UniformShares
+from shadho_celery.samplers import make_sampler
+from shadho_celery.scheduler.proposals import TOO_WIDE, WAITING_PER_SUBSPACE, Proposals
+from shadho_celery.scheduler.rounds import Endless, Rounds
+from shadho_celery.scheduler.successive_halving import Ladder, SuccessiveHalving
+from shadho_celery.scheduler.widths import Width
+from shadho_celery.space.compile import compile_space
+from shadho_celery.space.split import Subspace, split
+from shadho_celery.store.base import StudyRecord
+from shadho_celery.store.memory import MemoryStore
+from shadho_celery.study.limits import Limits
+from shadho_celery.study.study import Study
+
+SUBSPACES = split(compile_space(hp.choice("model", [{"a": hp.uniform("a", 0, 1)}, {"b": hp.uniform("b", 0, 1)}])))
+
+
+@pytest.fixture
+def study() -> Study:
+    record = StudyRecord(key="k", name="n", module="", seed=5, space={}, created_at=0.0)
+    return Study(MemoryStore(), record, 1, clock=ManualClock())
+
+
+def proposals_of(
+    study: Study,
+    rounds: Rounds | None = None,
+    subspaces: Sequence[Subspace] = SUBSPACES,
+    width: Width = lambda params: 2 if "a" in params else 1,
+) -> Proposals:
+    return Proposals(
+        study,
+        subspaces,
+        policy=FifoPolicy(),
+        shares=UniformShares({subspace.name: subspace.probability for subspace in subspaces}),
+        rounds=rounds or Endless(),
+        make_sampler=lambda subspace, entropy: make_sampler("random", subspace, entropy),
+        limits=Limits(trials=100),
+        width=width,
+    )
+
+
+def fits(trial: Trial) -> bool:
+    return True
+
+
+def test_proposals_made_anew_go_on_where_the_last_ones_ended(study: Study) -> None:
+    first = proposals_of(study)
+    for _ in range(3):
+        first.ask("cpu", fits, math.inf)
+    second = proposals_of(study)
+    for _ in range(3):
+        second.ask("cpu", fits, math.inf)
+    whole = Study(MemoryStore(), study.record, 1, clock=ManualClock())
+    proposals = proposals_of(whole)
+    for _ in range(6):
+        proposals.ask("gpu", fits, math.inf)
+    assert list(whole) == list(study)
+
+
+def test_a_trial_takes_the_slots_that_its_params_say(study: Study) -> None:
+    proposals = proposals_of(study)
+    asked = [proposals.ask("cpu", fits, math.inf) for _ in range(10)]
+    assert {(trial.slots, "a" in trial.params) for trial in asked if trial} == {(2, True), (1, False)}
+
+
+def test_what_fits_nobody_is_held_back_up_to_a_few_of_each_subspace(study: Study) -> None:
+    proposals = proposals_of(study)
+    assert proposals.ask("cpu", lambda trial: False, math.inf) is None
+    assert study.count(TrialState.WAITING) == WAITING_PER_SUBSPACE * len(SUBSPACES)
+    assert proposals.ask("cpu", fits, math.inf) is None, "those that wait come first"
+    assert len(list(iter(study.next_waiting, None))) == WAITING_PER_SUBSPACE * len(SUBSPACES)
+
+
+def narrow(trial: Trial) -> bool:
+    return trial.slots == 1
+
+
+def mixed_widths(study: Study, width: Width) -> Proposals:
+    """The proposals in a space with one subspace, for a class of one slot."""
+    subspaces = split(compile_space({"x": hp.uniform("x", 0, 1)}))
+    proposals = proposals_of(study, subspaces=subspaces, width=width)
+    proposals.see([ComputeClass(name="cpu", slots=1)])
+    return proposals
+
+
+def test_what_is_too_wide_for_every_class_keeps_no_slot_from_narrower_trials(study: Study) -> None:
+    proposals = mixed_widths(study, lambda params: 1 if params["x"] < 0.3 else 2)
+    for _ in range(30):
+        trial = proposals.ask("cpu", narrow, math.inf)
+        assert trial is not None
+        study.send(trial, "cpu")
+    assert study.count(TrialState.WAITING) == len(study) - 30 > 30
+
+
+def test_what_is_too_wide_does_not_take_the_places_of_what_waits_for_memory(study: Study) -> None:
+    proposals = mixed_widths(study, lambda params: 1 if params["x"] < 0.3 else 2)
+    for _ in range(5):
+        assert proposals.ask("cpu", lambda trial: False, math.inf) is None
+    assert sum(trial.slots == 1 for trial in study) == WAITING_PER_SUBSPACE
+
+
+def test_where_every_trial_is_too_wide_only_a_few_are_made(study: Study) -> None:
+    proposals = mixed_widths(study, lambda params: 2)
+    for _ in range(100):
+        assert proposals.ask("cpu", narrow, math.inf) is None
+    assert len(study) == WAITING_PER_SUBSPACE
+
+
+def test_where_a_sampler_proposes_nothing_narrow_enough_it_is_not_asked_for_ever(study: Study) -> None:
+    proposals = mixed_widths(study, lambda params: 1 if params["x"] < 0.3 else 2)
+    [sampler] = proposals.samplers.values()
+    sampler.ask = lambda index: {"x": 0.9}  # type: ignore[method-assign]
+    for _ in range(100):
+        assert proposals.ask("cpu", narrow, math.inf) is None
+    assert len(study) == TOO_WIDE
+
+
+def test_no_trial_is_made_that_could_not_be_sent_any_more(study: Study) -> None:
+    proposals = proposals_of(study)
+    assert proposals.ask("cpu", lambda trial: False, 3) is None
+    assert len(study) == 3
+
+
+def test_a_trial_on_a_higher_rung_is_the_one_it_carries_on(study: Study) -> None:
+    proposals = proposals_of(study, SuccessiveHalving(Ladder.of({"least": 1, "most": 3})))
+    lowest = [proposals.ask("cpu", fits, math.inf) for _ in range(3)]
+    assert proposals.ask("cpu", fits, math.inf) is None, "a rung is complete before the next one begins"
+    for place, trial in enumerate(lowest):
+        assert trial is not None
+        outcome = Outcome(state=TrialState.COMPLETE, loss=float(place))
+        proposals.tell(trial.evolve(state=TrialState.COMPLETE, outcome=outcome))
+    carried_on = proposals.ask("cpu", fits, math.inf)
+    best = study.trial(0)
+    assert carried_on is not None
+    assert (carried_on.origin, carried_on.rung, carried_on.budget) == (0, 1, 3.0)
+    assert (carried_on.params, carried_on.seed, carried_on.slots) == (best.params, best.seed, best.slots)

@@ -1,0 +1,991 @@
+"""The loop runs exactly the trials that limits and seed name, whatever the slots, the failures and the timing."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hyperopt import hp
+from msgspec.structs import replace
+
+from shadho_celery.core.clock import ManualClock
+from shadho_celery.core.hardware import ComputeClass
+from shadho_celery.core.settings import StudySettings
+from shadho_celery.core.trial import Attempt, Event, Lost, Outcome, Result, Started, Trial, TrialState
+from shadho_celery.executors.base import Executor
+from shadho_celery.executors.simulated import Play, SimulatedExecutor
+from shadho_celery.placement.policies import POLICIES, FifoPolicy
+from shadho_celery.placement.shares import FLOOR, SHARES, UniformShares
+from shadho_celery.predictors.cost_model import CostModel
+from shadho_celery.scheduler.build import make_scheduler
+from shadho_celery.scheduler.proposals import WAITING_PER_SUBSPACE
+from shadho_celery.scheduler.scheduler import TIMED_TRIALS, TURN_SECONDS, Scheduler
+from shadho_celery.space.compile import Space, compile_space
+from shadho_celery.space.split import split
+from shadho_celery.store.sql import SqlStore
+from shadho_celery.study.limits import Limits
+from shadho_celery.study.open import open_study
+from shadho_celery.study.study import MAX_LOST, Study
+
+S = TrialState
+
+#: turns after which a loop is taken to be endless
+PATIENCE = 20_000
+
+
+def mixed() -> Space:
+    """Three subspaces of probabilities 1/2, 1/4, 1/4."""
+    return compile_space(
+        hp.pchoice(
+            "model",
+            [
+                (0.5, {"name": "net", "rate": hp.loguniform("rate", -9, 0), "width": hp.randint("width", 4, 64)}),
+                (0.25, {"name": "forest", "trees": hp.quniform("trees", 10, 500, 10)}),
+                (0.25, {"name": "svm", "C": hp.lognormal("C", 0, 2)}),
+            ],
+        )
+    )
+
+
+def plain() -> Space:
+    return compile_space({"x": hp.uniform("x", -1, 1)})
+
+
+def lasting(
+    seconds: float | Callable[[Attempt, str], float], *, fails: Callable[[Attempt], bool] = lambda _: False
+) -> Play:
+    """Every trial lasts that long; its loss comes from its seed."""
+
+    def play(trial: Attempt, compute_class: str) -> Outcome:
+        took = seconds(trial, compute_class) if callable(seconds) else seconds
+        if fails(trial):
+            return Outcome(state=S.FAILED, error="it had to fail", seconds=took)
+        return Outcome(state=S.COMPLETE, loss=trial.seed % 1000 / 1000, seconds=took)
+
+    return play
+
+
+class Search:
+    """A study and its scheduler on simulated machines."""
+
+    def __init__(
+        self,
+        space: Space | None = None,
+        *,
+        slots: dict[str, int] | None = None,
+        play: Play | None = None,
+        store: SqlStore | None = None,
+        ahead: int = 0,
+        wrap: Callable[[SimulatedExecutor], Executor] = lambda executor: executor,
+        policy: str = "cost",
+        shares: str = "uniform",
+        seed: int | None = 5,
+        resume: bool = False,
+        clock: ManualClock | None = None,
+        speculate: bool = False,
+        **limits: Any,
+    ) -> None:
+        self.clock = clock or ManualClock(1000.0)
+        self.space = space or mixed()
+        self.store = store or SqlStore("sqlite://")
+        self.study: Study = open_study(
+            self.store, self.space.describe(), name="s", seed=seed, clock=self.clock, resume=resume
+        )
+        self.simulated = SimulatedExecutor(slots or {"gpu": 2, "cpu": 3}, play or lasting(1.0), self.clock, ahead)
+        self.scheduler: Scheduler = make_scheduler(
+            self.space,
+            self.study,
+            wrap(self.simulated),
+            Limits(**limits),
+            # A late trial's copy would be one attempt more than these tests count.
+            StudySettings(policy=policy, shares=shares, speculate=speculate),
+        )
+
+    def run(self, until: Callable[[Search], bool] = lambda _: False) -> Search:
+        """Turn the loop to its end, or until that holds."""
+        for _ in range(PATIENCE):
+            if self.scheduler.done or until(self):
+                return self
+            self.scheduler.turn()
+        pytest.fail("the loop does not come to an end")
+
+    def close(self) -> Search:
+        self.simulated.close()
+        self.study.close()
+        return self
+
+    def resumed(self, **changes: Any) -> Search:
+        """The same study taken up by another scheduler, a little later."""
+        self.close()
+        clock = ManualClock(self.clock.now() + 100)
+        return Search(self.space, store=self.store, seed=None, resume=True, clock=clock, **changes)
+
+
+Params = frozenset[tuple[str, Any]]
+
+
+def drawn(study: Study) -> Counter[tuple[str, Params, int]]:
+    """What the trials are, whatever their order: subspace, params and seed."""
+    return Counter((t.subspace, frozenset(t.params.items()), t.seed) for t in study)
+
+
+def uneven(trial: Attempt, compute_class: str) -> float:
+    """Durations that put no two trials in step."""
+    return 0.1 + trial.seed % 997 / 100 + (5.0 if compute_class == "cpu" else 0.0)
+
+
+# The number of trials
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("slots", [{"only": 1}, {"gpu": 2, "cpu": 3}, {"gpu": 50, "cpu": 40}])
+@pytest.mark.parametrize("ahead", [0, 7])
+def test_exactly_the_given_number_of_trials_runs(policy: str, slots: dict[str, int], ahead: int) -> None:
+    search = Search(slots=slots, policy=policy, trials=25, play=lasting(uneven), ahead=ahead).run()
+    assert (len(search.study), search.study.counted, search.study.count(S.COMPLETE)) == (25, 25, 25)
+    assert search.study.in_flight == 0
+    assert {trial.attempt for trial in search.study} == {1}
+
+
+def test_failed_trials_count() -> None:
+    search = Search(trials=30, play=lasting(1.0, fails=lambda trial: trial.number % 3 == 0)).run()
+    assert (search.study.count(S.COMPLETE), search.study.count(S.FAILED), len(search.study)) == (20, 10, 30)
+
+
+def test_a_study_whose_trials_all_fail_ends_like_any_other() -> None:
+    search = Search(trials=30, play=lasting(1.0, fails=lambda trial: True)).run()
+    assert (search.study.count(S.FAILED), len(search.study)) == (30, 30)
+    assert search.study.best is None
+
+
+def test_never_more_trials_are_under_way_than_may_still_count() -> None:
+    search = Search(trials=10, slots={"gpu": 8, "cpu": 8}, ahead=5, play=lasting(uneven))
+
+    def check(search: Search) -> bool:
+        assert search.study.counted + search.study.in_flight <= 10
+        return False
+
+    assert search.run(check).study.counted == 10
+
+
+def test_every_class_gets_its_slots_and_what_waits_ahead_but_no_more() -> None:
+    search = Search(trials=100, slots={"gpu": 3, "cpu": 2}, ahead=4, play=lasting(10.0))
+    search.scheduler.turn()
+    assert search.study.count(S.QUEUED, compute_class="gpu") == 7
+    assert search.study.count(S.QUEUED, compute_class="cpu") == 6
+    search.scheduler.turn()
+    assert search.study.count(S.RUNNING, compute_class="gpu") == 3
+    assert search.study.count(S.RUNNING, compute_class="cpu") == 2
+    assert search.study.in_flight == 13
+
+
+def test_near_the_end_nothing_waits_behind_a_busy_slot() -> None:
+    """A trial that waits is better sent to whichever slot falls free first."""
+    study = Search(trials=40, slots={"gpu": 2, "cpu": 2}, ahead=4, play=lasting(uneven)).run().study
+    waited = [(trial.started_at or 0.0) - (trial.asked_at or 0.0) for trial in study]
+    assert max(waited[4:36]) > 1.0
+    assert waited[36:] == [0.0] * 4
+
+
+def test_a_study_without_trials_left_sends_nothing() -> None:
+    search = Search(trials=5).run().resumed(trials=5)
+    assert search.scheduler.done
+    assert len(search.run().study) == 5
+
+
+def test_all_slots_are_busy_while_there_is_work() -> None:
+    """Whatever the policy: a slot without a trial of its own subspaces takes one of the others."""
+    for policy in POLICIES:
+        search = Search(trials=300, slots={"a": 1, "b": 1, "c": 1}, policy=policy, play=lasting(10.0))
+        idle = 0
+        while not search.scheduler.done:
+            search.scheduler.turn()
+            idle += search.study.in_flight < min(3, 300 - search.study.counted)
+        assert idle == 0
+        assert search.clock.now() - 1000.0 == pytest.approx(1000.0, abs=1)
+
+
+# The set of trials
+
+
+TIMINGS: list[dict[str, Any]] = [
+    {"slots": {"only": 1}, "play": lasting(1.0)},
+    {"slots": {"gpu": 1, "cpu": 2}, "play": lasting(uneven)},
+    {"slots": {"cpu": 2, "gpu": 1}, "play": lasting(uneven), "ahead": 9},
+    {"slots": {f"class{place}": 1 for place in range(17)}, "play": lasting(uneven)},
+    {"slots": {"gpu": 17}, "play": lasting(0.01)},
+]
+
+
+@pytest.mark.parametrize("trials", [1, 7, 40])
+def test_the_same_seed_gives_the_same_set_of_trials_whatever_slots_durations_and_policy(trials: int) -> None:
+    sets = [
+        drawn(Search(trials=trials, policy=policy, **timing).run().study) for timing in TIMINGS for policy in POLICIES
+    ]
+    assert all(other == sets[0] for other in sets)
+    assert sum(sets[0].values()) == trials
+
+
+def test_failures_do_not_change_the_set_of_trials() -> None:
+    without = Search(trials=40).run()
+    failing = Search(trials=40, play=lasting(uneven, fails=lambda trial: trial.seed % 2 == 0)).run()
+    assert failing.study.count(S.FAILED) > 5
+    assert drawn(failing.study) == drawn(without.study)
+
+
+def test_another_seed_gives_other_params_and_other_seeds() -> None:
+    one, other = drawn(Search(trials=20, seed=1).run().study), drawn(Search(trials=20, seed=2).run().study)
+    assert not one & other
+
+
+def test_no_two_trials_of_a_study_have_the_same_draws_or_seed() -> None:
+    study = Search(plain(), trials=200).run().study
+    assert len({t.params["x"] for t in study}) == 200
+    assert len({t.seed for t in study}) == 200
+
+
+def test_each_trial_lies_in_its_subspace_and_subspaces_get_their_part() -> None:
+    search = Search(trials=40).run()
+    for subspace in split(search.space):
+        trials = [trial for trial in search.study if subspace.contains(trial.params)]
+        assert {trial.subspace for trial in trials} == {subspace.name}
+        assert len(trials) == 40 * subspace.probability
+    for trial in search.study:
+        search.space.check(trial.params)
+
+
+def test_the_trials_of_a_shorter_study_are_among_those_of_a_longer_one() -> None:
+    assert drawn(Search(trials=13).run().study) < drawn(Search(trials=40).run().study)
+
+
+def test_a_study_continued_to_more_trials_has_the_set_of_one_that_was_never_interrupted() -> None:
+    search = Search(trials=13).run()
+    for trials in (14, 27, 40):
+        search = search.resumed(trials=trials, slots={"a": 2, "b": 1}).run()
+        assert search.study.counted == trials
+    assert drawn(search.study) == drawn(Search(trials=40).run().study)
+
+
+# The other limits
+
+
+def test_after_the_seconds_nothing_is_sent_and_what_runs_is_finished() -> None:
+    search = Search(seconds=10.0, slots={"only": 3}, play=lasting(4.0)).run()
+    assert search.study.in_flight == 0
+    assert search.study.count(S.COMPLETE) == 9
+    assert len(search.study) == 9
+    assert 1010.0 <= search.clock.now() <= 1012.0 + TURN_SECONDS
+
+
+def test_the_seconds_are_those_of_this_run() -> None:
+    search = Search(seconds=10.0, slots={"only": 1}, play=lasting(1.0)).run()
+    first = search.study.counted
+    again = search.resumed(seconds=10.0, slots={"only": 1}, play=lasting(1.0)).run()
+    assert first >= 9
+    assert again.study.counted >= first + 9
+
+
+def test_at_the_target_what_runs_is_cancelled() -> None:
+    def play(trial: Attempt, compute_class: str) -> Outcome:
+        loss = 0.0 if trial.number == 6 else 1.0
+        return Outcome(state=S.COMPLETE, loss=loss, seconds=1.0 + trial.number % 3)
+
+    search = Search(target=0.0, slots={"only": 4}, play=play).run()
+    assert search.study.best is not None
+    assert search.study.best.number == 6
+    assert search.study.in_flight == 0
+    assert search.study.count(S.CANCELLED) >= 1
+    assert len(search.study) < 20
+    assert all(trial.loss is None for trial in search.study if trial.state is S.CANCELLED)
+
+
+def test_whichever_limit_comes_first_ends_the_study() -> None:
+    def limited(**limits: Any) -> Study:
+        return Search(slots={"only": 1}, play=lasting(1.0), **limits).run().study
+
+    assert limited(trials=5, seconds=100.0).counted == 5
+    assert limited(trials=500, seconds=5.0).counted <= 6
+    assert limited(trials=5, target=-1.0).counted == 5
+
+
+# Stopping and resuming
+
+
+def test_stop_takes_back_what_waits_and_resuming_completes_the_set() -> None:
+    search = Search(trials=40, play=lasting(uneven), ahead=6).run(lambda search: search.study.counted >= 10)
+    search.scheduler.stop()
+    search.run()
+    stopped_with = len(search.study)
+    waiting = search.study.count(S.WAITING)
+    assert waiting > 0
+    assert search.study.counted + waiting == stopped_with < 40
+    assert search.study.in_flight == 0
+    again = search.resumed(trials=40, slots={"other": 7}).run()
+    assert again.study.count(S.COMPLETE) == len(again.study) == 40
+    assert drawn(again.study) == drawn(Search(trials=40).run().study)
+
+
+def test_a_scheduler_that_died_is_continued_with_the_same_set() -> None:
+    """Its trials are left QUEUED and RUNNING; the new one's executor tells what became of them."""
+    search = Search(trials=40, play=lasting(uneven), ahead=6).run(lambda search: search.study.counted >= 10)
+    assert search.study.count(S.QUEUED) > 0
+    assert search.study.count(S.RUNNING) > 0
+    again = search.resumed(trials=40).run()
+    assert again.study.count(S.COMPLETE) == len(again.study) == 40
+    assert drawn(again.study) == drawn(Search(trials=40).run().study)
+
+
+def test_a_study_resumed_on_other_machines_finishes_there() -> None:
+    search = Search(trials=20, slots={"gone": 2}, ahead=3, play=lasting(5.0)).run(lambda s: s.study.counted >= 3)
+    again = search.resumed(trials=20, slots={"new": 2}).run()
+    assert again.study.count(S.COMPLETE) == 20
+    assert again.study.count(S.COMPLETE, compute_class="new") >= 15
+
+
+def test_stop_at_once_cancels_what_runs_and_a_resumed_study_still_reaches_its_number() -> None:
+    search = Search(trials=30, play=lasting(uneven)).run(lambda search: search.study.counted >= 8)
+    search.scheduler.stop(running=True)
+    search.run()
+    cancelled = search.study.count(S.CANCELLED)
+    assert cancelled > 0
+    again = search.resumed(trials=30).run()
+    assert again.study.counted == 30
+    assert len(again.study) == 30 + cancelled
+    assert drawn(again.study) == drawn(Search(trials=30 + cancelled).run().study)
+
+
+# The store comes first
+
+
+class Recording:
+    """Passes everything on, and checks that what is sent stands in the store as it is sent."""
+
+    def __init__(self, inner: SimulatedExecutor) -> None:
+        self.inner = inner
+        self.search: Search | None = None
+        self.sent = 0
+
+    def classes(self) -> Sequence[ComputeClass]:
+        return self.inner.classes()
+
+    def submit(self, attempts: Sequence[Attempt]) -> None:
+        assert self.search is not None
+        recorded = {trial.number: trial for trial in self.search.store.trials(self.search.study.record.key)}
+        assert all(recorded[each.number].state is S.QUEUED for each in attempts)
+        assert all(recorded[each.number].attempted() == each for each in attempts)
+        self.sent += len(attempts)
+        self.inner.submit(attempts)
+
+    def poll(self, seconds: float) -> Sequence[Event]:
+        return self.inner.poll(seconds)
+
+    def cancel(self, numbers: Iterable[int], *, running: bool) -> None:
+        self.inner.cancel(numbers, running=running)
+
+    def close(self) -> None:
+        self.inner.close()
+
+
+def test_a_trial_is_recorded_before_it_is_sent() -> None:
+    executors: list[Recording] = []
+
+    def wrap(inner: SimulatedExecutor) -> Executor:
+        executors.append(Recording(inner))
+        return executors[0]
+
+    search = Search(trials=30, play=lasting(uneven), ahead=2, wrap=wrap)
+    executors[0].search = search
+    search.run()
+    assert executors[0].sent == 30
+
+
+def test_results_are_recorded_before_they_are_confirmed() -> None:
+    """A poll confirms the events of the one before it: they must be in the store by then."""
+
+    class Confirming(Recording):
+        told: Sequence[Event] = ()
+
+        def submit(self, attempts: Sequence[Attempt]) -> None:
+            self.inner.submit(attempts)
+
+        def poll(self, seconds: float) -> Sequence[Event]:
+            assert self.search is not None
+            recorded = {trial.number: trial for trial in self.search.store.trials(self.search.study.record.key)}
+            results = [event for event in self.told if isinstance(event, Result)]
+            assert all(recorded[event.number].outcome == event.outcome for event in results)
+            self.sent += len(results)
+            self.told = self.inner.poll(seconds)
+            return self.told
+
+    executors: list[Confirming] = []
+
+    def wrap(inner: SimulatedExecutor) -> Executor:
+        executors.append(Confirming(inner))
+        return executors[0]
+
+    search = Search(trials=30, play=lasting(uneven), wrap=wrap)
+    executors[0].search = search
+    search.run()
+    assert executors[0].sent >= 20
+
+
+# What gets lost
+
+
+class Losing(Recording):
+    """Loses what `loses` says, once it has started; and hides the classes that have not come up yet."""
+
+    def __init__(self, inner: SimulatedExecutor, loses: Callable[[int, int], bool]) -> None:
+        super().__init__(inner)
+        self.loses = loses
+        self.hidden: set[str] = set()
+
+    def classes(self) -> Sequence[ComputeClass]:
+        return [c for c in self.inner.classes() if c.name not in self.hidden]
+
+    def submit(self, attempts: Sequence[Attempt]) -> None:
+        self.sent += len(attempts)
+        self.inner.submit(attempts)
+
+    def poll(self, seconds: float) -> Sequence[Event]:
+        return [self._seen(event) for event in self.inner.poll(seconds)]
+
+    def _seen(self, event: Event) -> Event:
+        if isinstance(event, Result) and self.loses(event.number, event.attempt):
+            return Lost(number=event.number, attempt=event.attempt, reason="its worker fell silent")
+        return event
+
+
+def losing(loses: Callable[[int, int], bool], **options: Any) -> tuple[Search, Losing]:
+    executors: list[Losing] = []
+
+    def wrap(inner: SimulatedExecutor) -> Executor:
+        executors.append(Losing(inner, loses))
+        return executors[0]
+
+    return Search(wrap=wrap, play=lasting(uneven), **options), executors[0]
+
+
+def test_lost_attempts_are_sent_again_and_count_once() -> None:
+    search, executor = losing(lambda number, attempt: number % 4 == 0 and attempt < MAX_LOST, trials=40)
+    search.run()
+    assert (search.study.count(S.COMPLETE), search.study.counted, len(search.study)) == (40, 40, 40)
+    again = [trial for trial in search.study if trial.number % 4 == 0]
+    assert {(trial.attempt, trial.lost) for trial in again} == {(MAX_LOST, MAX_LOST - 1)}
+    assert executor.sent == 40 + (MAX_LOST - 1) * len(again)
+    assert drawn(search.study) == drawn(Search(trials=40).run().study)
+
+
+def test_a_trial_that_kills_every_worker_fails_and_counts() -> None:
+    search, executor = losing(lambda number, attempt: number == 3, trials=20)
+    search.run()
+    assert (search.study.count(S.COMPLETE), search.study.count(S.FAILED)) == (19, 1)
+    assert "fell silent" in str(search.study.trial(3).error)
+    assert executor.sent == 19 + MAX_LOST
+
+
+def test_a_class_that_appears_late_gets_work() -> None:
+    search, executor = losing(lambda number, attempt: False, trials=60, slots={"gpu": 4, "cpu": 1})
+    executor.hidden = {"gpu"}
+    search.run(lambda search: search.study.counted >= 5)
+    assert search.study.count(*S, compute_class="gpu") == 0
+    executor.hidden = set()
+    search.run()
+    assert search.study.count(S.COMPLETE, compute_class="gpu") > 20
+    assert search.study.counted == 60
+
+
+def test_without_any_class_nothing_is_sent_until_one_appears() -> None:
+    search, executor = losing(lambda number, attempt: False, trials=10)
+    executor.hidden = {"gpu", "cpu"}
+    for _ in range(20):
+        search.scheduler.turn()
+    assert len(search.study) == 0
+    assert search.clock.now() == pytest.approx(1000.0 + 20 * TURN_SECONDS)
+    executor.hidden = {"cpu"}
+    assert search.run().study.count(S.COMPLETE, compute_class="gpu") == 10
+
+
+def test_a_class_that_disappears_leaves_the_work_to_the_others() -> None:
+    search, executor = losing(lambda number, attempt: False, trials=40, slots={"gpu": 2, "cpu": 2})
+    search.run(lambda search: search.study.counted >= 10)
+    executor.hidden = {"gpu"}
+    assert search.run().study.counted == 40
+
+
+def test_classes_are_known_strongest_first() -> None:
+    search = Search(trials=4, slots={"strong": 1, "middling": 1, "weak": 1})
+    search.scheduler.turn()
+    assert [c.name for c in search.scheduler.classes] == ["strong", "middling", "weak"]
+
+
+# The order of the classes
+
+
+def strength(search: Search) -> list[str]:
+    return [compute_class.name for compute_class in search.scheduler.classes]
+
+
+def test_once_all_classes_are_timed_the_faster_one_is_the_stronger() -> None:
+    """The simulated machines announce the first class as the one with most cores; it is the slowest."""
+    paces = {"first": 8.0, "second": 1.0, "third": 3.0}
+    search = Search(trials=90, slots=dict.fromkeys(paces, 2), play=lasting(lambda trial, name: paces[name]))
+
+    def all_timed(search: Search) -> bool:
+        return min(search.study.count(S.COMPLETE, compute_class=name) for name in paces) >= TIMED_TRIALS
+
+    while not all_timed(search):
+        search.scheduler.turn()
+        if not all_timed(search):
+            assert strength(search) == list(paces)
+    search.scheduler.turn()
+    assert strength(search) == ["second", "third", "first"]
+    search.run()
+    assert search.study.counted == 90
+
+
+def test_a_class_that_is_not_timed_yet_puts_all_back_in_the_order_of_their_hardware() -> None:
+    paces = {"first": 8.0, "second": 1.0, "third": 3.0}
+    search, executor = losing(lambda number, attempt: False, trials=200, slots=dict.fromkeys(paces, 2))
+    executor.hidden = {"first"}
+    search.run(lambda search: search.study.counted >= 40)
+    executor.hidden = set()
+    search.scheduler.turn()
+    assert strength(search) == ["first", "second", "third"]
+
+
+def test_the_paper_policy_ranks_classes_by_the_speed_they_have_shown() -> None:
+    """The subspace ranked highest goes to the class that is fastest, whatever its hardware."""
+    paces = {"first": 8.0, "second": 1.0}
+    search = Search(
+        trials=400, policy="paper", slots=dict.fromkeys(paces, 2), play=lasting(lambda trial, name: paces[name])
+    )
+    search.run(lambda search: search.study.counted >= 60)
+    assert strength(search) == ["second", "first"]
+
+
+# Memory
+
+
+GIGABYTE = 10**9
+
+
+class Measuring(Losing):
+    """Machines with memory, which the trials' results tell of; what does not fit the class fails."""
+
+    #: bytes by class
+    room: Mapping[str, int] = {}
+    #: classes whose memory is that of GPUs
+    gpus: frozenset[str] = frozenset()
+    needs: Callable[[Trial], int] = staticmethod(lambda trial: 0)
+
+    def classes(self) -> Sequence[ComputeClass]:
+        return [
+            dataclasses.replace(
+                c, memory=self.room.get(c.name, 0), gpu_memory=self.room[c.name] if c.name in self.gpus else 0
+            )
+            for c in super().classes()
+        ]
+
+    def _seen(self, event: Event) -> Event:
+        assert self.search is not None
+        event = super()._seen(event)
+        if not isinstance(event, Result):
+            return event
+        memory = self.needs(self.search.study.trial(event.number))
+        return replace(event, outcome=replace(event.outcome, memory=memory))
+
+
+def measuring(
+    room: Mapping[str, int], needs: Callable[[Trial], int], *, gpus: Iterable[str] = (), **options: Any
+) -> tuple[Search, Measuring]:
+    executors: list[Measuring] = []
+
+    def wrap(inner: SimulatedExecutor) -> Executor:
+        executors.append(Measuring(inner, lambda number, attempt: False))
+        executors[-1].room, executors[-1].needs, executors[-1].gpus = room, needs, frozenset(gpus)
+        return executors[-1]
+
+    options = {"slots": dict.fromkeys(room, 2), "play": lasting(uneven), **options}
+    search = Search(wrap=wrap, **options)
+    executors[-1].search = search
+    return search, executors[-1]
+
+
+ROOM = {"large": 16 * GIGABYTE, "small": 4 * GIGABYTE}
+
+#: trials after which the needs of every subspace are known
+LEARNED = 60
+
+
+def nets_need_much(trial: Trial) -> int:
+    return 10 * GIGABYTE if trial.subspace.startswith("model=net") else GIGABYTE
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("ahead", [0, 5])
+def test_once_learned_what_does_not_fit_the_small_class_is_sent_to_the_large_one_only(policy: str, ahead: int) -> None:
+    search, _ = measuring(ROOM, nets_need_much, trials=240, policy=policy, ahead=ahead)
+    search.run(lambda search: search.study.counted >= LEARNED)
+    known = {trial.number for trial in search.study if trial.attempt}
+    study = search.run().study
+    later = [trial for trial in study if trial.number not in known]
+    assert {t.compute_class for t in later if nets_need_much(t) > ROOM["small"]} == {"large"}
+    assert {t.compute_class for t in later if nets_need_much(t) <= ROOM["small"]} >= {"small"}
+    assert (study.counted, len(study), study.in_flight) == (240, 240, 0)
+    assert drawn(study) == drawn(Search(trials=240).run().study)
+
+
+def test_a_need_that_grows_with_the_params_is_learned_from_them() -> None:
+    def needs(trial: Trial) -> int:
+        return int(trial.params.get("width", 4) * GIGABYTE / 4)  # 1 to 16
+
+    search, _ = measuring(ROOM, needs, trials=600)
+    search.run(lambda search: search.study.counted >= 400)
+    known = {trial.number for trial in search.study if trial.attempt}
+    study = search.run().study
+    small = [needs(t) for t in study if t.number not in known and t.compute_class == "small"]
+    assert len(small) > 20
+    # The prediction is a median of neighbours: near the bound it errs.
+    assert max(small) < 1.5 * ROOM["small"]
+    assert study.counted == len(study) == 600
+
+
+def test_a_trial_that_waits_for_the_large_class_does_not_keep_the_small_one_idle() -> None:
+    search, _ = measuring(ROOM, nets_need_much, trials=400, play=lasting(5.0))
+    search.run(lambda search: search.study.counted >= LEARNED)
+    idle = 0
+    while search.study.counted < 250:
+        search.scheduler.turn()
+        idle += search.study.count(S.QUEUED, S.RUNNING, compute_class="small") < 2
+    assert search.study.count(S.WAITING) > 0
+    assert idle == 0
+
+
+def test_few_trials_wait_for_the_large_class_however_much_smaller_it_is_than_the_rest() -> None:
+    """And the rest goes on with what fits it, so the search does not slow down to the large class's pace."""
+    search, _ = measuring(ROOM, nets_need_much, seconds=1000.0, slots={"large": 1, "small": 10}, play=lasting(10.0))
+
+    def check(search: Search) -> bool:
+        assert search.study.count(S.WAITING) <= WAITING_PER_SUBSPACE
+        return False
+
+    search.run(check)
+    assert search.study.counted > 0.95 * 11 * 100
+    assert search.study.count(S.COMPLETE, compute_class="large") >= 95
+    nets = [t for t in search.study.trials[LEARNED:] if nets_need_much(t) > ROOM["small"]]
+    assert len(nets) > 60
+    assert {t.compute_class for t in nets} == {"large"}
+
+
+def test_where_only_the_small_class_lives_it_runs_everything() -> None:
+    search, _ = measuring({"small": 4 * GIGABYTE}, nets_need_much, trials=100)
+    study = search.run().study
+    assert study.count(S.COMPLETE, compute_class="small") == len(study) == 100
+
+
+def test_as_the_large_class_vanishes_what_waited_for_it_goes_to_the_small_one() -> None:
+    """Better to try than to wait for ever."""
+    search, executor = measuring(ROOM, nets_need_much, trials=200, play=lasting(5.0))
+    search.run(lambda search: search.study.counted >= LEARNED and search.study.count(S.WAITING) > 0)
+    waiting = {trial.number for trial in search.study if trial.state is S.WAITING}
+    executor.hidden = {"large"}
+    study = search.run().study
+    assert {study.trial(number).compute_class for number in waiting} == {"small"}
+    assert (study.counted, len(study)) == (200, 200)
+    assert drawn(study) == drawn(Search(trials=200).run().study)
+
+
+def test_as_a_larger_class_appears_what_does_not_fit_is_sent_there_from_then_on() -> None:
+    search, executor = measuring(ROOM, nets_need_much, trials=300)
+    executor.hidden = {"large"}
+    search.run(lambda search: search.study.counted >= LEARNED)
+    executor.hidden = set()
+    known = {trial.number for trial in search.study if trial.attempt}
+    study = search.run().study
+    later = [trial for trial in study if trial.number not in known]
+    assert {t.compute_class for t in later if nets_need_much(t) > ROOM["small"]} == {"large"}
+    assert study.counted == len(study) == 300
+
+
+def test_a_study_that_is_stopped_while_trials_wait_for_memory_is_completed_when_resumed() -> None:
+    search, _ = measuring(ROOM, nets_need_much, trials=120, play=lasting(5.0))
+    search.run(lambda search: search.study.counted >= LEARNED and search.study.count(S.WAITING) > 0)
+    search.scheduler.stop()
+    search.run()
+    assert search.study.count(S.WAITING) > 0
+    study = search.resumed(trials=120, slots={"other": 3}).run().study
+    assert study.count(S.COMPLETE) == len(study) == 120
+    assert drawn(study) == drawn(Search(trials=120).run().study)
+
+
+def test_a_class_whose_memory_nobody_knows_is_sent_everything() -> None:
+    search, _ = measuring({"large": 16 * GIGABYTE, "unknown": 0}, nets_need_much, trials=200)
+    study = search.run().study
+    nets = [trial for trial in study if nets_need_much(trial) > GIGABYTE]
+    assert sum(trial.compute_class == "unknown" for trial in nets[50:]) > 0
+    assert study.counted == 200
+
+
+def test_what_a_trial_needs_of_a_gpu_says_nothing_of_what_it_needs_of_a_host() -> None:
+    """On a GPU a net needs 10 GB, on a host half a GB, which is less than the host has."""
+
+    def needs(trial: Trial) -> int:
+        return nets_need_much(trial) if trial.compute_class == "gpu" else GIGABYTE // 2
+
+    room = {"gpu": 16 * GIGABYTE, "host": 4 * GIGABYTE}
+    search, _ = measuring(room, needs, gpus=["gpu"], trials=300)
+    search.run(lambda search: search.study.counted >= LEARNED)
+    known = {trial.number for trial in search.study if trial.attempt}
+    study = search.run().study
+    nets = [t for t in study if t.number not in known and t.subspace.startswith("model=net")]
+    assert {trial.compute_class for trial in nets} == {"gpu", "host"}
+
+
+def test_what_was_learned_of_memory_holds_after_a_resume() -> None:
+    """Also of GPUs, whose workers may not have announced themselves yet as the study is taken up."""
+    room = {"gpu_large": 16 * GIGABYTE, "gpu_small": 4 * GIGABYTE}
+    options: dict[str, Any] = {"gpus": room, "slots": dict.fromkeys(room, 2)}
+    first, _ = measuring(room, nets_need_much, trials=LEARNED, **options)
+    first.run().close()
+    clock = ManualClock(first.clock.now() + 100)
+    again, _ = measuring(
+        room, nets_need_much, trials=200, store=first.store, seed=None, resume=True, clock=clock, **options
+    )
+    study = again.run().study
+    later = [trial for trial in study if trial.number >= LEARNED and nets_need_much(trial) > room["gpu_small"]]
+    assert len(later) > 30
+    assert {trial.compute_class for trial in later} == {"gpu_large"}
+
+
+# Spilling over
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_at_the_end_what_waits_in_a_crowded_queue_goes_to_a_free_slot_of_another_class(policy: str) -> None:
+    """The slow class has a queue that it would work on long after the fast one has fallen idle."""
+    slots, paces = {"slow": 1, "fast": 4}, {"slow": 50.0, "fast": 1.0}
+    search = Search(trials=60, slots=slots, ahead=6, policy=policy, play=lasting(lambda trial, name: paces[name]))
+    study = search.run().study
+    assert study.counted == len(study) == 60
+    assert study.count(S.COMPLETE, compute_class="slow") <= 2
+    assert search.clock.now() - 1000.0 <= 2 * 50.0
+    assert {trial.lost for trial in study} == {0}
+    assert any(trial.attempt > 1 for trial in study), "some were taken back"
+
+
+def test_what_is_taken_back_is_not_sent_to_a_class_that_it_does_not_fit() -> None:
+    paces = {"large": 50.0, "small": 1.0}
+    search, _ = measuring(
+        ROOM,
+        nets_need_much,
+        trials=150,
+        ahead=6,
+        play=lasting(lambda trial, name: paces[name]),
+        slots={"large": 2, "small": 2},
+    )
+    search.run(lambda search: search.study.counted >= LEARNED)
+    known = {trial.number for trial in search.study if trial.attempt}
+    study = search.run().study
+    later = [trial for trial in study if trial.number not in known and nets_need_much(trial) > ROOM["small"]]
+    assert {trial.compute_class for trial in later} == {"large"}
+    assert study.counted == len(study) == 150
+
+
+def test_no_slot_is_idle_while_a_trial_that_fits_it_waits_in_another_classs_queue() -> None:
+    """Also where others, which do not fit it, wait to be sent."""
+    paces = {"large": 50.0, "small": 1.0}
+    search, _ = measuring(
+        ROOM,
+        nets_need_much,
+        trials=120,
+        ahead=8,
+        slots={"large": 2, "small": 2},
+        play=lasting(lambda trial, name: paces[name]),
+    )
+    idle = 0
+    while not search.scheduler.done:
+        search.scheduler.turn()
+        free = search.study.count(S.QUEUED, S.RUNNING, compute_class="small") < 2
+        queued = [t for t in search.study.sent if t.state is S.QUEUED and t.compute_class == "large"]
+        fitting = [t for t in queued if nets_need_much(t) <= ROOM["small"]]
+        idle = idle + 1 if free and fitting else 0
+        # A turn to take it back and one to send it on.
+        assert idle <= 3
+    assert search.study.counted == 120
+
+
+# Shares
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("shares", SHARES)
+def test_a_whole_study_by_promise_gives_the_best_subspace_more_and_uniform_shares_do_not(
+    policy: str, shares: str
+) -> None:
+    space = compile_space(
+        hp.choice("model", [{"name": name, "x": hp.uniform(name, 0, 1)} for name in ("good", "bad", "worse")])
+    )
+    far = {"model=good": 0.0, "model=bad": 50.0, "model=worse": 100.0}
+
+    def play(trial: Attempt, compute_class: str) -> Outcome:
+        return Outcome(state=S.COMPLETE, loss=far[trial.subspace] + trial.seed % 1000 / 1000, seconds=1.0)
+
+    search = Search(space, trials=450, slots={"a": 2, "b": 2}, policy=policy, shares=shares, play=play, ahead=1)
+    study = search.run().study
+    asked = {name: study.asked(name) for name in far}
+    assert sum(asked.values()) == study.counted == 450
+    assert min(asked.values()) >= FLOOR * 150 * 0.8
+    if shares == "uniform":
+        assert set(asked.values()) == {150}
+    elif policy != "paper":
+        # The paper's policy draws by its own ranks.
+        assert asked["model=good"] > 250
+        assert max(asked["model=bad"], asked["model=worse"]) < 100
+
+
+def test_by_promise_the_same_seed_and_machines_give_the_same_study() -> None:
+    one, other = (Search(trials=150, shares="promise", play=lasting(uneven)).run().study for _ in range(2))
+    assert list(one) == list(other)
+
+
+def test_a_study_by_promise_in_which_everything_fails_ends_like_any_other() -> None:
+    study = Search(trials=60, shares="promise", play=lasting(1.0, fails=lambda trial: True)).run().study
+    assert (study.count(S.FAILED), len(study)) == (60, 60)
+
+
+# Out of memory
+
+
+def needing(limits: Mapping[str, float]) -> Play:
+    """A trial with x above its class's limit runs out of memory, at once."""
+
+    def play(trial: Attempt, compute_class: str) -> Outcome:
+        if trial.params["x"] > limits[compute_class]:
+            return Outcome(state=S.FAILED, error="MemoryError", out_of_memory=True, seconds=0.1)
+        return Outcome(state=S.COMPLETE, loss=trial.params["x"], seconds=1.0)
+
+    return play
+
+
+#: by memory, the smallest first; where it is equal, or unknown as here, the class expected to be stronger is larger
+LIMITS = {"cpu": -0.5, "gpu_small": 0.0, "gpu_large": 1.0}
+
+
+def test_a_trial_that_runs_out_of_memory_goes_to_a_larger_class_and_none_is_lost() -> None:
+    search = Search(plain(), trials=60, slots={"cpu": 2, "gpu_small": 1, "gpu_large": 1}, play=needing(LIMITS)).run()
+    study = search.study
+    assert (study.count(S.COMPLETE), len(study)) == (60, 60)
+    escalated = [trial for trial in study if trial.outgrown]
+    assert escalated
+    for trial in study:
+        assert trial.params["x"] <= LIMITS[str(trial.compute_class)]
+        assert trial.lost == 0, "the trial is not to blame"
+        outgrown = trial.outgrown.split(",") if trial.outgrown else []
+        assert outgrown == sorted(outgrown, key=[*LIMITS].index), "to a larger one each time"
+        assert trial.attempt == 1 + len(outgrown)
+
+
+def test_where_trials_run_out_of_memory_is_learned() -> None:
+    search = Search(plain(), trials=200, slots={"cpu": 2, "gpu_large": 2}, play=needing(LIMITS)).run()
+    assert search.study.count(S.COMPLETE) == 200
+    first, last = (
+        sum(bool(search.study.trial(number).outgrown) for number in numbers) for numbers in (range(50), range(150, 200))
+    )
+    assert first > 2 * last
+    assert search.study.count(S.COMPLETE, compute_class="cpu") >= 20, "what fits a small class still runs there"
+
+
+def test_what_no_class_has_memory_for_fails() -> None:
+    limits = {"cpu": -0.5, "gpu_large": 0.5}
+    search = Search(plain(), trials=80, slots={"cpu": 1, "gpu_large": 1}, play=needing(limits)).run()
+    study = search.study
+    assert study.counted == len(study) == 80
+    for trial in study:
+        assert (trial.state is S.FAILED) == (trial.params["x"] > 0.5)
+        assert trial.state is not S.FAILED or trial.compute_class == "gpu_large"
+
+
+def test_a_resumed_study_remembers_what_was_too_large_for_which_class() -> None:
+    search = Search(plain(), trials=60, slots={"cpu": 2, "gpu_large": 1}, play=needing(LIMITS))
+    search.run(lambda s: any(t.outgrown and t.state is S.WAITING for t in s.study))
+    waiting = [trial.number for trial in search.study if trial.outgrown and trial.state is S.WAITING]
+    assert waiting
+    again = search.resumed(trials=60, slots={"cpu": 2, "gpu_large": 1}, play=needing(LIMITS)).run()
+    assert again.study.count(S.COMPLETE) == 60
+    for number in waiting:
+        assert again.study.trial(number).outgrown == "cpu"
+
+
+def test_an_out_of_memory_reaches_the_samplers_only_where_it_is_final() -> None:
+    told: list[Trial] = []
+    search = Search(plain(), trials=40, slots={"cpu": 1, "gpu_large": 1}, play=needing(LIMITS))
+    [sampler] = search.scheduler._proposals.samplers.values()
+    before = sampler.tell
+    sampler.tell = lambda trial: (told.append(trial), before(trial))  # type: ignore[method-assign, func-returns-value]
+    search.run()
+    assert {trial.state for trial in told} == {S.COMPLETE}
+    assert len(told) == 40
+
+
+# Learning
+
+
+def test_samplers_and_policy_learn_each_finished_trial_once_and_after_a_resume_again() -> None:
+    told: list[int] = []
+
+    class Learner:
+        adaptive = True
+
+        def __init__(self, subspace: Any, entropy: Sequence[int]) -> None:
+            self.name = subspace.name
+            self.subspace = subspace
+            self.generator = np.random.default_rng(entropy)
+
+        def ask(self, index: int) -> dict[str, Any]:
+            return dict(self.subspace.sample(self.generator, 1)[0])
+
+        def tell(self, trial: Trial) -> None:
+            assert trial.subspace == self.name
+            assert trial.state.is_finished
+            told.append(trial.number)
+
+    def scheduler_of(search: Search) -> Scheduler:
+        subspaces = split(search.space)
+        return Scheduler(
+            search.study,
+            subspaces,
+            search.simulated,
+            policy=FifoPolicy(),
+            shares=UniformShares({subspace.name: subspace.probability for subspace in subspaces}),
+            cost_model=CostModel(subspaces),
+            make_sampler=Learner,
+            limits=Limits(trials=20),
+        )
+
+    search = Search(trials=20, play=lasting(uneven, fails=lambda trial: trial.number % 5 == 0))
+    search.scheduler = scheduler_of(search)
+    search.run()
+    assert sorted(told) == list(range(20))
+    told.clear()
+    again = search.resumed(trials=20)
+    scheduler_of(again)
+    assert sorted(told) == list(range(20))
+
+
+def test_turns_are_told_to_whoever_watches() -> None:
+    search = Search(plain(), trials=5, slots={"only": 1})
+    seen: list[int] = []
+    search.scheduler.run(lambda: seen.append(search.study.counted))
+    assert seen == sorted(seen)
+    assert seen[-1] == 5
+
+
+def test_events_of_unknown_trials_are_ignored() -> None:
+    search = Search(plain(), trials=3)
+    search.scheduler.tell([Started(number=77, attempt=1, host="h", at=0.0), Lost(number=78, attempt=1, reason="?")])
+    assert search.run().study.counted == 3

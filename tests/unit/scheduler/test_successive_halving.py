@@ -1,0 +1,364 @@
+"""Which trials there are to be: the best of each rung are promoted, and none before its rung is complete."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shadho_celery.core.trial import Outcome, Trial, TrialState, whole
+from shadho_celery.errors import UsageError
+from shadho_celery.scheduler.build import make_rounds
+from shadho_celery.scheduler.rounds import Endless, Rounds, Wanted
+from shadho_celery.scheduler.successive_halving import LARGEST, Ladder, SuccessiveHalving
+
+S = TrialState
+
+
+def halving(least: float, most: float, eta: int = 3, backups: int = 0) -> SuccessiveHalving:
+    return SuccessiveHalving(Ladder.of({"least": least, "most": most, "eta": eta, "backups": backups}))
+
+
+class Player:
+    """Asks for trials and tells how they ended; a trial's loss comes from the params' number, its origin's."""
+
+    def __init__(
+        self, rounds: Rounds, loss: Callable[[int, float], float | None] = lambda origin, budget: origin
+    ) -> None:
+        self.rounds = rounds
+        self.loss = loss
+        self.trials: list[Trial] = []
+        self.finished: list[Trial] = []
+
+    def ask(self) -> Trial | None:
+        """The next trial, as it is sent; None where there is none to be had."""
+        wanted = self.rounds.ask()
+        assert wanted == self.rounds.ask(), "to be asked again changes nothing"
+        if wanted is None:
+            return None
+        trial = Trial(
+            number=len(self.trials),
+            subspace="all",
+            params={},
+            budget=wanted.budget,
+            rung=wanted.rung,
+            origin=wanted.origin,
+        )
+        self.trials.append(trial)
+        self.rounds.add(trial)
+        return trial
+
+    def ask_all(self) -> list[Trial]:
+        found = []
+        while (trial := self.ask()) is not None:
+            found.append(trial)
+        return found
+
+    def finish(self, trial: Trial, state: TrialState | None = None) -> None:
+        loss = self.loss(trial.number if trial.origin is None else trial.origin, trial.budget or 0.0)
+        state = state or (S.FAILED if loss is None else S.COMPLETE)
+        ended = trial.evolve(state=state, outcome=Outcome(state=state, loss=loss if state is S.COMPLETE else None))
+        self.trials[trial.number] = ended
+        self.finished.append(ended)
+        self.rounds.tell(ended)
+
+    def play(self, trials: int, shuffle: random.Random | None = None) -> Player:
+        """Run so many trials, all that can be had at a time, ending in order or shuffled."""
+        while len(self.finished) < trials:
+            running = self.ask_all()
+            assert running, "as long as nothing runs there must be something to do"
+            if shuffle is not None:
+                shuffle.shuffle(running)
+            for trial in running:
+                self.finish(trial)
+                if self.rounds.left > 0 and trial is not running[-1]:
+                    break
+            left = [trial for trial in self.trials if not trial.state.is_finished]
+            for trial in left:
+                self.finish(trial)
+        return self
+
+
+def shape(trials: Iterable[Trial]) -> list[tuple[int | None, float | None, int | None]]:
+    return [(trial.rung, trial.budget, trial.origin) for trial in trials]
+
+
+def test_without_rounds_every_trial_is_a_new_one_with_all_of_the_fidelity() -> None:
+    rounds = Endless()
+    assert [rounds.ask() for _ in range(3)] == [Wanted()] * 3
+    assert (rounds.size, rounds.left) == (None, math.inf)
+
+
+def test_a_bracket_is_a_ladder_of_budgets_and_the_best_of_each_rung_are_promoted() -> None:
+    player = Player(halving(1, 9, 3))
+    lowest = player.ask_all()
+    assert shape(lowest) == [(0, 1.0, None)] * 9
+    for trial in reversed(lowest):
+        assert player.ask() is None, "none is promoted before its rung is complete"
+        player.finish(trial)
+    middle = player.ask_all()
+    assert shape(middle) == [(1, 3.0, 0), (1, 3.0, 1), (1, 3.0, 2)]
+    for trial in middle:
+        player.finish(trial)
+    [top] = player.ask_all()
+    assert shape([top]) == [(2, 9.0, 0)]
+    player.finish(top)
+    assert shape(player.ask_all()) == [(0, 1.0, None)] * 9, "the next bracket begins"
+
+
+@pytest.mark.parametrize(
+    ("least", "most", "eta", "budgets"),
+    [
+        (1, 243, 3, [1, 3, 9, 27, 81, 243]),  # log(243) / log(3) is 4.999...
+        (1, 81, 3, [1, 3, 9, 27, 81]),
+        (1, 1000, 10, [1, 10, 100, 1000]),
+        (0.1, 0.3, 3, [0.1, 0.3]),
+        (2, 9, 3, [3, 9]),
+        (1, 8, 2, [1, 2, 4, 8]),
+    ],
+)
+def test_the_budgets_are_the_largest_one_divided_by_powers_of_eta(
+    least: float, most: float, eta: int, budgets: list[float]
+) -> None:
+    player = Player(halving(least, most, eta)).play(sum(eta**k for k in range(len(budgets))))
+    assert sorted({trial.budget for trial in player.trials if trial.budget}) == pytest.approx(budgets)
+    counts = [sum(trial.rung == rung for trial in player.trials) for rung in range(len(budgets))]
+    assert counts == [eta ** (len(budgets) - 1 - rung) for rung in range(len(budgets))]
+
+
+def test_objectives_get_budgets_that_are_whole_numbers_as_ints() -> None:
+    def budgets(least: float, most: float) -> list[float | None]:
+        player = Player(halving(least, most, 3)).play(13)
+        return [whole(budget) for budget in dict.fromkeys(trial.budget for trial in player.trials[:13])]
+
+    assert list(map(repr, budgets(1, 9))) == ["1", "3", "9"]
+    assert list(map(repr, budgets(0.5, 4.5))) == ["0.5", "1.5", "4.5"]
+    found = [whole(budget) for budget in (3.0, 3, 0.25, 1e300, None)]
+    assert list(map(repr, found)) == ["3", "3", "0.25", "1e+300", "None"], "stores take no int of 300 digits"
+
+
+def test_which_trials_are_promoted_does_not_depend_on_the_order_of_their_ends() -> None:
+    def promoted(seed: int) -> set[tuple[int | None, int | None]]:
+        rounds = halving(1, 27, 3)
+        player = Player(rounds, lambda origin, budget: (origin * 7919 % 31) // 4)  # with ties
+        player.play(80, random.Random(seed))
+        return {(trial.rung, trial.origin) for trial in player.trials[:80] if trial.rung}
+
+    assert len({frozenset(promoted(seed)) for seed in range(10)}) == 1
+
+
+def test_a_failed_trial_counts_as_the_worst_and_is_never_promoted() -> None:
+    player = Player(halving(1, 9, 3), lambda origin, budget: None if origin < 7 else float(origin))
+    for trial in player.ask_all():
+        player.finish(trial)
+    assert [trial.origin for trial in player.ask_all()] == [7, 8]
+
+
+def test_a_rung_on_which_all_fail_ends_its_bracket() -> None:
+    player = Player(halving(1, 9, 3), lambda origin, budget: None)
+    for trial in player.ask_all():
+        player.finish(trial)
+    assert shape(player.ask_all()) == [(0, 1.0, None)] * 9
+
+
+def test_a_trial_taken_off_a_higher_rung_is_asked_for_again() -> None:
+    player = Player(halving(1, 9, 3))
+    for trial in player.ask_all():
+        player.finish(trial)
+    middle = player.ask_all()
+    player.finish(middle[1], S.CANCELLED)
+    assert shape(player.ask_all()) == [(1, 3.0, 1)]
+
+
+@pytest.mark.parametrize("ended", [0, 3])
+def test_a_trial_taken_off_the_lowest_rung_is_drawn_anew_and_tells_nothing(ended: int) -> None:
+    player = Player(halving(1, 9, 3))
+    for place, trial in enumerate(player.ask_all()):
+        player.finish(trial, None if place < ended else S.CANCELLED)
+    drawn = player.rounds.ask()
+    assert drawn == Wanted(budget=1.0, rung=0, drawn=9 + 9 - ended), "those that were cancelled were drawn too"
+    again = player.ask_all()
+    assert shape(again) == [(0, 1.0, None)] * (9 - ended)
+    for trial in reversed(again):
+        player.finish(trial)
+    assert [trial.origin for trial in player.ask_all()] == [*range(ended), *range(9, 12 - ended)]
+
+
+def test_a_search_stopped_on_the_lowest_rung_and_resumed_promotes_those_that_were_compared_with_all() -> None:
+    first = Player(halving(1, 27, 3))
+    for place, trial in enumerate(first.ask_all()):
+        first.finish(trial, None if place < 3 else S.CANCELLED)
+    second = Player(halving(1, 27, 3), lambda origin, budget: -origin)
+    for trial in first.trials:
+        second.rounds.add(trial)
+    for trial in first.finished:
+        second.rounds.tell(trial)
+    assert second.rounds.ask() == first.rounds.ask() == Wanted(budget=1.0, rung=0, drawn=27 + 24)
+    second.trials = list(first.trials)
+    second.play(40 - 3)
+    assert [sum(t.rung == rung for t in second.trials[27:]) for rung in range(4)] == [24, 9, 3, 1]
+    assert {trial.origin for trial in second.trials if trial.rung == 1} == set(range(42, 51)), "the best of all"
+
+
+def test_new_trials_are_numbered_so_that_each_round_has_its_own_set() -> None:
+    player = Player(halving(1, 9, 3))
+    assert player.rounds.ask() == Wanted(budget=1.0, rung=0, drawn=9)
+    player.play(13)
+    assert player.rounds.ask() == Wanted(budget=1.0, rung=0, drawn=18)
+
+
+def test_size_and_left_are_those_of_the_rung_that_is_open() -> None:
+    rounds = halving(1, 9, 3)
+    player = Player(rounds)
+    assert (rounds.size, rounds.left) == (9, 9)
+    lowest = player.ask_all()
+    assert (rounds.size, rounds.left) == (9, 0)
+    for trial in lowest:
+        player.finish(trial)
+    assert (rounds.size, rounds.left) == (3, 3)
+
+
+# Backups: the first n of n + b
+
+
+def test_with_backups_a_rung_is_over_after_the_first_results_and_the_late_ones_are_not_promoted() -> None:
+    player = Player(halving(1, 9, 3, backups=2))
+    lowest = player.ask_all()
+    assert len(lowest) == 11
+    # The two best are late.
+    for trial in lowest[2:]:
+        player.finish(trial)
+    middle = player.ask_all()
+    assert [trial.origin for trial in middle] == [2, 3, 4, 5, 6]
+    for trial in lowest[:2]:
+        player.finish(trial)
+    assert player.ask_all() == []
+    for trial in middle[:3]:
+        player.finish(trial)
+    assert [trial.origin for trial in player.ask_all()] == [2, 3, 4]
+
+
+def test_with_backups_no_more_are_drawn_once_there_are_results_enough() -> None:
+    """As where there are fewer slots than trials in a round."""
+    player = Player(halving(1, 3, 3, backups=5))
+    for _ in range(3):
+        trial = player.ask()
+        assert trial is not None
+        player.finish(trial)
+    assert [trial.origin for trial in player.ask_all()] == [0, 1, 2]
+
+
+# Carried on
+
+
+@pytest.mark.parametrize("backups", [0, 2])
+@pytest.mark.parametrize("at", range(0, 40, 3))
+def test_rounds_told_of_what_was_go_on_as_those_that_were_there(at: int, backups: int) -> None:
+    """Trials are added first, all of them, and then told of in the order in which they finished."""
+
+    def loss(origin: int, budget: float) -> float | None:
+        return None if origin % 11 == 5 else origin * 7919 % 101 / budget
+
+    first = Player(halving(1, 9, 3, backups), loss)
+    choice = random.Random(at)
+    while len(first.finished) < at:
+        first.ask_all()
+        first.finish(choice.choice([trial for trial in first.trials if not trial.state.is_finished]))
+    second = Player(halving(1, 9, 3, backups), loss)
+    second.trials = list(first.trials)
+    for trial in first.trials:
+        second.rounds.add(trial)
+    for trial in first.finished:
+        second.rounds.tell(trial)
+    for _ in range(40):
+        assert shape(first.ask_all()) == shape(second.ask_all())
+        left = [trial for trial in first.trials if not trial.state.is_finished]
+        trial = choice.choice(left)
+        first.finish(trial)
+        second.finish(trial)
+
+
+def test_trials_of_another_ladder_or_of_none_are_left_alone() -> None:
+    rounds = halving(1, 9, 3)
+    others: list[dict[str, Any]] = [{}, {"rung": 0, "budget": 2.0}, {"rung": 7, "budget": 1.0}]
+    for number, facts in enumerate(others):
+        outcome = Outcome(state=S.COMPLETE, loss=0.0)
+        trial = Trial(number=number, subspace="all", params={}, state=S.COMPLETE, outcome=outcome, **facts)
+        rounds.add(trial)
+        rounds.tell(trial)
+    assert rounds.left == 9
+
+
+# What makes no ladder
+
+FORM = "give a dict such as {'least': 1, 'most': 9, 'eta': 3}"
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"least": 1}, ["rungs.most: it is missing", FORM]),
+        ({}, ["rungs.least: it is missing", FORM]),
+        ({"least": 1, "most": 9, "eta": 1}, ["rungs.eta: 1", "at least 2", FORM]),
+        ({"least": 1, "most": 9, "eta": 2.5}, ["rungs.eta: 2.5 is no whole number", FORM]),
+        ({"least": 0, "most": 9}, ["rungs.least: 0", "above 0", FORM]),
+        ({"least": True, "most": 9}, ["rungs.least: True is no number", FORM]),
+        ({"least": 1, "most": math.inf}, ["rungs.most: inf", "at most", FORM]),
+        ({"least": 1, "most": "9"}, ["rungs.most: '9' is no number", FORM]),
+        ({"least": 9, "most": 1}, ["rungs", "from 9 to 1", "one rung only", "let 'most' be 3 times 'least'"]),
+        ({"least": 1, "most": 2, "eta": 3}, ["one rung only", "let 'most' be 3 times 'least'"]),
+        ({"least": 1, "most": 9, "backups": -1}, ["rungs.backups: -1", "at least 0", FORM]),
+        ({"least": 1, "most": 9, "backups": True}, ["rungs.backups: True is no whole number", FORM]),
+        ({"least": 1, "most": 9, "eat": 3}, ["rungs.eat: there is no such key", "least, most, eta, backups", FORM]),
+        ({"least": 1, "most": 9, 3: 1}, ["rungs.3: there is no such key", "least, most, eta, backups", FORM]),
+        ({"least": 1e-9, "most": 1}, ["rungs", f"over {LARGEST} trials a round", "raise 'least'"]),
+        ({"least": 1e-308, "most": 1e308}, ["raise 'least'"]),
+        ({"least": 1, "most": 10**308}, ["raise 'least'"]),
+        ({"least": 1e308, "most": 1e-308}, ["one rung only"]),
+        ({"least": 1, "most": 10**400}, ["rungs.most: 10000000000", FORM]),
+        ({"least": 10**400, "most": 10**400}, ["rungs.least: 10000000000", FORM]),
+        ({"least": 1, "most": 10**5000}, ["rungs.most:", FORM]),
+        ({"least": 1, "most": -(10**5000)}, ["rungs.most:", FORM]),
+        ({"least": 1, "most": math.nan}, ["rungs.most: nan", FORM]),
+        ({"least": 1, "most": 9, "eta": 10**400}, ["rungs.eta: 1000", f"at most {LARGEST}", FORM]),
+        ({"least": 1, "most": 9, "backups": 10**5000}, ["rungs.backups", f"at most {LARGEST}", FORM]),
+        ({"least": 1, "most": 9, "backups": LARGEST}, ["raise 'least'"]),
+        (3, ["rungs: ", "but a number", FORM]),
+        ([1, 2], ["rungs: ", "but a list", FORM]),
+        ("x", ["rungs: ", "but a text", FORM]),
+        (False, ["rungs: ", "but a truth value", FORM]),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) and isinstance(value[0], str) else "",
+)
+def test_settings_that_make_no_ladder_are_refused_in_one_line_that_names_key_cause_and_remedy(
+    settings: Any, said: list[str]
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        make_rounds(settings)
+    message = str(caught.value)
+    assert all(part in message for part in said), message
+    assert "\n" not in message
+    assert len(message) < 300
+
+
+def test_budgets_may_be_numpys_floats() -> None:
+    """Which are Python's floats, too."""
+    rounds = make_rounds({"least": np.float64(1.0), "most": np.float64(9.0)})
+    assert rounds.size == 9
+
+
+@pytest.mark.parametrize("most", [10**400, -(10**400), 10**5000, -(10**5000)], ids=["400", "-400", "5000", "-5000"])
+def test_a_number_that_no_float_can_hold_is_not_called_no_number(most: int) -> None:
+    with pytest.raises(UsageError, match="rungs") as caught:
+        make_rounds({"least": 1, "most": most})
+    assert "no number" not in str(caught.value)
+
+
+def test_the_settings_make_the_rounds() -> None:
+    assert isinstance(make_rounds(None), Endless)
+    assert make_rounds({"least": 1, "most": 27}).size == 27
+    assert make_rounds({"least": 1, "most": 16, "eta": 2, "backups": 3}).size == 19

@@ -1,0 +1,164 @@
+"""A trial takes the slots that its study file says; and a scheduler reserves a class until it has them, all or none."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from hyperopt import hp
+
+from shadho_celery.core.clock import ManualClock
+from shadho_celery.core.settings import SlotsSetting, StudySettings
+from shadho_celery.core.trial import Attempt, Outcome, TrialState
+from shadho_celery.errors import UsageError
+from shadho_celery.executors.simulated import Change, Play, SimulatedExecutor
+from shadho_celery.scheduler.build import make_scheduler
+from shadho_celery.scheduler.widths import make_width, widest
+from shadho_celery.space.compile import Space, compile_space
+from shadho_celery.space.split import split
+from shadho_celery.store.base import StudyRecord
+from shadho_celery.store.memory import MemoryStore
+from shadho_celery.study.limits import Limits
+from shadho_celery.study.study import Study
+
+GANGS = compile_space(
+    {"x": hp.uniform("x", 0, 1), "kind": hp.choice("kind", [{"replicas": 3}, {"replicas": 1}]), "two": 2.0}
+)
+
+
+def replicas(params: Mapping[str, Any]) -> int:
+    return int(params["kind"]["replicas"])
+
+
+def width(slots: SlotsSetting, drawn: Mapping[str, Any] | None = None) -> int:
+    return make_width(slots, GANGS, split(GANGS))(drawn or {"x": 0.5, "kind": 0})
+
+
+def test_a_number_holds_for_all_trials() -> None:
+    assert width(4) == 4
+
+
+def test_a_key_is_looked_up_in_what_the_objective_gets() -> None:
+    assert width("two") == 2
+
+
+def test_a_function_is_given_what_the_objective_gets() -> None:
+    assert [width(replicas, {"x": 0.1, "kind": kind}) for kind in (0, 1)] == [3, 1]
+
+
+@pytest.mark.parametrize(
+    "slots",
+    [0, 5000, "nothing", "kind", "x", lambda params: None, lambda params: params["missing"], lambda params: True],
+    ids=["none", "too many", "no such key", "no number", "no whole number", "nothing", "raises", "truth"],
+)
+def test_what_gives_no_number_of_slots_is_refused_before_the_study_begins(slots: Any) -> None:
+    with pytest.raises(UsageError, match="STUDY\\['slots'\\]"):
+        make_width(slots, GANGS, split(GANGS))
+
+
+def test_the_widest_trial_is_found_among_all_subspaces() -> None:
+    assert widest(replicas, GANGS) == 3
+    assert widest(1, GANGS) == 1
+
+
+def lasting(trial: Attempt, compute_class: str) -> Outcome:
+    return Outcome(state=TrialState.COMPLETE, loss=0.0, seconds=1 + trial.seed % 7)
+
+
+def search(
+    space: Space,
+    slots: Mapping[str, int],
+    width: SlotsSetting,
+    trials: int,
+    play: Play = lasting,
+    turns: int = 10_000,
+    **options: Any,
+) -> tuple[Study, list[dict[str, int]]]:
+    """A study on simulated classes, and the slots that its trials held on each after every turn, up to so many turns.
+
+    `options` are those of the executor.
+    """
+    record = StudyRecord(key="k", name="n", module="", seed=1, space={}, created_at=0.0)
+    clock = ManualClock()
+    study = Study(MemoryStore(), record, 1, clock=clock)
+
+    executor = SimulatedExecutor(slots, play, clock, **options)
+    settings = StudySettings(slots=width, policy="fifo")
+    scheduler = make_scheduler(space, study, executor, Limits(trials=trials), settings)
+    held: list[dict[str, int]] = []
+    while not scheduler.done and len(held) < turns:
+        scheduler.turn()
+        taken: dict[str, int] = defaultdict(int)
+        for trial in study.sent:
+            taken[str(trial.compute_class)] += trial.slots
+        held.append(dict(taken))
+        assert len(held) < 10_000, "it does not end"
+    return study, held
+
+
+def test_gangs_and_single_trials_share_four_slots_and_all_finish() -> None:
+    """Gangs of three among trials of one slot: never more than there is, and nobody waits for ever."""
+    study, held = search(GANGS, {"cpu": 4}, replicas, 40)
+    assert {trial.slots for trial in study} == {1, 3}
+    assert study.count(TrialState.COMPLETE) == 40
+    assert max(taken.get("cpu", 0) for taken in held) == 4
+
+
+def test_a_gang_is_not_overtaken_for_ever_by_trials_of_one_slot() -> None:
+    """All of them are sent in the order they were drawn but for those that the reserved slots are kept from."""
+    study, _ = search(GANGS, {"cpu": 4}, replicas, 60)
+    begun = sorted(study, key=lambda trial: (trial.started_at or 0.0, trial.number))
+    late = [place - trial.number for place, trial in enumerate(begun) if trial.slots == 3]
+    assert max(late) <= 4
+
+
+def test_a_gang_goes_to_the_class_that_has_its_slots() -> None:
+    study, _ = search(GANGS, {"small": 2, "large": 3}, replicas, 30)
+    assert {trial.compute_class for trial in study if trial.slots == 3} == {"large"}
+    assert {trial.compute_class for trial in study if trial.slots == 1} == {"small", "large"}
+
+
+def test_two_classes_are_not_reserved_for_one_gang() -> None:
+    """While one is reserved, the other goes on with trials of one slot: it holds none back for the same gang."""
+    study, held = search(GANGS, {"a": 3, "b": 3}, replicas, 60)
+    assert study.count(TrialState.COMPLETE) == 60
+    assert {trial.compute_class for trial in study if trial.slots == 3} == {"a", "b"}
+    # Slots of both classes are kept from trials that wait at the same moment only if two gangs wait.
+    idle_in_both = sum(taken.get("a", 0) < 3 and taken.get("b", 0) < 3 for taken in held[:-20])
+    assert idle_in_both < len(held) / 3
+
+
+def test_gangs_that_run_out_of_memory_where_no_larger_class_is_wide_enough_fail_and_the_rest_goes_on() -> None:
+    def play(trial: Attempt, compute_class: str) -> Outcome:
+        if trial.slots == 3 and trial.params["x"] > 0.5:
+            return Outcome(state=TrialState.FAILED, error="MemoryError", out_of_memory=True, seconds=1.0)
+        return lasting(trial, compute_class)
+
+    memory = {"large": 2**35, "small": 2**33}
+    study, _ = search(GANGS, {"large": 2, "small": 4}, replicas, 40, play, memory=memory)
+    assert study.counted == len(study) == 40
+    assert {t.state is TrialState.FAILED for t in study if t.slots == 3 and t.params["x"] > 0.5} == {True}
+    assert study.count(TrialState.FAILED) < sum(trial.slots == 3 for trial in study)
+
+
+@pytest.mark.parametrize("at", range(5, 40, 5))
+def test_on_a_class_that_has_become_narrower_than_the_gang_it_is_reserved_for_the_others_go_on(at: int) -> None:
+    """All those of one slot end, and the gangs wait for a class that is wide enough."""
+    changes = [Change(at=float(at), compute_class="cpu", slots=-2)]
+    study, _ = search(GANGS, {"cpu": 4}, replicas, 60, turns=800, changes=changes)
+    assert len(study) == 60
+    assert {trial.slots for trial in study if trial.state is TrialState.WAITING} == {3}
+    assert study.counted + study.count(TrialState.WAITING) == 60
+    assert all(trial.state is TrialState.COMPLETE for trial in study if trial.slots == 1)
+
+
+@pytest.mark.parametrize("ahead", [1, 4])
+@pytest.mark.parametrize("slots", [{"a": 3, "b": 3}, {"a": 5, "b": 4}, {"small": 2, "large": 3}], ids=str)
+def test_no_trial_goes_back_and_forth_between_queues_while_a_class_is_reserved(
+    slots: dict[str, int], ahead: int
+) -> None:
+    study, _ = search(GANGS, slots, replicas, 150, ahead=ahead)
+    assert study.count(TrialState.COMPLETE) == 150
+    assert max(trial.attempt for trial in study) <= 2

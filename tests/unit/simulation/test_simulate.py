@@ -1,0 +1,614 @@
+"""A simulation is the real search on described machines: the same for the same seed, and no slot idle."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import shlex
+from collections import Counter, defaultdict
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from msgspec.structs import replace
+
+from shadho_celery import simulate as command
+from shadho_celery.core.trial import TrialState
+from shadho_celery.errors import UsageError
+from shadho_celery.executors.simulated import Change
+from shadho_celery.placement.policies import POLICIES
+from shadho_celery.placement.shares import SHARES
+from shadho_celery.simulate import COLUMNS, main
+from shadho_celery.simulation.cluster_file import (
+    GIB,
+    LEAST_SECONDS,
+    Cluster,
+    Constant,
+    Family,
+    HalfNormal,
+    LogNormal,
+    NoStraggler,
+    Samples,
+    example,
+)
+from shadho_celery.simulation.simulation import Simulation, family_of, simulate
+from shadho_celery.study.study import MAX_LOST, Study
+
+S = TrialState
+
+#: turns after which a simulation is taken to be endless
+PATIENCE = 20_000
+
+EXAMPLE = example()
+
+SIZE = LogNormal(sigma=0.5)
+STRAGGLER = HalfNormal(scale=0.5)
+#: where trials are to take as long in every attempt
+NO_STRAGGLER = NoStraggler()
+
+
+def cluster(**changes: Any) -> Cluster:
+    """Three unlike classes and three unlike families, half an hour."""
+    settings: dict[str, Any] = {
+        "slots": {"large": 3, "small": 4, "cpu": 5},
+        "memory": {"large": 0, "small": 0, "cpu": 0},
+        "families": {
+            "net": Family(seconds={"large": 20, "small": 60, "cpu": 600}, share=2.0, failure_rate=0.05),
+            "forest": Family(seconds={"large": 50, "small": 60, "cpu": 70}, best=0.1, failure_rate=0.05),
+            "svm": Family(seconds={"large": 30, "small": 30, "cpu": 30}, best=0.2, spread=2.0, failure_rate=0.05),
+        },
+        "size": SIZE,
+        "straggler": STRAGGLER,
+        "seconds": 1800.0,
+        **changes,
+    }
+    return Cluster(**settings)
+
+
+def play(described: Cluster, **options: Any) -> Simulation:
+    """The simulation, which must come to an end."""
+    turns = 0
+
+    def on_turn(study: Study) -> None:
+        nonlocal turns
+        turns += 1
+        if turns > PATIENCE:
+            pytest.fail(f"no end after {study.clock.now()} simulated seconds")
+
+    return simulate(described, on_turn=on_turn, **options)
+
+
+def facts(simulation: Simulation) -> str:
+    """Everything but what the playing itself took; repr, so that every bit of a float shows."""
+    names = ("policy", "shares", "seed", "seconds", "complete", "failed", "placed", "lost", "utilisation", "best")
+    return repr([getattr(simulation, name) for name in names] + list(simulation.study))
+
+
+def fates(simulation: Simulation) -> dict[tuple[str, int], tuple[float, TrialState, float]]:
+    """What became of the trials that ended, by family and seed: x, state and size, that is its part of the mean."""
+    means = cluster().families
+    found: dict[tuple[str, int], tuple[float, TrialState, float]] = {}
+    for trial in simulation.study.trials:
+        family = family_of(trial)
+        size = (trial.seconds or 0.0) / means[family].seconds[str(trial.compute_class)]
+        found[family, trial.seed] = (trial.params[f"x {family}"], trial.state, float(f"{size:.9g}"))
+    return found
+
+
+# The same again
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("shares", SHARES)
+def test_the_same_seed_gives_the_same_to_the_bit_and_another_seed_another(policy: str, shares: str) -> None:
+    described = cluster(seconds=600.0, changes=[Change(at=100, compute_class="small", slots=-2)])
+    first, second, other = (play(described, policy=policy, shares=shares, seed=seed) for seed in (4, 4, 5))
+    assert facts(first) == facts(second)
+    assert [t.params for t in first.study] != [t.params for t in other.study][: len(first.study)]
+    assert [t.seconds for t in first.study.trials] != [t.seconds for t in other.study.trials]
+
+
+def test_the_seed_is_the_clusters_unless_another_is_given() -> None:
+    described = cluster(seconds=200.0, seed=9)
+    assert facts(play(described)) == facts(play(described, seed=9)) == facts(play(replace(described, seed=1), seed=9))
+    assert play(described).seed == 9
+
+
+@pytest.mark.parametrize("policy", sorted({*POLICIES} - {"fifo"}))
+def test_every_policy_gets_the_same_trials_whatever_it_does_with_them(policy: str) -> None:
+    """The same params, sizes and failures: what differs is who runs them, and when."""
+    one, other = fates(play(cluster(), policy="fifo")), fates(play(cluster(), policy=policy))
+    both = set(one) & set(other)
+    assert len(both) > 100
+    assert {S.COMPLETE, S.FAILED} == {one[key][1] for key in both}
+    for key in both:
+        assert one[key] == other[key]
+    assert [t.compute_class for t in play(cluster()).study] != [
+        t.compute_class for t in play(cluster(), policy="fifo").study
+    ]
+
+
+def test_with_a_limit_on_trials_the_policies_run_the_very_same_set() -> None:
+    described = cluster(seconds=None, trials=200, straggler=NO_STRAGGLER)
+    sets = [fates(play(described, policy=policy)) for policy in POLICIES]
+    assert sets[0] == sets[1] == sets[2]
+    assert len(sets[0]) == 200
+
+
+# No slot idle
+
+
+def busy(study: Study, name: str) -> int:
+    return study.count(S.RUNNING, S.QUEUED, compute_class=name)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("shares", SHARES)
+def test_at_every_moment_all_slots_are_busy(policy: str, shares: str) -> None:
+    described = cluster()
+    moments = []
+
+    def on_turn(study: Study) -> None:
+        moments.append(study.clock.now())
+        if study.clock.now() < 1800:
+            assert {name: busy(study, name) for name in described.slots} == described.slots
+
+    found = simulate(described, policy=policy, shares=shares, on_turn=on_turn)
+    assert len(moments) > 100
+    assert moments[-1] == found.seconds == 1800
+    assert found.utilisation == {"large": pytest.approx(1), "small": pytest.approx(1), "cpu": pytest.approx(1)}
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_workers_that_come_get_work_at_once_though_nothing_else_happens(policy: str) -> None:
+    """The others are in the middle of an hour's trial then."""
+    families = {
+        "net": Family(seconds={"large": 3600, "cpu": 3600}),
+        "svm": Family(seconds={"large": 3600, "cpu": 3600}),
+    }
+    described = cluster(
+        slots={"large": 2, "cpu": 0},
+        memory={"large": 0, "cpu": 0},
+        families=families,
+        size=Constant(),
+        straggler=NoStraggler(),
+        changes=[Change(at=100, compute_class="cpu", slots=3), Change(at=150, compute_class="large", slots=1)],
+        seconds=5000.0,
+    )
+    found = play(described, policy=policy)
+    starts = Counter((t.compute_class, t.started_at) for t in found.study)
+    assert starts == {
+        ("large", 0.0): 2, ("large", 3600.0): 2, ("large", 150.0): 1, ("large", 3750.0): 1,
+        ("cpu", 100.0): 3, ("cpu", 3700.0): 3,
+    }  # fmt: skip
+    assert found.utilisation == {"large": 1.0, "cpu": 1.0}
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_class_that_appears_late_gets_its_part_of_the_work(policy: str) -> None:
+    described = cluster(
+        slots={"large": 0, "small": 4, "cpu": 5}, changes=[Change(at=900, compute_class="large", slots=3)]
+    )
+    found = play(described, policy=policy)
+    starts = [t.started_at or 0.0 for t in found.study if t.compute_class == "large"]
+    assert min(starts) == 900
+    assert len([t for t in found.study.trials if t.compute_class == "large"]) > 20
+    assert found.utilisation["large"] == pytest.approx(1)
+
+
+# Deaths
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_what_died_with_its_worker_is_run_again_and_counts_once(policy: str) -> None:
+    described = cluster(
+        seconds=None,
+        trials=150,
+        straggler=NO_STRAGGLER,
+        changes=[
+            Change(at=100, compute_class="cpu", slots=-3),
+            Change(at=200, compute_class="large", slots=-1),
+            Change(at=400, compute_class="cpu", slots=2),
+        ],
+    )
+    found = play(described, policy=policy)
+    assert found.lost == 4
+    assert found.trials == found.study.counted == len(found.study) == 150
+    assert Counter(trial.number for trial in found.study.trials) == Counter(range(150))
+    again = [trial for trial in found.study if trial.lost]
+    assert min(trial.attempt for trial in again) == 2
+    assert len(again) == 4
+    without = play(replace(described, changes=[]), policy=policy)
+    assert fates(found) == fates(without), "deaths cost time and no trial"
+    assert sum(found.complete.values()) == sum(n for row in found.placed.values() for n in row.values())
+
+
+def test_a_lost_trial_is_known_to_be_after_the_lease() -> None:
+    described = cluster(lease_seconds=77.0, changes=[Change(at=100, compute_class="cpu", slots=-5)])
+    found = play(described)
+    again = [trial for trial in found.study if trial.lost]
+    assert len(again) == 5
+    assert {trial.started_at for trial in again if trial.started_at and trial.started_at < 177} == set()
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_trial_whose_workers_die_again_and_again_fails_and_the_search_goes_on(policy: str) -> None:
+    changes = []
+    for turn in range(MAX_LOST):
+        at = 10.0 + 100 * turn
+        changes += [Change(at=at, compute_class="only", slots=-1), Change(at=at + 40, compute_class="only", slots=1)]
+    described = cluster(
+        slots={"only": 1},
+        memory={"only": 0},
+        families={"net": Family(seconds={"only": 70})},
+        size=Constant(),
+        straggler=NO_STRAGGLER,
+        changes=changes,
+        seconds=None,
+        trials=3,
+    )
+    found = play(described, policy=policy)
+    assert (found.lost, found.failed, found.complete) == (MAX_LOST, {"net": 1}, {"net": 2})
+    assert "its worker died" in str(found.study.trial(0).error)
+    # Nobody saw the end of the one that failed.
+    assert [row[0] for row in found.rows()] == [1, 2]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("lease_seconds", [0.0, 30.0])
+def test_with_all_workers_dead_for_ever_a_simulation_ends_all_the_same(policy: str, lease_seconds: float) -> None:
+    deaths = [Change(at=100, compute_class=name, slots=-9) for name in ("large", "small", "cpu")]
+    found = play(cluster(seconds=None, trials=1000, changes=deaths, lease_seconds=lease_seconds), policy=policy)
+    assert found.seconds == 100 + lease_seconds
+    assert 0 < found.trials < 1000
+    assert found.lost == 12
+    assert found.study.in_flight == 0
+
+
+def test_with_all_workers_dead_a_simulation_of_some_time_lasts_that_time() -> None:
+    deaths = [Change(at=100, compute_class=name, slots=-9) for name in ("large", "small", "cpu")]
+    found = play(cluster(changes=deaths))
+    assert found.seconds == 1800
+    assert max(trial.finished_at or 0.0 for trial in found.study.trials) <= 100
+
+
+def test_where_no_time_passes_nothing_is_divided_by_it() -> None:
+    """All workers die as they come."""
+    changes = [Change(at=0, compute_class="cpu", slots=1), Change(at=0, compute_class="cpu", slots=-1)]
+    found = play(cluster(slots={"large": 0, "small": 0, "cpu": 0}, seconds=None, trials=5, changes=changes))
+    assert (found.seconds, found.trials, found.best) == (0, 0, None)
+    assert found.balanced({"net": 1.0, "forest": 1.0, "svm": 1.0}) == 0
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_utilisation_counts_what_was_lost_and_only_slots_that_lived(policy: str) -> None:
+    changes = [
+        Change(at=300, compute_class="cpu", slots=-5),
+        Change(at=700, compute_class="cpu", slots=4),
+        Change(at=1790, compute_class="small", slots=-4),
+    ]
+    found = play(cluster(changes=changes), policy=policy)
+    assert found.utilisation == {"large": pytest.approx(1), "small": pytest.approx(1), "cpu": pytest.approx(1)}
+    assert max(found.utilisation.values()) <= 1
+
+
+# Limits, and what there may be few of
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("shares", SHARES)
+def test_all_trials_may_fail(policy: str, shares: str) -> None:
+    families = {name: replace(family, failure_rate=1.0) for name, family in cluster().families.items()}
+    found = play(cluster(families=families, seconds=600.0), policy=policy, shares=shares)
+    assert sum(found.complete.values()) == 0
+    assert min(found.failed.values()) > 0
+    assert (found.best, found.best_after) == (None, None)
+    assert found.utilisation["cpu"] == pytest.approx(1)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("shares", SHARES)
+def test_one_class_and_one_family_will_do(policy: str, shares: str) -> None:
+    constant = Constant()
+    described = cluster(
+        slots={"cpu": 2}, memory={"cpu": 0}, families={"net": Family(seconds={"cpu": 10})}, seconds=101.0,
+        size=constant, straggler=NoStraggler(),
+    )  # fmt: skip
+    found = play(described, policy=policy, shares=shares)
+    assert (found.complete, found.failed, found.placed) == ({"net": 20}, {"net": 0}, {"net": {"cpu": 20}})
+    assert [(row[3], row[4], row[5]) for row in found.rows()][:4] == [(0, 0, 10), (1, 0, 10), (0, 10, 20), (1, 10, 20)]
+
+
+@pytest.mark.parametrize("trials", [1, 2, 11, 12, 13, 40])
+def test_a_limit_on_trials_is_kept_to_the_trial(trials: int) -> None:
+    """Of 12 slots."""
+    found = play(cluster(seconds=None, trials=trials))
+    assert found.trials == len(found.study) == trials
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_target_ends_it_as_soon_as_it_is_reached(policy: str) -> None:
+    found = play(cluster(target=0.01, seconds=50_000.0), policy=policy)
+    assert found.best is not None
+    assert found.best <= 0.01
+    assert found.best_after == found.seconds < 50_000
+    assert sum((trial.loss or math.inf) <= 0.01 for trial in found.study.trials) == 1
+
+
+def test_the_end_of_the_time_is_the_end_whatever_runs_then() -> None:
+    found = play(cluster(seconds=123.5))
+    assert found.seconds == 123.5
+    assert found.study.in_flight == 12
+    assert max(trial.finished_at or 0.0 for trial in found.study.trials) <= 123.5
+
+
+@pytest.mark.parametrize("policy", ["cost", "fifo"])
+def test_unequal_weights_share_the_trials_out(policy: str) -> None:
+    families = {name: replace(family, failure_rate=0.0) for name, family in cluster().families.items()}
+    families["svm"] = replace(families["svm"], share=0.5)
+    found = play(cluster(families=families, seconds=3600.0), policy=policy)
+    dealt = Counter(family_of(trial) for trial in found.study)
+    parts = {"net": 2 / 3.5, "forest": 1 / 3.5, "svm": 0.5 / 3.5}
+    for name, part in parts.items():
+        assert dealt[name] / sum(dealt.values()) == pytest.approx(part, rel=0.1)
+    hours = found.seconds / 3600
+    least = min(found.complete[name] / part for name, part in parts.items())
+    assert found.balanced({"net": 2.0, "forest": 1.0, "svm": 0.5}) == pytest.approx(least / hours)
+
+
+def test_the_shares_of_a_fixed_number_of_trials_are_exact() -> None:
+    found = play(cluster(seconds=None, trials=400))
+    assert Counter(family_of(trial) for trial in found.study) == {"net": 200, "forest": 100, "svm": 100}
+
+
+def test_the_loss_is_the_familys_parabola() -> None:
+    for trial in play(cluster()).study.trials:
+        family = cluster().families[family_of(trial)]
+        x = float(trial.params[f"x {family_of(trial)}"])
+        if trial.state is S.COMPLETE:
+            assert trial.loss == family.best + family.spread * (x - 0.3) ** 2
+
+
+def test_no_trial_takes_no_time_however_the_laws_fall() -> None:
+    """Or a simulation would not get on."""
+    described = cluster(
+        families={"net": Family(seconds=dict.fromkeys(("large", "small", "cpu"), 0.001))},
+        size=Samples(values=[0.0, 0.0, 0.0, 1.0]),
+        seconds=0.05,
+    )
+    found = play(described)
+    assert found.seconds == 0.05
+    assert min(trial.seconds or 0.0 for trial in found.study.trials) == LEAST_SECONDS
+
+
+def test_a_name_that_no_policy_or_shares_have_is_refused() -> None:
+    with pytest.raises(UsageError, match="cost, paper, fifo"):
+        simulate(cluster(), policy="best")
+    with pytest.raises(UsageError, match="uniform, promise"):
+        simulate(cluster(), shares="fair")
+
+
+# Memory
+
+
+def with_memory(large: int, small: int, cpu: int, **needs: int) -> Cluster:
+    plain = cluster()
+    families = {n: replace(f, memory=needs.get(n, 0) * GIB, failure_rate=0.0) for n, f in plain.families.items()}
+    memory = {"large": large * GIB, "small": small * GIB, "cpu": cpu * GIB}
+    return replace(plain, families=families, memory=memory, seconds=1200.0)
+
+
+@pytest.mark.parametrize("policy", ["cost", "fifo"])
+def test_a_family_too_large_for_a_class_is_soon_not_sent_there(policy: str) -> None:
+    found = play(with_memory(40, 11, 4, net=20, forest=8), policy=policy)
+    assert found.placed["net"]["large"] > 10
+    assert (found.placed["net"]["small"], found.placed["net"]["cpu"], found.placed["forest"]["cpu"]) == (0, 0, 0)
+    failures = [trial for trial in found.study.trials if trial.state is S.FAILED]
+    assert {trial.error for trial in failures} == {"out of memory"}
+    # On the small class a trial of it takes 60 s in the mean; out of memory it is over after a tenth of that.
+    small = [trial.seconds or 0.0 for trial in failures if (trial.compute_class, family_of(trial)) == ("small", "net")]
+    assert min(small) > 0.1 * 60 / 5
+    assert max(small) < 0.1 * 60 * 5
+    assert len(failures) < 60
+    assert max(trial.finished_at or 0.0 for trial in failures) < 600, "it was learned"
+    assert found.utilisation["cpu"] > 0.95
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_family_that_no_class_has_the_memory_for_fails_and_the_others_go_on(policy: str) -> None:
+    found = play(with_memory(40, 11, 4, net=100), policy=policy)
+    assert found.complete["net"] == 0
+    assert found.failed["net"] > 0
+    assert min(found.complete["forest"], found.complete["svm"]) > 0
+    assert found.utilisation["large"] == pytest.approx(1)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_where_memory_is_not_given_it_does_not_matter(policy: str) -> None:
+    found = play(with_memory(0, 0, 0, net=100), policy=policy)
+    assert sum(found.failed.values()) == 0
+
+
+# The command
+
+
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The example with less time, its changes within it, in a folder of this test's own."""
+    monkeypatch.chdir(tmp_path)
+    text = EXAMPLE.replace("seconds = 10800", "seconds = 1200").replace("3600", "300").replace("5400", "600")
+    (tmp_path / "cluster.toml").write_text(text)
+    return "cluster.toml"
+
+
+def answer(*words: str) -> str:
+    result = CliRunner().invoke(main, words)
+    assert result.exit_code == 0, result.output
+    assert result.stderr == ""
+    return result.stdout
+
+
+def strictly(text: str) -> Any:
+    """JSON as it is defined: NaN and Infinity are not in it."""
+    return json.loads(text, parse_constant=lambda token: pytest.fail(f"{token} is no JSON"))
+
+
+def refused(*words: str) -> str:
+    result = CliRunner().invoke(main, words)
+    assert result.exit_code == 2, result.output
+    assert isinstance(result.exception, SystemExit)
+    assert result.stdout == ""
+    lines = [line for line in result.stderr.splitlines() if line and not line.startswith(("Usage:", "Try "))]
+    assert len(lines) == 1, result.stderr
+    return lines[0]
+
+
+def test_the_example_runs_as_it_stands(tmp_path: Path) -> None:
+    (tmp_path / "example.toml").write_text(answer("--example"))
+    assert (tmp_path / "example.toml").read_text() == EXAMPLE
+    shown = answer(str(tmp_path / "example.toml"))
+    for word in ("policy cost", "network", "forest", "gpu_large", "10800 simulated seconds"):
+        assert word in shown
+
+
+def test_json_is_one_object_a_policy_and_nothing_else(file: str) -> None:
+    lines = answer(file, "--json", *(f"--policy={policy}" for policy in POLICIES)).splitlines()
+    found = [strictly(line) for line in lines]
+    assert [each["policy"] for each in found] == list(POLICIES)
+    for each in found:
+        assert each["seconds"] == 1200
+        assert each["trials"] == sum(each["complete"].values()) + sum(each["failed"].values()) > 0
+        assert set(each["utilisation"]) == {"gpu_large", "gpu_small", "cpu"}
+        assert each["lost"] == 10
+        least = min(each["complete"]["network"] / 2, each["complete"]["forest"]) * 3
+        assert each["balanced_an_hour"] == pytest.approx(least * 3)
+    assert found[0]["balanced_an_hour"] > found[2]["balanced_an_hour"], "the default is better than fifo here"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("failure_rate = 0.02 ", "failure_rate = 1.0 "),
+        ("failure_rate = 0.02 ", "failure_rate = 1 "),
+        ("best = 0.0, spread = 1.0", "best = 1e15, spread = 1e15"),
+        ("share = 2 ", "share = 1e6 "),
+        ("share = 2 ", "share = 1e-6 "),
+        ("seconds = 1200", "seconds = 1e-9"),
+        ("seconds = 1200", "trials = 1"),
+        ("sigma = 0.5", "sigma = 5"),
+        ("scale = 0.5", "scale = 1e15"),
+        ("cpu = 1200", "cpu = 1e15"),
+        ("workers = 4 ", "workers = 0 "),
+    ],
+)
+def test_json_holds_numbers_whatever_the_cluster(file: str, change: tuple[str, str]) -> None:
+    text = Path(file).read_text()
+    assert change[0] in text
+    Path(file).write_text(text.replace(*change).replace("seconds = 1200", "seconds = 60"))
+    strictly(answer(file, "--json"))
+
+
+def test_a_table_compares_the_policies_that_are_named(file: str) -> None:
+    shown = answer(file, "--policy", "fifo", "--policy", "paper")
+    assert shown.index("policy fifo") < shown.index("policy paper")
+    assert "policy cost" not in shown
+    assert [line.split()[1] for line in shown.splitlines() if line.startswith(("│ fifo", "│ paper"))] == [
+        "fifo",
+        "paper",
+    ]
+
+
+def test_what_the_command_says_comes_before_what_the_file_says(file: str) -> None:
+    found = strictly(
+        answer(file, "--json", "--trials=30", "--seconds=9e4", "--seed=7", "--shares=promise", "--policy=fifo")
+    )
+    assert (found["trials"], found["seed"], found["shares"], found["policy"]) == (30, 7, "promise", "fifo")
+    assert 1200 < found["seconds"] < 9e4
+    assert strictly(answer(file, "--json", "--seconds", "60.5"))["seconds"] == 60.5
+
+
+def test_an_end_may_be_given_in_the_command_alone(file: str) -> None:
+    Path(file).write_text(Path(file).read_text().replace("seconds = 1200\n", ""))
+    assert "seconds: a simulation needs an end" in refused(file)
+    assert strictly(answer(file, "--json", "--trials", "5"))["trials"] == 5
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_the_trials_written_never_overlap_on_a_slot_and_lie_within_the_time(file: str, policy: str) -> None:
+    """Though workers die and others take their slots, and some trials are lost."""
+    many = "".join(
+        f'\n[[changes]]\nat = {200 + 37 * turn}\nclass = "gpu_small"\nworkers = {-5 if turn % 2 else 5}\n'
+        for turn in range(12)
+    )
+    Path(file).write_text(Path(file).read_text() + many)
+    found = strictly(answer(file, "--json", "--out", "trials.csv", "--policy", policy))
+    with Path("trials.csv").open(newline="", encoding="utf-8") as lines:
+        rows = list(csv.DictReader(lines))
+    assert tuple(rows[0]) == COLUMNS
+    unseen = found["trials"] - len(rows)
+    assert 0 <= unseen <= found["lost"] / MAX_LOST
+    slots = defaultdict(list)
+    for row in rows:
+        start, end = float(row["start"]), float(row["end"])
+        assert 0 <= start < end <= 1200
+        slots[row["class"], row["slot"]].append((start, end))
+        assert row["state"] in {"COMPLETE", "FAILED"}
+    assert {name for name, _ in slots} == {"gpu_large", "gpu_small", "cpu"}
+    for spans in slots.values():
+        spans.sort()
+        assert all(before[1] <= after[0] for before, after in pairwise(spans))
+    counts = Counter(row["family"] for row in rows if row["state"] == "COMPLETE")
+    assert counts == found["complete"]
+
+
+@pytest.mark.parametrize(
+    ("words", "about"),
+    [
+        (["--policy", "best"], "paper"),
+        (["--shares", "fair"], "promise"),
+        (["--seed", "-1"], "--seed"),
+        (["--seed", "1" + "0" * 30], "seed"),
+        (["--trials", "0"], "--trials"),
+        (["--trials", "1" + "0" * 30], "--trials"),
+        (["--seconds", "0"], "--seconds"),
+        (["--seconds", "-5"], "--seconds"),
+        (["--seconds", "nan"], "seconds"),
+        (["--seconds", "inf"], "seconds"),
+        (["--no-such-option"], "--no-such-option"),
+        (["--out", "no/such/folder/trials.csv"], "--out no/such/folder/trials.csv"),
+        (["--out", "."], "--out"),
+        (["--out", "t.csv", "--policy", "cost", "--policy", "fifo"], "--out"),
+    ],
+)
+def test_an_option_that_makes_no_sense_is_refused_by_name(file: str, words: list[str], about: str) -> None:
+    assert about in refused(file, *words)
+
+
+def test_without_a_file_the_command_says_what_is_missing() -> None:
+    assert "CLUSTER_FILE" in refused()
+
+
+def test_an_out_that_cannot_be_written_is_refused_before_anything_is_played(
+    file: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "simulate", lambda *_, **__: pytest.fail("it was played"))
+    assert "--out" in refused(file, "--out", "no/such/folder/trials.csv")
+
+
+def test_help_holds_every_option_the_example_file_and_commands_that_work(file: str) -> None:
+    result = CliRunner().invoke(main, ["--help"], terminal_width=120)
+    assert result.exit_code == 0
+    for parameter in main.params:
+        assert any(name in result.output for name in (*parameter.opts, "CLUSTER_FILE"))
+    shown = [line.strip() for line in result.output.splitlines()]
+    for line in EXAMPLE.splitlines():
+        assert line.strip() in shown
+    commands = [line for line in shown if line.startswith("python -m shadho_celery.simulate")]
+    assert len(commands) == 5
+    for each in commands:
+        words = shlex.split(each.partition("#")[0].partition(">")[0].removeprefix("python -m shadho_celery.simulate"))
+        assert answer(*words)
+    assert Path("trials.csv").read_text().startswith("number,family,class,slot,start,end,state\n")

@@ -1,0 +1,137 @@
+"""What is published is what Celery's own client would publish, as far as its worker reads it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import kombu
+import pytest
+from celery.app.task import Context
+from celery.worker.request import Request
+
+from shadho_celery.celery import app
+from shadho_celery.transport import broker as routing
+from shadho_celery.transport.signing import UNSIGNED, Signer
+
+PAYLOAD = {
+    "study": "k1",
+    "module": "tasks.svm",
+    "attempts": [
+        {"number": 7, "attempt": 2, "params": {"größe": 1e-3, "n": 2**40}, "seed": 5},
+        {"number": 8, "attempt": 1, "params": {}, "seed": 6},
+    ],
+}
+
+
+def test_the_message_is_celerys_own_but_for_what_names_its_origin() -> None:
+    body, headers, properties = routing.message(PAYLOAD)
+    theirs = app.amqp.as_task_v2(headers["id"], routing.TASK, args=[PAYLOAD], kwargs={}, ignore_result=True)
+    assert json.loads(json.dumps(body)) == json.loads(json.dumps(theirs.body))
+    assert properties == theirs.properties
+    ours = {"argsrepr", "kwargsrepr", "origin", "shadho_protocol", "shadho_signature"}
+    # What it leaves out is, in Celery's own message, as empty as what is missing.
+    missing = {name: value for name, value in theirs.headers.items() if name not in headers}
+    assert not any(missing.values()), missing
+    same = headers.keys() - ours
+    assert {name: headers[name] for name in same} == {name: theirs.headers[name] for name in same}
+    assert {"lang", "task", "id", "root_id", "eta", "expires", "retries", "timelimit", "ignore_result"} <= same
+    assert headers["shadho_protocol"] == routing.PROTOCOL
+
+
+def test_celerys_worker_reads_the_payload_and_ignores_the_result() -> None:
+    body, headers, properties = routing.message(PAYLOAD)
+    message = kombu.Message(
+        json.dumps(body),
+        headers=headers,
+        properties=properties,
+        content_type="application/json",
+        content_encoding="utf-8",
+        delivery_info={"exchange": "", "routing_key": "gpu_large"},
+    )
+    request = Request(message, app=app)
+    assert (request.id, request.name) == (headers["id"], routing.TASK)
+    args, kwargs, embedded = request._payload
+    assert (args, kwargs) == ([PAYLOAD], {})
+    assert not any(embedded.values())
+    assert request.ignore_result is True
+    assert list(request.time_limits) == [None, None]
+    assert (request.eta, request.expires) == (None, None)
+
+
+def test_monitors_see_which_trials_travel_and_not_their_params() -> None:
+    _, headers, _ = routing.message(PAYLOAD)
+    assert "k1" in headers["argsrepr"]
+    assert "7" in headers["argsrepr"]
+    assert "8" in headers["argsrepr"]
+    assert "größe" not in headers["argsrepr"]
+
+
+def test_every_message_has_an_id_of_its_own() -> None:
+    ids = {routing.message(PAYLOAD)[1]["id"] for _ in range(100)}
+    assert len(ids) == 100
+
+
+def test_a_classs_queue_is_durable_and_declared_alike_by_everybody() -> None:
+    queue = routing.queue("größte")
+    assert (queue.name, queue.routing_key, queue.exchange.name) == ("größte", "größte", "")
+    assert queue.durable
+    assert not queue.auto_delete
+    assert not queue.exclusive
+    assert not queue.queue_arguments, "arguments of an existing queue cannot be changed"
+    assert queue == routing.queue("größte")
+
+
+SIGNER = Signer(b"a key of sixteen bytes")
+
+
+def travelled(signer: Signer) -> tuple[Any, Any]:
+    """Payload and request as a worker's task sees them, after the broker and Celery."""
+    body, headers, properties = routing.message(PAYLOAD, signer)
+    message = kombu.Message(
+        json.dumps(body),
+        headers=headers,
+        properties=properties,
+        content_type="application/json",
+        content_encoding="utf-8",
+        delivery_info={"exchange": "", "routing_key": "gpu_large"},
+    )
+    request = Request(message, app=app)
+    return request._payload[0][0], Context(request.request_dict)
+
+
+def test_a_signed_message_is_taken_by_whoever_has_the_key_or_asks_for_none() -> None:
+    for signer in (SIGNER, UNSIGNED):
+        assert routing.verify(*travelled(SIGNER), signer) is None
+    assert routing.verify(*travelled(UNSIGNED), UNSIGNED) is None
+
+
+def test_a_message_without_the_workers_signature_is_refused() -> None:
+    for signer in (UNSIGNED, Signer(b"another key of sixteen bytes")):
+        assert "not signed" in str(routing.verify(*travelled(signer), SIGNER))
+
+
+@pytest.mark.parametrize("signature", [None, "", 5, ["x"], "ü"])
+def test_whatever_stands_where_the_signature_should_is_refused(signature: Any) -> None:
+    headers = {"shadho_protocol": routing.PROTOCOL, "shadho_signature": signature}
+    assert "not signed" in str(routing.verify(PAYLOAD, headers, SIGNER))
+    assert routing.verify(PAYLOAD, headers) is None
+
+
+def test_a_signature_holds_for_no_other_payload() -> None:
+    payload, headers = travelled(SIGNER)
+    payload["attempts"][0]["params"]["n"] += 1
+    assert "not signed" in str(routing.verify(payload, headers, SIGNER))
+
+
+@pytest.mark.parametrize("protocol", [None, 2, str(routing.PROTOCOL), routing.PROTOCOL + 1, "x" * 1000])
+def test_a_message_of_another_protocol_is_refused_with_both_named_before_anything_else(protocol: Any) -> None:
+    told = str(routing.verify("no payload", {"shadho_protocol": protocol}, SIGNER))
+    assert f"protocol {str(protocol)[:20]} was refused: this worker speaks {routing.PROTOCOL}" in told
+    assert len(told) < 100
+
+
+def test_a_payload_that_is_none_is_refused_though_it_is_signed_or_needs_not_be() -> None:
+    payload, headers = travelled(SIGNER)
+    assert "its study" in str(routing.verify({**payload, "study": "../x"}, headers))
+    assert "no object" in str(routing.verify(None, headers))

@@ -1,0 +1,98 @@
+"""The settings in force are the package's, overridden one by one by the working directory's own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from celery import Celery
+from celery.app.defaults import DEFAULTS
+
+from shadho_celery.errors import UsageError
+from shadho_celery.transport.celery_settings import configuration
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("CELERY_BROKER_URL", "SHADHO_REDIS_URL", "SHADHO_IMPORTS"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory without a celeryconfig.py."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_without_a_file_of_its_own_a_folder_has_the_packages_settings(elsewhere: Path) -> None:
+    settings = configuration()
+    assert settings["broker_url"] == "amqp://127.0.0.1"
+    assert settings["shadho_redis_url"] == "redis://127.0.0.1/0"
+    assert settings["worker_pool"] == "threads"
+    assert settings["accept_content"] == ["json"]
+    assert settings["task_acks_late"] is True
+    assert settings["worker_prefetch_multiplier"] == 1
+
+
+def test_a_celeryconfig_in_the_working_directory_overrides_single_settings(elsewhere: Path) -> None:
+    before = configuration()
+    (elsewhere / "celeryconfig.py").write_text("worker_prefetch_multiplier = 7\nbroker_heartbeat = 99\nnew_one = 'x'\n")
+    settings = configuration()
+    assert before.keys() <= settings.keys()
+    changed = {name for name in settings if settings[name] != before.get(name)}
+    assert changed == {"worker_prefetch_multiplier", "broker_heartbeat", "new_one"}
+    assert settings["worker_prefetch_multiplier"] == 7
+
+
+def test_the_checkouts_own_file_is_the_packages(monkeypatch: pytest.MonkeyPatch, elsewhere: Path) -> None:
+    away = configuration()
+    monkeypatch.chdir(ROOT)
+    here = configuration()
+    assert {name for name in here if here[name] != away.get(name)} == {"shadho_imports"}
+
+
+def test_the_environment_says_where_broker_redis_and_studies_are(
+    monkeypatch: pytest.MonkeyPatch, elsewhere: Path
+) -> None:
+    monkeypatch.setenv("CELERY_BROKER_URL", "redis://b/1")
+    monkeypatch.setenv("SHADHO_REDIS_URL", "redis://r/2")
+    monkeypatch.setenv("SHADHO_IMPORTS", "my_study, tasks.svm,,")
+    settings = configuration()
+    assert (settings["broker_url"], settings["shadho_redis_url"]) == ("redis://b/1", "redis://r/2")
+    assert settings["shadho_imports"] == ["my_study", "tasks.svm"]
+
+
+def test_in_a_checkout_the_tasks_there_may_run_elsewhere_none(elsewhere: Path) -> None:
+    assert configuration()["shadho_imports"] == []
+    (elsewhere / "tasks").mkdir()
+    for name in ("__init__", "b", "a"):
+        (elsewhere / "tasks" / f"{name}.py").touch()
+    assert configuration()["shadho_imports"] == ["tasks.a", "tasks.b"]
+
+
+def test_only_settings_are_taken_from_a_file_and_not_what_it_imports_or_defines(elsewhere: Path) -> None:
+    (elsewhere / "celeryconfig.py").write_text(
+        "import os\nfrom pathlib import Path\n_private = 1\nCONSTANT = 2\nclass local: pass\nbroker_heartbeat = 99\n"
+    )
+    settings = configuration()
+    assert settings["broker_heartbeat"] == 99
+    assert not {"os", "Path", "_private", "CONSTANT", "local"} & settings.keys()
+
+
+def test_celery_takes_every_setting(elsewhere: Path) -> None:
+    settings = configuration()
+    app = Celery("test", set_as_current=False)
+    app.conf.update(settings)
+    assert {name: app.conf[name] for name in settings} == settings
+    # Celery ignores a name that it does not know.
+    assert {name for name in settings.keys() - DEFAULTS.keys() if not name.startswith("shadho_")} == set()
+
+
+def test_a_broker_of_no_kind_that_there_is_is_refused(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CELERY_BROKER_URL", "http://me:secret@broker")
+    with pytest.raises(UsageError, match="begins with http://, as no broker's does") as refused:
+        configuration()
+    assert "secret" not in str(refused.value)

@@ -1,0 +1,82 @@
+"""What one key has signed is known from everything else; a key is read only from a file that is its owner's alone."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from pathlib import Path
+
+import pytest
+
+from shadho_celery.errors import UsageError
+from shadho_celery.transport.signing import KEY_FILE, UNSIGNED, Signer, read_key
+
+KEY = b"0123456789abcdef"
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "shadho.key"
+    path.write_bytes(KEY + b"\n")
+    path.chmod(0o600)
+    return path
+
+
+def test_a_signature_is_hmac_sha256_of_the_text() -> None:
+    assert Signer(KEY).sign("größe") == hmac.new(KEY, "größe".encode(), hashlib.sha256).hexdigest()
+
+
+def test_a_signature_holds_for_its_text_and_its_key_only() -> None:
+    signer = Signer(KEY)
+    signature = signer.sign("text")
+    assert signer.check("text", signature)
+    assert not signer.check("texts", signature)
+    assert not Signer(KEY[::-1]).check("text", signature)
+
+
+@pytest.mark.parametrize("forged", ["", "None", "0" * 64, "ü" * 64, "\udcff", "a" * 10_000])
+def test_whatever_stands_where_a_signature_should_is_refused_without_an_error(forged: str) -> None:
+    assert not Signer(KEY).check("text", forged)
+
+
+def test_without_a_key_nothing_is_signed_and_everything_passes() -> None:
+    assert UNSIGNED.sign("text") == UNSIGNED.fingerprint == ""
+    assert UNSIGNED.check("text", "")
+    assert UNSIGNED.check("text", "anything")
+
+
+def test_a_fingerprint_tells_keys_apart_and_does_not_hold_them() -> None:
+    one, other = Signer(KEY), Signer(KEY[::-1])
+    assert one.fingerprint == Signer(KEY).fingerprint != other.fingerprint
+    assert KEY.hex() not in one.fingerprint
+    assert len(one.fingerprint) == 8
+
+
+def test_the_key_is_the_files_text_without_the_space_around_it(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert read_key(file) == KEY
+    monkeypatch.setenv(KEY_FILE, str(file))
+    assert Signer.configured().sign("text") == Signer(KEY).sign("text")
+
+
+def test_without_a_file_named_there_is_no_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(KEY_FILE, raising=False)
+    assert Signer.configured() is UNSIGNED
+    monkeypatch.setenv(KEY_FILE, "")
+    assert Signer.configured() is UNSIGNED
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o660, 0o644, 0o620])
+def test_a_key_that_others_can_read_or_write_is_refused_with_the_remedy(file: Path, mode: int) -> None:
+    file.chmod(mode)
+    with pytest.raises(UsageError, match=f"chmod 600 {file}") as caught:
+        read_key(file)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_short_key_and_a_file_that_cannot_be_read_are_refused_by_name(file: Path, tmp_path: Path) -> None:
+    file.write_bytes(KEY[:-1] + b"   \n\n")
+    for path in (file, tmp_path / "missing", tmp_path):
+        with pytest.raises(UsageError, match=str(path)) as caught:
+            read_key(path)
+        assert "\n" not in str(caught.value)
+        assert KEY[:-1].decode() not in str(caught.value)
