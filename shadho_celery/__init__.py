@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from shadho_celery.study.study import Study
 
 __all__ = ["__version__", "fmin", "minimize"]
-__version__ = "0.4.0"
+__version__ = "0.5.0"
 
 
 def minimize(objective: Any, space: Any, **options: Any) -> Study:

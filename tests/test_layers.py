@@ -143,5 +143,7 @@ def test_a_search_in_the_process_needs_no_fleet_and_no_successive_halving() -> N
     assert "shadho_celery.scheduler.successive_halving" not in done.stdout.split()
 
 
-def test_a_parent_does_not_import_its_childs_module() -> None:
-    assert "runner.child" not in {name for module in MODULES for name in own(module)}
+@pytest.mark.parametrize("child", ["runner.child", "runner.reaper", "embedded.supervisor"])
+def test_a_parent_does_not_import_its_childs_module(child: str) -> None:
+    assert child in MODULES
+    assert child not in {name for module in MODULES for name in own(module)}
