@@ -7,6 +7,7 @@ import json
 import msgspec
 from msgspec import Struct
 
+from shadho_celery.core.checks import resolve
 from shadho_celery.core.trial import Attempt, GangCall, Int64, Outcome, ReplicaSeat, TrialState
 
 #: seconds that a trial has to return after its time limit, before its process is killed
@@ -72,6 +73,9 @@ class Ended(_Record, frozen=True, kw_only=True):
 
 ToChild = RunAttempt | Stop | TimeUp
 FromChild = Ready | Reported | Gang | Ended
+
+# Each of a worker's slots decodes what its process sends in a thread of its own.
+resolve(ToChild, FromChild)
 
 
 def encode(record: ToChild | FromChild) -> bytes:
