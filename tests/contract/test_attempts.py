@@ -228,3 +228,13 @@ def test_redis_leaves_the_trial_to_a_copy_that_nobody_has_claimed_yet_once_its_s
     redis.scheduler.reopen([(NUMBER, 1)])
     redis.start(2)
     assert redis.end(2, OUTCOMES["completes"]) == OVER
+
+
+def test_a_copy_is_claimed_once_only_though_the_first_attempt_is_given_up(client: Any) -> None:
+    redis = InRedis(client, gives_up=True)
+    for attempt in (1, 2):
+        redis.start(attempt)
+    redis.lose(1)
+    started = Started(number=NUMBER, attempt=2, host="h", at=0.0)
+    _, again = WorkerChannel(client, worker="another").step(STUDY, None, started, delivery="another")
+    assert again is Claim.REFUSED
