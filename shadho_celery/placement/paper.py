@@ -259,7 +259,7 @@ class PaperPolicy:
     """
 
     def __init__(self, subspaces: Sequence[Subspace], generator: np.random.Generator) -> None:
-        self._complexity = {s.name: featuriser.complexity(s.leaves) for s in subspaces}
+        self._complexity = {s.name: featuriser.complexity(s.domains.values()) for s in subspaces}
         # In descending complexity, so that it decides as long as all performances are equal.
         self._subspaces = {s.name: s for s in sorted(subspaces, key=lambda s: -self._complexity[s.name])}
         self._performance = dict.fromkeys(self._subspaces, START_VALUE)

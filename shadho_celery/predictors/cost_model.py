@@ -210,7 +210,7 @@ class CostModel:
 
 def _by_complexity(subspaces: Sequence[Subspace]) -> DeclaredCost:
     """Seconds by the rank of the complexities, from simple to complex in equal steps of their logarithm."""
-    ordered = sorted(subspaces, key=lambda subspace: featuriser.complexity(subspace.leaves))
+    ordered = sorted(subspaces, key=lambda subspace: featuriser.complexity(subspace.domains.values()))
     middle = (len(ordered) - 1) / 2
     relative = {s.name: COMPLEXITY_RATIO ** ((place - middle) / max(1, 2 * middle)) for place, s in enumerate(ordered)}
     return lambda subspace, params: relative[subspace]

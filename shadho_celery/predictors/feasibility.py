@@ -20,7 +20,7 @@ from scipy.special import expit, logit
 
 from shadho_celery.core.trial import Params
 from shadho_celery.predictors.features import features
-from shadho_celery.space.domain import Domain
+from shadho_celery.space.domains import Domain
 
 Array = NDArray[np.float64]
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from shadho_celery.core.trial import Params, Trial, TrialState
 from shadho_celery.predictors.feasibility import FailureModel, Features
-from shadho_celery.space.domain import Array
+from shadho_celery.space.domains import Array
 from shadho_celery.space.split import Subspace
 
 #: the chance that a trial fails, before anything is known but that some did

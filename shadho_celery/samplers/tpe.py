@@ -21,9 +21,7 @@ from scipy.special import logsumexp, ndtr, ndtri
 
 from shadho_celery.core.trial import Params, Trial, TrialState
 from shadho_celery.samplers.failure_avoidance import FailureAvoidance
-from shadho_celery.space.continuous import UNIT_MASS, LogNormal, Normal, QLogNormal, QLogUniform, QNormal, QUniform
-from shadho_celery.space.discrete import Categorical, RandInt
-from shadho_celery.space.domain import Array, Domain
+from shadho_celery.space.domains import UNIT_MASS, Array, Categorical, Continuous, Domain, Normal, RandInt
 from shadho_celery.space.split import Subspace
 
 #: results before the first guess: the most, for the whole space, and the least, for a small part of it
@@ -182,9 +180,8 @@ class _Line:
 
     def __init__(self, domain: Domain) -> None:
         self._domain = domain
-        is_normal = isinstance(domain, Normal | LogNormal | QNormal | QLogNormal)
-        self._prior_width = NORMAL_WIDTH if is_normal else PRIOR_WIDTH
-        self._step = domain.q if isinstance(domain, QUniform | QLogUniform | QNormal | QLogNormal) else None
+        self._prior_width = NORMAL_WIDTH if isinstance(domain, Normal) else PRIOR_WIDTH
+        self._step = domain.step if isinstance(domain, Continuous) else None
 
     def draw(self, centres: Array, narrowing: Array, picks: Array, generator: np.random.Generator) -> Array:
         means, sigmas = (each[picks] for each in self._gaussians(centres, narrowing))

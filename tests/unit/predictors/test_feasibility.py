@@ -121,7 +121,7 @@ def test_an_option_with_labels_of_its_own_is_judged_by_them() -> None:
 def test_an_inactive_label_has_no_value() -> None:
     space = hp.choice("top", [{"a": hp.uniform("a", 0, 2)}, {"b": hp.uniform("b", 0, 1)}])
     features = Features(whole(space).domains)
-    rows = dict(zip(whole(space).labels, features.rows([{"top": 0, "a": 1.0}])[0], strict=True))
+    rows = dict(zip(whole(space).domains, features.rows([{"top": 0, "a": 1.0}])[0], strict=True))
     assert (rows["top"], rows["a"]) == (0.0, 0.5)
     assert np.isnan(rows["b"])
 

@@ -15,8 +15,7 @@ from shadho_celery.core.trial import Outcome, Trial, TrialState
 from shadho_celery.samplers import make_sampler
 from shadho_celery.samplers.tpe import MOST_BAD, MOST_RANDOM, TpeSampler, _axis
 from shadho_celery.space.compile import compile_space
-from shadho_celery.space.continuous import QLogNormal, QLogUniform, QNormal, QUniform
-from shadho_celery.space.domains import make_domain
+from shadho_celery.space.domains import QLogNormal, QLogUniform, QNormal, QUniform, make_domain
 from shadho_celery.space.split import Subspace, split
 
 Params = Mapping[str, Any]
