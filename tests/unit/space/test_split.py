@@ -103,7 +103,11 @@ def test_a_subspace_knows_its_pins_leaves_and_share() -> None:
         hp.pchoice("outer", [(0.3, {"i": inner}), (0.7, {"w": leaf("w"), "plain": hp.choice("plain", "ab")})])
     ]
     first, second, third = subspaces_of(expression)
-    assert (first.name, dict(first.fixed), tuple(first.domains)) == ("outer=0,inner=0", {"outer": 0, "inner": 0}, ("u",))
+    assert (first.name, dict(first.fixed), tuple(first.domains)) == (
+        "outer=0,inner=0",
+        {"outer": 0, "inner": 0},
+        ("u",),
+    )
     assert (second.name, second.probability) == ("outer=0,inner=1", pytest.approx(0.15))
     assert (third.name, tuple(third.domains), third.probability) == ("outer=1", ("plain", "w"), 0.7)
     assert len(third.domains) == 2
