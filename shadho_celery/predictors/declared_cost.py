@@ -1,4 +1,4 @@
-"""Declared cost: what a study file says its trials cost, as the cost model takes it."""
+"""Declared cost: the cost of trials by the study file, in the form that the cost model takes."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ log = logging.getLogger(__name__)
 
 
 def declared_cost(cost: Cost, space: Space, subspaces: Sequence[Subspace]) -> DeclaredCost:
-    """`cost` as a function of subspace and drawn params.
+    """Return `cost` as a function of subspace and drawn params.
 
-    Raises UsageError for a subspace that there is not, and for a cost that is no positive number for params drawn from
-    the space; one that fails later on counts as the subspace's typical cost.
+    Raises UsageError for an unknown subspace, and for a cost that is no positive number for params drawn from the
+    space; one that fails later on counts as the subspace's typical cost.
     """
     if not callable(cost):
         return _by_name(cost, [subspace.name for subspace in subspaces])
