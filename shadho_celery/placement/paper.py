@@ -146,7 +146,7 @@ def _gains(squares: Array, standardised: Array, log_scales: Array, log_noises: A
     share = _signal_share(log_noises)[:, None, None]
     # C bordered with z: the last row of its Cholesky factor is L^-1 z, so one batched call gives determinant and
     # quadratic form. The corner only has to exceed z' C^-1 z, at most m * 1e8 here. Eigenvectors would serve all noise
-    # ratios at once, but cost as much as 12 factors, and as hundreds where LAPACK puts its threads to work on them.
+    # ratios at once, but cost as much as 12 factors, and as hundreds if LAPACK puts its threads to work on them.
     bordered = np.empty((len(log_noises), m + 1, m + 1))
     gains = np.empty((len(log_scales), len(log_noises)))
     for row, log_scale in enumerate(log_scales):
@@ -191,7 +191,7 @@ def pair(subspaces: Sequence[T], classes: Sequence[U]) -> dict[U, list[T]]:
     if len(classes) < 2 or not subspaces:
         return {name: list(subspaces) for name in classes}
     members: list[set[int]] = [set() for _ in classes]
-    # The paper walks the longer list and steps j up where i > ceil((j + 1) |L| / |S| - 1), that is, where
+    # The paper walks the longer list and steps j up once i > ceil((j + 1) |L| / |S| - 1), that is, once
     # i |S| >= (j + 1) |L|. So j is a whole-number division, and no rounding of a running sum can shift a pair.
     longer = max(len(subspaces), len(classes))
     for i in range(longer):
@@ -231,12 +231,8 @@ class PaperPolicy:
         self._results = 0
         self._generator = generator
         self._classes: tuple[str, ...] = ()
-        self._mapping: dict[str, list[str]] = {}
-
-    @property
-    def mapping(self) -> Mapping[str, Sequence[str]]:
-        """Subspaces by class, the highest ranked first."""
-        return self._mapping
+        #: subspaces by class, the highest ranked first
+        self.mapping: dict[str, list[str]] = {}
 
     def see_classes(self, names: Sequence[str]) -> None:
         if tuple(names) != self._classes:
@@ -258,7 +254,7 @@ class PaperPolicy:
             self._refresh()
 
     def pick(self, compute_class: str, backlogs: Mapping[str, float]) -> str:
-        ranked = [name for name in self._mapping.get(compute_class, ()) if name in backlogs]
+        ranked = [name for name in self.mapping.get(compute_class, ()) if name in backlogs]
         if not ranked:
             return next(iter(backlogs))
         if len(ranked) == 1:
@@ -276,5 +272,4 @@ class PaperPolicy:
         self._rank()
 
     def _rank(self) -> None:
-        ranked = rank(list(self._subspaces), self._complexity, self._performance)
-        self._mapping = pair(ranked, self._classes) if self._classes else {}
+        self.mapping = pair(rank(list(self._subspaces), self._complexity, self._performance), self._classes)

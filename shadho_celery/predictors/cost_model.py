@@ -63,7 +63,7 @@ class CostModel:
         rows: dict[int, Array] = {}
         for name, told in groupby(sorted(trials, key=lambda trial: trial.subspace), lambda trial: trial.subspace):
             if name in self._subspaces:
-                # Older ones are forgotten again.
+                # Older ones would only be dropped again.
                 latest = list(told)[-MEMORY:]
                 latest_rows = self._rows(name, [t.params for t in latest], [t.budget for t in latest])
                 rows.update(zip((t.number for t in latest), latest_rows, strict=True))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -15,6 +14,7 @@ from shadho_celery.errors import UsageError
 from shadho_celery.predictors.cost_model import DeclaredCost
 from shadho_celery.space.compile import Space
 from shadho_celery.space.split import Subspace
+from shadho_celery.space.tree import Value
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ def _by_name(costs: Mapping[str, float], names: Sequence[str]) -> DeclaredCost:
     return lambda subspace, params: known.get(subspace, middle)
 
 
-def _typical(cost: Callable[[Any], float], space: Space, subspace: Subspace) -> float:
+def _typical(cost: Callable[[Value], float], space: Space, subspace: Subspace) -> float:
     params = subspace.sample(np.random.default_rng(0), 1)[0]
     try:
         return _positive(cost(space.evaluate(params)))
@@ -68,7 +68,7 @@ def _typical(cost: Callable[[Any], float], space: Space, subspace: Subspace) -> 
         ) from error
 
 
-def _positive(value: Any) -> float:
+def _positive(value: Value) -> float:
     number = float(value)
     if not (math.isfinite(number) and number > 0):
         raise ValueError(f"{number} is no number above 0")

@@ -21,7 +21,7 @@ Array = NDArray[np.float64]
 NOISE_VARIANCE, PAIR_VARIANCE, BELIEF = 0.25, 0.1, 4.0
 #: pull of a row or a column of the table towards the mean of all, in units of a well known pair's weight
 RIDGE = 0.02
-#: rounds of alternating least squares per estimate, which starts where the last one ended
+#: rounds of alternating least squares per estimate, which starts from the last one's end
 ROUNDS = 8
 #: a trial further out than this many standard deviations counts as one just so far out: stragglers happen
 FAR_OUT = 4.0
@@ -118,7 +118,7 @@ class Durations:
         within = float((squares - count * measured**2).sum())
         freedom = float(np.maximum(count - 1.0, 0.0).sum())
         noise = (max(within, 0.0) + BELIEF * NOISE_VARIANCE) / (freedom + BELIEF)
-        # A pair's mean strays from a_j + b_c by its own part and by the noise left in it; 0 for a pair never tried.
+        # A pair's mean differs from a_j + b_c by its own part and by the noise left in it; 0 for a pair never tried.
         weight = np.where(count > 0, 1.0 / (self._pair_variance + noise / tried), 0.0)
         common = float((weight * measured).sum() / max(weight.sum(), 1e-12))
         self._fit_parts(measured, weight, common)

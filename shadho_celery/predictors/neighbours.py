@@ -46,7 +46,7 @@ class Neighbours:
 
     @property
     def are_useful(self) -> bool:
-        """True if the params tell more than the subspace as a whole."""
+        """Sign that the params tell more than the subspace as a whole."""
         return self._told > MIN_TRIALS and bool(self._errors[0] < self._errors[1])
 
     @property

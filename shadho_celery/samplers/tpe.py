@@ -45,7 +45,7 @@ _TINY = np.finfo(float).tiny
 
 
 class TpeSampler:
-    """TPE within one subspace. Failed and pruned trials count as bad, and so do those asked and not yet told."""
+    """TPE within one subspace. Failed and pruned trials count as bad, and so do pending ones."""
 
     adaptive = True
 
@@ -59,7 +59,7 @@ class TpeSampler:
         self._successes = 0
         self._avoidance = FailureAvoidance(subspace)
         self._tried: set[_Key] = set()
-        #: asked and not yet told
+        #: asked, and without a result yet
         self._pending: dict[_Key, list[float]] = {}
 
     def ask(self, index: int) -> Params:
@@ -87,7 +87,10 @@ class TpeSampler:
         return tuple(params.get(label) for label in self._axes)
 
     def _guess(self, generator: np.random.Generator) -> Params:
-        """Return the candidate of greatest l / g, so greatest expected improvement ([B], equation 3), less avoidance."""
+        """Return the candidate of greatest l / g, and so of greatest expected improvement ([B], equation 3).
+
+        The terms for failures are added to its logarithm.
+        """
         good, bad = self._split(generator)
         candidates = self._candidates(good, generator)
         points = np.array([_row(self._key(params)) for params in candidates])

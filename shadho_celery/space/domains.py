@@ -1,4 +1,4 @@
-"""The laws a hyperparameter may follow, hyperopt's own, and `make_domain`, which builds one from what a space says.
+"""The laws a hyperparameter may follow, hyperopt's own, and `make_domain`, which builds one from a space's arguments.
 
 `Domain` is the role; values are hyperopt's raw draws: floats, whole numbers, and option indexes for choices.
 
@@ -151,7 +151,7 @@ class Continuous(Domain):
                 return f"{field.name} of {self.law} is {value}; give a finite number"
         if self.step is not None and self.step <= 0:
             return f"the step q of {self.law} is {_number(self.step)}; give one above 0"
-        if problem := self._shape_problem():
+        if (problem := self._shape_problem()) or self.step is None:
             return problem
         with np.errstate(over="ignore"):
             if not np.isfinite(self._scale(self.central_interval(_ALL_BUT_NEVER))).all():
@@ -387,7 +387,7 @@ class Categorical(Discrete):
 
     @cached_property
     def is_uniform(self) -> bool:
-        """True if all options are alike."""
+        """Equality of all options' probabilities."""
         return min(self.probabilities) == max(self.probabilities)
 
     def sample(self, generator: np.random.Generator, size: int) -> Array:

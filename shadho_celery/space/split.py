@@ -143,7 +143,7 @@ class _Structure:
 
 
 def _taken(branch: Branch, pins: Pins) -> tuple[Block, ...]:
-    """Return the options that may be taken under these pins."""
+    """Return the options that these pins admit."""
     place = pins.get(branch.label) if branch.label is not None else None
     return branch.options if place is None else (branch.options[place],)
 

@@ -180,7 +180,7 @@ class CycleFound(Exception):
 def postorder(root: T, children: Callable[[T], Iterable[T]]) -> Iterator[T]:
     """Yield every object reachable from `root` once, children first, in their order. Raises CycleFound in a cycle.
 
-    Objects are told apart by identity, and nothing recurses, so depth is no concern.
+    Objects compare by identity, and nothing recurses, so depth is no concern.
     """
     open_or_done: dict[int, bool] = {id(root): False}
     stack: list[tuple[T, Iterator[T]]] = [(root, iter(children(root)))]

@@ -198,7 +198,7 @@ def test_only_a_completed_trials_loss_can_be_good(state: TrialState) -> None:
 
 
 def test_slots_that_are_filled_at_once_get_different_params() -> None:
-    """What is under way counts as bad, so later guesses keep off it."""
+    """Pending trials count as bad, so later guesses avoid them."""
     sampler = tpe({"x": hp.uniform("x", 0, 1)})
     run(sampler, 30, lambda p: abs(p["x"] - 0.5))
     waiting = [sampler.ask(index)["x"] for index in range(30, 60)]
