@@ -147,8 +147,9 @@ class PromiseShares(UniformShares):
 def promise(losses: Sequence[float] | deque[float], best: float) -> float:
     """Return the chance that the next trial's loss is below `best`, from the lower tail of `losses`; nan for too few.
 
-    Below its lower quartile u a law's tail is approximated by an exponential: P(y < best) = P(y < u) exp(-(u - best) / e),
-    e the mean of u - y below u. Source: peaks over threshold, Pickands, Annals of Statistics 3, 1975, with shape 0.
+    Below its lower quartile u a law's tail is approximated by an exponential:
+    P(y < best) = P(y < u) exp(-(u - best) / e), e the mean of u - y below u. Source: peaks over threshold, Pickands,
+    Annals of Statistics 3, 1975, with shape 0.
     An infinite loss is a trial that failed; if nearly all did, there is no chance.
     """
     if len(losses) < MIN_LOSSES:

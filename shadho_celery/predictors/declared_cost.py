@@ -68,7 +68,7 @@ def _typical(cost: Callable[[Value], float], space: Space, subspace: Subspace) -
         ) from error
 
 
-def _positive(value: Value) -> float:
+def _positive(value: float) -> float:
     number = float(value)
     if not (math.isfinite(number) and number > 0):
         raise ValueError(f"{number} is no number above 0")

@@ -1,7 +1,7 @@
 """From a hyperopt expression to a `Space`: the only place that reads hyperopt's graphs (pyll).
 
 A graph is read once, children first, without recursion. Each of its nodes becomes a node of `tree`, which computes the
-objective's params, and a block of `blocks`, the labels it needs and their conditions. Expressions that pyll makes up
+objective's values, and a block of `blocks`, the labels it needs and their conditions. Expressions that pyll makes up
 only while it evaluates (an implementation that returns one, a Lambda) are left to hyperopt's ``space_eval``.
 """
 

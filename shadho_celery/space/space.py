@@ -30,7 +30,7 @@ MAX_DESCRIBED = 20
 class Space:
     """A search space, compiled; made by `compile_space`, and safe to use from several threads."""
 
-    #: builds the objective's params
+    #: builds the objective's values
     root: Node
     #: conditions under which each label is active
     skeleton: Skeleton
@@ -47,7 +47,7 @@ class Space:
         return self.skeleton.draw(self.domains, generator, size, pins)
 
     def evaluate(self, params: Params) -> Value:
-        """Return the objective's argument for these draws: equal to hyperopt's ``space_eval``, types included.
+        """Return the objective's values for these draws: equal to hyperopt's ``space_eval``, types included.
 
         Labels that are not active may be absent. Raises SpaceError if an active one is.
         """

@@ -1,4 +1,4 @@
-"""The compiled form of a space: small frozen nodes that build the objective's params from the drawn values.
+"""The compiled form of a space: small frozen nodes that build the objective's values from the drawn values.
 
 Nodes form a graph without cycles (one node may stand in several places, wrapped in `Shared`). They compare by identity.
 """
@@ -15,14 +15,14 @@ import numpy as np
 from shadho_celery.core.trial import Params
 from shadho_celery.errors import SpaceError
 
-#: anything: a part of a space, or an objective's argument
+#: anything: a part of a space, or an objective's values
 Value = Any
 Memo = dict[Hashable, Value]
 T = TypeVar("T")
 
 
 class Node(ABC):
-    """One step of the way from a trial's params to the objective's argument."""
+    """One step of the way from a trial's params to the objective's values."""
 
     __slots__ = ()
 
