@@ -1,7 +1,8 @@
-"""Two scores of a subspace: complexity, from its domains alone, and performance, from its finished trials.
+"""SHADHO's own placement: subspaces ranked by complexity and performance, on compute classes ranked by strength.
 
-Both serve policy `paper` (see `ranking`). Source: Kinnison, Kremer-Herman, Thain, Scheirer, "SHADHO: Massively Scalable
-Hardware-Aware Distributed Hyperparameter Optimization", arXiv 1707.01428, whose "priority" is our performance.
+Complexity follows from a subspace's domains alone, performance from its finished trials. Source: Kinnison,
+Kremer-Herman, Thain, Scheirer, "SHADHO: Massively Scalable Hardware-Aware Distributed Hyperparameter Optimization",
+arXiv 1707.01428, whose "priority" is our performance.
 """
 
 from __future__ import annotations
@@ -10,95 +11,99 @@ import math
 from collections import Counter, deque
 from collections.abc import Hashable, Mapping, Sequence
 from itertools import groupby
-from typing import Any, NamedTuple, TypeVar
+from operator import itemgetter
+from typing import NamedTuple, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from shadho_celery.core.trial import Trial
-from shadho_celery.predictors import features as featuriser
+from shadho_celery.predictors.features import Array, complexity, features
 from shadho_celery.space.split import Subspace
 
-Array = NDArray[np.float64]
+T = TypeVar("T")
+U = TypeVar("U", bound=Hashable)
 
-#: the performance of a subspace about which nothing is known yet
+#: performance of a subspace before there are enough losses
 START_VALUE = 1.0
-#: with fewer losses nothing is known: a fit would call nearly every function flat, and some noise rough. Ten is also
-#: the number of results after which the original refreshed its scores.
+#: with fewer losses a fit would call nearly every function flat, and some noise rough. Ten is also the number of
+#: results after which the original refreshed its scores.
 MIN_TRIALS = 10
+#: Gaussian processes fitted for one score, and trials in the random subset for each at most
+FITS, SUBSET = 10, 80
 #: losses that differ by less than this share of their size are equal but for rounding
 ROUNDING = 1e-12
 
-#: what a fit may choose: ln(length scale) in sides of the unit cube, and log10(noise variance / signal variance). A
-#: slope looks to a long length scale like a huge variance that is hardly seen, so the ratio must be able to fall far.
+#: ranges of a fit: ln(length scale) in sides of the unit cube, and log10(noise variance / signal variance). A slope
+#: looks to a long length scale like a huge variance that is hardly seen, so the ratio must be able to fall far.
 BOUNDS = ((math.log(0.05), math.log(10.0)), (-8.0, 1.0))
 #: points of the first grid over the two
 GRID = (6, 4)
-#: how often the grid is halved around its best point; two reach steps of 0.26 in ln(length scale)
+#: halvings of the grid around its best point; two reach steps of 0.26 in ln(length scale)
 HALVINGS = 2
+
+#: decay of the weights of a class's lower-placed subspaces
+DECAY = 0.5
+#: results between two refreshes of the performance scores (the paper's figure)
+REFRESH_RESULTS = 10
+#: a subspace is scored anew once this part of the trials it is judged by is new: a score takes some ten milliseconds,
+#: and fewer would hardly move it
+NEWS = 0.1
+#: latest trials of a subspace that its performance is judged by
+HISTORY = 1000
 
 
 class Fit(NamedTuple):
     """A Gaussian process, RBF plus white noise, as fitted to a subset of the trials."""
 
-    #: of the RBF kernel, in units of the unit cube's side; infinite where the losses are constant
+    #: of the RBF kernel, in units of the unit cube's side; infinite for constant losses
     length_scale: float
-    #: signal variance / (signal + noise variance); 0 where pure noise explains the losses as well
+    #: signal variance / (signal + noise variance); 0 if pure noise explains the losses as well
     signal_share: float
 
 
-def performance(
-    features: Array, losses: Array, generator: np.random.Generator, fits: int = 10, subset: int = 80
-) -> float:
-    """How much the loss of a subspace varies with its params, 0 or more: high where little is known yet.
+def performance(rows: Array, losses: Array, generator: np.random.Generator) -> float:
+    """Return the variation of a subspace's loss with its params, 0 or more: high while little is known.
 
-    The median over `fits` Gaussian processes, each on a random subset of the trials, of signal share / length scale.
-    `features` has shape (n, d) in [0, 1], `losses` shape (n,); trials whose loss is not finite are left out. 0 for
-    constant losses; 1.0 (the start value) for fewer than ten losses. A subset is 80 % of the trials and at most
-    `subset` of them, so the time does not grow with the history. What varies more finely than the trials can tell is
-    noise here: with 80 trials of two params, above about five periods a side. Raises ValueError for wrong shapes.
+    The median over `FITS` Gaussian processes, each on a random subset of the trials, of signal share / length scale.
+    `rows` of features have shape (n, d) in [0, 1], `losses` shape (n,); trials whose loss is not finite are left out. 0
+    for constant losses; 1.0 (the start value) for fewer than ten losses. A subset is 80 % of the trials and at most
+    `SUBSET` of them, so the time does not grow with the history. A variation finer than the trials can tell is noise
+    here: with 80 trials of two params, above about five periods a side.
 
     Source: SHADHO, arXiv 1707.01428, changed: it read max - min of 1 / length scale off an unfitted kernel. See
     `performance_range`.
     """
-    fitted = _fits(features, losses, generator, fits, subset)
+    fitted = _fits(rows, losses, generator)
     return float(np.median([fit.signal_share / fit.length_scale for fit in fitted])) if fitted else START_VALUE
 
 
-def performance_range(
-    features: Array, losses: Array, generator: np.random.Generator, fits: int = 10, subset: int = 80
-) -> float:
-    """The original's score on fitted kernels: max - min of 1 / length scale over the fits; arguments as above.
+def performance_range(rows: Array, losses: Array, generator: np.random.Generator) -> float:
+    """Return the original's score on fitted kernels: max - min of 1 / length scale over the fits; arguments as above.
 
-    Kept to compare with: it is erratic. It reads the spread of the fits and not what they agree on, and in pure noise
-    any length scale fits, so noise scores highest. Source: SHADHO, arXiv 1707.01428.
+    Kept to compare with: it is erratic. It reads the spread of the fits and not their level, and in pure noise any
+    length scale fits, so noise scores highest. Source: SHADHO, arXiv 1707.01428.
     """
-    fitted = _fits(features, losses, generator, fits, subset)
+    fitted = _fits(rows, losses, generator)
     return float(np.ptp([1.0 / fit.length_scale for fit in fitted])) if fitted else START_VALUE
 
 
-def _fits(features: Array, losses: Array, generator: np.random.Generator, fits: int, subset: int) -> list[Fit]:
-    """One fit per random subset; none where there are too few trials."""
-    features, losses = np.asarray(features, dtype=float), np.asarray(losses, dtype=float)
-    if features.ndim != 2 or losses.shape != features.shape[:1]:
-        raise ValueError(f"features {features.shape} and losses {losses.shape} must have shapes (n, d) and (n,)")
-    if fits < 1 or subset < 2:
-        raise ValueError(f"{fits} fits of at most {subset} trials: at least one fit and two trials are needed")
+def _fits(rows: Array, losses: Array, generator: np.random.Generator) -> list[Fit]:
+    """Return one fit per random subset; none for too few trials."""
     known = np.flatnonzero(np.isfinite(losses))
     if len(known) < MIN_TRIALS:
         return []
-    size = min(subset, math.ceil(0.8 * len(known)))
-    chosen = (known[generator.choice(len(known), size, replace=False)] for _ in range(fits))
-    return [_fit(features[rows], losses[rows]) for rows in chosen]
+    size = min(SUBSET, math.ceil(0.8 * len(known)))
+    chosen = (known[generator.choice(len(known), size, replace=False)] for _ in range(FITS))
+    return [_fit(rows[places], losses[places]) for places in chosen]
 
 
-def _fit(features: Array, losses: Array) -> Fit:
-    """The fit of greatest marginal likelihood, shapes (m, d) and (m,): a grid, halved around its best point."""
+def _fit(rows: Array, losses: Array) -> Fit:
+    """Return the fit of greatest marginal likelihood, shapes (m, d) and (m,): a grid, halved around its best point."""
     standardised = _standardise(losses)
     if standardised is None:
         return Fit(math.inf, 0.0)
-    norms = np.square(features).sum(axis=1)
-    squares = np.maximum(norms[:, None] + norms - 2.0 * features @ features.T, 0.0)  # rounding may leave -1e-16
+    norms = np.square(rows).sum(axis=1)
+    squares = np.maximum(norms[:, None] + norms - 2.0 * rows @ rows.T, 0.0)  # rounding may leave -1e-16
     # Both axes descend, because the first of equals wins: in doubt the smoother and noisier one.
     axes = [np.linspace(high, low, points) for (low, high), points in zip(BOUNDS, GRID, strict=True)]
     steps = [axis[0] - axis[1] for axis in axes]
@@ -119,21 +124,20 @@ def _fit(features: Array, losses: Array) -> Fit:
 
 
 def _standardise(losses: Array) -> Array | None:
-    """Losses with mean 0 and variance 1, or None where they are constant."""
+    """Return the losses with mean 0 and variance 1, or None if they are constant."""
     size = np.abs(losses).max()
     scaled = losses / (size or 1.0)  # a diverged trial's 1e300 would overflow in the variance
     if np.ptp(scaled) <= ROUNDING:
         return None
-    standardised: Array = (scaled - scaled.mean()) / scaled.std()
-    return standardised
+    return np.asarray((scaled - scaled.mean()) / scaled.std())
 
 
-def _signal_share(log_noise: Any) -> Any:
-    return 1.0 / (1.0 + 10.0**log_noise)
+def _signal_share(log_noises: Array) -> Array:
+    return 1.0 / (1.0 + 10.0**log_noises)
 
 
 def _gains(squares: Array, standardised: Array, log_scales: Array, log_noises: Array) -> Array:
-    """Log marginal likelihood minus that of pure noise, shape (a, b), for a ln length scales and b log10 noise ratios.
+    """Return the log marginal likelihood minus that of pure noise, shape (a ln length scales, b log10 noise ratios).
 
     The total variance is profiled out: with the correlations C it is z' C^-1 z / m at its best.
     """
@@ -142,7 +146,7 @@ def _gains(squares: Array, standardised: Array, log_scales: Array, log_noises: A
     share = _signal_share(log_noises)[:, None, None]
     # C bordered with z: the last row of its Cholesky factor is L^-1 z, so one batched call gives determinant and
     # quadratic form. The corner only has to exceed z' C^-1 z, at most m * 1e8 here. Eigenvectors would serve all noise
-    # ratios at once, but cost as much as 12 factors, and as hundreds where LAPACK puts its threads to work on them.
+    # ratios at once, but cost as much as 12 factors, and as hundreds if LAPACK puts its threads to work on them.
     bordered = np.empty((len(log_noises), m + 1, m + 1))
     gains = np.empty((len(log_scales), len(log_noises)))
     for row, log_scale in enumerate(log_scales):
@@ -157,23 +161,13 @@ def _gains(squares: Array, standardised: Array, log_scales: Array, log_noises: A
     return gains
 
 
-T = TypeVar("T")
-
-
-U = TypeVar("U", bound=Hashable)
-
-
-#: how fast the weights of a class's lower-placed subspaces fall
-DECAY = 0.5
-
-
 def rank(names: Sequence[str], complexities: Mapping[str, float], performances: Mapping[str, float]) -> list[str]:
     """Order subspaces from the one that deserves the strongest class to the one that deserves the weakest.
 
     A subspace's place is the product of its positions (from 1) by complexity and by performance, both descending;
     the smallest product comes first. Ties keep the order of `names`, within each position too: while all performances
-    are equal, `names` in any order but descending complexity outvotes part of the complexity. Raises KeyError where a
-    name has no score.
+    are equal, `names` in any order but descending complexity outvotes part of the complexity. Raises KeyError for a
+    name without a score.
     Source: SHADHO, arXiv 1707.01428.
     """
     by_complexity = _positions(names, complexities)
@@ -190,66 +184,33 @@ def _positions(names: Sequence[str], scores: Mapping[str, float]) -> dict[str, i
 def pair(subspaces: Sequence[T], classes: Sequence[U]) -> dict[U, list[T]]:
     """Give each compute class its subspaces, best first; every subspace gets at least two neighbouring classes.
 
-    Both arguments are ranked: index 0 is the top subspace and the strongest class. With one class it gets everything;
-    without subspaces every list is empty; without classes so is the answer. Raises ValueError where a class is named
-    twice. Source: SHADHO, arXiv 1707.01428, with the second pairing.
+    Both arguments are ranked: index 0 is the top subspace and the strongest class. A single class gets everything;
+    without subspaces every list is empty; without classes so is the answer.
+    Source: SHADHO, arXiv 1707.01428, with the second pairing.
     """
-    if len(set(classes)) != len(classes):
-        raise ValueError("a compute class is named twice; each may appear once in the ranking")
-    if len(classes) == 1:
-        return {classes[0]: list(subspaces)}
+    if len(classes) < 2 or not subspaces:
+        return {name: list(subspaces) for name in classes}
     members: list[set[int]] = [set() for _ in classes]
-    if subspaces and classes:
-        for subspace, compute_class in _pairs(len(subspaces), len(classes)):
-            members[compute_class].add(subspace)
-    return {name: [subspaces[k] for k in sorted(indices)] for name, indices in zip(classes, members, strict=True)}
-
-
-def _pairs(subspaces: int, classes: int) -> list[tuple[int, int]]:
-    """All (subspace, class) index pairs for at least one subspace and at least two classes, some of them twice."""
-    pairs = []
-    # The paper walks the longer list and steps j up where i > ceil((j + 1) |L| / |S| - 1), that is, where
+    # The paper walks the longer list and steps j up once i > ceil((j + 1) |L| / |S| - 1), that is, once
     # i |S| >= (j + 1) |L|. So j is a whole-number division, and no rounding of a running sum can shift a pair.
-    if subspaces >= classes:
-        for i in range(subspaces):
-            j = i * classes // subspaces
-            pairs += [(i, j), (i, _neighbour(j, classes))]
-    else:
-        for i in range(classes):
-            j = i * subspaces // classes
-            pairs += [(j, i), (j, _neighbour(i, classes))]
-    return pairs
+    longer = max(len(subspaces), len(classes))
+    for i in range(longer):
+        subspace, place = i * len(subspaces) // longer, i * len(classes) // longer
+        # The next class towards the middle, inside the list whenever that has two or more.
+        neighbour = place + 1 if 2 * place < len(classes) else place - 1
+        members[place].add(subspace)
+        members[neighbour].add(subspace)
+    return {name: [subspaces[k] for k in sorted(places)] for name, places in zip(classes, members, strict=True)}
 
 
-def _neighbour(index: int, length: int) -> int:
-    """The next class towards the middle; inside the list whenever that holds two or more."""
-    return index + 1 if 2 * index < length else index - 1
+def planck_weights(n: int) -> Array:
+    """Return the chances, shape (n,), with which a class draws the next trial from its first, second, ... subspace.
 
-
-def planck_weights(n: int) -> NDArray[np.float64]:
-    """Chances, shape (n,), with which a class draws the next trial from its first, second, ... subspace.
-
-    exp(-0.5 k) for position k, cut off after n and made to add up to 1. Raises ValueError for a negative n.
+    exp(-0.5 k) for position k, cut off after n and made to add up to 1.
     Source: SHADHO, arXiv 1707.01428 (truncated Planck distribution).
     """
-    if n < 0:
-        raise ValueError(f"a class cannot hold {n} subspaces")
     weights = np.exp(-DECAY * np.arange(n))
-    normalised: NDArray[np.float64] = weights / weights.sum()  # an empty array stays one: nothing is divided
-    return normalised
-
-
-#: results between two refreshes of the performance scores (the paper's figure)
-REFRESH_RESULTS = 10
-
-
-#: a subspace is scored anew once this part of the trials it is judged by is new: a score takes some ten milliseconds,
-#: and fewer would hardly move it
-NEWS = 0.1
-
-
-#: latest trials of a subspace that its performance is judged by
-HISTORY = 1000
+    return np.asarray(weights / weights.sum())
 
 
 class PaperPolicy:
@@ -259,23 +220,19 @@ class PaperPolicy:
     """
 
     def __init__(self, subspaces: Sequence[Subspace], generator: np.random.Generator) -> None:
-        self._complexity = {s.name: featuriser.complexity(s.leaves) for s in subspaces}
+        self._complexity = {s.name: complexity(s.domains.values()) for s in subspaces}
         # In descending complexity, so that it decides as long as all performances are equal.
         self._subspaces = {s.name: s for s in sorted(subspaces, key=lambda s: -self._complexity[s.name])}
         self._performance = dict.fromkeys(self._subspaces, START_VALUE)
         #: by subspace, its latest trials: a row of features and the loss each
-        self._history: dict[str, deque[tuple[Any, float]]] = {name: deque(maxlen=HISTORY) for name in self._subspaces}
+        self._history: dict[str, deque[tuple[Array, float]]] = {name: deque(maxlen=HISTORY) for name in self._subspaces}
         #: by subspace, results since it was scored
         self._news: Counter[str] = Counter()
         self._results = 0
         self._generator = generator
         self._classes: tuple[str, ...] = ()
-        self._mapping: dict[str, list[str]] = {}
-
-    @property
-    def mapping(self) -> Mapping[str, Sequence[str]]:
-        """Subspaces by class, the highest ranked first."""
-        return self._mapping
+        #: subspaces by class, the highest ranked first
+        self.mapping: dict[str, list[str]] = {}
 
     def see_classes(self, names: Sequence[str]) -> None:
         if tuple(names) != self._classes:
@@ -286,21 +243,18 @@ class PaperPolicy:
         # One subspace needs no rank.
         if len(self._subspaces) < 2:
             return
-        losses = [trial for trial in trials if trial.loss is not None and trial.subspace in self._history]
-        for name, told in groupby(sorted(losses, key=lambda trial: trial.subspace), lambda trial: trial.subspace):
-            latest = list(told)
-            self._news[name] += len(latest)
-            del latest[:-HISTORY]
-            rows = featuriser.features([trial.params for trial in latest], self._subspaces[name].domains)
-            self._history[name].extend(
-                zip(rows, (trial.loss for trial in latest if trial.loss is not None), strict=True)
-            )
-        self._results += len(losses)
+        told = [(t.subspace, t.params, t.loss) for t in trials if t.loss is not None and t.subspace in self._history]
+        for name, results in groupby(sorted(told, key=itemgetter(0)), itemgetter(0)):
+            _, params_list, losses = zip(*results, strict=True)
+            self._news[name] += len(losses)
+            rows = features(params_list[-HISTORY:], self._subspaces[name].domains)
+            self._history[name].extend(zip(rows, losses[-HISTORY:], strict=True))
+        self._results += len(told)
         if self._results >= REFRESH_RESULTS:
             self._refresh()
 
     def pick(self, compute_class: str, backlogs: Mapping[str, float]) -> str:
-        ranked = [name for name in self._mapping.get(compute_class, ()) if name in backlogs]
+        ranked = [name for name in self.mapping.get(compute_class, ()) if name in backlogs]
         if not ranked:
             return next(iter(backlogs))
         if len(ranked) == 1:
@@ -318,5 +272,4 @@ class PaperPolicy:
         self._rank()
 
     def _rank(self) -> None:
-        ranked = rank(list(self._subspaces), self._complexity, self._performance)
-        self._mapping = pair(ranked, self._classes) if self._classes else {}
+        self.mapping = pair(rank(list(self._subspaces), self._complexity, self._performance), self._classes)

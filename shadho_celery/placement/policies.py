@@ -1,4 +1,4 @@
-"""Which subspace the next free slot of a compute class works on."""
+"""Placement policies: the choice of a subspace for the next free slot of a compute class."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from shadho_celery.placement.paper import PaperPolicy
 from shadho_celery.predictors.cost_model import CostModel
 from shadho_celery.space.split import Subspace
 
-#: k of the index rule: by how many trials a subspace must fall behind to count twice as much
+#: k of the index rule: trials that a subspace must fall behind to count twice as much
 PATIENCE = 15.0
 
-#: standard deviations by which a pair of subspace and class is taken to be faster than it is believed to be
+#: standard deviations by which a pair of subspace and class counts as faster than it is believed to be
 OPTIMISM = 1.0
 
 
 class Policy(Protocol):
-    """Decides what a free slot works on."""
+    """Gives a free slot its subspace."""
 
     def see_classes(self, names: Sequence[str]) -> None:
-        """The classes with live workers, strongest first; told whenever they have changed."""
+        """Note the classes with live workers, strongest first; called whenever they have changed."""
 
     def tell(self, *trials: Trial) -> None:
-        """Trials have finished, one or the many of an earlier run."""
+        """Learn from finished trials, one or the many of an earlier run."""
 
     def pick(self, compute_class: str, backlogs: Mapping[str, float]) -> str:
-        """One of the subspaces that may get a trial, given by how far each is behind its share, in their turn."""
+        """Return one of the subspaces that may get a trial; `backlogs` has them in their turn, see `Shares`."""
 
 
 class CostPolicy:
-    """A slot takes what its class is comparatively good at, the more so the less the others are behind.
+    """Gives a slot the subspace that its class is comparatively good at, unless others are far behind.
 
     That is the subspace j with the greatest (backlog_j + k) * min_c' S_jc' / S_jc, S the predicted seconds on the live
     classes. The backlogs find by themselves the prices at which the linear program of the best placement would have its

@@ -1,4 +1,4 @@
-"""How many of a study's trials each subspace gets: evenly by the space's own law, or more where more may be won."""
+"""Shares of the subspaces in a study's trials: even by the space's own law, or by the chance of a better loss."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ Array = NDArray[np.float64]
 
 SHARES = ("uniform", "promise")
 
-#: failures without a success after which a subspace gets half its share: there is nothing to be had there
+#: failures without a success after which a subspace gets half its share: it offers nothing
 HOPELESS = 5
-#: what the least promising subspace keeps of its share
+#: part of its share that the least promising subspace keeps
 FLOOR = 0.1
-#: losses before a subspace can be judged; latest ones it is judged by; how many of the lowest count as its tail
+#: losses before a subspace can be judged; latest ones it is judged by; the part of them, the lowest, that is its tail
 MIN_LOSSES, LOSSES, TAIL = 10, 200, 0.25
-#: a deal under promise is half forgotten once the rarest subspace would have had so many trials at its full share: were
-#: less remembered than that, one that is due a trial less often would never get any
+#: trials of the rarest subspace, at its full share, after which a deal under promise counts half: with a faster decay,
+#: a subspace that is due a trial less often would never get any
 HALF_LIFE = 10
 #: results between two looks at the promises
 RENEW_RESULTS = 10
@@ -33,27 +33,27 @@ RENEW_RESULTS = 10
 class Shares(Protocol):
     """Deals a study's trials out to its subspaces."""
 
-    #: True where each subspace's number of trials follows from the study's alone
+    #: True if each subspace's number of trials follows from the study's alone
     fixed: bool
 
     def deal(self, subspace: str) -> None:
-        """A trial goes to `subspace`."""
+        """Note that a trial goes to `subspace`."""
 
     def tell(self, trial: Trial) -> None:
-        """A trial has finished."""
+        """Learn from a finished trial."""
 
     def backlogs(self) -> dict[str, float]:
-        """By how many trials each subspace is behind the one that is furthest ahead of its share, 0 or more.
+        """Return each subspace's trials behind the one that is furthest ahead of its share, 0 or more.
 
         In units of trials per subspace, the one whose turn it is first.
         """
 
     def quotas(self, trials: int) -> dict[str, int]:
-        """Trials by subspace when `trials` have been dealt out evenly."""
+        """Return the trials by subspace after `trials` have been dealt out evenly."""
 
 
 class UniformShares:
-    """In proportion to a subspace's probability under the search space: evenly, where its choices are flat.
+    """In proportion to a subspace's probability under the search space: evenly, if its choices are flat.
 
     Trials are dealt out by Webster's (Sainte-Laguë's) rule: the next one goes to the subspace with the greatest
     p / (2 d + 1), d the trials it has. So the first n trials of a longer study are those of a study of n. Failed trials
@@ -65,7 +65,7 @@ class UniformShares:
     def __init__(self, probabilities: Mapping[str, float]) -> None:
         self._names = list(probabilities)
         self._place = {name: place for place, name in enumerate(self._names)}
-        self._weights = np.array([probabilities[name] for name in self._names], dtype=float)
+        self._weights = np.array(list(probabilities.values()), dtype=float)
         self._dealt = np.zeros(len(self._names))
         self._failed = np.zeros(len(self._names))
         self._only_fails = np.zeros(len(self._names), dtype=bool)
@@ -94,7 +94,7 @@ class UniformShares:
         return {self._names[place]: value for place, value in zip(order.tolist(), behind, strict=True)}
 
     def quotas(self, trials: int) -> dict[str, int]:
-        # A rounded multiple of the probabilities is where the rule stands after as many trials: start there, step on.
+        # The rule reaches a rounded multiple of the probabilities after as many trials: start from there, step on.
         counts = np.floor(self._weights * max(0, trials - len(self._names)) + 0.5)
         for _ in range(trials - int(counts.sum())):
             counts[np.argmax(self._weights / (2 * counts + 1))] += 1
@@ -104,8 +104,8 @@ class UniformShares:
 class PromiseShares(UniformShares):
     """By promise: a subspace that can hardly beat the best loss gets less, down to a tenth of its share, never nothing.
 
-    A subspace's promise is the chance that its next trial is the best so far, see `promise`. What was dealt long ago
-    is forgotten, so a subspace whose promise rises or falls is not made to pay for its past.
+    A subspace's promise is the chance that its next trial is the best so far, see `promise`. Old deals
+    decay, so a subspace whose promise rises or falls is not made to pay for its past.
     """
 
     fixed = False
@@ -125,7 +125,7 @@ class PromiseShares(UniformShares):
 
     def tell(self, trial: Trial) -> None:
         super().tell(trial)
-        # A failed trial counts as one that could not have been worse, so what always fails is judged too.
+        # A failed trial counts as one that could not have been worse, so a subspace that only fails is judged too.
         loss = {TrialState.COMPLETE: trial.loss, TrialState.FAILED: math.inf}.get(trial.state)
         if loss is not None and trial.subspace in self._losses:
             self._losses[trial.subspace].append(loss)
@@ -137,7 +137,7 @@ class PromiseShares(UniformShares):
     def _weigh(self) -> None:
         self._new = 0
         chances = np.array([promise(self._losses[name], self._best) for name in self._names])
-        # An unjudged subspace is as promising as the best one, and where none is promising they are all alike.
+        # An unjudged subspace is as promising as the best one; if none is promising, they are all alike.
         most = float(np.nan_to_num(chances).max())
         relative = np.where(np.isnan(chances), 1.0, chances / most) if most > 0 else np.ones(len(chances))
         weights = self._even * (FLOOR + (1.0 - FLOOR) * relative)
@@ -145,11 +145,12 @@ class PromiseShares(UniformShares):
 
 
 def promise(losses: Sequence[float] | deque[float], best: float) -> float:
-    """The chance that the next trial's loss is below `best`, judged by the lower tail of `losses`; nan for too few.
+    """Return the chance that the next trial's loss is below `best`, from the lower tail of `losses`; nan for too few.
 
-    Below its lower quartile u a law's tail is taken for exponential: P(y < best) = P(y < u) exp(-(u - best) / e), e the
-    mean of u - y below u. Source: peaks over threshold, Pickands, Annals of Statistics 3, 1975, with shape 0.
-    An infinite loss is a trial that failed; where nearly all did, there is no chance.
+    Below its lower quartile u a law's tail is approximated by an exponential:
+    P(y < best) = P(y < u) exp(-(u - best) / e), e the mean of u - y below u. Source: peaks over threshold, Pickands,
+    Annals of Statistics 3, 1975, with shape 0.
+    An infinite loss is a trial that failed; if nearly all did, there is no chance.
     """
     if len(losses) < MIN_LOSSES:
         return math.nan

@@ -1,11 +1,10 @@
-"""Declared cost: what a study file says its trials cost, as the cost model takes it."""
+"""Declared cost: the cost of trials by the study file, in the form that the cost model takes."""
 
 from __future__ import annotations
 
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -15,15 +14,16 @@ from shadho_celery.errors import UsageError
 from shadho_celery.predictors.cost_model import DeclaredCost
 from shadho_celery.space.compile import Space
 from shadho_celery.space.split import Subspace
+from shadho_celery.space.tree import Value
 
 log = logging.getLogger(__name__)
 
 
 def declared_cost(cost: Cost, space: Space, subspaces: Sequence[Subspace]) -> DeclaredCost:
-    """`cost` as a function of subspace and drawn params.
+    """Return `cost` as a function of subspace and drawn params.
 
-    Raises UsageError for a subspace that there is not, and for a cost that is no positive number for params drawn from
-    the space; one that fails later on counts as the subspace's typical cost.
+    Raises UsageError for an unknown subspace, and for a cost that is no positive number for params drawn from the
+    space; one that fails later on counts as the subspace's typical cost.
     """
     if not callable(cost):
         return _by_name(cost, [subspace.name for subspace in subspaces])
@@ -56,7 +56,7 @@ def _by_name(costs: Mapping[str, float], names: Sequence[str]) -> DeclaredCost:
     return lambda subspace, params: known.get(subspace, middle)
 
 
-def _typical(cost: Callable[[Any], float], space: Space, subspace: Subspace) -> float:
+def _typical(cost: Callable[[Value], float], space: Space, subspace: Subspace) -> float:
     params = subspace.sample(np.random.default_rng(0), 1)[0]
     try:
         return _positive(cost(space.evaluate(params)))
@@ -68,7 +68,7 @@ def _typical(cost: Callable[[Any], float], space: Space, subspace: Subspace) -> 
         ) from error
 
 
-def _positive(value: Any) -> float:
+def _positive(value: float) -> float:
     number = float(value)
     if not (math.isfinite(number) and number > 0):
         raise ValueError(f"{number} is no number above 0")

@@ -1,9 +1,9 @@
 """Durations by subspace and compute class, learned from trials whose times vary a lot.
 
-The logarithm of a trial's seconds is modelled as a_j + b_c + u_jc + noise for subspace j and class c: what every pair
-shares, and how a pair departs from it, u_jc ~ N(0, tau^2). All of it is estimated from the trials themselves (empirical
-Bayes), so a pair that was tried seldom is believed to be like its row and column, and one tried often is believed as
-measured. Source: Morris, "Parametric Empirical Bayes Inference", JASA 78, 1983, in its two-way form.
+The logarithm of a trial's seconds is modelled as a_j + b_c + u_jc + noise for subspace j and class c: parts of the row
+and the column, and a pair's departure from them, u_jc ~ N(0, tau^2). All of it is estimated from the trials themselves
+(empirical Bayes), so a pair that was tried seldom is believed to be like its row and column, and one tried often is
+believed as measured. Source: Morris, "Parametric Empirical Bayes Inference", JASA 78, 1983, in its two-way form.
 """
 
 from __future__ import annotations
@@ -17,12 +17,11 @@ from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
 
-#: what is believed before there are trials: variance of log seconds within a pair, variance of u; and for how many
-#: trials or pairs each belief counts
+#: prior belief: variance of log seconds within a pair, variance of u; and the number of trials or pairs each counts for
 NOISE_VARIANCE, PAIR_VARIANCE, BELIEF = 0.25, 0.1, 4.0
-#: how much a row or a column of the table is drawn towards the mean of all, in units of a well known pair's weight
+#: pull of a row or a column of the table towards the mean of all, in units of a well known pair's weight
 RIDGE = 0.02
-#: rounds of alternating least squares per estimate, which starts where the last one ended
+#: rounds of alternating least squares per estimate, which starts from the last one's end
 ROUNDS = 8
 #: a trial further out than this many standard deviations counts as one just so far out: stragglers happen
 FAR_OUT = 4.0
@@ -31,7 +30,7 @@ GROWTH = 0.02
 
 
 class Estimate(NamedTuple):
-    """What is believed of every pair; shapes (subspaces, classes), in log seconds."""
+    """Belief about every pair; shapes (subspaces, classes), in log seconds."""
 
     mean: Array
     #: standard deviation of the belief about u, the pair's own part
@@ -46,9 +45,8 @@ class Durations:
     """A table of log seconds by subspace (rows) and compute class (columns, added as classes appear)."""
 
     def __init__(self, rows: int) -> None:
-        self._count = np.zeros((rows, 0))
-        self._sum = np.zeros((rows, 0))
-        self._squares = np.zeros((rows, 0))
+        #: by pair: number of trials, sum of their log seconds, sum of its squares
+        self._told = np.zeros((3, rows, 0))
         #: the same three of trials that still run, and have run remarkably long already
         self._open = np.zeros((3, rows, 0))
         self._row_part = np.zeros(rows)
@@ -57,46 +55,43 @@ class Durations:
         self._trials = 0
         self._estimated_at = -1
         self._estimate: Estimate | None = None
-        #: how often the belief has changed
+        #: number of changes of the belief
         self.version = 0
 
     @property
     def counts(self) -> Array:
         """Trials by pair."""
-        return self._count
+        counts: Array = self._told[0]
+        return counts
 
     def add_column(self) -> None:
-        """A class nothing is known of."""
-        blank = np.zeros((len(self._count), 1))
-        self._count, self._sum, self._squares = (
-            np.hstack([table, blank]) for table in (self._count, self._sum, self._squares)
-        )
-        self._open = np.concatenate([self._open, np.zeros((3, *blank.shape))], axis=2)
+        """Add a class that nothing is known of."""
+        blank = np.zeros((3, len(self._row_part), 1))
+        self._told, self._open = (np.concatenate([table, blank], axis=2) for table in (self._told, self._open))
         self._column_part = np.append(self._column_part, 0.0)
         self._estimate = None
 
     def tell(self, row: int, column: int, log_seconds: float) -> None:
-        """A trial of the pair took that long."""
+        """Learn from a trial of the pair that took so long."""
         estimate = self.estimate()
-        centre = float(estimate.mean[row, column])
-        reach = FAR_OUT * math.hypot(estimate.noise, float(estimate.deviation[row, column]))
-        if self._count[row, column] >= 5:
+        count = int(self._told[0, row, column])
+        if count >= 5:
+            centre = float(estimate.mean[row, column])
+            reach = FAR_OUT * math.hypot(estimate.noise, float(estimate.deviation[row, column]))
             log_seconds = min(max(log_seconds, centre - reach), centre + reach)
-        self._count[row, column] += 1
-        self._sum[row, column] += log_seconds
-        self._squares[row, column] += log_seconds**2
+        self._told[:, row, column] += (1.0, log_seconds, log_seconds**2)
         self._trials += 1
         # A class that appears late is few trials among many: the first of a pair are news, however many there were.
-        if (int(self._count[row, column]) & int(self._count[row, column]) - 1) == 0:
+        if (count + 1) & count == 0:
             self._estimate = None
 
     def suppose(self, running: Iterable[tuple[int, int, float]]) -> None:
-        """What trials that have not ended tell: row, column and log seconds so far, of all that run now.
+        """Learn from trials that have not ended: row, column and log seconds so far, of all that run now.
 
         One that has run longer than a trial of its pair is believed to take counts as if it ended now, so a pair that
         is far slower than its row and column let expect is noticed before its first trial ends.
         """
-        # Whoever names the trials may add columns as it does so: the table is looked at afterwards.
+        # Naming the trials may add columns: look at the table afterwards.
         seen = list(running)
         estimate = self.estimate()
         supposed = np.zeros_like(self._open)
@@ -108,7 +103,7 @@ class Durations:
             self._estimate = None
 
     def estimate(self) -> Estimate:
-        """What is believed now; of a table without trials, that all pairs take one second."""
+        """Return the belief of now; of a table without trials, that all pairs take one second."""
         due = self._trials >= self._estimated_at + max(1, int(GROWTH * self._estimated_at))
         if self._estimate is None or due:
             self._estimate = self._fit()
@@ -117,13 +112,13 @@ class Durations:
         return self._estimate
 
     def _fit(self) -> Estimate:
-        count, total, squares = np.stack([self._count, self._sum, self._squares]) + self._open
+        count, total, squares = self._told + self._open
         tried = np.maximum(count, 1.0)
         measured = total / tried
         within = float((squares - count * measured**2).sum())
         freedom = float(np.maximum(count - 1.0, 0.0).sum())
         noise = (max(within, 0.0) + BELIEF * NOISE_VARIANCE) / (freedom + BELIEF)
-        # A pair's mean strays from a_j + b_c by its own part and by the noise left in it; 0 for a pair never tried.
+        # A pair's mean differs from a_j + b_c by its own part and by the noise left in it; 0 for a pair never tried.
         weight = np.where(count > 0, 1.0 / (self._pair_variance + noise / tried), 0.0)
         common = float((weight * measured).sum() / max(weight.sum(), 1e-12))
         self._fit_parts(measured, weight, common)
@@ -135,7 +130,7 @@ class Durations:
         return Estimate(prior + own, np.sqrt(variance), self._column_part.copy(), math.sqrt(noise))
 
     def _fit_parts(self, measured: Array, weight: Array, common: float) -> None:
-        """The parts a and b of least weighted squares, by turns; where nothing is known, the common mean and 0."""
+        """Fit the parts a and b of least weighted squares, by turns; without trials, the common mean and 0."""
         # In units of the heaviest pair, so that the ridge fades with the noise and not with the number of trials.
         scaled = weight / max(float(weight.max(initial=0.0)), 1e-12)
         by_row, by_column = scaled.sum(axis=1) + RIDGE, scaled.sum(axis=0) + RIDGE

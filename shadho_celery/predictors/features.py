@@ -13,7 +13,7 @@ from shadho_celery.space.domains import Domain
 
 Array = NDArray[np.float64]
 
-#: what stands in a feature column where the label is inactive: the middle, so that it is far from no value
+#: feature of an inactive label: the middle, which is far from no value
 INACTIVE = 0.5
 
 
@@ -28,8 +28,7 @@ def complexity(domains: Iterable[Domain], mass: float = 0.999) -> float:
 
 
 def _factor(domain: Domain, mass: float) -> float:
-    values = domain.cardinality(mass)
-    if values is not None:
+    if (values := domain.cardinality(mass)) is not None:
         return 2.0 - 1.0 / values
     low, high = domain.central_interval(mass)
     return 2.0 + abs(high - low)

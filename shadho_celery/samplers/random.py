@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
 from shadho_celery.core.trial import Params, Trial
 from shadho_celery.space.split import Subspace
+from shadho_celery.space.tree import Value
 
-#: Params are drawn this many at a time: numpy's price is by the call.
+#: params drawn at a time: numpy's price is by the call
 BLOCK = 64
 
 
@@ -23,7 +23,7 @@ class RandomSampler:
         self._subspace = subspace
         self._entropy = tuple(entropy)
         self._block = -1
-        self._draws: list[dict[str, Any]] = []
+        self._draws: list[dict[str, Value]] = []
 
     def ask(self, index: int) -> Params:
         block, place = divmod(index, BLOCK)

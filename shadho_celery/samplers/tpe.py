@@ -1,12 +1,12 @@
-"""Tree-structured Parzen estimator: draw where good trials are dense and bad ones are not.
+"""Tree-structured Parzen estimator: draw from regions that are dense in good trials and not in bad ones.
 
 Sources: [B] Bergstra, Bardenet, Bengio, Kégl, "Algorithms for Hyper-Parameter Optimization", NeurIPS 2011, section 4;
 [W] Watanabe, "Tree-Structured Parzen Estimator: Understanding Its Algorithm Components and Their Roles for Better
 Empirical Performance", arXiv 2304.11127, section 3.
 
-Both densities are mixtures over whole trials (the multivariate form of [W]): what worked together is drawn together. A
-trial's kernel is the product of its labels' kernels; for a label that is inactive in the trial it is the prior's. So
-each is a density over the tree: a choice is drawn first, then what is active under it.
+Both densities are mixtures over whole trials (the multivariate form of [W]): values that worked together are drawn
+together. A trial's kernel is the product of its labels' kernels; for a label that is inactive in the trial it is the
+prior's. So each is a density over the tree: a choice is drawn first, then the labels that are active under it.
 """
 
 from __future__ import annotations
@@ -14,16 +14,14 @@ from __future__ import annotations
 import math
 from bisect import insort
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from scipy.special import logsumexp, ndtr, ndtri
 
 from shadho_celery.core.trial import Params, Trial, TrialState
 from shadho_celery.samplers.failure_avoidance import FailureAvoidance
-from shadho_celery.space.continuous import UNIT_MASS, LogNormal, Normal, QLogNormal, QLogUniform, QNormal, QUniform
-from shadho_celery.space.discrete import Categorical, RandInt
-from shadho_celery.space.domain import Array, Domain
+from shadho_celery.space.domains import UNIT_MASS, Array, Categorical, Continuous, Domain, Normal, RandInt
 from shadho_celery.space.split import Subspace
 
 #: results before the first guess: the most, for the whole space, and the least, for a small part of it
@@ -34,20 +32,20 @@ GOOD_SHARE, MOST_GOOD = 0.1, 25
 MOST_BAD = 300
 #: draws from l(x), of which the best ratio wins
 CANDIDATES = 24
-#: a kernel's greatest width, in units of the range; what did best on our own benchmark (tests/benchmarks/samplers.py)
+#: a kernel's greatest width, in units of the range; the best one on our own benchmark (tests/benchmarks/samplers.py)
 WIDTH = 0.1
 #: the share of a trial's mass on a choice that goes by the law and not by the trial's own option
 OPTION_WIDTH = 0.2
 #: the prior of a bounded law is a Gaussian as wide as the range ([W]), that of a normal law is the law itself
 PRIOR_WIDTH, NORMAL_WIDTH = 1.0, 0.5 / float(ndtri((1 + UNIT_MASS) / 2))
 
-#: a trial's values by label, None where inactive
+#: a trial's values by label, None for an inactive one
 _Key = tuple[Any, ...]
 _TINY = np.finfo(float).tiny
 
 
 class TpeSampler:
-    """TPE within one subspace. Failed and pruned trials count as bad, and so does what was asked and not yet told."""
+    """TPE within one subspace. Failed and pruned trials count as bad, and so do pending ones."""
 
     adaptive = True
 
@@ -56,12 +54,12 @@ class TpeSampler:
         self._entropy = tuple(entropy)
         self._axes = {label: _axis(domain) for label, domain in subspace.domains.items()}
         self._random = min(MOST_RANDOM, max(LEAST_RANDOM, round(2 * MOST_RANDOM * subspace.probability)))
-        #: (loss, order of telling, values with NaN where inactive), the least loss first
+        #: (loss, order of telling, values, NaN for inactive labels), the least loss first
         self._told: list[tuple[float, int, list[float]]] = []
         self._successes = 0
         self._avoidance = FailureAvoidance(subspace)
         self._tried: set[_Key] = set()
-        #: asked and not yet told
+        #: asked, and without a result yet
         self._pending: dict[_Key, list[float]] = {}
 
     def ask(self, index: int) -> Params:
@@ -88,50 +86,52 @@ class TpeSampler:
     def _key(self, params: Params) -> _Key:
         return tuple(params.get(label) for label in self._axes)
 
-    def _guess(self, generator: np.random.Generator) -> dict[str, Any]:
-        """The candidate with the greatest l / g, so greatest expected improvement ([B], equation 3), less avoidance."""
+    def _guess(self, generator: np.random.Generator) -> Params:
+        """Return the candidate of greatest l / g, and so of greatest expected improvement ([B], equation 3).
+
+        The terms for failures are added to its logarithm.
+        """
         good, bad = self._split(generator)
         candidates = self._candidates(good, generator)
         points = np.array([_row(self._key(params)) for params in candidates])
         ratios = self._log_density(good, points) - self._log_density(bad, points)
         worth = ratios + self._avoidance.weights(candidates, generator)
         best_first = [candidates[place] for place in np.argsort(-worth, kind="stable")]
-        # What was tried or is under way is not tried again while there is something else.
+        # Params that were tried or are pending are not tried again while there are others.
         fresh = (p for p in best_first if (key := self._key(p)) not in self._tried and key not in self._pending)
         return next(fresh, best_first[0])
 
     def _split(self, generator: np.random.Generator) -> tuple[Array, Array]:
-        """The values of good and of bad trials ([B], equation 2), each of shape (trials, labels)."""
+        """Return the values of good and of bad trials ([B], equation 2), each of shape (trials, labels)."""
         rows = [row for _, _, row in self._told]
         count = min(math.ceil(GOOD_SHARE * len(rows)), MOST_GOOD, self._successes)
-        # What is under way counts as bad, so that many slots do not all get the same point.
+        # Pending trials count as bad, so that many slots do not all get the same point.
         pending = list(self._pending.values())[-MOST_BAD:]
         bad, room = rows[count:], MOST_BAD - len(pending)
         if len(bad) > room:
             bad = [bad[place] for place in generator.choice(len(bad), room, replace=False)]
-        prior = [math.nan] * len(self._axes)  # a trial of which nothing is known
+        prior = [math.nan] * len(self._axes)  # a trial with nothing known
         return np.array([*rows[:count], prior]), np.array([*bad, *pending, prior])
 
-    def _candidates(self, rows: Array, generator: np.random.Generator) -> list[dict[str, Any]]:
-        """Draws from the mixture over `rows`: all labels of one draw from one row's kernel."""
+    def _candidates(self, rows: Array, generator: np.random.Generator) -> list[Params]:
+        """Draw from the mixture over `rows`: all labels of one draw from one row's kernel."""
         picks = generator.integers(len(rows), size=CANDIDATES)
         axes, narrowing = enumerate(self._axes.values()), _narrowing(rows)
         drawn = [axis.draw(rows[:, place], narrowing, picks, generator).tolist() for place, axis in axes]
-        candidates = []
+        candidates: list[Params] = []
         for values in zip(*drawn, strict=True):
             params = {**self._subspace.fixed, **dict(zip(self._axes, values, strict=True))}
             candidates.append({label: params[label] for label in self._subspace.space.active(params)})
         return candidates
 
     def _log_density(self, rows: Array, points: Array) -> Array:
-        """The logarithm of the mixture over `rows` at each of `points`, shape (points,)."""
+        """Return the logarithm of the mixture over `rows` at each of `points`, shape (points,)."""
         narrowing = _narrowing(rows)
         kernels = np.zeros((len(points), len(rows)))
         for place, axis in enumerate(self._axes.values()):
             active = np.flatnonzero(~np.isnan(points[:, place]))
             kernels[active] += axis.log_kernels(points[active, place], rows[:, place], narrowing)
-        density: Array = logsumexp(kernels, axis=1) - math.log(len(rows))
-        return density
+        return np.asarray(logsumexp(kernels, axis=1) - math.log(len(rows)))
 
 
 def _row(key: _Key) -> list[float]:
@@ -139,20 +139,9 @@ def _row(key: _Key) -> list[float]:
 
 
 def _narrowing(rows: Array) -> Array:
-    """The factor on each row's widths: narrower with more trials, less so with more labels (Scott's rule)."""
+    """Return the factor on each row's widths: narrower with more trials, less so with more labels (Scott's rule)."""
     labels = np.count_nonzero(~np.isnan(rows), axis=1)
-    factors: Array = float(len(rows)) ** (-1.0 / (labels + 4))
-    return factors
-
-
-class _Axis(Protocol):
-    """The kernels of one label: one for each of `centres`, the trials' values, NaN where the label is inactive."""
-
-    def draw(self, centres: Array, narrowing: Array, picks: Array, generator: np.random.Generator) -> Array:
-        """A value from each of the kernels at the places `picks`."""
-
-    def log_kernels(self, values: Array, centres: Array, narrowing: Array) -> Array:
-        """The logarithms of the kernels' densities, or masses, at `values`; shape (values, centres)."""
+    return np.asarray(float(len(rows)) ** (-1.0 / (labels + 4)))
 
 
 class _Options:
@@ -173,38 +162,38 @@ class _Options:
 
     def log_kernels(self, values: Array, centres: Array, narrowing: Array) -> Array:
         options = np.where(np.isnan(centres), self._domain.count, centres).astype(np.int64)
-        kernels: Array = self._logarithms[np.ix_(options, values.astype(np.int64))].T
-        return kernels
+        return np.asarray(self._logarithms[np.ix_(options, values.astype(np.int64))].T)
 
 
 class _Line:
-    """A numeric law: Gaussians in the unscaled variable, cut off at the ends of its range, which is [0, 1] here."""
+    """A numeric law: Gaussians in the unscaled variable, cut off at the ends of its range, which is [0, 1] here.
 
-    def __init__(self, domain: Domain) -> None:
+    There is one kernel for each of `centres`, the trials' values, NaN if the label is inactive.
+    """
+
+    def __init__(self, domain: Continuous | RandInt) -> None:
         self._domain = domain
-        is_normal = isinstance(domain, Normal | LogNormal | QNormal | QLogNormal)
-        self._prior_width = NORMAL_WIDTH if is_normal else PRIOR_WIDTH
-        self._step = domain.q if isinstance(domain, QUniform | QLogUniform | QNormal | QLogNormal) else None
+        self._prior_width = NORMAL_WIDTH if isinstance(domain, Normal) else PRIOR_WIDTH
 
     def draw(self, centres: Array, narrowing: Array, picks: Array, generator: np.random.Generator) -> Array:
+        """Draw a value from each of the kernels at the places `picks`."""
         means, sigmas = (each[picks] for each in self._gaussians(centres, narrowing))
         low, high = ndtr(-means / sigmas), ndtr((1 - means) / sigmas)
         units = means + sigmas * ndtri(low + generator.random(len(means)) * (high - low))
         return self._from_unit(np.clip(units, 0.0, 1.0))
 
     def log_kernels(self, values: Array, centres: Array, narrowing: Array) -> Array:
+        """Return the logarithms of the kernels' densities, or masses, at `values`; shape (values, centres)."""
         means, sigmas = self._gaussians(centres, narrowing)
         inside = ndtr((1 - means) / sigmas) - ndtr(-means / sigmas)
         if (cells := self._cells(values)) is not None:  # a grid's value has the mass of all that is rounded to it
             low, high = (ndtr(np.subtract.outer(edges, means) / sigmas) for edges in cells)
-            masses: Array = np.log(np.maximum((high - low) / inside, _TINY))
-            return masses
+            return np.asarray(np.log(np.maximum((high - low) / inside, _TINY)))
         distances = np.subtract.outer(self._to_unit(values), means) / sigmas
-        densities: Array = -0.5 * distances**2 - np.log(sigmas * inside * math.sqrt(2 * math.pi))
-        return densities
+        return np.asarray(-0.5 * distances**2 - np.log(sigmas * inside * math.sqrt(2 * math.pi)))
 
     def _gaussians(self, centres: Array, narrowing: Array) -> tuple[Array, Array]:
-        """Means and standard deviations; the prior's where there is no value."""
+        """Return means and standard deviations; the prior's for a missing value."""
         known = ~np.isnan(centres)
         means, sigmas = np.full(len(centres), 0.5), np.full(len(centres), self._prior_width)
         if known.any():
@@ -217,36 +206,21 @@ class _Line:
         return means, sigmas
 
     def _to_unit(self, values: Array) -> Array:
+        if isinstance(self._domain, RandInt):  # each value has an equal part of [0, 1]
+            return (values - self._domain.first + 0.5) / self._domain.count
         return self._domain.to_unit(values)
 
     def _from_unit(self, units: Array) -> Array:
-        return self._domain.from_unit(units)
+        return self._domain.quantile(units) if isinstance(self._domain, RandInt) else self._domain.from_unit(units)
 
     def _cells(self, values: Array) -> tuple[Array, Array] | None:
-        """The ends of what is rounded to each of these values; None where nothing is rounded."""
-        if self._step is None:
-            return None
-        return self._to_unit(values - self._step / 2), self._to_unit(values + self._step / 2)
+        """Return the ends of the cells that are rounded to each of these values; None if nothing is rounded."""
+        half = 0.5 if isinstance(self._domain, RandInt) else (self._domain.step or 0.0) / 2
+        return (self._to_unit(values - half), self._to_unit(values + half)) if half else None
 
 
-class _WholeLine(_Line):
-    """hp.randint: each value has an equal part of [0, 1]."""
-
-    def __init__(self, domain: RandInt) -> None:
-        super().__init__(domain)
-        self._first, self._count = domain.first, domain.count
-
-    def _to_unit(self, values: Array) -> Array:
-        return (values - self._first + 0.5) / self._count
-
-    def _from_unit(self, units: Array) -> Array:
-        return self._domain.quantile(units)
-
-    def _cells(self, values: Array) -> tuple[Array, Array] | None:
-        return (values - self._first) / self._count, (values - self._first + 1) / self._count
-
-
-def _axis(domain: Domain) -> _Axis:
+def _axis(domain: Domain) -> _Options | _Line:
     if isinstance(domain, Categorical):
         return _Options(domain)
-    return _WholeLine(domain) if isinstance(domain, RandInt) else _Line(domain)
+    assert isinstance(domain, (Continuous, RandInt))
+    return _Line(domain)

@@ -1,19 +1,20 @@
-"""Which hyperparameters are active when: the conditional skeleton of a space, without what is computed from them.
+"""Conditional skeleton of a space: which hyperparameters are active when, without the computations on them.
 
-A `Block` holds the labels that are drawn together and the branches that open below them; a `Branch` is a choice of
-which at least one option holds a hyperparameter. Both compare by identity, and one block may stand in several places.
+A `Block` holds the labels that are drawn together and the branches that open below them; a `Branch` is a choice with
+hyperparameters in at least one option. Both compare by identity, and one block may stand in several places.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
 
 from shadho_celery.core.trial import Params
-from shadho_celery.space.domain import Domain
+from shadho_celery.space.domains import Domain
 from shadho_celery.space.tree import Switch, Value, postorder
 
 H = TypeVar("H", bound=Hashable)
@@ -38,59 +39,48 @@ class Block:
 class Branch:
     """A choice between blocks."""
 
-    #: the label whose value is the option's index; None where the index is computed from several or in another way
+    #: the label whose value is the option's index; None for a computed index
     label: str | None
     switch: Switch
-    #: one per option, `EMPTY` where it holds no hyperparameter
+    #: one per option, empty for an option without hyperparameters
     options: tuple[Block, ...]
 
     def position(self, params: Params) -> int:
-        """The index of the option that these params choose."""
+        """Return the index of the option that these params choose."""
         if self.label is not None and self.label in params:
             return self.switch.position(params[self.label])
         return self.switch.position(self.switch.index.evaluate(params, {}))
 
 
-EMPTY = Block()
-
-
 def merge(blocks: Iterable[Block]) -> Block:
-    """One block of all their labels and branches, each once."""
-    filled = list({id(block): block for block in blocks if block}.values())
-    if len(filled) <= 1:
-        return filled[0] if filled else EMPTY
+    """Return one block of all their labels and branches, each once."""
+    filled = list(dict.fromkeys(block for block in blocks if block))
+    if len(filled) == 1:
+        return filled[0]
     labels = dict.fromkeys(label for block in filled for label in block.labels)
     branches = dict.fromkeys(branch for block in filled for branch in block.branches)
     return Block(tuple(labels), tuple(branches))
 
 
 def below(block: Block) -> list[Block]:
-    """The blocks of all options that hold hyperparameters, with repetition, in order."""
+    """Return the blocks of all options with hyperparameters, with repetition, in order."""
     return [option for branch in block.branches for option in branch.options if option]
 
 
-@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Skeleton:
     """A space's blocks, from the root."""
 
-    root: Block
-    #: every block once, those above before those below
-    blocks: tuple[Block, ...] = field(init=False)
-    #: blocks that stand in several places
-    shared: frozenset[Block] = field(init=False)
-    #: labels that stand in several blocks
-    repeated: frozenset[str] = field(init=False)
-
-    def __post_init__(self) -> None:
-        blocks = tuple(postorder(self.root, below))[::-1]
-        places = [option for block in blocks for option in below(block)]
-        labels = [label for block in blocks for label in block.labels]
-        object.__setattr__(self, "blocks", blocks)
-        object.__setattr__(self, "shared", frozenset(_repeated(places)))
-        object.__setattr__(self, "repeated", frozenset(_repeated(labels)))
+    def __init__(self, root: Block) -> None:
+        self.root = root
+        #: every block once, those above before those below
+        self.blocks = tuple(postorder(root, below))[::-1]
+        #: blocks that stand in several places
+        self._shared = _repeated(option for block in self.blocks for option in below(block))
+        #: labels that stand in several blocks
+        self._repeated = _repeated(label for block in self.blocks for label in block.labels)
 
     def walk(self, params: Params) -> Iterator[Block]:
-        """The blocks that are active under these params."""
+        """Yield the blocks that are active under these params."""
         todo: list[Block | Branch] = [self.root]
         seen: set[Block] = set()
         while todo:
@@ -111,7 +101,7 @@ class Skeleton:
         Each block draws its labels for all assignments in which it is active, then deals these out to the options.
         """
         drawn: list[dict[str, Value]] = [{} for _ in range(size)]
-        seen: dict[Block, set[int]] = {block: set() for block in self.shared}
+        seen: dict[Block, set[int]] = {block: set() for block in self._shared}
         todo: list[tuple[Block | Branch, list[int]]] = [(self.root, list(range(size)))]
         while todo:
             part, rows = todo.pop()
@@ -124,7 +114,7 @@ class Skeleton:
             if not rows:
                 continue
             for label in part.labels:
-                empty = rows if label not in self.repeated else [row for row in rows if label not in drawn[row]]
+                empty = rows if label not in self._repeated else [row for row in rows if label not in drawn[row]]
                 count = len(empty)
                 values = [pins[label]] * count if label in pins else domains[label].sample(generator, count).tolist()
                 for row, value in zip(empty, values, strict=True):
@@ -134,16 +124,12 @@ class Skeleton:
 
 
 def _deal(branch: Branch, rows: list[int], drawn: list[dict[str, Value]]) -> list[tuple[Block | Branch, list[int]]]:
-    """The rows by the option that each has chosen, options without hyperparameters left out."""
+    """Return the rows by the option that each has chosen, options without hyperparameters left out."""
     hands: dict[int, list[int]] = {}
     for row in rows:
         hands.setdefault(branch.position(drawn[row]), []).append(row)
     return [(branch.options[place], hand) for place, hand in sorted(hands.items()) if branch.options[place]]
 
 
-def _repeated(things: list[H]) -> Iterator[H]:
-    seen: set[H] = set()
-    for thing in things:
-        if thing in seen:
-            yield thing
-        seen.add(thing)
+def _repeated(things: Iterable[H]) -> frozenset[H]:
+    return frozenset(thing for thing, count in Counter(things).items() if count > 1)

@@ -1,13 +1,14 @@
 """From a hyperopt expression to a `Space`: the only place that reads hyperopt's graphs (pyll).
 
-A graph is read once, children first, without recursion. Each of its nodes becomes a node of `tree` (how the
-objective's params are computed) and a block of `blocks` (which labels it needs, and when). What pyll makes up only
-while it evaluates (an implementation that returns an expression, a Lambda) is left to hyperopt's ``space_eval``.
+A graph is read once, children first, without recursion. Each of its nodes becomes a node of `tree`, which computes the
+objective's values, and a block of `blocks`, the labels it needs and their conditions. Expressions that pyll makes up
+only while it evaluates (an implementation that returns one, a Lambda) are left to hyperopt's ``space_eval``.
 """
 
 from __future__ import annotations
 
 import warnings
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from typing import Any
@@ -20,12 +21,11 @@ from shadho_celery.core.trial import Params
 from shadho_celery.errors import SpaceError
 from shadho_celery.space import tree
 from shadho_celery.space.blocks import Block, Branch, Skeleton, merge
-from shadho_celery.space.discrete import Categorical, Discrete
-from shadho_celery.space.domains import CONTINUOUS, Domain, RandInt, make_domain
-from shadho_celery.space.space import Condition, Space
+from shadho_celery.space.domains import CONTINUOUS, Categorical, Discrete, Domain, RandInt, make_domain
+from shadho_celery.space.space import Space
 from shadho_celery.space.tree import Call, Dict, Literal, Node, Param, Sequence, Shared, Switch, Value
 
-__all__ = ["MAX_DEPTH", "Condition", "Space", "compile_space"]
+__all__ = ["MAX_DEPTH", "Space", "compile_space"]
 
 #: a node of hyperopt's graphs, which have no types
 Apply = Any
@@ -45,12 +45,10 @@ _PARAMETERS: Mapping[str, tuple[str, ...]] = {
 def compile_space(expression: Value) -> Space:
     """Compile a hyperopt expression, or a dict, list or tuple that holds some.
 
-    Raises SpaceError, in one line with the label, the cause and the remedy, for what cannot be searched. Warns where
-    the bounds of a log law look like raw values.
+    Raises SpaceError, in one line with the label, the cause and the remedy, if it cannot be searched. Warns if the
+    bounds of a log law look like raw values.
     """
-    reader = _Reader()
-    root = _as_graph(expression)
-    space = reader.read(root)
+    space = _Reader().read(_as_graph(expression))
     for label, domain in space.domains.items():
         if hint := domain.hint():
             warnings.warn(f"Hyperparameter {label!r}: {hint}.", stacklevel=2)
@@ -58,29 +56,26 @@ def compile_space(expression: Value) -> Space:
 
 
 def _finish(value: Value, params: Params) -> Value:
-    """What a function gave; where that is an expression of pyll's, what it evaluates to."""
+    """Return a function's result; if that is one of pyll's expressions, its value."""
     return space_eval(value, params) if isinstance(value, pyll.Apply) else value
 
 
 def _as_graph(expression: Value) -> Apply:
-    """Convert as hyperopt does, but container by container: alone it would recurse, and copy what is shared.
+    """Convert as hyperopt does, but container by container: alone it would recurse, and copy shared parts.
 
-    A dict keeps its order, which hyperopt would sort away: it cannot where the dict is inside an hp.choice.
+    A dict keeps its order, which hyperopt would sort away; a dict inside an hp.choice has lost it already.
     """
     converted: dict[int, Apply] = {}
     try:
         for part in tree.postorder(expression, _contents):
+            graph: Value = part
             if isinstance(part, dict):
-                part_of: Value = {key: converted[id(value)] for key, value in part.items()}
+                graph = pyll.as_apply({key: converted[id(value)] for key, value in part.items()})
+                if graph.named_args:  # all keys are strings
+                    graph.named_args = [(key, converted[id(value)]) for key, value in part.items()]
             elif isinstance(part, (list, tuple)):
-                part_of = [converted[id(value)] for value in part]
-                part_of = part_of if isinstance(part, list) else tuple(part_of)
-            else:
-                part_of = part
-            converted[id(part)] = pyll.as_apply(part_of)
-            if isinstance(part, dict):
-                places = {key: place for place, key in enumerate(part)}
-                converted[id(part)].named_args.sort(key=lambda named: places[named[0]])
+                graph = [converted[id(value)] for value in part]
+            converted[id(part)] = pyll.as_apply(graph)
     except tree.CycleFound:
         raise SpaceError("The space contains itself: a dict or list holds itself; leave it out there.") from None
     except TypeError as error:  # hyperopt sorts a dict by its keys
@@ -94,16 +89,21 @@ def _contents(part: Value) -> Iterable[Value]:
     return part if isinstance(part, (list, tuple)) else ()
 
 
+def _inputs(apply: Apply) -> list[Apply]:
+    """Return the nodes that this one is computed from; a hyperparameter's law is none of them."""
+    return [] if apply.name == "hyperopt_param" else apply.inputs()
+
+
 def _ordered(root: Apply) -> list[Apply]:
-    """The graph's nodes, children first, a hyperparameter's law left out."""
+    """Return the graph's nodes, children first."""
     try:
-        return list(tree.postorder(root, lambda node: () if node.name == "hyperopt_param" else node.inputs()))
+        return list(tree.postorder(root, _inputs))
     except tree.CycleFound:
         raise SpaceError("The space contains itself: an option leads back to its choice; leave it out there.") from None
 
 
 class _Reader:
-    """One compilation: what each of pyll's nodes has become, by the node's id."""
+    """One compilation: the results for each of pyll's nodes, by the node's id."""
 
     def __init__(self) -> None:
         self._nodes: dict[int, Node] = {}
@@ -114,41 +114,39 @@ class _Reader:
         self._switches: dict[str, Switch] = {}
 
     def read(self, root: Apply) -> Space:
-        """Read the graph and check what only the whole shows."""
+        """Read the graph and check it as a whole."""
         order = _ordered(root)
-        parents: dict[int, int] = {}
+        parents = Counter(id(child) for apply in order for child in apply.inputs())
         for apply in order:
-            for child in apply.inputs():
-                parents[id(child)] = parents.get(id(child), 0) + 1
-        for apply in order:
-            self._enter(apply, parents.get(id(apply), 0) > 1)
+            self._enter(apply, parents[id(apply)] > 1)
         if not self._domains:
             raise SpaceError("The space has no hyperparameter; put an hp expression, such as hp.uniform, into it.")
         return Space(self._nodes[id(root)], Skeleton(self._blocks[id(root)]), self._domains, self._switches)
 
     def _enter(self, apply: Apply, is_shared: bool) -> None:
-        inputs = () if apply.name == "hyperopt_param" else apply.inputs()
+        inputs = _inputs(apply)
         depth = 1 + max((self._depths[id(child)] for child in inputs), default=0)
-        node = self._node(apply)
+        plain = node = self._node(apply)
         if is_shared and not _is_cheap(node):
             node, depth = Shared(node), depth + 1
         if depth > MAX_DEPTH:
             raise SpaceError(f"The space is nested more than {MAX_DEPTH} nodes deep; make it flatter.")
         self._nodes[id(apply)], self._depths[id(apply)] = node, depth
-        plain = tree.unshared(node)
-        if isinstance(plain, Switch):
-            self._blocks[id(apply)] = self._branch(plain, apply)
-        elif isinstance(plain, Param):
-            self._blocks[id(apply)] = Block((plain.label,))
-        else:
-            self._blocks[id(apply)] = merge(self._blocks[id(child)] for child in inputs)
+        match plain:
+            case Switch():
+                block = self._branch(plain, apply)
+            case Param(label):
+                block = Block((label,))
+            case _:
+                block = merge(self._blocks[id(child)] for child in inputs)
+        self._blocks[id(apply)] = block
 
     def _node(self, apply: Apply) -> Node:
-        args = tuple(self._nodes[id(child)] for child in apply.pos_args) if apply.name != "hyperopt_param" else ()
         if apply.name == "hyperopt_param":
             return self._param(apply)
         if isinstance(apply, pyll.Literal):
             return Literal(apply.obj)
+        args = tuple(self._nodes[id(child)] for child in apply.pos_args)
         kwargs = tuple((name, self._nodes[id(child)]) for name, child in apply.named_args)
         if apply.name == "pos_args" and not kwargs:
             return Sequence(args)
@@ -166,12 +164,12 @@ class _Reader:
 
     def _param(self, apply: Apply) -> Param:
         label, law = _label_and_law(apply)
-        if label in self._laws and self._laws[label] is not law:
+        is_known = self._laws.setdefault(label, law) is law
+        if not is_known:
             raise SpaceError(
                 f"Hyperparameter {label!r}: two different nodes have this label; "
                 "give each its own, or put one hp node into a variable and use that in both places."
             )
-        self._laws[label] = law
         if label not in self._domains:
             self._domains[label] = make_domain(label, law.name, _arguments(label, law))
         return Param(label)
@@ -203,14 +201,14 @@ class _Reader:
 
 
 def _is_cheap(node: Node) -> bool:
-    """Whether evaluating the node again costs less than remembering it, and shows no difference."""
+    """Return True if a second evaluation costs less than remembering the first, and shows no difference."""
     if isinstance(node, Call):
         return node.function in (int, float) and isinstance(node.args[0], Param)
     return isinstance(node, (Literal, Param))
 
 
 def _index_label(index: Node) -> str | None:
-    """The label whose value is this index, perhaps through the int() of hp.randint."""
+    """Return the label whose value is this index, perhaps through the int() of hp.randint."""
     index = tree.unshared(index)
     if isinstance(index, Call) and index.function is int and len(index.args) == 1:
         index = tree.unshared(index.args[0])
@@ -218,7 +216,7 @@ def _index_label(index: Node) -> str | None:
 
 
 def _label_and_law(apply: Apply) -> tuple[str, Apply]:
-    """A hyperopt_param's label, as a str, and the node of its law."""
+    """Return a hyperopt_param's label, as a str, and the node of its law."""
     given = {**dict(zip(("label", "obj"), apply.pos_args, strict=False)), **dict(apply.named_args)}
     law = given["obj"]
     label = given["label"].obj if isinstance(given["label"], pyll.Literal) else None
@@ -232,7 +230,7 @@ def _label_and_law(apply: Apply) -> tuple[str, Apply]:
 
 
 def _arguments(label: str, law: Apply) -> dict[str, Value]:
-    """The parameters of a law by name, constant expressions evaluated."""
+    """Return the parameters of a law by name, constant expressions evaluated."""
     names = _PARAMETERS[law.name]
     if len(law.pos_args) > len(names):
         raise SpaceError(f"Hyperparameter {label!r}: {law.name} has too many parameters; it takes {', '.join(names)}.")
@@ -243,7 +241,7 @@ def _arguments(label: str, law: Apply) -> dict[str, Value]:
 
 
 def _constant(label: str, name: str, node: Apply) -> Value:
-    """The value of a law's parameter, which must not depend on any draw."""
+    """Return the value of a law's parameter, which must not depend on any draw."""
     if isinstance(node, pyll.Literal):
         return node.obj
     for part in _ordered(node):

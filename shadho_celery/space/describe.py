@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Mapping
 from collections.abc import Sequence as SequenceOf
 from enum import Enum
@@ -10,53 +11,44 @@ from itertools import islice
 
 import numpy as np
 
-from shadho_celery.space.tree import (
-    Call,
-    Dict,
-    Literal,
-    Node,
-    Param,
-    Sequence,
-    Shared,
-    Switch,
-    Value,
-    postorder,
-    unshared,
-)
+from shadho_celery.space.tree import Call, Dict, Literal, Node, Param, Sequence, Shared, Switch, Value, nodes, unshared
 
 #: a longer text is replaced by its beginning and its hash
 MAX_TEXT = 200
+#: bits of an int above which Python may refuse to write it in decimals
+LONG_INT = 14_000
 
 
 def structure(root: Node) -> dict[Node, str]:
-    """A text for every node under `root`: what is computed from which labels."""
+    """Return a text for every node under `root`: the computation, and the labels it is made from."""
     texts: dict[Node, str] = {}
-    for node in postorder(root, lambda parent: parent.children):
-        texts[node] = _shortened(_node_text(node, texts))
+    for node in nodes(root):
+        text = _node_text(node, texts)
+        texts[node] = text if len(text) <= MAX_TEXT else f"{text[: MAX_TEXT - 20]}... {digest(text)}"
     return texts
 
 
 def expressions(root: Node, texts: Mapping[Node, str]) -> dict[str, list[str]]:
-    """Label -> the outermost calls that compute from this label alone; hyperopt's own float() and int() left out."""
+    """Return label -> the outermost calls on this label alone; hyperopt's own float() and int() left out."""
     labels: dict[Node, frozenset[str]] = {}
-    order = list(postorder(root, lambda parent: parent.children))
+    order = list(nodes(root))
     for node in order:
         own = [node.label] if isinstance(node, Param) else []
         # two are as good as many: a set of all labels at every node would take long in a large space
         labels[node] = frozenset(
             islice(sorted({*own, *(label for child in node.children for label in labels[child])}), 2)
         )
-    found: dict[str, list[str]] = {}
+    found: dict[str, set[str]] = {}
     inside: set[Node] = set()
     for node in reversed(order):
         is_call = isinstance(node, Call) and len(labels[node]) == 1
         if is_call and node not in inside:
             (label,) = labels[node]
             if texts[node] not in (f"float(<{label}>)", f"int(<{label}>)", f"int(float(<{label}>))"):
-                found.setdefault(label, []).append(texts[node])
+                found.setdefault(label, set()).add(texts[node])
         if is_call or node in inside:
             inside.update(node.children)
-    return {label: sorted(set(calls)) for label, calls in found.items()}
+    return {label: sorted(calls) for label, calls in found.items()}
 
 
 def _node_text(node: Node, texts: dict[Node, str]) -> str:
@@ -79,101 +71,84 @@ def _node_text(node: Node, texts: dict[Node, str]) -> str:
             return parts[0]
 
 
-def _shortened(text: str) -> str:
-    if len(text) <= MAX_TEXT:
-        return text
-    return f"{text[: MAX_TEXT - 20]}... {digest(text)}"
-
-
 def digest(text: str) -> str:
-    """Twelve hexadecimal digits that stand for a text."""
+    """Return twelve hexadecimal digits that stand for a text."""
     return hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()[:12]
 
 
-#: bits of an int above which Python may refuse to write it in decimals
-LONG_INT = 14_000
-
-
-def literal_text(value: Value) -> str:
-    """A constant's text without addresses; where a type's repr may hold one, the type's name stands for it."""
+def literal_text(value: object) -> str:
+    """Return a constant's text without addresses; a type's name stands for a repr that may hold one."""
     if isinstance(value, np.generic):
         value = value.item()
-    if isinstance(value, Enum):
-        return f"{type(value).__qualname__}.{value.name}"
-    if isinstance(value, int) and value.bit_length() > LONG_INT:
-        return hex(value)
-    if value is None or isinstance(value, (bool, int, float, complex, str, bytes)):
-        return repr(value)
-    if isinstance(value, np.ndarray):
-        content = literal_text(value.tolist())
-        return f"array({value.dtype}, {value.shape}, {digest(content)})"
-    if isinstance(value, (tuple, list)):
-        return f"({', '.join(map(literal_text, value))})"
-    if isinstance(value, (set, frozenset)):
-        return f"{{{', '.join(sorted(map(literal_text, value)))}}}"
-    if isinstance(value, dict):
-        return f"{{{', '.join(f'{literal_text(key)}: {literal_text(item)}' for key, item in value.items())}}}"
-    # A generator has a name and no module.
-    named = value if hasattr(value, "__qualname__") and hasattr(value, "__module__") else type(value)
-    return f"{named.__module__}.{named.__qualname__}"
-
-
-def is_constant(node: Node) -> bool:
-    """Whether the node is made of literals, tuples and dicts alone."""
-    return all(isinstance(part, (Literal, Sequence, Dict, Shared)) for part in postorder(node, lambda n: n.children))
+    match value:
+        case Enum():
+            return f"{type(value).__qualname__}.{value.name}"
+        case int() if value.bit_length() > LONG_INT:
+            return hex(value)
+        case None | bool() | int() | float() | complex() | str() | bytes():
+            return repr(value)
+        case np.ndarray():
+            return f"array({value.dtype}, {value.shape}, {digest(literal_text(value.tolist()))})"
+        case tuple() | list():
+            return f"({', '.join(map(literal_text, value))})"
+        case set() | frozenset():
+            return f"{{{', '.join(sorted(map(literal_text, value)))}}}"
+        case dict():
+            return f"{{{', '.join(f'{literal_text(key)}: {literal_text(item)}' for key, item in value.items())}}}"
+        case _:
+            # A generator has a name and no module.
+            named = value if hasattr(value, "__qualname__") and hasattr(value, "__module__") else type(value)
+            return f"{named.__module__}.{named.__qualname__}"
 
 
 def literal_of(node: Node, place: int) -> Value:
-    """What a report shows for an option: the constant that it is, else its name in a report, else its index."""
-    return node.evaluate({}, {}) if is_constant(node) else place
+    """Return an option that is made of literals, tuples and dicts alone; for any other its index."""
+    is_constant = all(isinstance(part, (Literal, Sequence, Dict, Shared)) for part in nodes(node))
+    return node.evaluate({}, {}) if is_constant else place
 
 
 def option_names(label: str, options: SequenceOf[Node]) -> tuple[str, ...]:
-    """A name for each option: its literal tag where it has one of its own, else its index.
+    """Return a name for each option: its literal tag if no other option has the same, else its index.
 
-    The tag is the option itself where it is a string, number, bool or None; a tuple's first item where that is a
-    string; in a dict the string under the choice's own label, else under the first key that tells all the dicts apart,
-    else its first.
+    The tag is the option itself if that is a string, number, bool or None; a tuple's first item if that is a string; in
+    a dict the string under the choice's own label, else under the first key that tells all the dicts apart, else its
+    first.
     """
     plain = [unshared(option) for option in options]
-    key = _telling_key(label, [option for option in plain if isinstance(option, Dict)])
-    tags = [_storable(_tag(option, key)) for option in plain]
-    counts: dict[str | None, int] = {}
-    for tag in tags:
-        counts[tag] = counts.get(tag, 0) + 1
-    names = tuple(tag if tag is not None and counts[tag] == 1 else str(place) for place, tag in enumerate(tags))
+    key = _telling_key(label, [_strings(option) for option in plain if isinstance(option, Dict)])
+    tags = [_tag(option, key) for option in plain]
+    counts = Counter(tags)
+    names = [
+        tag if tag is not None and counts[tag] == 1 and _is_storable(tag) else str(place)
+        for place, tag in enumerate(tags)
+    ]
     # a tag may look like another option's index
-    return names if len(set(names)) == len(names) else tuple(map(str, range(len(names))))
+    return tuple(names) if len(set(names)) == len(names) else tuple(map(str, range(len(names))))
 
 
-def _storable(tag: str | None) -> str | None:
-    """The tag; None where it holds half a surrogate pair or a NUL, which no database takes."""
-    return None if tag is None or "\0" in tag or tag != tag.encode("utf-8", "replace").decode() else tag
+def _is_storable(tag: str) -> bool:
+    """Return False for a tag with half a surrogate pair or a NUL, which no database takes."""
+    return "\0" not in tag and tag == tag.encode("utf-8", "replace").decode()
 
 
 def _tag(option: Node, key: str | None) -> str | None:
-    if isinstance(option, Literal):
-        value = option.value
-        if isinstance(value, int) and value.bit_length() > LONG_INT:
+    match option:
+        case Literal(value=int() as value) if value.bit_length() > LONG_INT:
             return None
-        return str(value) if value is None or isinstance(value, (str, int, float, np.number, np.bool_)) else None
-    if isinstance(option, Sequence) and option.items:
-        return _string(option.items[0])
-    if isinstance(option, Dict):
-        strings = _strings(option)
-        return strings.get(key) if key in strings else next(iter(strings.values()), None)
+        case Literal(value=None | str() | int() | float() | np.number() | np.bool_() as value):
+            return str(value)
+        case Sequence(items=(first, *_)):
+            return _string(first)
+        case Dict():
+            strings = _strings(option)
+            return strings.get(key) if key in strings else next(iter(strings.values()), None)
     return None
 
 
-def _telling_key(label: str, dicts: list[Dict]) -> str | None:
-    """The key under which every dict has a string of its own; the choice's own label comes first."""
-    if not dicts:
-        return None
-    strings = [_strings(option) for option in dicts]
-    for key in [label, *strings[0]]:
-        if len({found[key] for found in strings if key in found}) == len(dicts):
-            return key
-    return None
+def _telling_key(label: str, dicts: list[dict[str, str]]) -> str | None:
+    """Return the key under which every dict has a string of its own; the choice's own label comes first."""
+    keys = [label, *dicts[0]] if dicts else []
+    return next((key for key in keys if len({found[key] for found in dicts if key in found}) == len(dicts)), None)
 
 
 def _strings(option: Dict) -> dict[str, str]:

@@ -1,38 +1,426 @@
-"""The laws a hyperparameter may follow, hyperopt's own, and `make_domain`, which builds one from what a space says.
+"""The laws a hyperparameter may follow, hyperopt's own, and `make_domain`, which builds one from a space's arguments.
 
 `Domain` is the role; values are hyperopt's raw draws: floats, whole numbers, and option indexes for choices.
+
+A continuous law is a *latent* one (uniform, normal), perhaps exponentiated (`log`), perhaps rounded to a grid of step
+`q`: value = round(exp(latent) / q) * q. "Unscaled" means the latent variable, so a loguniform's interval is its
+exponent's.
 """
 
 from __future__ import annotations
 
 import math
 import numbers
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
-from dataclasses import fields
+from dataclasses import dataclass, fields
+from functools import cached_property
+from typing import Any, ClassVar
 
 import numpy as np
+import numpy.typing as npt
+from scipy.special import ndtri
 
+from shadho_celery.core.checks import short
 from shadho_celery.errors import SpaceError
-from shadho_celery.space.continuous import (
-    LogNormal,
-    LogUniform,
-    Normal,
-    QLogNormal,
-    QLogUniform,
-    QNormal,
-    QUniform,
-    Uniform,
-)
-from shadho_celery.space.discrete import Categorical, Discrete, RandInt
-from shadho_celery.space.domain import Domain, validate
 
-__all__ = [
-    "CONTINUOUS", "Categorical", "Discrete", "Domain", "LogNormal", "LogUniform", "Normal", "QLogNormal", "QLogUniform",
-    "QNormal", "QUniform", "RandInt", "Uniform", "make_domain", "validate",
-]  # fmt: skip
+Array = npt.NDArray[Any]
 
-#: hyperopt's name of a law with real bounds -> its domain, whose fields are the law's parameters in order
-CONTINUOUS: Mapping[str, type[Domain]] = {
+#: a grid with more values than this in its central interval counts as continuous (the SHADHO complexity's rule)
+MAX_GRID = 64
+#: mass of an unbounded law that `to_unit` maps onto [0, 1]
+UNIT_MASS = 0.999
+#: mass of a law that draws practically never leave: six standard deviations of a Gaussian
+_ALL_BUT_NEVER = math.erf(6.0 / math.sqrt(2.0))
+_MAX_FLOAT, _TINY, _BELOW_ONE = np.finfo(float).max, np.finfo(float).tiny, 1 - np.finfo(float).epsneg
+_LOG_HINT = "the bounds of {law} are logarithms, so write {law}(np.log(low), np.log(high))"
+
+
+@dataclass(frozen=True)
+class Domain(ABC):
+    """One leaf's set of values and the law its values follow; values are hyperopt's raw draws (indexes for choices)."""
+
+    #: hyperopt's name of the law
+    law: ClassVar[str] = ""
+    #: False for option indexes, which have no order; else values lie on an axis
+    is_numeric: ClassVar[bool] = True
+
+    @abstractmethod
+    def sample(self, generator: np.random.Generator, size: int) -> Array:
+        """Draw `size` values, shape (size,), int64 or float64, from the law."""
+
+    @abstractmethod
+    def quantile(self, masses: npt.ArrayLike) -> Array:
+        """Return the values below which the law has `masses`, each in [0, 1]: turns quasi-random points into draws."""
+
+    @abstractmethod
+    def central_interval(self, mass: float) -> tuple[float, float]:
+        """Return the bounds that hold `mass` of the unscaled variable's probability, equal tails cut; 0 < mass <= 1."""
+
+    @abstractmethod
+    def cardinality(self, mass: float) -> int | None:
+        """Return the number of values, a grid's within its central interval; None if they count as a continuum."""
+
+    @abstractmethod
+    def to_unit(self, values: npt.ArrayLike) -> Array:
+        """Map values to features in [0, 1], linear in the unscaled variable; an index i of n becomes i / (n - 1)."""
+
+    @abstractmethod
+    def from_unit(self, units: npt.ArrayLike) -> Array:
+        """Invert `to_unit`, on the grid if there is one."""
+
+    @abstractmethod
+    def contains(self, value: object) -> bool:
+        """Return True if the type and the bounds admit the value; one between two grid points passes."""
+
+    @abstractmethod
+    def problem(self) -> str | None:
+        """Return the fault of the parameters and its remedy, or None."""
+
+    def hint(self) -> str | None:
+        """Return a warning about parameters that look mistaken but can be searched, or None."""
+        return None
+
+    def describe(self) -> str:
+        """Return a text such as "uniform(-5, 15)", the same in every process, to compare a stored space with."""
+        return f"{self.law}({', '.join(_number(getattr(self, field.name)) for field in fields(self))})"
+
+
+class Continuous(Domain):
+    """A latent variable, exponentiated if `log`, rounded to a grid if there is a `step`."""
+
+    log: ClassVar[bool] = False
+    #: mass of the latent law that `to_unit` maps onto [0, 1]
+    unit_mass: ClassVar[float] = 1.0
+
+    @property
+    def step(self) -> float | None:
+        """Step q of the grid; None without one."""
+        return None
+
+    @abstractmethod
+    def _draw(self, generator: np.random.Generator, size: int) -> Array:
+        """Draw the latent variable."""
+
+    @abstractmethod
+    def _latent_quantile(self, masses: Array) -> Array:
+        """Return quantiles of the latent variable."""
+
+    @abstractmethod
+    def _shape_problem(self) -> str | None:
+        """Return the fault of the latent law's parameters, or None."""
+
+    def sample(self, generator: np.random.Generator, size: int) -> Array:
+        return self._scale(self._draw(generator, size))
+
+    def quantile(self, masses: npt.ArrayLike) -> Array:
+        return self._scale(self._latent_quantile(np.asarray(masses, dtype=float)))
+
+    def _scale(self, latent: npt.ArrayLike) -> Array:
+        values = np.exp(latent) if self.log else np.asarray(latent)
+        return values if self.step is None else (values / self.step).round() * self.step
+
+    def cardinality(self, mass: float) -> int | None:
+        if self.step is None:
+            return None
+        low, high = self._scale(self.central_interval(mass)).tolist()
+        count = round((high - low) / self.step) + 1
+        return count if count <= MAX_GRID else None
+
+    def to_unit(self, values: npt.ArrayLike) -> Array:
+        latent = np.asarray(values, dtype=float)
+        low, high = self.central_interval(self.unit_mass)
+        if self.log:  # a grid of a log law may hold 0, which belongs to the lower end
+            latent = np.log(np.maximum(latent, _TINY))
+        return ((latent - low) / (high - low)).clip(0.0, 1.0)
+
+    def from_unit(self, units: npt.ArrayLike) -> Array:
+        low, high = self.central_interval(self.unit_mass)
+        return self._scale(low + np.asarray(units, dtype=float).clip(0.0, 1.0) * (high - low))
+
+    def contains(self, value: object) -> bool:
+        if isinstance(value, bool) or not isinstance(value, numbers.Real) or not math.isfinite(value):
+            return False
+        low, high = self._scale(self.central_interval(1.0)).tolist()
+        slack = 1e-9 * max(abs(low), abs(high)) if math.isfinite(low + high) else 0.0
+        return bool(low - slack <= value <= high + slack)
+
+    def problem(self) -> str | None:
+        for field in fields(self):
+            if not math.isfinite(value := getattr(self, field.name)):
+                return f"{field.name} of {self.law} is {value}; give a finite number"
+        if self.step is not None and self.step <= 0:
+            return f"the step q of {self.law} is {_number(self.step)}; give one above 0"
+        if (problem := self._shape_problem()) or self.step is None:
+            return problem
+        with np.errstate(over="ignore"):
+            if not np.isfinite(self._scale(self.central_interval(_ALL_BUT_NEVER))).all():
+                return f"the step q = {self.step!r} is too small for the range; give a larger one"
+        return None
+
+
+@dataclass(frozen=True)
+class _Quantised(Continuous):
+    #: step of the grid
+    q: float
+
+    @property
+    def step(self) -> float | None:
+        return self.q
+
+
+@dataclass(frozen=True)
+class Uniform(Continuous):
+    """hp.uniform: evenly between low and high."""
+
+    law = "uniform"
+
+    #: bounds of the latent variable
+    low: float
+    high: float
+
+    def _draw(self, generator: np.random.Generator, size: int) -> Array:
+        return generator.uniform(self.low, self.high, size)
+
+    def _latent_quantile(self, masses: Array) -> Array:
+        return self.low + masses * (self.high - self.low)
+
+    def central_interval(self, mass: float) -> tuple[float, float]:
+        tail = (1.0 - mass) / 2 * (self.high - self.low)
+        return self.low + tail, self.high - tail
+
+    def _shape_problem(self) -> str | None:
+        low, high = _number(self.low), _number(self.high)
+        if self.low >= self.high:
+            return f"low = {low} is not below high = {high} in {self.law}; give low < high"
+        if not math.isfinite(self.high - self.low):
+            return f"the range from {low} to {high} overflows; use a log law or a smaller range"
+        if self.log and self.high > math.log(_MAX_FLOAT):
+            return f"exp({high}) overflows: {_LOG_HINT.format(law=self.law)}"
+        return None
+
+    def hint(self) -> str | None:
+        """Return a warning if the bounds of a log law look like raw values: both positive, their ratio 100 or more."""
+        if not self.log or self.low <= 0 or self.high / self.low < 100:
+            return None
+        drawn = f"draws from {math.exp(self.low):g} to {math.exp(self.high):g}"
+        return f"{self.describe()} {drawn}; if that is not meant, {_LOG_HINT.format(law=self.law)}"
+
+
+@dataclass(frozen=True)
+class QUniform(_Quantised, Uniform):
+    """hp.quniform and hp.uniformint: uniform, rounded to multiples of q, so that the ends may overhang."""
+
+    law = "quniform"
+
+
+class LogUniform(Uniform):
+    """hp.loguniform: exp of a uniform."""
+
+    law = "loguniform"
+    log = True
+
+
+class QLogUniform(QUniform):
+    """hp.qloguniform: exp of a uniform, rounded to multiples of q."""
+
+    law = "qloguniform"
+    log = True
+
+
+@dataclass(frozen=True)
+class Normal(Continuous):
+    """hp.normal: Gaussian."""
+
+    law = "normal"
+    unit_mass = UNIT_MASS
+
+    #: mean and standard deviation of the latent variable
+    mu: float
+    sigma: float
+
+    def _draw(self, generator: np.random.Generator, size: int) -> Array:
+        return generator.normal(self.mu, self.sigma, size)
+
+    def _latent_quantile(self, masses: Array) -> Array:
+        # the ends of an unbounded law are infinite: stay a little inside
+        return self.mu + self.sigma * np.asarray(ndtri(masses.clip(_TINY, _BELOW_ONE)))
+
+    def central_interval(self, mass: float) -> tuple[float, float]:
+        half = self.sigma * float(ndtri((1.0 + mass) / 2))
+        return self.mu - half, self.mu + half
+
+    def _shape_problem(self) -> str | None:
+        if self.sigma <= 0:
+            return f"sigma of {self.law} is {_number(self.sigma)}; give one above 0"
+        _, top = self.central_interval(_ALL_BUT_NEVER)
+        if not math.isfinite(top) or (self.log and top > math.log(_MAX_FLOAT)):
+            return f"draws of {self.describe()} overflow; give a smaller mu and sigma" + (
+                " (they are those of the logarithm, so write np.log(mean))" if self.log else ""
+            )
+        return None
+
+
+@dataclass(frozen=True)
+class QNormal(_Quantised, Normal):
+    """hp.qnormal: Gaussian, rounded to multiples of q."""
+
+    law = "qnormal"
+
+
+class LogNormal(Normal):
+    """hp.lognormal: exp of a Gaussian."""
+
+    law = "lognormal"
+    log = True
+
+
+class QLogNormal(QNormal):
+    """hp.qlognormal: exp of a Gaussian, rounded to multiples of q."""
+
+    law = "qlognormal"
+    log = True
+
+
+class Discrete(Domain):
+    """Whole numbers from `first`, `count` of them: a randint's, or the option indexes of a choice."""
+
+    @property
+    @abstractmethod
+    def first(self) -> int:
+        """Least value."""
+
+    @property
+    @abstractmethod
+    def count(self) -> int:
+        """Number of values."""
+
+    @abstractmethod
+    def probability(self, value: int) -> float:
+        """Return the law's mass on this value; 0 outside."""
+
+    def cardinality(self, mass: float) -> int | None:
+        return self.count
+
+    def to_unit(self, values: npt.ArrayLike) -> Array:
+        offsets = np.asarray(values, dtype=float) - self.first
+        return (offsets / max(self.count - 1, 1)).clip(0.0, 1.0)
+
+    def from_unit(self, units: npt.ArrayLike) -> Array:
+        offsets = (np.asarray(units, dtype=float).clip(0.0, 1.0) * (self.count - 1)).round()
+        offsets = np.minimum(offsets, math.nextafter(self.count, 0))  # near 2**63 a float is coarser than an int
+        return np.asarray(offsets, dtype=np.int64) + self.first
+
+    def contains(self, value: object) -> bool:
+        if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+            return False
+        return self.first <= int(value) < self.first + self.count
+
+
+@dataclass(frozen=True)
+class RandInt(Discrete):
+    """hp.randint: whole numbers from low to high - 1, all alike; they lie on an axis."""
+
+    law = "randint"
+
+    low: int
+    high: int
+
+    @property
+    def first(self) -> int:
+        return self.low
+
+    @property
+    def count(self) -> int:
+        return self.high - self.low
+
+    def sample(self, generator: np.random.Generator, size: int) -> Array:
+        return generator.integers(self.low, self.high, size)
+
+    def quantile(self, masses: npt.ArrayLike) -> Array:
+        return (_below_one(masses) * self.count).astype(np.int64) + self.low
+
+    def central_interval(self, mass: float) -> tuple[float, float]:
+        tail = math.floor((1.0 - mass) / 2 * self.count)
+        return float(self.low + tail), float(self.high - 1 - tail)
+
+    def probability(self, value: int) -> float:
+        return 1.0 / self.count if self.low <= value < self.high else 0.0
+
+    def problem(self) -> str | None:
+        if self.low >= self.high:
+            return f"nothing to choose from, randint({self.low}, {self.high}) is empty; give an option, or low < high"
+        if self.low < -(2**63) or self.high > 2**63 or self.count > 2**63:
+            return f"randint({self.low}, {self.high}) leaves 64 bits; give a smaller range"
+        return None
+
+    def describe(self) -> str:
+        return f"randint({self.low}, {self.high})"
+
+
+@dataclass(frozen=True)
+class Categorical(Discrete):
+    """hp.choice and hp.pchoice: the index of an option; indexes have no order."""
+
+    law = "categorical"
+    is_numeric = False
+    first = 0
+
+    #: one per option, their sum 1
+    probabilities: tuple[float, ...]
+
+    @classmethod
+    def uniform(cls, count: int) -> Categorical:
+        """Return the law of hp.choice over `count` options."""
+        return cls((1.0 / count,) * count)
+
+    @property
+    def count(self) -> int:
+        return len(self.probabilities)
+
+    @cached_property
+    def _cumulative(self) -> Array:
+        cumulative: Array = np.cumsum(self.probabilities)
+        # rounding may leave the last sum below 1: then a draw above it belongs to the last option that can be drawn
+        cumulative[np.flatnonzero(self.probabilities)[-1] :] = 1.0
+        return cumulative
+
+    @cached_property
+    def is_uniform(self) -> bool:
+        """Equality of all options' probabilities."""
+        return min(self.probabilities) == max(self.probabilities)
+
+    def sample(self, generator: np.random.Generator, size: int) -> Array:
+        if self.is_uniform:
+            return generator.integers(0, self.count, size)
+        return self._cumulative.searchsorted(generator.random(size), side="right")
+
+    def quantile(self, masses: npt.ArrayLike) -> Array:
+        return self._cumulative.searchsorted(_below_one(masses), side="right")
+
+    def central_interval(self, mass: float) -> tuple[float, float]:
+        return 0.0, float(self.count - 1)
+
+    def probability(self, value: int) -> float:
+        return self.probabilities[value] if 0 <= value < self.count else 0.0
+
+    def problem(self) -> str | None:
+        if not self.probabilities:
+            return "nothing to choose from; give at least one option"
+        if not all(math.isfinite(mass) and mass >= 0 for mass in self.probabilities):
+            return "a probability is negative or no finite number; give numbers from 0 to 1"
+        if abs(math.fsum(self.probabilities) - 1.0) > 1e-6:
+            return f"the probabilities sum to {math.fsum(self.probabilities):g}; make them sum to 1"
+        return None
+
+    def describe(self) -> str:
+        if self.is_uniform:
+            return f"choice({self.count})"
+        return f"pchoice({', '.join(f'{mass:.12g}' for mass in self.probabilities)})"
+
+
+#: hyperopt's name of a law with real parameters -> its domain, whose fields are the law's parameters in order
+CONTINUOUS: Mapping[str, type[Continuous]] = {
     kind.law: kind for kind in (Uniform, QUniform, LogUniform, QLogUniform, Normal, QNormal, LogNormal, QLogNormal)
 }
 
@@ -40,26 +428,29 @@ CONTINUOUS: Mapping[str, type[Domain]] = {
 def make_domain(label: str, law: str, arguments: Mapping[str, object]) -> Domain:
     """Build and validate the domain of one hyperparameter.
 
-    `law` is hyperopt's name, `arguments` its parameters by hyperopt's names, already numbers (for "categorical": "p", a
-    sequence). Raises SpaceError, naming the label, the cause and the remedy.
+    `law` is one of hyperopt's names, `arguments` its parameters by hyperopt's names, already numbers (for
+    "categorical": "p", a sequence). Raises SpaceError, naming the label, the cause and the remedy.
     """
     domain: Domain
-    if law in CONTINUOUS:
-        domain = CONTINUOUS[law](*(_real(label, law, field.name, arguments) for field in fields(CONTINUOUS[law])))
+    if law == "categorical":
+        domain = _categorical(label, arguments.get("p"))
     elif law == "randint":
         low = _whole(label, "low", arguments)
         has_high = arguments.get("high") is not None
         domain = RandInt(low, _whole(label, "high", arguments)) if has_high else RandInt(0, low)
-    elif law == "categorical":
-        domain = _categorical(label, arguments.get("p"))
     else:
-        raise SpaceError(f"Hyperparameter {label!r}: no known law {law!r}; use one of hyperopt's hp functions.")
+        domain = CONTINUOUS[law](*(_real(label, law, field.name, arguments) for field in fields(CONTINUOUS[law])))
     validate(label, domain)
     return domain
 
 
+def validate(label: str, domain: Domain) -> None:
+    """Raise SpaceError, naming the label, the cause and the remedy, if the domain cannot be searched."""
+    if problem := domain.problem():
+        raise SpaceError(f"Hyperparameter {label!r}: {problem}.")
+
+
 def _real(label: str, law: str, name: str, arguments: Mapping[str, object]) -> float:
-    """The parameter as a float."""
     if name not in arguments:
         raise SpaceError(f"Hyperparameter {label!r}: {law} lacks {name}; give a number.")
     value = arguments[name]
@@ -67,7 +458,7 @@ def _real(label: str, law: str, name: str, arguments: Mapping[str, object]) -> f
         value = value.item()
     # a bool is a number to Python, but as a bound it is a slip
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise SpaceError(f"Hyperparameter {label!r}: {name} of {law} is {_short(value)}; give a number.")
+        raise SpaceError(f"Hyperparameter {label!r}: {name} of {law} is {short(value, 60)}; give a number.")
     try:
         return float(value)
     except OverflowError:
@@ -75,27 +466,31 @@ def _real(label: str, law: str, name: str, arguments: Mapping[str, object]) -> f
 
 
 def _whole(label: str, name: str, arguments: Mapping[str, object]) -> int:
-    """The parameter as an int; 5.0 passes for 5."""
+    """Return the parameter as an int; 5.0 passes for 5."""
     value = arguments.get(name)
     if not isinstance(value, bool) and isinstance(value, numbers.Integral):
         return int(value)
     real = _real(label, "randint", name, arguments)
-    if not math.isfinite(real) or not real.is_integer():
-        raise SpaceError(f"Hyperparameter {label!r}: {name} of randint is {_short(value)}; give a whole number.")
+    if not real.is_integer():
+        raise SpaceError(f"Hyperparameter {label!r}: {name} of randint is {short(value, 60)}; give a whole number.")
     return int(real)
 
 
 def _categorical(label: str, weights: object) -> Categorical:
-    """The law of a pchoice, its probabilities renormalised where rounding left their sum a little off 1."""
+    """Return the law of a pchoice, its probabilities renormalised if rounding left their sum a little off 1."""
     if not isinstance(weights, Iterable) or isinstance(weights, (str, bytes)):
-        raise SpaceError(f"Hyperparameter {label!r}: its probabilities are {_short(weights)}; give one per option.")
+        raise SpaceError(f"Hyperparameter {label!r}: its probabilities are {short(weights, 60)}; give one per option.")
     masses = tuple(_real(label, "pchoice", "probability", {"probability": weight}) for weight in weights)
     validate(label, Categorical(masses))
     total = math.fsum(masses)
     return Categorical(tuple(mass / total for mass in masses))
 
 
-def _short(value: object) -> str:
-    """A value for an error's one line."""
-    text = repr(value).replace("\n", " ")
-    return text if len(text) <= 60 else f"{text[:57]}..."
+def _below_one(masses: npt.ArrayLike) -> Array:
+    """Return masses as an array; 1 becomes the float below it, which belongs to the last value."""
+    return np.asarray(masses, dtype=float).clip(max=_BELOW_ONE)
+
+
+def _number(value: float) -> str:
+    """Return the shortest exact text of a number: 5.0 is "5", 0.1 is "0.1"."""
+    return str(int(value)) if float(value).is_integer() and abs(value) < 1e15 else repr(float(value))

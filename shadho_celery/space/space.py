@@ -1,8 +1,9 @@
-"""A compiled search space: what the rest of the package knows of it."""
+"""A compiled search space, as the rest of the package knows it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
@@ -13,8 +14,7 @@ from shadho_celery.core.trial import Params
 from shadho_celery.errors import SpaceError
 from shadho_celery.space import describe as text
 from shadho_celery.space.blocks import Block, Pins, Skeleton
-from shadho_celery.space.discrete import Categorical, Discrete
-from shadho_celery.space.domain import Domain
+from shadho_celery.space.domains import Categorical, Discrete, Domain
 from shadho_celery.space.tree import Node, Switch, Value
 
 #: the options that must have been chosen, each a (choice's label, option's index), from the outermost in
@@ -30,19 +30,14 @@ MAX_DESCRIBED = 20
 class Space:
     """A search space, compiled; made by `compile_space`, and safe to use from several threads."""
 
-    #: builds the objective's params
+    #: builds the objective's values
     root: Node
-    #: which labels are active when
+    #: conditions under which each label is active
     skeleton: Skeleton
     #: label -> law, in order of first appearance in hyperopt's graph (which sorts a dict by its keys)
     domains: Mapping[str, Domain]
     #: label -> the first choice whose option it picks
     switches: Mapping[str, Switch] = field(default_factory=dict)
-
-    @property
-    def labels(self) -> tuple[str, ...]:
-        """Every hyperparameter's name, in order of first appearance."""
-        return tuple(self.domains)
 
     def sample(self, generator: np.random.Generator, size: int, pins: Pins = _NO_PINS) -> list[dict[str, Value]]:
         """Draw `size` assignments from the prior: the active labels' raw draws, as plain ints and floats.
@@ -52,14 +47,14 @@ class Space:
         return self.skeleton.draw(self.domains, generator, size, pins)
 
     def evaluate(self, params: Params) -> Value:
-        """What the objective gets for these draws: equal to hyperopt's ``space_eval``, types included.
+        """Return the objective's values for these draws: equal to hyperopt's ``space_eval``, types included.
 
-        Labels that are not active may be absent. Raises SpaceError where an active one is.
+        Labels that are not active may be absent. Raises SpaceError if an active one is.
         """
         return self.root.evaluate(params, {})
 
     def active(self, params: Params) -> tuple[str, ...]:
-        """The labels that take part under these params, in declaration order; `params` may hold more."""
+        """Return the labels that take part under these params, in declaration order; `params` may hold more."""
         found = {label for block in self.skeleton.walk(params) for label in block.labels}
         return tuple(label for label in self.domains if label in found)
 
@@ -67,7 +62,7 @@ class Space:
         """Raise SpaceError unless these params can be drawn: every active label there, its value in its domain."""
         for label in params:
             if label not in self.domains:
-                raise SpaceError(f"The space has no hyperparameter {label!r}; leave it out, or mend its name.")
+                raise SpaceError(f"The space has no hyperparameter {label!r}; leave it out, or correct its name.")
         for block in self.skeleton.walk(params):
             for label in block.labels:
                 if label not in params:
@@ -97,12 +92,10 @@ class Space:
         return {label: tuple(sorted(self._simplified(chains))) for label, chains in found.items()}
 
     def _simplified(self, chains: set[Condition]) -> set[Condition]:
-        """The same alternatives, those of all options of a choice replaced by what is above that choice."""
+        """Return the same alternatives, those of all options of a choice replaced by the one above that choice."""
         if () in chains or len(chains) > MAX_CONDITIONS:
             return {()}
-        options: dict[tuple[Condition, str], int] = {}
-        for chain in chains:
-            options[chain[:-1], chain[-1][0]] = options.get((chain[:-1], chain[-1][0]), 0) + 1
+        options = Counter((chain[:-1], chain[-1][0]) for chain in chains)
         for (prefix, label), count in options.items():
             domain = self.domains[label]
             if isinstance(domain, Discrete) and count == domain.count:
@@ -111,57 +104,42 @@ class Space:
         return chains
 
     def literal_options(self, label: str) -> tuple[Value, ...]:
-        """What a report shows for each index of this choice: the option where it is a constant, else its index.
+        """Return the value a report shows for each index of this choice: a constant option itself, else its index.
 
         Empty for a label that picks no option.
         """
         switch = self.switches.get(label)
         return tuple(text.literal_of(option, place) for place, option in enumerate(switch.options)) if switch else ()
 
-    @cached_property
-    def structure(self) -> str:
-        """The whole expression as a text (hashed where long), the same in every process."""
-        return self._texts[self.root]
-
-    @cached_property
-    def _texts(self) -> Mapping[Node, str]:
-        return text.structure(self.root)
-
-    @cached_property
-    def _expressions(self) -> Mapping[str, list[str]]:
-        return text.expressions(self.root, self._texts)
-
     def describe(self) -> dict[str, str]:
-        """Label -> its law, options, use and condition, as a text that is the same in every process.
+        """Return label -> its law, options, use and condition, as a text that is the same in every process.
 
         Two spaces that describe alike give a recorded index or number the same meaning.
         """
-        return {label: self._described(label) for label in self.domains}
+        texts = text.structure(self.root)
+        calls = text.expressions(self.root, texts)
+        return {label: self._described(label, texts, calls.get(label, ())) for label in self.domains}
 
-    def _described(self, label: str) -> str:
+    def _described(self, label: str, texts: Mapping[Node, str], calls: Sequence[str]) -> str:
         domain = self.domains[label]
         described = domain.describe()
         if switch := self.switches.get(label):
-            options = [self._texts[option] for option in switch.options]
-            listed = ", ".join(options) if len(options) <= MAX_DESCRIBED else text.digest("\n".join(options))
-            uneven = isinstance(domain, Categorical) and not domain.is_uniform and len(options) > MAX_DESCRIBED
-            law = f"pchoice({domain.count}, {text.digest(described)})" if uneven else described  # type: ignore[attr-defined]
-            described = f"{law} of {listed}"
-        if calls := self._expressions.get(label):
+            options = [texts[option] for option in switch.options]
+            listed = ", ".join(options)
+            if len(options) > MAX_DESCRIBED:
+                listed = text.digest("\n".join(options))
+                if isinstance(domain, Categorical) and not domain.is_uniform:
+                    described = f"pchoice({domain.count}, {text.digest(described)})"
+            described = f"{described} of {listed}"
+        if calls:
             described = f"{described} as {', '.join(calls)}"
         alternatives = [", ".join(f"{choice}={place}" for choice, place in chain) for chain in self.conditions[label]]
         return described if alternatives == [""] else f"{described} if {' or '.join(alternatives)}"
 
 
 def _extended(chains: set[Condition], label: str | None, place: int) -> set[Condition]:
-    """The chains with one more link; a chain that already went another way at this choice leads nowhere."""
+    """Return the chains with one more link, without those that already went another way at this choice."""
     if label is None:
         return chains
-    extended: set[Condition] = set()
-    for chain in chains:
-        taken = dict(chain).get(label)
-        if taken is None:
-            extended.add((*chain, (label, place)))
-        elif taken == place:
-            extended.add(chain)
-    return extended
+    lasting = {chain for chain in chains if dict(chain).get(label, place) == place}
+    return {chain if (label, place) in chain else (*chain, (label, place)) for chain in lasting}

@@ -1,13 +1,13 @@
 """Subspaces of a space: one for each combination of its structural choices, made lazily and never more than a bound.
 
-Structural is a choice of which at least one option holds a hyperparameter. Source: SHADHO, arXiv 1707.01428.
+A choice is structural if at least one of its options holds a hyperparameter. Source: SHADHO, arXiv 1707.01428.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -16,8 +16,7 @@ import numpy as np
 from shadho_celery.core.trial import Params
 from shadho_celery.space.blocks import Block, Branch, Pins
 from shadho_celery.space.describe import option_names
-from shadho_celery.space.discrete import Discrete
-from shadho_celery.space.domain import Domain
+from shadho_celery.space.domains import Discrete, Domain
 from shadho_celery.space.space import Space
 from shadho_celery.space.tree import Value, postorder
 
@@ -34,7 +33,7 @@ _Pending = tuple[Branch, "_Pending"] | None
 class Subspace:
     """A part of the search space that is ranked and assigned as one: some choices are pinned, the rest is drawn."""
 
-    #: the pinned choices and options, ``kernel=rbf``, joined by commas; "all" where nothing is pinned
+    #: the pinned choices and options, ``kernel=rbf``, joined by commas; "all" if nothing is pinned
     name: str
     #: the pinned choices: label -> option index, in declaration order
     fixed: Pins
@@ -44,22 +43,12 @@ class Subspace:
     probability: float
     space: Space = field(repr=False)
 
-    @property
-    def labels(self) -> tuple[str, ...]:
-        """The leaves' names, in declaration order."""
-        return tuple(self.domains)
-
-    @property
-    def leaves(self) -> tuple[Domain, ...]:
-        """The leaves' laws, in declaration order; pinned choices are no leaves."""
-        return tuple(self.domains.values())
-
     def sample(self, generator: np.random.Generator, size: int) -> list[dict[str, Value]]:
         """Draw `size` assignments of the active labels from the prior within the subspace, pinned labels included."""
         return self.space.sample(generator, size, self.fixed)
 
     def contains(self, params: Params) -> bool:
-        """Return whether these params lie in this subspace and no other."""
+        """Return True if these params lie in this subspace, and so in no other."""
         return all(params.get(label) == place for label, place in self.fixed.items())
 
 
@@ -71,51 +60,43 @@ def split(space: Space, max_subspaces: int = DEFAULT_MAX_SUBSPACES) -> tuple[Sub
     has no subspace.
     """
     within = _Structure(space)
-    combinations = list(islice(within.combinations(within.all_labels), max_subspaces + 1))
+    combinations = list(islice(within.combinations(within.choices), max_subspaces + 1))
     if len(combinations) > max_subspaces:
         chosen = within.outermost(max_subspaces)
         only = ", ".join(chosen) or "none"
         logger.warning("the space has more than %d combinations of choices: split on %s only", max_subspaces, only)
-        combinations = list(within.combinations(frozenset(chosen)))
-    names = _names(combinations, within.names)
-    return tuple(within.subspace(name, pins) for name, pins in zip(names, combinations, strict=True))
+        combinations = list(within.combinations(chosen))
+    return tuple(map(within.subspace, within.names(combinations), combinations))
 
 
 class _Structure:
-    """The structural choices of one space."""
+    """Structural choices of one space."""
 
     def __init__(self, space: Space) -> None:
         self._space = space
-        self._skeleton = space.skeleton
-        branches = [branch for block in self._skeleton.blocks for branch in block.branches if branch.label is not None]
-        self.all_labels = frozenset(str(branch.label) for branch in branches)
-        self._first: dict[str, Branch] = {}
-        for branch in branches:
-            self._first.setdefault(str(branch.label), branch)
+        branches = [branch for block in space.skeleton.blocks for branch in block.branches]
+        #: label -> the first branch on it
+        self.choices = {branch.label: branch for branch in reversed(branches) if branch.label is not None}
 
-    def names(self, label: str) -> tuple[str, ...]:
-        """Return the names of a choice's options."""
-        return option_names(label, self._first[label].switch.options)
-
-    def reachable(self, branch: Branch) -> list[int]:
+    def reachable(self, label: str) -> list[int]:
         """Return the options that the prior ever takes."""
-        domain = self._choice(str(branch.label))
-        return [place for place in range(len(branch.options)) if domain.probability(place) > 0]
+        options = range(len(self.choices[label].options))
+        return [place for place in options if self._probability(label, place) > 0]
 
-    def combinations(self, labels: frozenset[str]) -> Iterator[dict[str, int]]:
+    def combinations(self, labels: Collection[str]) -> Iterator[dict[str, int]]:
         """Yield every combination of options of these choices, the last choice varying fastest."""
-        todo: list[tuple[_Pending, dict[str, int], set[Branch]]] = [(_push(self._skeleton.root, None), {}, set())]
+        todo: list[tuple[_Pending, dict[str, int], set[Branch]]] = [(_push(self._space.skeleton.root, None), {}, set())]
         while todo:
             pending, pins, seen = todo.pop()
             while pending is not None:
                 branch, pending = pending
-                if branch.label not in labels or branch in seen:
+                if branch.label is None or branch.label not in labels or branch in seen:
                     continue
                 seen.add(branch)
                 if branch.label in pins:  # another list of options with the same index
                     pending = _push(branch.options[pins[branch.label]], pending)
                     continue
-                for place in reversed(self.reachable(branch)):
+                for place in reversed(self.reachable(branch.label)):
                     below_it = _push(branch.options[place], pending)
                     todo.append((below_it, {**pins, branch.label: place}, set(seen)))
                 break
@@ -125,34 +106,44 @@ class _Structure:
     def outermost(self, limit: int) -> list[str]:
         """Return as many of the choices at the top, in declaration order, as have at most `limit` combinations."""
         chosen: dict[str, int] = {}
-        for branch in self._skeleton.root.branches:
+        for branch in self._space.skeleton.root.branches:
             if branch.label is None or branch.label in chosen:
                 continue
-            options = len(self.reachable(branch))
+            options = len(self.reachable(branch.label))
             if options * math.prod(chosen.values()) <= limit:
                 chosen[branch.label] = options
         return list(chosen)
 
-    def subspace(self, name: str, pins: dict[str, int]) -> Subspace:
+    def names(self, combinations: list[dict[str, int]]) -> list[str]:
+        """Return a name for each combination, all different."""
+        labels = dict.fromkeys(label for pins in combinations for label in pins)
+        options = {label: option_names(label, self.choices[label].switch.options) for label in labels}
+        named = [[f"{label}={options[label][place]}" for label, place in pins.items()] for pins in combinations]
+        names = [",".join(parts) or UNDIVIDED for parts in named]
+        if len(set(names)) == len(names):
+            return names
+        # commas and equals signs inside labels and tags can make two names one
+        return [f"{name}#{number}" for number, name in enumerate(names)]
+
+    def subspace(self, name: str, pins: Pins) -> Subspace:
         """Return the subspace of these pins."""
 
         def inside(block: Block) -> list[Block]:
             return [option for branch in block.branches for option in _taken(branch, pins) if option]
 
-        seen = {label for block in postorder(self._skeleton.root, inside) for label in block.labels}
-        drawn = seen - set(pins)
+        drawn = {label for block in postorder(self._space.skeleton.root, inside) for label in block.labels} - set(pins)
         leaves = {label: domain for label, domain in self._space.domains.items() if label in drawn}
-        mass = math.prod(self._choice(label).probability(place) for label, place in pins.items())
+        mass = math.prod(self._probability(label, place) for label, place in pins.items())
         return Subspace(name=name, fixed=pins, domains=leaves, probability=mass, space=self._space)
 
-    def _choice(self, label: str) -> Discrete:
+    def _probability(self, label: str, place: int) -> float:
         domain = self._space.domains[label]
         assert isinstance(domain, Discrete)
-        return domain
+        return domain.probability(place)
 
 
 def _taken(branch: Branch, pins: Pins) -> tuple[Block, ...]:
-    """Return the options that may be taken under these pins."""
+    """Return the options that these pins admit."""
     place = pins.get(branch.label) if branch.label is not None else None
     return branch.options if place is None else (branch.options[place],)
 
@@ -161,14 +152,3 @@ def _push(block: Block, pending: _Pending) -> _Pending:
     for branch in reversed(block.branches):
         pending = (branch, pending)
     return pending
-
-
-def _names(combinations: list[dict[str, int]], names_of: Callable[[str], tuple[str, ...]]) -> list[str]:
-    """Return a name for each combination, all different."""
-    options = {label: names_of(label) for label in dict.fromkeys(label for pins in combinations for label in pins)}
-    named = [[f"{label}={options[label][place]}" for label, place in pins.items()] for pins in combinations]
-    names = [",".join(parts) or UNDIVIDED for parts in named]
-    if len(set(names)) == len(names):
-        return names
-    # commas and equals signs inside labels and tags can make two names one
-    return [f"{name}#{number}" for number, name in enumerate(names)]

@@ -1,4 +1,4 @@
-"""What a space is compiled to: small frozen nodes that build the objective's params from the drawn values.
+"""The compiled form of a space: small frozen nodes that build the objective's values from the drawn values.
 
 Nodes form a graph without cycles (one node may stand in several places, wrapped in `Shared`). They compare by identity.
 """
@@ -15,24 +15,24 @@ import numpy as np
 from shadho_celery.core.trial import Params
 from shadho_celery.errors import SpaceError
 
-#: anything: what a space is made of, and what an objective gets
+#: anything: a part of a space, or an objective's values
 Value = Any
 Memo = dict[Hashable, Value]
 T = TypeVar("T")
 
 
 class Node(ABC):
-    """One step of the way from a trial's values by label to what the objective gets."""
+    """One step of the way from a trial's params to the objective's values."""
 
     __slots__ = ()
 
     @abstractmethod
     def evaluate(self, params: Params, memo: Memo) -> Value:
-        """What hyperopt's space_eval gives for this node; `memo` keeps what shared nodes gave, for one evaluation."""
+        """Return the value that hyperopt's space_eval gives; `memo` keeps shared nodes' values for one evaluation."""
 
     @property
     def children(self) -> tuple[Node, ...]:
-        """The nodes that this one is made of, in order."""
+        """Nodes that this one is made of, in order."""
         return ()
 
 
@@ -102,7 +102,7 @@ class Call(Node):
     function: Callable[..., Value]
     args: tuple[Node, ...]
     kwargs: tuple[tuple[str, Node], ...]
-    #: what becomes of the function's result, given the params
+    #: gives the node's value from the function's result and the params
     finish: Callable[[Value, Params], Value]
 
     def evaluate(self, params: Params, memo: Memo) -> Value:
@@ -132,7 +132,7 @@ class Switch(Node):
         return self.options[self.position(self.index.evaluate(params, memo))].evaluate(params, memo)
 
     def position(self, index: Value) -> int:
-        """The option's place; only whole numbers pass, as in hyperopt (no bool of numpy's, no 1.0)."""
+        """Return the option's place; only whole numbers pass, as in hyperopt (no bool of numpy's, no 1.0)."""
         if isinstance(index, np.ndarray):
             index = index.item()
         if not isinstance(index, (int, np.integer)):
@@ -148,7 +148,7 @@ class Switch(Node):
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Shared(Node):
-    """A node that stands in several places: evaluated once, so that what has side effects or is costly happens once."""
+    """A node that stands in several places; it is evaluated once, because it may be costly or have side effects."""
 
     node: Node
 
@@ -164,18 +164,23 @@ class Shared(Node):
 
 
 def unshared(node: Node) -> Node:
-    """The node itself, without its wrapper."""
+    """Return the node itself, without its wrapper."""
     return node.node if isinstance(node, Shared) else node
 
 
+def nodes(root: Node) -> Iterator[Node]:
+    """Yield every node under `root` once, children first."""
+    return postorder(root, lambda node: node.children)
+
+
 class CycleFound(Exception):
-    """A graph leads back to where it came from."""
+    """A graph with a cycle has no order."""
 
 
 def postorder(root: T, children: Callable[[T], Iterable[T]]) -> Iterator[T]:
-    """Every object reachable from `root` once, children first, in their order; CycleFound where there is no such order.
+    """Yield every object reachable from `root` once, children first, in their order. Raises CycleFound in a cycle.
 
-    Objects are told apart by identity, and nothing recurses, so depth is no concern.
+    Objects compare by identity, and nothing recurses, so depth is no concern.
     """
     open_or_done: dict[int, bool] = {id(root): False}
     stack: list[tuple[T, Iterator[T]]] = [(root, iter(children(root)))]

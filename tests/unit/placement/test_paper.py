@@ -190,15 +190,3 @@ def ranges(loss: Loss) -> list[float]:
 def test_the_originals_range_puts_noise_above_rough_losses_so_it_is_only_a_variant() -> None:
     assert np.median(ranges(noise)) > max(ranges(rough)) >= 0.0
     assert ranges(lambda points, _: np.ones(len(points))) == [0.0] * len(SEEDS)
-
-
-@pytest.mark.parametrize(("shape", "losses"), [((5, 2), 4), ((5,), 5)])
-def test_shapes_that_do_not_fit_are_refused(shape: tuple[int, ...], losses: int) -> None:
-    with pytest.raises(ValueError, match="shapes"):
-        performance(np.zeros(shape), np.zeros(losses), np.random.default_rng(0))
-
-
-@pytest.mark.parametrize("wrong", [{"fits": 0}, {"subset": 1}])
-def test_fits_and_subset_must_be_usable(wrong: dict[str, int]) -> None:
-    with pytest.raises(ValueError, match="at least"):
-        performance(np.zeros((20, 1)), np.zeros(20), np.random.default_rng(0), **wrong)

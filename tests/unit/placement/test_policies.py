@@ -394,7 +394,7 @@ def test_it_ranks_anew_after_ten_results_and_not_before(scored: list[int]) -> No
     assert policy.mapping == before
     policy.tell(ended(NAMES[1], 99, 0.0))
     assert sorted(scored) == [1, REFRESH_RESULTS - 1]
-    complexities = {s.name: features.complexity(s.leaves) for s in complex_last()}
+    complexities = {s.name: features.complexity(s.domains.values()) for s in complex_last()}
     performances = {NAMES[0]: 1000.0, NAMES[1]: 0.0, NAMES[2]: rules.START_VALUE, NAMES[3]: rules.START_VALUE}
     ranked = rules.rank(NAMES[::-1], complexities, performances)
     assert policy.mapping == rules.pair(ranked, ["large", "small", "cpu"]) != before

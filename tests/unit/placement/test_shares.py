@@ -262,7 +262,7 @@ def test_a_subspace_that_cannot_beat_the_best_gets_about_a_tenth_of_its_share(pr
     """Less, but never nothing, however rare it is under the search space's own law."""
     laws: dict[str, Law] = {name: uniform_from(0.0) for name in probabilities}
     shares = PromiseShares(probabilities)
-    # In these trials every subspace gets its first losses and what was dealt before that is forgotten.
+    # In these trials every subspace gets its first losses, and the deals before that decay.
     dealt_out(shares, {**laws, "s0": uniform_from(100.0)}, int(5 * HALF_LIFE / probabilities["s0"]))
     trials = int(100 / (FLOOR * probabilities["s0"]))
     counts = dealt_out(shares, {**laws, "s0": uniform_from(100.0)}, trials, seed=1)

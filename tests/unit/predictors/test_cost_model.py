@@ -120,7 +120,7 @@ TRUE = np.exp([[ROW[name] + COLUMN[c] for c in CLASSES] for name in NAMES])
 
 def test_before_any_trial_the_seconds_follow_the_rank_of_complexity_about_one_second() -> None:
     model = CostModel(SUBSPACES)
-    ordered = sorted(SUBSPACES, key=lambda s: features.complexity(s.leaves))
+    ordered = sorted(SUBSPACES, key=lambda s: features.complexity(s.domains.values()))
     generator = np.random.default_rng(0)
     guesses = [model.seconds(s.name, "cpu", drawn(s.name, generator), quantiles=[0.5])[0, 0] for s in ordered]
     assert guesses == pytest.approx([COMPLEXITY_RATIO**-0.5, 1.0, COMPLEXITY_RATIO**0.5])

@@ -1,4 +1,4 @@
-"""What will not do is learned from what did not: one option, one range, a product, for each compute class its own."""
+"""Failing params are learned from failed trials: one option, one range, a product, for each compute class its own."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from hyperopt import hp
 
-from shadho_celery.predictors.feasibility import MOST, FailureModel, Features, MemoryBound
+from shadho_celery.predictors.feasibility import MOST, FailureModel, MemoryBound
+from shadho_celery.predictors.features import features
 from shadho_celery.space.compile import compile_space
 from shadho_celery.space.split import Subspace, split
 
@@ -33,24 +34,23 @@ class Case:
     def __init__(self, space: Any, fails: Fails, seed: int = 0) -> None:
         self.subspace = whole(space)
         self.fails = fails
-        self.features = Features(self.subspace.domains)
-        self.failures = FailureModel(self.features.is_numeric, 0.1)
+        self.failures = FailureModel(self.subspace.domains, 0.1)
         self.generator = np.random.default_rng(seed)
 
     def tell(self, trials: int) -> Case:
         for params in self.subspace.sample(self.generator, trials):
-            self.failures.tell(self.features.rows([params])[0], self.fails(params))
+            self.failures.tell(params, self.fails(params))
         return self
 
     def right(self) -> float:
         """The share of fresh params that are judged as they would end."""
         fresh = self.subspace.sample(np.random.default_rng(1000), 300)
-        judged = self.failures.chances(self.features.rows(fresh)) > 0.5
+        judged = self.failures.chances(fresh) > 0.5
         return float(np.mean(judged == np.array([self.fails(params) for params in fresh])))
 
 
 def chances(case: Case, *params: Params) -> list[float]:
-    return case.failures.chances(case.features.rows(params)).tolist()
+    return case.failures.chances(params).tolist()
 
 
 def test_nothing_is_thought_to_fail_as_long_as_nothing_has() -> None:
@@ -84,7 +84,7 @@ def test_a_long_history_is_remembered_in_short() -> None:
 
 def test_one_failure_says_nothing_of_what_is_far_away() -> None:
     case = Case({"x": hp.uniform("x", 0, 1)}, lambda p: True)
-    case.failures.tell(np.array([0.95]), True)
+    case.failures.tell({"x": 0.95}, True)
     near, far = chances(case, {"x": 0.95}, {"x": 0.4})
     assert far < 0.5 < near
 
@@ -93,7 +93,7 @@ def test_failures_by_chance_condemn_little() -> None:
     luck = np.random.default_rng(7)
     case = Case(NUMBERS, lambda p: bool(luck.random() < 0.05)).tell(300)
     fresh = case.subspace.sample(np.random.default_rng(1), 300)
-    assert np.mean(case.failures.chances(case.features.rows(fresh)) > 0.5) < 0.1
+    assert np.mean(case.failures.chances(fresh) > 0.5) < 0.1
 
 
 def test_where_everything_fails_everything_is_thought_to() -> None:
@@ -102,14 +102,13 @@ def test_where_everything_fails_everything_is_thought_to() -> None:
 
 
 def test_params_without_labels_fail_as_they_did() -> None:
-    failures = FailureModel(Features({}).is_numeric, 0.1)
-    rows = Features({}).rows([{}])
+    failures = FailureModel({}, 0.1)
     for failed in [True] * 20:
-        failures.tell(rows[0], failed)
-    assert failures.chances(rows)[0] > 0.5
+        failures.tell({}, failed)
+    assert failures.chances([{}])[0] > 0.5
     for failed in [False] * 30:
-        failures.tell(rows[0], failed)
-    assert failures.chances(rows)[0] < 0.5
+        failures.tell({}, failed)
+    assert failures.chances([{}])[0] < 0.5
 
 
 def test_an_option_with_labels_of_its_own_is_judged_by_them() -> None:
@@ -120,10 +119,10 @@ def test_an_option_with_labels_of_its_own_is_judged_by_them() -> None:
 
 def test_an_inactive_label_has_no_value() -> None:
     space = hp.choice("top", [{"a": hp.uniform("a", 0, 2)}, {"b": hp.uniform("b", 0, 1)}])
-    features = Features(whole(space).domains)
-    rows = dict(zip(whole(space).labels, features.rows([{"top": 0, "a": 1.0}])[0], strict=True))
-    assert (rows["top"], rows["a"]) == (0.0, 0.5)
-    assert np.isnan(rows["b"])
+    domains = whole(space).domains
+    row = dict(zip(domains, features([{"top": 0, "a": 1.0}], domains, inactive=np.nan)[0], strict=True))
+    assert (row["top"], row["a"]) == (0.0, 0.5)
+    assert np.isnan(row["b"])
 
 
 # The memory of compute classes

@@ -15,8 +15,7 @@ from shadho_celery.core.trial import Outcome, Trial, TrialState
 from shadho_celery.samplers import make_sampler
 from shadho_celery.samplers.tpe import MOST_BAD, MOST_RANDOM, TpeSampler, _axis
 from shadho_celery.space.compile import compile_space
-from shadho_celery.space.continuous import QLogNormal, QLogUniform, QNormal, QUniform
-from shadho_celery.space.domains import make_domain
+from shadho_celery.space.domains import QLogNormal, QLogUniform, QNormal, QUniform, make_domain
 from shadho_celery.space.split import Subspace, split
 
 Params = Mapping[str, Any]
@@ -199,7 +198,7 @@ def test_only_a_completed_trials_loss_can_be_good(state: TrialState) -> None:
 
 
 def test_slots_that_are_filled_at_once_get_different_params() -> None:
-    """What is under way counts as bad, so later guesses keep off it."""
+    """Pending trials count as bad, so later guesses avoid them."""
     sampler = tpe({"x": hp.uniform("x", 0, 1)})
     run(sampler, 30, lambda p: abs(p["x"] - 0.5))
     waiting = [sampler.ask(index)["x"] for index in range(30, 60)]

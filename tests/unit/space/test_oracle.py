@@ -151,7 +151,7 @@ def test_a_compiled_space_builds_what_hyperopt_builds(seed: int) -> None:
     space = compile_space(expression)
     for params in space.sample(np.random.default_rng(seed), 8):
         assert same(space.evaluate(params), space_eval(expression, params))
-        assert set(params) == set(space.active(params)) <= set(space.labels)
+        assert set(params) == set(space.active(params)) <= set(space.domains)
         assert {type(value) for value in params.values()} <= {int, float}
         space.check(params)
 
@@ -164,11 +164,11 @@ def test_every_draw_lies_in_exactly_one_subspace_whose_leaves_hold_its_labels(se
     assert len({subspace.name for subspace in subspaces}) == len(subspaces) <= 32
     for params in space.sample(np.random.default_rng(seed), 20):
         (home,) = [subspace for subspace in subspaces if subspace.contains(params)]
-        assert set(params) <= set(home.fixed) | set(home.labels)
+        assert set(params) <= set(home.fixed) | set(home.domains)
     for subspace in subspaces:
         for params in subspace.sample(np.random.default_rng(seed), 3):
             assert subspace.contains(params)
-            assert not (set(subspace.fixed) & set(subspace.labels))
+            assert not (set(subspace.fixed) & set(subspace.domains))
             assert set(subspace.fixed) <= set(params)
 
 

@@ -83,7 +83,7 @@ def svm() -> Any:
 
 def complexity(subspace: Subspace, mass: float = 0.999) -> float:
     factors = []
-    for domain in subspace.leaves:
+    for domain in subspace.domains.values():
         count = domain.cardinality(mass)
         low, high = domain.central_interval(mass)
         factors.append(2 + high - low if count is None else 2 - 1 / count)
@@ -103,10 +103,14 @@ def test_a_subspace_knows_its_pins_leaves_and_share() -> None:
         hp.pchoice("outer", [(0.3, {"i": inner}), (0.7, {"w": leaf("w"), "plain": hp.choice("plain", "ab")})])
     ]
     first, second, third = subspaces_of(expression)
-    assert (first.name, dict(first.fixed), first.labels) == ("outer=0,inner=0", {"outer": 0, "inner": 0}, ("u",))
+    assert (first.name, dict(first.fixed), tuple(first.domains)) == (
+        "outer=0,inner=0",
+        {"outer": 0, "inner": 0},
+        ("u",),
+    )
     assert (second.name, second.probability) == ("outer=0,inner=1", pytest.approx(0.15))
-    assert (third.name, third.labels, third.probability) == ("outer=1", ("plain", "w"), 0.7)
-    assert len(third.leaves) == 2
+    assert (third.name, tuple(third.domains), third.probability) == ("outer=1", ("plain", "w"), 0.7)
+    assert len(third.domains) == 2
     for params in third.sample(np.random.default_rng(0), 10):
         assert set(params) == {"outer", "w", "plain"}
         assert third.contains(params)
@@ -174,9 +178,9 @@ def test_a_space_of_many_combinations_is_split_on_the_outermost_choices_only(cap
     assert "more than 64 combinations" in caplog.text
     assert len(subspaces) == 64
     assert [set(subspace.fixed) for subspace in subspaces] == [{f"block{level}" for level in range(6)}] * 64
-    assert "drop0_0" in subspaces[0].labels
-    assert "block7" in subspaces[0].labels
-    assert "drop0_0" not in subspaces[-1].labels
+    assert "drop0_0" in subspaces[0].domains
+    assert "block7" in subspaces[0].domains
+    assert "drop0_0" not in subspaces[-1].domains
     assert math.fsum(subspace.probability for subspace in subspaces) == pytest.approx(1)
 
 
@@ -198,14 +202,14 @@ def test_what_fits_the_bound_exactly_is_split_in_full(caplog: pytest.LogCaptureF
 def test_one_choice_beyond_the_bound_leaves_the_space_whole() -> None:
     (only,) = subspaces_of(hp.choice("c", [{"x": leaf(f"x{place}")} for place in range(100)]))
     assert only.name == "all"
-    assert len(only.labels) == 101
+    assert len(only.domains) == 101
 
 
 def test_a_leaf_under_two_branches_is_a_leaf_of_both() -> None:
     both = leaf("both")
     first, second = subspaces_of(hp.choice("c", [{"x": both}, {"y": both, "z": leaf("z")}]))
-    assert first.labels == ("both",)
-    assert second.labels == ("both", "z")
+    assert tuple(first.domains) == ("both",)
+    assert tuple(second.domains) == ("both", "z")
 
 
 def test_a_choice_that_stands_in_two_places_is_pinned_once() -> None:
@@ -224,19 +228,19 @@ def test_one_index_over_two_lists_of_options_is_pinned_once() -> None:
     index = scope.hyperopt_param("i", scope.randint(2))
     expression = [scope.switch(index, leaf("a"), leaf("b")), scope.switch(index, 0, leaf("c"))]
     first, second = subspaces_of(expression)
-    assert first.labels == ("a",)
-    assert second.labels == ("b", "c")
+    assert tuple(first.domains) == ("a",)
+    assert tuple(second.domains) == ("b", "c")
 
 
 def test_options_picked_by_a_computed_index_are_not_split() -> None:
     index = scope.int(hp.quniform("q", 0, 1, 1))
     (only,) = subspaces_of(scope.switch(index, leaf("a"), hp.choice("c", [leaf("b"), None])))
-    assert set(only.labels) == {"q", "a", "b", "c"}
+    assert set(only.domains) == {"q", "a", "b", "c"}
 
 
 def test_an_option_that_is_never_drawn_has_no_subspace() -> None:
     (only,) = subspaces_of(hp.pchoice("c", [(0.0, leaf("x")), (1.0, leaf("y"))]))
-    assert (only.name, only.labels) == ("c=1", ("y",))
+    assert (only.name, tuple(only.domains)) == ("c=1", ("y",))
 
 
 def test_many_choices_in_many_places_are_counted_in_time() -> None:
