@@ -1,7 +1,8 @@
-"""Role of an executor: it runs attempts and returns events."""
+"""Role of an executor, which runs attempts and returns events; and the queue operation that its forms share."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
@@ -38,3 +39,12 @@ class Executor(Protocol):
 
     def close(self) -> None:
         """Close connections; trials on other machines go on."""
+
+
+def take(queue: deque[Attempt], numbers: Iterable[int]) -> list[Attempt]:
+    """Remove the attempts of these trials from a queue; return them."""
+    unwanted = set(numbers)
+    taken = [attempt for attempt in queue if attempt.number in unwanted]
+    for attempt in taken:
+        queue.remove(attempt)
+    return taken

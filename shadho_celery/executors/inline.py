@@ -9,6 +9,7 @@ from pathlib import Path
 from shadho_celery.core.clock import Clock, SystemClock
 from shadho_celery.core.hardware import ComputeClass
 from shadho_celery.core.trial import Attempt, Event, Lost, Params, Report, Result, Started, TrialState, whole
+from shadho_celery.executors.base import take
 from shadho_celery.objective.call import Objective, call
 from shadho_celery.objective.context import LocalContext
 
@@ -16,15 +17,6 @@ INLINE_CLASS = "local"
 
 #: in place of the machine's name
 HOST = "this process"
-
-
-def take(queue: deque[Attempt], numbers: Iterable[int]) -> list[Attempt]:
-    """Remove the attempts of these trials from a queue; return them."""
-    unwanted = set(numbers)
-    taken = [attempt for attempt in queue if attempt.number in unwanted]
-    for attempt in taken:
-        queue.remove(attempt)
-    return taken
 
 
 class InlineExecutor:

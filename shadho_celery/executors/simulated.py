@@ -14,7 +14,7 @@ from shadho_celery.core.attempts import Attempts
 from shadho_celery.core.clock import ManualClock
 from shadho_celery.core.hardware import ComputeClass
 from shadho_celery.core.trial import WELL, Attempt, Event, Lost, Outcome, Result, Started, TrialState
-from shadho_celery.executors.inline import take
+from shadho_celery.executors.base import take
 
 #: the outcome of an attempt on a compute class; its `seconds` pass on the clock
 Play = Callable[[Attempt, str], Outcome]

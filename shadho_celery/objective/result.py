@@ -6,7 +6,6 @@ import json
 import math
 import numbers
 from collections.abc import Mapping
-from contextlib import suppress
 from decimal import Decimal
 from itertools import islice
 from typing import Any
@@ -53,16 +52,10 @@ def read(returned: Any) -> tuple[float, dict[str, Any], str | None]:
         ) from error
 
 
-def _is_masked(value: Any) -> bool:
-    """Return whether it is numpy's masked constant, which numpy itself would convert to 0.0."""
-    with suppress(Exception):
-        return getattr(value, "ndim", None) == 0 and bool(getattr(value, "mask", False))
-    return False
-
-
 def number(value: Any, what: str, *, finite: bool = True) -> float:
     """Return `value` as a float, a finite one by default. Raises Unreadable, naming the value as `what`."""
-    if _is_masked(value):
+    # numpy itself would convert its masked constant to 0.0.
+    if getattr(value, "ndim", None) == 0 and getattr(value, "mask", False):
         raise Unreadable(f"{what} is masked")
     value = scalar(value)
     if not isinstance(value, (float, numbers.Real, Decimal)):

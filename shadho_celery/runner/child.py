@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import faulthandler
-import functools
 import inspect
 import os
 import queue
@@ -17,30 +16,17 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 from msgspec.structs import replace
 
-from shadho_celery.core.checks import short
+from shadho_celery.core.checks import as_record, short
 from shadho_celery.core.trial import GangCall, Outcome, TrialState, whole
 from shadho_celery.errors import UsageError
 from shadho_celery.objective import study_file
 from shadho_celery.objective.call import Objective, call, describe, joined
 from shadho_celery.objective.context import LocalContext, ReplicaDone, TrialTimeout
 from shadho_celery.objective.memory import PeakMemory
+from shadho_celery.runner import protocol
 from shadho_celery.runner.cleanup import Cleanup, identity
-from shadho_celery.runner.protocol import (
-    HARD_SECONDS,
-    PIPE_LOST,
-    Ended,
-    FromChild,
-    Gang,
-    Ready,
-    Reported,
-    RunAttempt,
-    TimeUp,
-    decode_to_child,
-    encode,
-)
 
 if TYPE_CHECKING:
     from shadho_celery.space.compile import Space
@@ -61,7 +47,7 @@ class Child:
         self._timed_out = threading.Event()
         #: True while the objective itself runs: the time limit may interrupt nothing else
         self._is_in_objective = False
-        self._orders: queue.SimpleQueue[RunAttempt] = queue.SimpleQueue()
+        self._orders: queue.SimpleQueue[protocol.RunAttempt] = queue.SimpleQueue()
         self._studies: dict[str, tuple[Objective, Space]] = {}
 
     def serve(self, modules: Sequence[str]) -> None:
@@ -74,14 +60,14 @@ class Child:
             with suppress(BaseException):
                 self._study(name)
         cleanup = Cleanup()
-        self._send(Ready())
+        self._send(protocol.Ready())
         while True:
             self._serve_one(self._orders.get(), cleanup)
 
-    def _serve_one(self, order: RunAttempt, cleanup: Cleanup) -> None:
+    def _serve_one(self, order: protocol.RunAttempt, cleanup: Cleanup) -> None:
         is_over = False
 
-        def tell(record: FromChild) -> None:
+        def tell(record: protocol.FromChild) -> None:
             with self._sending:
                 # A thread that outlives its trial must not send records in the name of the next one.
                 if not is_over:
@@ -100,58 +86,54 @@ class Child:
         with self._sending:
             is_over = True
             # A process that has run out of memory may still hold some.
-            self._send(Ended(outcome=outcome, is_unfit=bool(left) or outcome.out_of_memory))
+            self._send(protocol.Ended(outcome=outcome, is_unfit=bool(left) or outcome.out_of_memory))
 
     def _listen(self) -> None:
         """Read the pipe; end this process when either end of it is closed."""
         with suppress(OSError, ValueError):
             for line in self._pipe.makefile("r", encoding="utf-8", newline="\n"):
-                record = decode_to_child(line)
-                if isinstance(record, RunAttempt):
+                record = protocol.decode_to_child(line)
+                if isinstance(record, protocol.RunAttempt):
                     self._stop.clear()
                     self._timed_out.clear()
                     self._orders.put(record)
-                elif isinstance(record, TimeUp):
+                elif isinstance(record, protocol.TimeUp):
                     self._timed_out.set()
                     signal.pthread_kill(threading.main_thread().ident or 0, _INTERRUPT)
                 else:
                     self._stop.set()
-        os._exit(PIPE_LOST)
+        os._exit(protocol.PIPE_LOST)
 
     def _interrupt(self, *_: object) -> None:
         if self._is_in_objective and self._timed_out.is_set():
             self._is_in_objective = False
             raise TrialTimeout("the trial has reached its time limit (--trial-timeout)")
 
-    def _context(self, order: RunAttempt, tell: Callable[[FromChild], None]) -> LocalContext:
+    def _context(self, order: protocol.RunAttempt, tell: Callable[[protocol.FromChild], None]) -> LocalContext:
         attempt, seat = order.attempt, order.replica
         called: list[GangCall] = []
 
         def report(step: int, loss: float) -> None:
             # A replica computes for the trial; its coordinator sends the reports.
             if seat is None:
-                tell(Reported(step=step, loss=loss))
+                tell(protocol.Reported(step=step, loss=loss))
 
         def call_replicas(address: str, token: str, backups: int) -> None:
             if seat is not None:
                 raise UsageError("no replicas can be called: this is one; look at context.replica first")
             if attempt.slots < 2:
                 raise UsageError('no replicas can be called: the trial has one slot; see STUDY["slots"]')
-            try:
-                call = msgspec.convert({"address": address, "token": token, "backups": backups}, GangCall)
-            except msgspec.ValidationError:
-                raise UsageError(
-                    f"no replica can be sent to {address!r}: give host:port, a token, and backups >= 0"
-                ) from None
-            called.append(call)
+            call = {"address": address, "token": token, "backups": backups}
+            form = "give host:port, a token, and backups >= 0"
+            called.append(as_record(call, GangCall, "context.call_replicas", form))
             # The trial's limit is paused while it waits for replicas; the dump of `_run` would come too early.
             faulthandler.cancel_dump_traceback_later()
-            tell(Gang(call=call))
+            tell(protocol.Gang(call=called[-1]))
 
         def gang_assembled() -> None:
             # A gang without a call has no replicas of the fleet.
             if called:
-                tell(Gang(call=replace(called[-1], assembled=True)))
+                tell(protocol.Gang(call=replace(called[-1], assembled=True)))
 
         return LocalContext(
             trial=attempt.number,
@@ -173,7 +155,7 @@ class Child:
             on_gang_assembled=gang_assembled,
         )
 
-    def _run(self, order: RunAttempt, tell: Callable[[FromChild], None], output: int) -> Outcome:
+    def _run(self, order: protocol.RunAttempt, tell: Callable[[protocol.FromChild], None], output: int) -> Outcome:
         timeout = order.timeout
         context = self._context(order, tell)
         try:
@@ -184,7 +166,7 @@ class Child:
         _seed(context.seed)
         if timeout is not None:
             # This traceback tells where a trial hangs in C, even if Python cannot raise an exception in it.
-            faulthandler.dump_traceback_later(timeout + HARD_SECONDS - 1, file=output)
+            faulthandler.dump_traceback_later(timeout + protocol.HARD_SECONDS - 1, file=output)
         fatal = () if order.replica is None else (ReplicaDone,)
         try:
             outcome = call(objective, lambda: space.evaluate(order.attempt.params), context, fatal=fatal)
@@ -198,7 +180,6 @@ class Child:
         """Return the objective as a function that a time limit may interrupt."""
         limit = sys.getrecursionlimit()
 
-        @functools.wraps(objective, updated=())
         def run(*arguments: Any) -> Any:
             self._is_in_objective = True
             try:
@@ -223,14 +204,14 @@ class Child:
             self._studies[module] = (self._interruptible(file.objective), compile_space(file.space))
         return self._studies[module]
 
-    def _send(self, record: FromChild) -> None:
+    def _send(self, record: protocol.FromChild) -> None:
         with self._sending:
             if identity(self._pipe.fileno()) != self._pipe_identity:
                 # The descriptor is now a file of the trial's own.
                 with suppress(OSError):
                     os.write(2, b"the trial closed the descriptor of the pipe between its process and the worker\n")
-                os._exit(PIPE_LOST)
-            self._pipe.sendall(encode(record))
+                os._exit(protocol.PIPE_LOST)
+            self._pipe.sendall(protocol.encode(record))
 
 
 def _seed(seed: int) -> None:

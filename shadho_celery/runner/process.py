@@ -14,7 +14,6 @@ import threading
 import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import IO
 
 import msgspec
 
@@ -178,7 +177,10 @@ class TrialProcess:
                 if self._code < 0:
                     # It exits with its child's signal, unless the child has killed it: then the tree may live on.
                     kill_marked(self._mark)
-                self.tail = _tail(self._output)
+                self._output.seek(max(0, self._output.seek(0, os.SEEK_END) - 10 * TAIL))
+                text = self._output.read().decode("utf-8", "replace")
+                # After the traceback of a crash faulthandler lists every C extension, hundreds of them.
+                self.tail = re.sub(r"^Extension modules: .*$", "", text, flags=re.MULTILINE).strip()[-TAIL:]
                 self._close()
             return self._code
 
@@ -188,11 +190,3 @@ class TrialProcess:
             self._pipe.shutdown(socket.SHUT_RDWR)
         self._pipe.close()
         self._output.close()
-
-
-def _tail(output: IO[bytes]) -> str:
-    """Return the end of the output."""
-    output.seek(max(0, output.seek(0, os.SEEK_END) - 10 * TAIL))
-    text = output.read().decode("utf-8", "replace")
-    # After the traceback of a crash faulthandler lists every C extension, hundreds of them.
-    return re.sub(r"^Extension modules: .*$", "", text, flags=re.MULTILINE).strip()[-TAIL:]
