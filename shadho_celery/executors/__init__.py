@@ -1,7 +1,7 @@
-"""Executors get trials run: the Protocol, and those that need no fleet.
+"""Executors run trials: the Protocol, and those that need no fleet.
 
 May use: core, space, store, objective, predictors, study. `base` is the role, `inline` runs trials in this process,
-`simulated` plays them on a manual clock; the fleet's own executor lies in `fleet`.
+`simulated` simulates them on a manual clock; the fleet's own executor is in `fleet`.
 Why it is so: the scheduler knows nothing of queues. It submits attempts and polls events, and every implementation
 passes one contract suite.
 """

@@ -1,7 +1,8 @@
-"""The role of an executor: it gets attempts run and says what became of them."""
+"""Role of an executor, which runs attempts and returns events; and the queue operation that its forms share."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
@@ -10,31 +11,40 @@ from shadho_celery.core.trial import Attempt, Event
 
 
 class Executor(Protocol):
-    """Gets attempts run."""
+    """Runs attempts."""
 
     def classes(self) -> Sequence[ComputeClass]:
-        """Return the compute classes that have live workers for this study, as of the last `poll`."""
+        """Return the compute classes with live workers for this study, as of the last `poll`."""
 
     def submit(self, attempts: Sequence[Attempt]) -> None:
         """Send QUEUED attempts to their compute class; every one of them ends in an event.
 
         Sending an attempt twice is harmless. A copy is sent while another attempt of its trial runs: it goes to another
-        machine, and the first to end COMPLETE or PRUNED ends the others, of which nothing is heard any more. A RUNNING
-        attempt, known from an earlier life of the scheduler, is not sent but watched: it too ends in an event.
+        machine, and the first to end COMPLETE or PRUNED ends the others, which give no more events. A RUNNING attempt,
+        known from an earlier run of the scheduler, is not sent but watched: it too ends in an event.
         """
 
     def poll(self, seconds: float) -> Sequence[Event]:
-        """Return what happened, as soon as anything has, or nothing after about `seconds`.
+        """Return events as soon as there are any, or none after about `seconds`.
 
-        The call also confirms that the events returned by the one before it are recorded: those are not seen again,
-        while unconfirmed ones come again after a crash.
+        The call also confirms that the events of the last one are recorded: only unconfirmed ones come again after a
+        crash.
         """
 
     def cancel(self, numbers: Iterable[int], *, running: bool) -> None:
         """Take back the trials that no worker has claimed (they end LOST, unclaimed); with `running` stop the others.
 
-        Takes effect in events, some time later.
+        The events come some time later.
         """
 
     def close(self) -> None:
-        """Let go of connections; what runs elsewhere goes on."""
+        """Close connections; trials on other machines go on."""
+
+
+def take(queue: deque[Attempt], numbers: Iterable[int]) -> list[Attempt]:
+    """Remove the attempts of these trials from a queue; return them."""
+    unwanted = set(numbers)
+    taken = [attempt for attempt in queue if attempt.number in unwanted]
+    for attempt in taken:
+        queue.remove(attempt)
+    return taken

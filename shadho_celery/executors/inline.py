@@ -1,21 +1,21 @@
-"""Runs trials one after another in this very process: for `minimize`, tests and debugging."""
+"""Executor that runs trials one after another in this process: for `minimize`, tests and debugging."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 from shadho_celery.core.clock import Clock, SystemClock
 from shadho_celery.core.hardware import ComputeClass
-from shadho_celery.core.trial import Attempt, Event, Lost, Report, Result, Started, TrialState, whole
+from shadho_celery.core.trial import Attempt, Event, Lost, Params, Report, Result, Started, TrialState, whole
+from shadho_celery.executors.base import take
 from shadho_celery.objective.call import Objective, call
 from shadho_celery.objective.context import LocalContext
 
 INLINE_CLASS = "local"
 
-#: what stands for the machine's name
+#: in place of the machine's name
 HOST = "this process"
 
 
@@ -25,11 +25,11 @@ class InlineExecutor:
     def __init__(
         self,
         objective: Objective,
-        evaluate: Callable[[Any], Any],
+        evaluate: Callable[[Params], object],
         clock: Clock | None = None,
         checkpoints: Path = Path(".shadho/checkpoints"),
     ) -> None:
-        """`evaluate` turns a trial's params into what the objective gets (`Space.evaluate`)."""
+        """`evaluate` makes the objective's values from a trial's params (`Space.evaluate`)."""
         self._objective = objective
         self._evaluate = evaluate
         self._clock = clock or SystemClock()
@@ -48,24 +48,21 @@ class InlineExecutor:
                 self._queue.append(attempt)
 
     def poll(self, seconds: float) -> Sequence[Event]:
-        # With an empty queue nothing can happen later on: no reason to wait.
+        # With an empty queue there is nothing to wait for.
         if self._queue:
             self._run(self._queue.popleft())
         events, self._events = self._events, []
         return events
 
     def cancel(self, numbers: Iterable[int], *, running: bool) -> None:
-        unwanted = set(numbers)
-        for attempt in [attempt for attempt in self._queue if attempt.number in unwanted]:
-            self._queue.remove(attempt)
+        for attempt in take(self._queue, numbers):
             self._lose(attempt, "taken back", claimed=False)
 
     def close(self) -> None:
         self._queue.clear()
 
     def _lose(self, attempt: Attempt, reason: str, *, claimed: bool) -> None:
-        lost = Lost(number=attempt.number, attempt=attempt.attempt, reason=reason, claimed=claimed)
-        self._events.append(lost)
+        self._events.append(Lost(number=attempt.number, attempt=attempt.attempt, reason=reason, claimed=claimed))
 
     def _run(self, attempt: Attempt) -> None:
         number, which = attempt.number, attempt.attempt
@@ -75,10 +72,10 @@ class InlineExecutor:
             self._events.append(Report(number=number, attempt=which, step=step, loss=loss, at=self._clock.now()))
 
         context = LocalContext(
-            trial=attempt.number,
-            attempt=attempt.attempt,
+            trial=number,
+            attempt=which,
             seed=attempt.seed,
-            checkpoints=self._checkpoints / str(attempt.number if attempt.origin is None else attempt.origin),
+            checkpoints=self._checkpoints / str(number if attempt.origin is None else attempt.origin),
             compute_class=INLINE_CLASS,
             budget=whole(attempt.budget),
             on_report=report,

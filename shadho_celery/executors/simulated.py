@@ -1,4 +1,4 @@
-"""Plays trials on a manual clock: a day's search in seconds, the same to the bit for the same seed."""
+"""Executor that simulates trials on a manual clock: a day's search in seconds, bit for bit the same for a seed."""
 
 from __future__ import annotations
 
@@ -14,22 +14,23 @@ from shadho_celery.core.attempts import Attempts
 from shadho_celery.core.clock import ManualClock
 from shadho_celery.core.hardware import ComputeClass
 from shadho_celery.core.trial import WELL, Attempt, Event, Lost, Outcome, Result, Started, TrialState
+from shadho_celery.executors.base import take
 
-#: What an attempt would do on a compute class: its outcome, whose `seconds` pass on the clock.
+#: the outcome of an attempt on a compute class; its `seconds` pass on the clock
 Play = Callable[[Attempt, str], Outcome]
 
-#: seconds after which a dead worker's trial is known to be lost, and what waits for a class without workers is taken back
+#: seconds after which a dead worker's trial is LOST, and the queue of a class without workers is taken back
 LEASE_SECONDS, NO_WORKER_SECONDS = 30.0, 10.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """Workers that come, or that die with what they run."""
+    """A change of a class's workers: some come, or some die with their trials."""
 
     #: the clock's seconds
     at: float
     compute_class: str
-    #: slots more, or less where negative: the ones that came last die first
+    #: slots that come; if negative, slots that die, the latest first
     slots: int
 
 
@@ -59,30 +60,30 @@ class _Class:
     free: list[int] = field(default_factory=list)
     running: dict[int, _Running] = field(default_factory=dict)
     queue: deque[Attempt] = field(default_factory=deque)
-    #: memory of its machines, bytes; 0 where it does not matter
+    #: memory of its machines, bytes; 0 for no limit
     memory: int = 0
     #: each slot is a machine of its own
     hosts: Mapping[str, int] = field(default_factory=dict)
     #: when the last of its slots died
     empty_since: float = 0.0
-    #: slot seconds in which something ran; and all there were until `counted_at`
+    #: slot seconds of attempts that have ended; and all slot seconds until `counted_at`
     ran: float = 0.0
     offered: float = 0.0
     counted_at: float = 0.0
 
     def run(self, now: float) -> float:
-        """Slot seconds in which something ran until now."""
+        """Return the slot seconds of all attempts until now."""
         return self.ran + sum((now - one.began) * one.attempt.slots for one in self.running.values())
 
     def count(self, now: float) -> float:
-        """Slot seconds there were until now; to be called whenever the slots change."""
+        """Return all slot seconds until now; called at each change of the slots."""
         self.offered += self.alive * (now - self.counted_at)
         self.counted_at = now
         return self.offered
 
 
 class SimulatedExecutor:
-    """Classes of slots that run nothing and let the clock pass instead."""
+    """Classes of slots that let the clock pass instead of running trials."""
 
     def __init__(
         self,
@@ -103,18 +104,19 @@ class SimulatedExecutor:
         self._clock = clock
         self._ahead = ahead
         self._lease_seconds = lease_seconds
-        self._classes = {name: _Class(place) for place, name in enumerate(slots)}
-        #: (moment, counter, action, whose end it is): a heap; the counter lets ties happen first-in-first-out
+        self._classes = {
+            name: _Class(place, memory=(memory or {}).get(name, 0), counted_at=clock.now())
+            for place, name in enumerate(slots)
+        }
+        #: heap of (moment, counter, action, attempt that it ends): the counter puts ties in first-in-first-out order
         self._future: list[tuple[float, int, Callable[[], None], _Running | None]] = []
         self._order = count()
         self._events: list[Event] = []
         self._live: Attempts[Attempt] = Attempts()
-        #: True where workers have come or gone since the last poll
-        self._stirred = False
+        #: True if workers have come or gone since the last poll
+        self._has_changed = False
         for name, number in slots.items():
-            self._classes[name].memory = (memory or {}).get(name, 0)
-            self._classes[name].counted_at = clock.now()
-            self._arrive(name, number)
+            self._resize(name, number)
         for change in changes:
             self._at(change.at, partial(self._change, change))
 
@@ -134,39 +136,36 @@ class SimulatedExecutor:
         ]
 
     def submit(self, attempts: Sequence[Attempt]) -> None:
-        touched = {}
+        touched: dict[str, None] = {}
         for attempt in attempts:
             self._live.put(attempt.number, attempt.attempt, attempt)
-            served = self._classes.get(str(attempt.compute_class))
+            name = str(attempt.compute_class)
             if attempt.state is TrialState.RUNNING:
                 self._lose(attempt, "not simulated any more")
-            elif served is None or not served.alive:
-                self._lose(attempt, f"no worker serves {attempt.compute_class}", claimed=False)
+            elif name not in self._classes or not self._classes[name].alive:
+                self._lose(attempt, f"no worker serves {name}", claimed=False)
             else:
-                served.queue.append(attempt)
-                touched[str(attempt.compute_class)] = True
+                self._classes[name].queue.append(attempt)
+                touched[name] = None
         for name in touched:
             self._start(name)
 
     def poll(self, seconds: float) -> Sequence[Event]:
-        # Workers that come want trials: whoever polls is to see them at once.
+        # A change of the workers ends the wait: new ones want trials.
         deadline = self._clock.now() + seconds
-        while not (self._events or self._stirred) and self._is_due(deadline):
+        while not (self._events or self._has_changed) and self._is_due(deadline):
             self._clock.advance_to(self._future[0][0])
             while self._is_due(self._clock.now()):
                 heapq.heappop(self._future)[2]()
-        if not (self._events or self._stirred) and deadline < math.inf:
+        if not (self._events or self._has_changed) and deadline < math.inf:
             self._clock.advance_to(deadline)
-        events, self._events, self._stirred = self._events, [], False
+        events, self._events, self._has_changed = self._events, [], False
         return events
 
     def cancel(self, numbers: Iterable[int], *, running: bool) -> None:
         unwanted = set(numbers)
         for name, each in self._classes.items():
-            taken = [attempt for attempt in each.queue if attempt.number in unwanted]
-            if taken:
-                each.queue = deque(attempt for attempt in each.queue if attempt.number not in unwanted)
-            for attempt in taken:
+            for attempt in take(each.queue, unwanted):
                 self._lose(attempt, "taken back", claimed=False)
             for one in list(each.running.values()) if running else ():
                 if one.attempt.number in unwanted:
@@ -174,14 +173,14 @@ class SimulatedExecutor:
 
     @property
     def is_still(self) -> bool:
-        """True where nothing will ever happen unless it is given trials that it has a class for."""
+        """Whether nothing will happen any more without another `submit`."""
         return not self._is_due(math.inf) and not self._events
 
     def utilisation(self) -> dict[str, float]:
-        """By class, the part of its slots' time until now in which they ran something."""
+        """Return by class the share of its slot seconds until now in which trials ran."""
         now = self._clock.now()
         offered = {name: each.count(now) for name, each in self._classes.items()}
-        # A sum of floats may come out a hair above the whole.
+        # Rounding errors may put the sum a little above the whole.
         return {n: min(1.0, each.run(now) / offered[n]) if offered[n] else 0.0 for n, each in self._classes.items()}
 
     def close(self) -> None:
@@ -191,20 +190,20 @@ class SimulatedExecutor:
             each.running.clear()
 
     def _at(self, moment: float, action: Callable[[], None], one: _Running | None = None) -> None:
-        """Have something happen; the end of `one` only if it has not ended before."""
+        """Schedule an action; if it is the end of `one`, only while that is alive."""
         heapq.heappush(self._future, (moment, next(self._order), action, one))
 
     def _is_due(self, moment: float) -> bool:
-        """True where something is going to happen until then."""
+        """Return whether an action is due until `moment`."""
         while self._future and (one := self._future[0][3]) is not None and not one.is_alive:
             heapq.heappop(self._future)
         return bool(self._future) and self._future[0][0] <= moment
 
     def _start(self, name: str) -> None:
-        """Give the class's free slots the attempts that wait there."""
+        """Start the attempts in a class's queue for which there are free slots."""
         each = self._classes[name]
         now = self._clock.now()
-        # Sent only when its slots are free; whatever comes after it waits with it where one has died meanwhile.
+        # An attempt is sent only if its slots are free; if one has died meanwhile, the rest of the queue waits with it.
         while each.queue and each.queue[0].slots <= len(each.free):
             attempt = each.queue.popleft()
             slots = [heapq.heappop(each.free) for _ in range(attempt.slots)]
@@ -215,26 +214,18 @@ class SimulatedExecutor:
 
     def _end(self, name: str, one: _Running, cancelled: bool = False) -> None:
         now = self._clock.now()
-        number = one.attempt.number
+        number, which = one.attempt.number, one.attempt.attempt
         outcome = one.outcome.cancelled(now - one.began) if cancelled else one.outcome
         self._vacate(name, one)
         is_alone = len(self._live.of(number)) <= 1
-        if self._live.settle(number, one.attempt.attempt, well=outcome.state in WELL) and not is_alone:
+        if self._live.settle(number, which, well=outcome.state in WELL) and not is_alone:
             self._drop(number)
-        self._events.append(
-            Result(
-                number=number,
-                attempt=one.attempt.attempt,
-                outcome=outcome,
-                host=one.host,
-                compute_class=name,
-                at=now,
-            )
-        )
+        result = Result(number=number, attempt=which, outcome=outcome, host=one.host, compute_class=name, at=now)
+        self._events.append(result)
         self._start(name)
 
     def _vacate(self, name: str, one: _Running) -> None:
-        """Free the slots of an attempt, those that have died meanwhile left out."""
+        """Free the slots of an attempt, except those that have died meanwhile."""
         one.is_alive = False
         each = self._classes[name]
         del each.running[one.slots[0]]
@@ -244,43 +235,34 @@ class SimulatedExecutor:
         each.ran += (self._clock.now() - one.began) * one.attempt.slots
 
     def _drop(self, number: int) -> None:
-        """End the attempts of a trial that has ended; nobody hears of them any more."""
+        """End the other attempts of a trial that has ended, without events."""
         for name, each in self._classes.items():
-            if any(attempt.number == number for attempt in each.queue):
-                each.queue = deque(attempt for attempt in each.queue if attempt.number != number)
+            take(each.queue, [number])
             for one in [one for one in each.running.values() if one.attempt.number == number]:
                 self._vacate(name, one)
                 self._start(name)
 
     def _change(self, change: Change) -> None:
-        self._stirred = True
+        self._has_changed = True
         self._classes[change.compute_class].count(self._clock.now())
-        if change.slots > 0:
-            self._arrive(change.compute_class, change.slots)
-        else:
-            self._die(change.compute_class, -change.slots)
+        self._resize(change.compute_class, change.slots)
 
-    def _arrive(self, name: str, slots: int) -> None:
-        each = self._classes[name]
-        for slot in range(each.alive, each.alive + slots):
-            heapq.heappush(each.free, slot)
-        each.alive += slots
+    def _resize(self, name: str, by: int) -> None:
+        """Add slots to a class, or let its last ones die; their trials are LOST after the lease."""
+        each, now = self._classes[name], self._clock.now()
+        before, each.alive = each.alive, max(0, each.alive + by)
         each.hosts = {f"{name}.{slot}": 1 for slot in range(each.alive)}
-        self._start(name)
-
-    def _die(self, name: str, slots: int) -> None:
-        each = self._classes[name]
-        each.alive = max(0, each.alive - slots)
-        each.hosts = {f"{name}.{slot}": 1 for slot in range(each.alive)}
-        each.free = [slot for slot in each.free if slot < each.alive]
+        each.free = [slot for slot in each.free if slot < each.alive] + list(range(before, each.alive))
         heapq.heapify(each.free)
-        known_at = self._clock.now() + self._lease_seconds
+        if by > 0:
+            self._start(name)
+            return
         for one in [one for one in each.running.values() if max(one.slots) >= each.alive]:
             self._vacate(name, one)
-            self._at(known_at, partial(self._lose, one.attempt, "its worker died"))
+            self._at(now + self._lease_seconds, partial(self._lose, one.attempt, "its worker died"))
         if not each.alive and each.queue:
-            each.empty_since = self._clock.now()
-            self._at(each.empty_since + NO_WORKER_SECONDS, partial(self._take_back, name, each.empty_since))
+            each.empty_since = now
+            self._at(now + NO_WORKER_SECONDS, partial(self._take_back, name, now))
 
     def _take_back(self, name: str, empty_since: float) -> None:
         each = self._classes[name]

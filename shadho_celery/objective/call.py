@@ -1,4 +1,4 @@
-"""Call an objective, and make an outcome of whatever it does."""
+"""Call of an objective: every return value and every exception becomes an outcome."""
 
 from __future__ import annotations
 
@@ -15,26 +15,24 @@ from shadho_celery.objective.result import Unreadable, read
 
 Objective = Callable[..., Any]
 
-
-#: characters of a traceback that are kept
+#: most characters of a traceback; its end is kept
 MAX_ERROR = 8000
 
-
-#: exceptions of a chain of causes that are told, and frames of each: the last ones
+#: most exceptions of a chain of causes in a traceback, and most frames of each: the last ones
 MAX_CAUSES, MAX_FRAMES = 20, 50
 
 
 def call(
     objective: Objective,
-    make_params: Callable[[], Any],
+    make_params: Callable[[], object],
     context: LocalContext,
     clock: Clock | None = None,
     *,
     fatal: tuple[type[BaseException], ...] = (KeyboardInterrupt,),
 ) -> Outcome:
-    """Call `objective` on what `make_params` builds; whatever it does short of ending the process is an outcome.
+    """Call `objective` on the params that `make_params` builds; return the outcome, unless the process ends.
 
-    Only what is `fatal` passes through: Ctrl-C is meant for the whole process.
+    Only `fatal` exceptions pass through: Ctrl-C is meant for the whole process.
     """
     clock = clock or SystemClock()
     began = clock.now()
@@ -48,28 +46,24 @@ def call(
     except fatal:
         raise
     except BaseException as error:
-        # Of what could not be read the message says it all; of an objective that failed, its traceback.
+        # An unreadable return value needs no traceback, which would show this package's code.
         text = str(error) if isinstance(error, Unreadable) else describe(error)
-        return Outcome(
-            state=TrialState.FAILED,
-            error=f"timed out after {context.timeout or 0:g} s (--trial-timeout)\n{text}"
-            if context.timed_out()
-            else text,
-            seconds=clock.now() - began,
-            out_of_memory=is_out_of_memory(error),
-        )
+        if context.timed_out():
+            text = f"timed out after {context.timeout or 0:g} s (--trial-timeout)\n{text}"
+        seconds, hungry = clock.now() - began, is_out_of_memory(error)
+        return Outcome(state=TrialState.FAILED, error=text, seconds=seconds, out_of_memory=hungry)
     if context.timed_out():
         warning = joined(f"cut off at its time limit of {context.timeout or 0:g} s", warning)
     return Outcome(state=TrialState.COMPLETE, loss=loss, metrics=metrics, warning=warning, seconds=seconds)
 
 
 def joined(*warnings: str | None) -> str | None:
-    """Those that there are, in one line."""
+    """Return the warnings in one line, without those that are None; None for no warning at all."""
     return "; ".join(filter(None, warnings)) or None
 
 
 def wants_context(objective: Objective) -> bool:
-    """True where `objective` takes a second positional argument."""
+    """Return whether `objective` takes a second positional argument."""
     try:
         parameters = inspect.signature(objective).parameters.values()
     except (TypeError, ValueError):
@@ -79,19 +73,19 @@ def wants_context(objective: Objective) -> bool:
 
 
 def describe(error: BaseException) -> str:
-    """The error and its traceback, the end of it where it is long; never raises."""
+    """Return the error with its traceback, cut at the front if it is long; never raises."""
     try:
         _cut_short(error)
         text = "".join(traceback.format_exception(type(error), error, error.__traceback__, limit=-MAX_FRAMES))
     except BaseException:  # its own __str__ may do anything
         text = f"{type(error).__name__} (its message cannot be printed)"
     text = text if len(text) <= MAX_ERROR else "..." + text[-MAX_ERROR:]
-    # Half a surrogate pair cannot be printed, nor sent on.
+    # Half a surrogate pair can be neither printed nor sent.
     return text.encode("utf-8", "replace").decode()
 
 
 def _cut_short(error: BaseException) -> None:
-    """Break off a long chain of causes: formatting takes time that grows with its square."""
+    """Cut a long chain of causes: formatting takes time that grows with the square of its length."""
     for _ in range(MAX_CAUSES):
         cause = error.__cause__ or error.__context__
         if cause is None:

@@ -1,9 +1,8 @@
-"""The most memory that one trial has used, and whether it was too much."""
+"""Peak memory of one trial, and the detection of its end for lack of memory."""
 
 from __future__ import annotations
 
 import errno
-import os
 import re
 import sys
 from contextlib import suppress
@@ -16,8 +15,8 @@ _PEAK = re.compile(rb"^VmHWM:\s*(\d+) kB$", re.MULTILINE)
 _VMSTAT = Path("/proc/vmstat")
 _KILLS = re.compile(rb"^oom_kill (\d+)$", re.MULTILINE)
 
-#: What libraries say of it: CUDA's, torch on the CPU and JAX; then joblib, DataLoader and subprocess, of a child that
-#: the system has killed.
+#: out-of-memory messages of CUDA's libraries, torch on the CPU and JAX; then those of joblib, DataLoader and subprocess
+#: about a child that the system has killed
 _TELLING = re.compile(
     r"out of memory|CU\w+_STATUS_ALLOC_FAILED|can't allocate memory|unable to allocate|cannot allocate memory"
     r"|SIGKILL\(-9\)|killed by signal: Killed|died with <Signals.SIGKILL",
@@ -26,86 +25,74 @@ _TELLING = re.compile(
 
 
 class PeakMemory:
-    """Measures from its creation on: what torch's tensors take on the GPU, else this process's resident memory.
+    """Peak since its creation: of the memory of torch's tensors on the GPU, else of this process's resident memory.
 
-    Not counted: child processes; and on a GPU what CUDA itself takes, and libraries other than torch. Never raises.
+    Not counted are child processes, and on a GPU CUDA itself and libraries other than torch. Never raises.
     """
 
     def __init__(self) -> None:
-        # Whatever a trial has done to torch or to its GPU, the next trial's own error tells it better.
+        # If a trial has broken torch or its GPU, the next trial's own error tells it better.
         with suppress(Exception):
             if (cuda := _cuda()) is not None:
                 cuda.reset_peak_memory_stats()
         self._was_reset = _reset_resident()
 
     def read(self) -> int | None:
-        """Peak bytes since then; None where the system tells only that of the process's whole life."""
+        """Return the peak in bytes; None if the system tells only that of the process's whole life."""
         with suppress(Exception):
-            # Not what is reserved, which the allocator keeps from one trial to the next. Where this trial was the
-            # first on the GPU there was no peak to set back: all of it is its own.
+            # Not the reserved memory, which the allocator keeps from one trial to the next. For the first trial on the
+            # GPU there was no peak to reset: all of it is its own.
             if (cuda := _cuda()) is not None and (used := int(cuda.max_memory_allocated())):
                 return used
         return _peak_resident() if self._was_reset else None
 
 
 def _cuda() -> Any:
-    """Return torch.cuda where this process computes on a GPU with it; torch is never loaded for this."""
+    """Return torch.cuda if this process uses a GPU with it; torch is never imported for this."""
     torch = sys.modules.get("torch")
     return torch.cuda if torch is not None and torch.cuda.is_initialized() else None
 
 
 def _reset_resident() -> bool:
-    """Set the peak back to what is resident now, where the system can (Linux)."""
-    try:
-        # Not as a file of Python's: this is done for each trial, and that would take longer than all the rest.
-        descriptor = os.open(_RESET, os.O_WRONLY)
-        try:
-            os.write(descriptor, b"5")
-        finally:
-            os.close(descriptor)
-    except OSError:
-        return False
-    return True
+    """Reset the peak to the current resident memory; return whether the system can do so (Linux)."""
+    with suppress(OSError), _RESET.open("wb", buffering=0) as file:
+        file.write(b"5")
+        return True
+    return False
 
 
 def _peak_resident() -> int | None:
-    try:
-        descriptor = os.open(_STATUS, os.O_RDONLY)
-        try:
-            found = _PEAK.search(os.read(descriptor, 10_000))
-        finally:
-            os.close(descriptor)
-    except OSError:
-        return None
-    return 1024 * int(found[1]) if found else None
+    with suppress(OSError), _STATUS.open("rb", buffering=0) as file:
+        found = _PEAK.search(file.read(10_000))
+        return 1024 * int(found[1]) if found else None
+    return None
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """True where `error`, or one that it came of, says that memory ran out, be it the machine's or the GPU's."""
-    seen: list[BaseException] = []
+    """Return whether `error` or one of its causes says that memory ran out, the machine's or the GPU's."""
     cause: BaseException | None = error
     with suppress(Exception):
-        while cause is not None and cause not in seen and len(seen) < 10:
+        # A chain of causes may be a circle.
+        for _ in range(10):
+            if cause is None:
+                break
             if _says_so(cause):
                 return True
-            seen.append(cause)
             cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
     return False
 
 
 def _says_so(error: BaseException) -> bool:
-    # By name: torch is never loaded for this, and has had its own in two places.
-    if isinstance(error, MemoryError) or any(base.__name__ == "OutOfMemoryError" for base in type(error).__mro__):
-        return True
-    if isinstance(error, OSError) and error.errno == errno.ENOMEM:
+    # By name: torch is never imported for this, and has had its own in two places.
+    is_named_so = any(base.__name__ == "OutOfMemoryError" for base in type(error).__mro__)
+    if is_named_so or isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
         return True
     return isinstance(error, Exception) and _TELLING.search(str(error)[:10_000]) is not None
 
 
 def system_kills() -> int:
-    """How many processes this machine has killed for want of memory since it was started; 0 where it does not say."""
-    try:
+    """Return how many processes the system has killed so far because memory ran out; 0 if it does not tell."""
+    with suppress(OSError):
         found = _KILLS.search(_VMSTAT.read_bytes())
-    except OSError:
-        return 0
-    return int(found[1]) if found else 0
+        return int(found[1]) if found else 0
+    return 0

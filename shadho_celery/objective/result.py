@@ -1,4 +1,4 @@
-"""What an objective returned: its loss, and the metrics beside it as far as JSON can carry them."""
+"""Return value of an objective: its loss, and the metrics beside it that JSON can represent."""
 
 from __future__ import annotations
 
@@ -15,34 +15,30 @@ from shadho_celery.core.checks import short
 #: bytes of JSON that the metrics of a trial may take in all
 MAX_METRICS = 1_000_000
 
-#: metrics that are looked at
+#: most metrics that are read
 MAX_KEYS = 20_000
 
-#: how deep a metric may be nested
+#: most levels of a nested metric
 MAX_DEPTH = 100
 
-#: characters of a warning about dropped metrics
+#: most characters of a warning about dropped metrics
 MAX_WARNING = 500
 
 _encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
 
 
-#: what most metrics are
-_LEAVES = {type(None), bool, int, float, str}
-
-
 class Unreadable(ValueError):
-    """What an objective returned has no loss in it."""
+    """The return value of the objective has no loss."""
 
 
 class _Unfit(Exception):
-    """A metric that JSON cannot carry; the message says why."""
+    """JSON cannot represent a metric; the message says why."""
 
 
 def read(returned: Any) -> tuple[float, dict[str, Any], str | None]:
-    """Loss and metrics of what an objective returned, a number or a mapping with `loss`; and what was dropped.
+    """Return loss, metrics, and a warning about dropped metrics, of a number or of a mapping with the key `loss`.
 
-    hyperopt's ``status: "fail"`` is honoured. Raises Unreadable with a message for a person.
+    Raises Unreadable, with a message for the user; also for hyperopt's ``status: "fail"``.
     """
     try:
         if isinstance(returned, Mapping):
@@ -56,17 +52,10 @@ def read(returned: Any) -> tuple[float, dict[str, Any], str | None]:
         ) from error
 
 
-def _is_masked(value: Any) -> bool:
-    """Whether it is numpy's constant for a value that is not there, which numpy itself would call 0.0."""
-    try:
-        return getattr(value, "ndim", None) == 0 and bool(getattr(value, "mask", False))
-    except Exception:
-        return False
-
-
 def number(value: Any, what: str, *, finite: bool = True) -> float:
-    """`value` as a float, a finite one by default; Unreadable names `what` it is where it cannot be one."""
-    if _is_masked(value):
+    """Return `value` as a float, a finite one by default. Raises Unreadable, naming the value as `what`."""
+    # numpy itself would convert its masked constant to 0.0.
+    if getattr(value, "ndim", None) == 0 and getattr(value, "mask", False):
         raise Unreadable(f"{what} is masked")
     value = scalar(value)
     if not isinstance(value, (float, numbers.Real, Decimal)):
@@ -83,7 +72,7 @@ def number(value: Any, what: str, *, finite: bool = True) -> float:
 
 
 def scalar(value: Any) -> Any:
-    """The number in a numpy scalar, a 0-d array or a tensor; anything else as it is."""
+    """Return the number in a numpy scalar, a 0-d array or a tensor; any other value as it is."""
     return value.item() if getattr(value, "ndim", None) == 0 and hasattr(value, "item") else value
 
 
@@ -95,31 +84,28 @@ def _read_mapping(returned: Mapping[Any, Any]) -> tuple[float, dict[str, Any], s
         has = ", ".join(map(short, islice(returned, 20)))
         raise Unreadable(f"the objective returned a dict without 'loss' (it has {has or 'nothing'})")
     loss = number(returned["loss"], "'loss'")
-    # Not by its length: one that lies, or never ends, is cut off here.
+    # Not by its length: this also ends for a mapping whose length is wrong, or which never ends.
     keys = list(islice(returned, MAX_KEYS + 1))
-    kept, dropped = _fitting({key: returned[key] for key in keys[:MAX_KEYS] if not _is_loss(key)})
+    metrics = {key: returned[key] for key in keys[:MAX_KEYS] if not (isinstance(key, str) and key == "loss")}
+    kept, dropped = _fitting(metrics)
     if len(keys) > MAX_KEYS:
         dropped[f"all after the first {MAX_KEYS}"] = "too many"
-    return loss, kept, _told(dropped) if dropped else None
-
-
-def _is_loss(key: Any) -> bool:
-    return isinstance(key, str) and key == "loss"
+    return loss, kept, _warning(dropped) if dropped else None
 
 
 def _fitting(items: Mapping[Any, Any]) -> tuple[dict[str, Any], dict[str, str]]:
-    """The metrics that are kept, and why the others are not."""
+    """Return the metrics that are kept, and for each of the others the reason why it is dropped."""
     kept: dict[str, Any] = {}
     sizes: dict[str, int] = {}
     dropped: dict[str, str] = {}
-    # What is far too much in all is not all looked at.
-    looked_at = _Allowance(4 * MAX_METRICS)
+    # Metrics that are far too large in all are not all read.
+    in_all = _Allowance(4 * MAX_METRICS)
     for key, value in items.items():
         try:
             name = _name(key)
             if name in kept or (not isinstance(key, str) and name in items):
                 raise _Unfit("the key is there twice")
-            plain = _plain(value, _Allowance(MAX_METRICS, looked_at))
+            plain = _plain(value, _Allowance(MAX_METRICS, in_all))
             sizes[name] = len(_encode({name: plain}).encode(errors="replace"))
             kept[name] = plain
         except _Unfit as why:
@@ -136,8 +122,8 @@ def _fitting(items: Mapping[Any, Any]) -> tuple[dict[str, Any], dict[str, str]]:
     return kept, dropped
 
 
-def _told(dropped: Mapping[str, str]) -> str:
-    """One line that names what was dropped."""
+def _warning(dropped: Mapping[str, str]) -> str:
+    """Return one line that names the dropped metrics."""
     text, left = "metrics dropped: ", len(dropped)
     for key, why in dropped.items():
         part = f"{key} ({why})"
@@ -156,7 +142,7 @@ class _Allowance:
         self._of = of
 
     def take(self, size: int) -> None:
-        """Raise _Unfit where so much is not left."""
+        """Subtract `size`. Raises _Unfit if less is left."""
         self._left -= size
         if self._left < 0:
             raise _Unfit(f"it is larger than the {MAX_METRICS} bytes that metrics may take")
@@ -165,14 +151,12 @@ class _Allowance:
 
 
 def _plain(value: Any, left: _Allowance, depth: int = 0) -> Any:
-    """`value` made of what JSON knows: numbers of all kinds as int and float, small arrays as lists."""
-    if type(value) in _LEAVES:
+    """Return `value` in JSON's types: numbers of all kinds as int and float, small arrays as lists."""
+    value = scalar(value)
+    if value is None or isinstance(value, (int, float, str, numbers.Real, Decimal)):
         return _leaf(value, left)
     if depth > MAX_DEPTH:
         raise _Unfit("it is nested too deeply, or in a circle")
-    value = scalar(value)
-    if value is None or isinstance(value, (bool, str, numbers.Real, Decimal)):
-        return _leaf(value, left)
     if isinstance(value, Mapping):
         pairs = {}
         for key in value:
@@ -210,8 +194,8 @@ def _leaf(value: Any, left: _Allowance) -> Any:
 
 
 def _name(key: Any) -> str:
-    """The key as JSON has it."""
-    key = key if isinstance(key, str) else scalar(key)
+    """Return the key as JSON writes it."""
+    key = scalar(key)
     if isinstance(key, str):
         return str.__str__(key)
     if key is None or isinstance(key, numbers.Real):

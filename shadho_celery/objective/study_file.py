@@ -10,6 +10,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
 
@@ -22,25 +23,26 @@ from shadho_celery.errors import UsageError
 
 @dataclass(frozen=True, kw_only=True)
 class StudyFile:
-    """What a study file holds."""
+    """The content of a study file."""
 
     module: str
     space: Any
     objective: Callable[..., Any]
-    #: what STUDY says; the command line's options of the same names come before it
+    #: settings in STUDY; options of the command line override those of the same names
     stated: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def settings(self) -> StudySettings:
-        """The settings with what STUDY says."""
+        """The default settings with those of STUDY in their place."""
         return StudySettings().over(self.stated)
 
 
 def load(module: str) -> StudyFile:
-    """Import `module` and read it. Raises UsageError, naming cause and remedy, where it is no study file."""
+    """Import `module` and read it. Raises UsageError, naming cause and remedy, if it is no study file."""
     name = module_name(module)
-    # The folder first: looking for a module in one that is missing raises.
-    if _spec(name.partition(".")[0]) is None or _spec(name) is None:
+    # The folder first: a search for a module in a missing one raises.
+    spec = _spec(name.partition(".")[0]) and _spec(name)
+    if spec is None:
         raise UsageError(f"there is no module {name} here; run from the folder that holds it, or set PYTHONPATH")
     here = Path.cwd()
     try:
@@ -50,12 +52,12 @@ def load(module: str) -> StudyFile:
     except KeyboardInterrupt:
         raise
     except BaseException as error:
-        where = _where(error, str(_spec(name).origin))
-        raise UsageError(f"{name} cannot be imported: {type(error).__name__}: {_words(error)}{where}") from error
+        line = _line(error, str(spec.origin))
+        raise UsageError(f"{name} cannot be imported: {type(error).__name__}: {short(error, 1000)}{line}") from error
     finally:
-        # Store and state lie where the command was given, wherever the file goes for its data.
+        # Store and state lie in the folder of the command, also if the file changes the folder for its data.
         os.chdir(here)
-    # Not hasattr: a module may make up its attributes, and fail at it.
+    # Not hasattr: a module may compute its attributes, and fail at it.
     missing = [part for part in ("SPACE", "objective") if part not in vars(imported)]
     if missing:
         raise UsageError(f"{name} is no study file: it lacks {' and '.join(missing)}; see the README's first study")
@@ -66,24 +68,19 @@ def load(module: str) -> StudyFile:
 
 
 def module_name(given: str) -> str:
-    """`given` as a module's name: ``tasks/svm.py`` is ``tasks.svm``."""
+    """Return the name of a module given by name or by path: ``tasks/svm.py`` is ``tasks.svm``."""
     if given.endswith(".py"):
-        path = Path(given)
-        given = ".".join(Path(os.path.relpath(path)).with_suffix("").parts)
+        given = ".".join(Path(os.path.relpath(given)).with_suffix("").parts)
     return given.strip(".")
 
 
 def cores_per_trial(modules: Iterable[str]) -> int:
-    """The most cores that STUDY["cores"] asks for in any of `modules`, read without importing them; else 1.
+    """Return the largest STUDY["cores"] of `modules`, read from their text without importing them; at least 1.
 
-    A worker's own process imports no study: it would cost it the memory and the start-up time of torch and its like.
+    A worker's own process imports no study, to save the memory and the start-up time of torch and the like.
     """
-    cores = 1
-    for name in modules:
-        spec = _spec(name)
-        if spec is not None and spec.origin and spec.origin.endswith(".py"):
-            cores = max(cores, _literal_cores(Path(spec.origin)))
-    return cores
+    origins = [spec.origin for spec in map(_spec, modules) if spec is not None]
+    return max([1, *(_literal_cores(Path(origin)) for origin in origins if origin and origin.endswith(".py"))])
 
 
 def _literal_cores(path: Path) -> int:
@@ -92,26 +89,22 @@ def _literal_cores(path: Path) -> int:
     except (OSError, SyntaxError, ValueError):
         return 1
     for node in body:
-        if isinstance(node, ast.Assign):
-            targets, value = node.targets, node.value
-        elif isinstance(node, ast.AnnAssign) and node.value is not None:
-            targets, value = [node.target], node.value
-        else:
-            continue
+        match node:
+            case ast.Assign(targets=targets, value=ast.Dict() as study):
+                pass
+            case ast.AnnAssign(target=target, value=ast.Dict() as study):
+                targets = [target]
+            case _:
+                continue
         if any(isinstance(target, ast.Name) and target.id == "STUDY" for target in targets):
-            return _cores_in(value)
+            for pair in zip(study.keys, study.values, strict=True):
+                match pair:
+                    case ast.Constant(value="cores"), ast.Constant(value=int(cores)):
+                        return cores
     return 1
 
 
-def _cores_in(settings: ast.expr) -> int:
-    if isinstance(settings, ast.Dict):
-        for key, value in zip(settings.keys, settings.values, strict=True):
-            if isinstance(key, ast.Constant) and key.value == "cores" and isinstance(value, ast.Constant):
-                return value.value if isinstance(value.value, int) else 1
-    return 1
-
-
-def _spec(name: str) -> Any:
+def _spec(name: str) -> ModuleSpec | None:
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)
@@ -121,8 +114,8 @@ def _spec(name: str) -> Any:
         return None
 
 
-def _checked(name: str, stated: Any) -> dict[str, Any]:
-    """Return what STUDY says, as settings have it. Raises UsageError, naming the key, where it does not fit."""
+def _checked(name: str, stated: object) -> dict[str, object]:
+    """Return the settings in STUDY, converted to their types. Raises UsageError, naming the key that does not fit."""
     if not isinstance(stated, Mapping):
         raise UsageError(f"STUDY of {name} is no dict")
     try:
@@ -138,14 +131,7 @@ def _checked(name: str, stated: Any) -> dict[str, Any]:
         raise UsageError(f"STUDY of {name} has {key!r}: {short(stated[key])}; it should be: {should}") from None
 
 
-def _words(error: BaseException) -> str:
-    try:
-        return str(error)
-    except Exception:
-        return "(its message cannot be printed)"
-
-
-def _where(error: BaseException, path: str) -> str:
-    """The line of the file at `path` that led to `error`; "" where none did: a SyntaxError tells its own."""
+def _line(error: BaseException, path: str) -> str:
+    """Return the line of the file at `path` that led to `error`; "" if none did: a SyntaxError names its own."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
     return f" ({path}, line {frames[-1].lineno}: {frames[-1].line})" if frames else ""

@@ -1,8 +1,8 @@
-"""Runner: each slot has a process in which its trials run, apart from the worker.
+"""Runner: the isolated process of a slot, in which its trials run.
 
-May use: core, space, objective. `runner` is the worker's end, `process` a live process as its parent holds it,
-`protocol` the records of their pipe, `child` what runs inside, `cleanup` what it undoes after a trial, `reaper` the
-process above it that lets nothing of it stay behind.
+May use: core, space, objective. `runner` is the worker's end, `process` the parent's handle of a live process,
+`protocol` the records of their pipe, `child` the code inside, `cleanup` its reset after a trial, `reaper` the process
+above it that kills its process tree.
 Why it is so: nothing that a trial does may reach its worker. A process is a fresh interpreter, not daemonic, and used
-again: imports are paid once. Time limits, cancelling, captured output and the detection of want of memory live here.
+again: imports are paid once. Time limits, cancelling, captured output and out-of-memory detection live here.
 """

@@ -1,9 +1,8 @@
-"""Cleanup: put back what a trial has changed in its process, and end what it has left running."""
+"""Cleanup: restore the process state that a trial has changed, and end the processes and threads that it left."""
 
 from __future__ import annotations
 
 import _thread
-import copy
 import faulthandler
 import gc
 import os
@@ -12,11 +11,11 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from functools import partial
 
-from shadho_celery.runner.process_tree import adopt_orphans, descendants, kill
+from shadho_celery.runner.process_tree import adopt_orphans, descendants, kill_all
 
 #: the signals that libraries and their users set handlers for
 _SIGNALS = (
@@ -25,12 +24,12 @@ _SIGNALS = (
 )
 _TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
 _LIMITS = (resource.RLIMIT_AS, resource.RLIMIT_DATA, resource.RLIMIT_CPU, resource.RLIMIT_FSIZE, resource.RLIMIT_NOFILE)
-_STANDARD = range(3)
+_STREAMS = ("stdin", "stdout", "stderr")
 
-#: seconds that threads are given to end, and killed children to be gone
+#: seconds that threads are given to end, and killed children to disappear
 GRACE_SECONDS = 0.3
 
-#: children that serve the process rather than a trial: a module, an object in it, and where that has their process id
+#: child processes that libraries keep for the whole process: module, object in it, attribute with the process id
 _HELPERS = (
     ("multiprocessing.resource_tracker", "_resource_tracker", "_pid"),
     ("multiprocessing.forkserver", "_forkserver", "_forkserver_pid"),
@@ -42,41 +41,46 @@ _HELPER_THREADS = {"TMonitor"}
 
 
 class _Part:
-    """Something that trials change and that can be put back: how to look at it, and how to set it."""
+    """A part of the process's state that trials change: how it is read and written, and its value at the start."""
 
-    def __init__(self, name: str, look: Callable[[], Any], restore: Callable[[Any], Any]) -> None:
+    def __init__(self, name: str, read: Callable[[], object], write: Callable[..., object]) -> None:
         self.name = name
-        self._look = look
-        self._restore = restore
-        self._then = copy.copy(look())
+        self.read = read
+        self._write = write
+        self.initial = read()
 
-    def is_back(self) -> bool:
-        """Put it back where it was changed; False where that cannot be."""
-        if self._look() == self._then:
-            return True
-        with suppress(OSError, ValueError):
-            self._restore(self._then)
-        return bool(self._look() == self._then)
+    def restore(self) -> bool:
+        """Write the initial value; return whether that has worked."""
+        with suppress(OSError, ValueError, TypeError):
+            self._write(self.initial)
+        return self.read() == self.initial
 
 
 class Cleanup:
-    """Knows how the process was at its creation, and makes it so again after each trial."""
+    """Records the state of the process at its creation, and restores it after each trial."""
 
     def __init__(self) -> None:
-        #: the standard descriptors, out of the way of those that close the low ones
-        self.spares = [os.dup(number) for number in _STANDARD]
+        #: copies of the standard descriptors, beyond the low numbers that trials close
+        self.spares = [os.dup(number) for number in range(3)]
         self._parts = [
-            # First: a limit set too low fails whatever else is called here.
+            # First: with a limit set too low every other call here fails.
             _Part("recursion limit", sys.getrecursionlimit, sys.setrecursionlimit),
-            _Part("descriptors 0 to 2", _descriptors, self._restore_descriptors),
-            _Part("sys.stdin, stdout and stderr", _streams, _restore_streams),
+            *(_Part(f"descriptor {n}", partial(identity, n), partial(self._reopen, n)) for n in range(3)),
+            *(_Part(f"sys.{n}", partial(getattr, sys, n), partial(setattr, sys, n)) for n in _STREAMS),
             _Part("working directory", _folder, os.chdir),
-            # The bytes that os.environ keeps: to decode them takes longer than all else here together.
-            _Part("environment", lambda: os.environ._data, _restore_environment),  # type: ignore[attr-defined]
-            _Part("signal handlers", lambda: [signal.getsignal(each) for each in _SIGNALS], _restore_handlers),
-            _Part("signal mask", lambda: _mask(signal.SIG_BLOCK, ()), lambda then: _mask(signal.SIG_SETMASK, then)),
+            # The bytes that os.environ keeps: decoding them takes longer than everything else here together.
+            _Part("environment", lambda: dict(os.environ._data), _restore_environment),  # type: ignore[attr-defined]
+            *(_Part(f"handler of {n.name}", partial(signal.getsignal, n), partial(signal.signal, n)) for n in _SIGNALS),
+            _Part(
+                "signal mask",
+                partial(signal.pthread_sigmask, signal.SIG_BLOCK, ()),
+                partial(signal.pthread_sigmask, signal.SIG_SETMASK),
+            ),
             _Part("umask", lambda: os.umask(os.umask(0o077)), os.umask),
-            _Part("resource limits", lambda: [resource.getrlimit(each) for each in _LIMITS], _restore_limits),
+            *(
+                _Part("resource limits", partial(resource.getrlimit, n), partial(resource.setrlimit, n))
+                for n in _LIMITS
+            ),
             _Part("faulthandler", faulthandler.is_enabled, lambda _: faulthandler.enable(self.spares[2])),
         ]
         self._threads = set(threading.enumerate())
@@ -85,94 +89,78 @@ class Cleanup:
         self._children = set() if _is_childless() else set(descendants(os.getpid()))
 
     def clear(self) -> list[str]:
-        """Put everything back; return in words what this process cannot be rid of."""
+        """Restore everything; return names of the remains that only the end of this process can remove."""
         for timer in _TIMERS:
             signal.setitimer(timer, 0)
-        left = [part.name for part in self._parts if not part.is_back()]
+        left = [part.name for part in self._parts if part.read() != part.initial and not part.restore()]
         if not _is_childless() or _thread._count() > self._count:
-            left += [*self._clear_children(), *self._clear_threads()]
+            left += [*self._end_children(), *self._await_threads()]
         try:
-            # What was printed so far was printed by this trial.
+            # The output so far belongs to this trial.
             sys.stdout.flush()
             sys.stderr.flush()
         except (OSError, ValueError):
-            # It has closed them, or there is no room for what it prints.
+            # The trial has closed them, or the disk has no room for its output.
             left.append("a closed sys.stdout")
-        return left
+        return list(dict.fromkeys(left))
 
-    def _clear_children(self) -> Iterator[str]:
-        """Kill the children, and theirs; libraries that had them may be in disorder now, so they are told of."""
+    def _reopen(self, number: int, _: object) -> None:
+        os.dup2(self.spares[number], number)
+
+    def _end_children(self) -> list[str]:
+        """Kill the child processes and their descendants; return their names as one phrase, if there were any.
+
+        Their libraries may be out of order afterwards, so the caller replaces this process.
+        """
         if self._left():
             _stop_loky()
-            # What is only not collected yet, a DataLoader perhaps, ends its children in good order.
+            # An object that is only not collected yet, a DataLoader perhaps, ends its children in good order.
             gc.collect()
-        # A library's own handler might raise, here.
+        # A library's own handler might raise here.
         handler = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        deadline = time.monotonic() + GRACE_SECONDS
-        names: set[str] = set()
-        while left := self._left():
-            for pid, name in left.items():
-                names.add(name)
-                kill(pid)
-            time.sleep(0.002)
-            if time.monotonic() > deadline:
-                break
+        names = kill_all(self._left, GRACE_SECONDS)
         _reap(self._children | _helpers())
         signal.signal(signal.SIGCHLD, handler)
-        if names:
-            yield f"child processes ({', '.join(sorted(names))[:200]})"
+        return [f"child processes ({', '.join(sorted(names))[:200]})"] if names else []
 
     def _left(self) -> dict[int, str]:
         kept = self._children | _helpers()
         return {pid: name for pid, name in descendants(os.getpid()).items() if pid not in kept}
 
-    def _clear_threads(self) -> Iterator[str]:
-        """Wait for those that are about to end."""
+    def _await_threads(self) -> list[str]:
+        """Wait for the threads that are about to end; return the names of the others as one phrase, if any."""
         deadline = time.monotonic() + GRACE_SECONDS
-        while _thread._count() > self._count and time.monotonic() < deadline:
+        while (left := self._left_threads()) and time.monotonic() < deadline:
             time.sleep(0.002)
-            if not self._left_threads():
-                break
-        if left := self._left_threads():
-            yield f"threads ({', '.join(left)[:200]})"
-        else:
-            self._threads = set(threading.enumerate())
-            self._count = _thread._count()
+        if left:
+            return [f"threads ({', '.join(left)[:200]})"]
+        self._threads = set(threading.enumerate())
+        self._count = _thread._count()
+        return []
 
     def _left_threads(self) -> list[str]:
         """Return the names of threads that a trial started."""
-        known = {thread for thread in threading.enumerate() if type(thread).__name__ in _HELPER_THREADS}
-        # A thread of C that has called Python once looks like one of Python's, and cannot be ended.
+        running = threading.enumerate()
+        helpers = {thread for thread in running if type(thread).__name__ in _HELPER_THREADS}
+        # A C thread that has called Python once looks like one of Python's, and cannot be ended.
         new = [
             thread.name
-            for thread in threading.enumerate()
-            if thread not in self._threads | known and not isinstance(thread, threading._DummyThread)
+            for thread in running
+            if thread not in self._threads | helpers and not isinstance(thread, threading._DummyThread)
         ]
-        unnamed = _thread._count() - self._count - len(new) - len(known - self._threads)
+        unnamed = _thread._count() - self._count - len(new) - len(helpers - self._threads)
         return new + ["without a name"] * max(0, unnamed)
-
-    def _restore_descriptors(self, then: list[Any]) -> None:
-        for number, now, was in zip(_STANDARD, _descriptors(), then, strict=True):
-            if now != was:
-                os.dup2(self.spares[number], number)
-
-
-_mask = signal.pthread_sigmask
 
 
 def _folder() -> str | None:
     try:
-        return os.getcwd()  # noqa: PTH109 -- Path costs more than all else that is looked at
+        return os.getcwd()  # noqa: PTH109 -- Path costs more than everything else that is read
     except OSError:
         return None
 
 
-def _descriptors() -> list[tuple[int, int] | None]:
-    return [identity(number) for number in _STANDARD]
-
-
 def identity(descriptor: int) -> tuple[int, int] | None:
-    """What is open there, told from anything else; None where nothing is."""
+    """Return device and inode of an open descriptor; None if it is closed."""
     try:
         found = os.fstat(descriptor)
     except OSError:
@@ -180,35 +168,15 @@ def identity(descriptor: int) -> tuple[int, int] | None:
     return found.st_dev, found.st_ino
 
 
-def _streams() -> list[Any]:
-    return [sys.stdin, sys.stdout, sys.stderr]
-
-
-def _restore_streams(then: list[Any]) -> None:
-    sys.stdin, sys.stdout, sys.stderr = then
-
-
-def _restore_environment(then: dict[Any, Any]) -> None:
+def _restore_environment(initial: dict[bytes, bytes]) -> None:
     os.environb.clear()
-    os.environb.update(then)
-
-
-def _restore_handlers(then: list[Any]) -> None:
-    for number, handler in zip(_SIGNALS, then, strict=True):
-        # None: it was not set from Python, and cannot be.
-        if handler is not None:
-            signal.signal(number, handler)
-
-
-def _restore_limits(then: list[tuple[int, int]]) -> None:
-    for which, limits in zip(_LIMITS, then, strict=True):
-        resource.setrlimit(which, limits)
+    os.environb.update(initial)
 
 
 def _is_childless() -> bool:
-    """True where this process has neither children nor, as they would come to it, further descendants."""
+    """Return whether this process has no children, and so no descendants: their orphans would become its children."""
     if sys.platform != "linux":
-        # Orphans go elsewhere there, and children are the guardian's to end.
+        # There the system adopts orphans, and the reaper ends children.
         return True
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -218,23 +186,20 @@ def _is_childless() -> bool:
 
 
 def _helpers() -> set[int]:
-    """Process ids of the children that libraries keep."""
-    found = set()
-    for module, holder, field in _HELPERS:
-        if module in sys.modules:
-            found.add(getattr(getattr(sys.modules[module], holder, None), field, None) or 0)
-    return found
+    """Return process ids of the children that libraries keep."""
+    holders = [(getattr(sys.modules.get(module), name, None), attribute) for module, name, attribute in _HELPERS]
+    return {getattr(holder, attribute, None) or 0 for holder, attribute in holders}
 
 
 def _stop_loky() -> None:
-    """Have joblib end the pool that it keeps for the next call: it would compute on after the trial."""
-    module = sys.modules.get("joblib.externals.loky.reusable_executor")
-    if module is not None and (pool := getattr(module, "_executor", None)) is not None:
+    """Have joblib end the process pool that it keeps for the next call: it would go on computing after the trial."""
+    pool = getattr(sys.modules.get("joblib.externals.loky.reusable_executor"), "_executor", None)
+    if pool is not None:
         pool.shutdown(wait=True, kill_workers=True)
 
 
 def _reap(helpers: set[int]) -> None:
-    """Take note of the deaths of children nobody has waited for, orphans above all."""
+    """Collect the exit status of children that nothing has waited for, above all of orphans."""
     with suppress(ChildProcessError):
         while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
             if ended.si_pid in helpers:

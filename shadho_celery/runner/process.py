@@ -1,4 +1,4 @@
-"""A live process under its reaper, as its parent holds it: a pipe of records, what it prints, and its end."""
+"""The parent's handle of a process under its reaper: a pipe of records, captured output, and the way it ended."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ import threading
 import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import IO
 
 import msgspec
 
@@ -22,34 +21,33 @@ from shadho_celery.objective.memory import system_kills
 from shadho_celery.runner.process_tree import MARK, kill_marked
 from shadho_celery.runner.protocol import MAX_RECORD, PIPE_LOST, FromChild, Ready, ToChild, decode_from_child, encode
 
-#: the fleet's secrets, which are none of a trial's business
+#: variables with the fleet's secrets, which trials do not get
 SECRETS = ("CELERY_BROKER_URL", "SHADHO_REDIS_URL", "SHADHO_SIGNING_KEY_FILE")
 
 #: characters of a dead process's output that are kept
 TAIL = 4000
 
-#: seconds that a reaper has to end what is below it
+#: seconds that a reaper has to kill its process tree
 END_SECONDS = 5.0
 
-
-#: the module that stands above the process
-REAPER = "shadho_celery.runner.reaper"
+#: Python's arguments for the reaper; unbuffered, so that the output of a trial is complete up to its crash
+_REAPER = ("-u", "-m", "shadho_celery.runner.reaper")
 
 
 class BrokenRecord(Exception):
-    """The trial's process sent what is no record."""
+    """The trial's process sent something other than a record."""
 
 
 class TrialProcess:
     """One process: started at once, and ended once."""
 
     def __init__(self, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
-        """`arguments`: the module whose `main` runs in it, and what that gets after the descriptor of its pipe.
+        """Start `main` of the module that is the first of `arguments`; `main` gets its pipe's descriptor and the rest.
 
         Raises OSError.
         """
         self.was_killed = False
-        #: the last it printed, once it has ended
+        #: the end of its output, once it has ended
         self.tail = ""
         self._code: int | None = None
         self._ready = threading.Event()
@@ -65,14 +63,13 @@ class TrialProcess:
         given = {name: value for name, value in os.environ.items() if name not in SECRETS}
         try:
             self._reaper = subprocess.Popen(
-                # Unbuffered: what a trial printed before it crashed is in the file by then.
-                [sys.executable, "-u", "-m", REAPER, str(lifeline), module, str(theirs.fileno()), *rest],
+                [sys.executable, *_REAPER, str(lifeline), module, str(theirs.fileno()), *rest],
                 pass_fds=[lifeline, theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=self._output,
                 stderr=subprocess.STDOUT,
                 env={**given, **environment, MARK: self._mark},
-                # Out of the terminal's reach.
+                # Ctrl-C at the terminal does not reach it.
                 start_new_session=True,
             )
         except BaseException:
@@ -84,7 +81,7 @@ class TrialProcess:
             os.close(lifeline)
 
     def is_idle(self) -> bool:
-        """True where it lives and has nothing to say: it may yet say that it is ready."""
+        """Return whether it lives and has sent nothing; its first record, that it is ready, does not count."""
         if self.was_killed or self._code is not None or self._reaper.poll() is not None:
             return False
         try:
@@ -96,7 +93,7 @@ class TrialProcess:
         return True
 
     def send(self, record: ToChild) -> None:
-        """Send it a record; nothing happens where it has died."""
+        """Send it a record; do nothing if it has died."""
         with self._sending, suppress(OSError):
             self._pipe.sendall(encode(record))
 
@@ -119,30 +116,32 @@ class TrialProcess:
         try:
             record = decode_from_child(line)
         except (ValueError, RecursionError, msgspec.MsgspecError) as error:
-            raise BrokenRecord(f"the trial's process sent what is no record ({type(error).__name__})") from error
+            raise BrokenRecord(
+                f"the trial's process sent something that is no record ({type(error).__name__})"
+            ) from error
         if isinstance(record, Ready):
             self._ready.set()
         return record
 
     def await_ready(self, seconds: float, over: threading.Event) -> None:
-        """Wait until it is ready, but no longer than `seconds`, nor once `over` is set."""
+        """Wait until it is ready, `over` is set, or the seconds have passed."""
         for _ in range(int(seconds / 0.05)):
             if self._ready.is_set() or over.wait(0.05):
                 return
 
     def forget_output(self) -> None:
-        """What it has printed so far is of no interest any more."""
+        """Discard its output so far."""
         with suppress(OSError, ValueError):
             self._output.seek(0)
             self._output.truncate()
 
     def kill(self) -> None:
-        """End it and its children at once."""
-        self.was_killed = self.was_killed or self._code is None
+        """Kill it and its process tree."""
+        self.was_killed |= self._code is None
         self._end()
 
     def death(self) -> tuple[str, bool]:
-        """Return how it ended, and whether that was for want of memory."""
+        """Return how it ended, and whether it ran out of memory."""
         self._reaper.send_signal(signal.SIGCONT)
         with suppress(subprocess.TimeoutExpired):
             self._reaper.wait(timeout=END_SECONDS)
@@ -153,19 +152,21 @@ class TrialProcess:
             return "the trial closed the pipe between its process and the worker", False
         if code >= 0:
             return f"the trial's process ended with exit code {code}", False
-        text = f"the trial's process ended with signal {_signal_name(-code)}"
+        # Real-time signals have numbers and no names.
+        name = next((each.name for each in signal.Signals if each == -code), -code)
+        text = f"the trial's process ended with signal {name}"
         if code != -signal.SIGKILL:
             return text, False
         if system_kills() > self._system_kills:
-            return f"{text}: the system killed it for want of memory", True
-        return f"{text}, which this worker did not send: it was for want of memory, perhaps", True
+            return f"{text}: the system killed it because memory ran out", True
+        return f"{text}, which this worker did not send: perhaps memory ran out", True
 
     def _end(self) -> int:
-        """End it in whatever state it is; the reaper's exit code."""
+        """End it in whatever state it is; return the reaper's exit code."""
         with self._ending:
             if self._code is None:
                 os.close(self._lifeline)
-                # Its trial may have stopped it.
+                # A trial may have stopped its reaper.
                 self._reaper.send_signal(signal.SIGCONT)
                 try:
                     self._code = self._reaper.wait(timeout=END_SECONDS)
@@ -174,31 +175,18 @@ class TrialProcess:
                     self._reaper.kill()
                     self._code = self._reaper.wait()
                 if self._code < 0:
-                    # It ended as its child did, or else the child has killed it: then others may be left.
+                    # It exits with its child's signal, unless the child has killed it: then the tree may live on.
                     kill_marked(self._mark)
-                self.tail = _tail(self._output)
+                self._output.seek(max(0, self._output.seek(0, os.SEEK_END) - 10 * TAIL))
+                text = self._output.read().decode("utf-8", "replace")
+                # After the traceback of a crash faulthandler lists every C extension, hundreds of them.
+                self.tail = re.sub(r"^Extension modules: .*$", "", text, flags=re.MULTILINE).strip()[-TAIL:]
                 self._close()
             return self._code
 
     def _close(self) -> None:
         with suppress(OSError):
-            # Whoever waits for a record sees its end.
+            # A thread that waits for a record sees the end.
             self._pipe.shutdown(socket.SHUT_RDWR)
         self._pipe.close()
         self._output.close()
-
-
-def _tail(output: IO[bytes]) -> str:
-    """The end of what was printed."""
-    output.seek(max(0, output.seek(0, os.SEEK_END) - 10 * TAIL))
-    text = output.read().decode("utf-8", "replace")
-    # With a crash's traceback faulthandler lists every module written in C, hundreds of them.
-    return re.sub(r"^Extension modules: .*$", "", text, flags=re.MULTILINE).strip()[-TAIL:]
-
-
-def _signal_name(number: int) -> str:
-    """SIGSEGV; the number where it has no name."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return str(number)

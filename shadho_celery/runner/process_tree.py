@@ -1,6 +1,6 @@
-"""The processes below one: who they are, and how they are ended.
+"""Process trees: find the descendants of a process, and kill them.
 
-psutil is imported where it is needed: a trial's process starts without it, and most trials leave nothing behind.
+psutil is imported in the functions: a trial's process starts without it, and most trials leave no children.
 """
 
 from __future__ import annotations
@@ -9,12 +9,13 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 
-#: in the environment of a trial's process, so that it is found where its reaper itself was killed
+#: environment variable that marks a trial's processes, to find them if their reaper itself was killed
 MARK = "SHADHO_RUNNER"
 
-#: seconds after which killing is given up: only what hangs in the kernel, or belongs to another user, lives so long
+#: seconds after which killing is given up: only a process that hangs in the kernel, or another user's, lives so long
 KILL_SECONDS = 10.0
 
 PR_SET_PDEATHSIG = 1
@@ -24,7 +25,7 @@ PR_SET_CHILD_SUBREAPER = 36
 def prctl(option: int, value: int) -> None:
     """Set an attribute of this process (Linux only)."""
     if sys.platform == "linux":
-        # Not needed anywhere else, and not free.
+        # Imported here alone: nothing else needs it, and it takes a while.
         import ctypes
 
         with suppress(OSError, AttributeError):
@@ -32,7 +33,7 @@ def prctl(option: int, value: int) -> None:
 
 
 def adopt_orphans() -> None:
-    """Become the parent of every descendant whose own parent dies (Linux only)."""
+    """Become the parent of every descendant whose parent dies (Linux only)."""
     prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
@@ -50,25 +51,35 @@ def descendants(of: int) -> dict[int, str]:
 
 
 def kill(pid: int) -> None:
-    """Send SIGKILL, where it still lives and is ours to kill."""
+    """Send SIGKILL, unless the process is gone or another user's."""
     with suppress(ProcessLookupError, PermissionError):
         os.kill(pid, signal.SIGKILL)
 
 
+def kill_all(find: Callable[[], Mapping[int, str]], seconds: float = KILL_SECONDS) -> set[str]:
+    """Kill the processes that `find` returns until it returns none or the time is up; return their names."""
+    deadline = time.monotonic() + seconds
+    names: set[str] = set()
+    while found := find():
+        names.update(found.values())
+        for pid in found:
+            kill(pid)
+        time.sleep(0.002)
+        if time.monotonic() > deadline:
+            break
+    return names
+
+
 def kill_marked(mark: str) -> None:
-    """Kill every process that was started with `mark` as its MARK, until there is none."""
+    """Kill every process whose environment has `mark` as its MARK, until there is none."""
     import psutil
 
-    def marked() -> list[int]:
-        found = []
+    def marked() -> dict[int, str]:
+        found = {}
         for process in psutil.process_iter():
             with suppress(psutil.Error, OSError):
                 if process.environ().get(MARK) == mark and process.status() != psutil.STATUS_ZOMBIE:
-                    found.append(process.pid)
+                    found[process.pid] = process.name()
         return found
 
-    deadline = time.monotonic() + KILL_SECONDS
-    while (pids := marked()) and time.monotonic() < deadline:
-        for pid in pids:
-            kill(pid)
-        time.sleep(0.005)
+    kill_all(marked)

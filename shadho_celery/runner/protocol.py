@@ -1,4 +1,4 @@
-"""Records of the pipe between a worker and a trial's process, one JSON object a line, and what both ends agree on."""
+"""Records of the pipe between a worker and a trial's process: one JSON object a line; and constants of both ends."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from shadho_celery.core.checks import resolve
 from shadho_celery.core.trial import Attempt, GangCall, Int64, Outcome, ReplicaSeat, TrialState
 from shadho_celery.objective.call import MAX_ERROR
 
-#: seconds that a trial has to return after its time limit, before its process is killed
+#: seconds between a trial's time limit and the end of its process, if it does not return
 HARD_SECONDS = 5.0
 
-#: exit code of a process whose end of the pipe was closed by its trial
+#: exit code of a process whose trial has closed its end of the pipe
 PIPE_LOST = 74
 
 #: bytes that a record may have
@@ -26,7 +26,7 @@ MAX_TEXT = 2 * MAX_ERROR
 
 
 class _Record(Struct, frozen=True, kw_only=True, tag_field="kind", tag=str.lower, omit_defaults=True):
-    """One line."""
+    """A line of the pipe."""
 
 
 class RunAttempt(_Record, frozen=True, kw_only=True):
@@ -39,12 +39,12 @@ class RunAttempt(_Record, frozen=True, kw_only=True):
     slot: int
     #: seconds it may take
     timeout: float | None = None
-    #: set where it is to take part in the attempt's gang
+    #: set if it is to take part in the attempt's gang
     replica: ReplicaSeat | None = None
 
 
 class Stop(_Record, frozen=True, kw_only=True):
-    """To the process: raise the trial's stop flag."""
+    """To the process: set the trial's stop flag."""
 
 
 class TimeUp(_Record, frozen=True, kw_only=True):
@@ -63,7 +63,7 @@ class Reported(_Record, frozen=True, kw_only=True):
 
 
 class Gang(_Record, frozen=True, kw_only=True):
-    """From the process: the trial calls for replicas, or tells that they have come."""
+    """From the process: the trial calls for replicas, or its gang is assembled."""
 
     call: GangCall
 
@@ -72,7 +72,7 @@ class Ended(_Record, frozen=True, kw_only=True):
     """From the process: the trial has ended."""
 
     outcome: Outcome
-    #: True where the process is not fit for another trial
+    #: True if the process is not fit for another trial
     is_unfit: bool = False
 
 

@@ -1,9 +1,9 @@
 """Reaper: the process that kills a trial's process tree: ``python -m shadho_celery.runner.reaper LIFELINE MODULE ...``.
 
-It runs MODULE's `main` in a child and waits for the child's end, or for that of the lifeline: a pipe whose other end
-its parent holds, which closes however the parent dies. Then it kills all that the child has started, and ends as the
-child did. Linux hands it every orphan among them, also one that has left its session (prctl's PR_SET_CHILD_SUBREAPER);
-elsewhere it kills the child's process group.
+It runs MODULE's `main` in a child and waits for the end of the child or of the lifeline: a pipe from its parent, which
+closes however the parent dies. Then it kills the child's process tree, and exits with the child's status. On Linux it
+adopts every orphan of the tree, also one that has left its session (prctl's PR_SET_CHILD_SUBREAPER); elsewhere it kills
+the child's process group.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from contextlib import suppress
 
 from shadho_celery.runner.process_tree import KILL_SECONDS, PR_SET_PDEATHSIG, adopt_orphans, descendants, kill, prctl
 
-#: what the child's end must not be made by: those who stop a service signal all of its processes
+#: signals that must not end the child: stopping a service sends them to all of its processes
 _IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
 def _notice_children() -> tuple[int, int]:
-    """Both ends of a pipe whose first turns readable when a child has ended."""
+    """Return both ends of a pipe that becomes readable when a child has ended (the self-pipe trick)."""
     noticed, note = os.pipe()
     os.set_blocking(noticed, False)
     os.set_blocking(note, False)
@@ -33,7 +33,7 @@ def _notice_children() -> tuple[int, int]:
 
 
 def _start_session(reaper: int) -> None:
-    """In the child: begin a session of its own, that ends with the reaper."""
+    """Start a session for the child, which ends with the reaper."""
     signal.set_wakeup_fd(-1)
     for number in (signal.SIGCHLD, *_IGNORED[1:]):
         # Not SIGINT: Ctrl-C at a terminal is for the scheduler.
@@ -43,17 +43,17 @@ def _start_session(reaper: int) -> None:
     if os.getppid() != reaper:
         os._exit(1)
     with suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:  # noqa: PTH123
-        # Where memory runs out it shall be the trial that is killed, not its worker.
+        # If memory runs out the system is to kill the trial, not its worker.
         file.write("500")
 
 
 def _wait(child: int, lifeline: int, noticed: int) -> int | None:
-    """The child's wait status; None where the lifeline ended first."""
+    """Return the child's wait status; None if the lifeline ended first."""
     while True:
         readable, _, _ = select.select([lifeline, noticed], [], [])
         with suppress(BlockingIOError):
             os.read(noticed, 4096)
-        # Orphans that were handed to this process end here too.
+        # The orphans that this process has adopted end here too.
         with suppress(ChildProcessError):
             while (reaped := os.waitpid(-1, os.WNOHANG))[0]:
                 if reaped[0] == child:
@@ -63,7 +63,7 @@ def _wait(child: int, lifeline: int, noticed: int) -> int | None:
 
 
 def _end_children(child: int) -> None:
-    """Kill until there is no child left, and so no descendant: whoever loses its parent is handed to this process."""
+    """Kill until there is no child left, and so no descendant: this process adopts their orphans."""
     deadline = time.monotonic() + KILL_SECONDS
     kill(child)
     if sys.platform != "linux":
@@ -81,12 +81,12 @@ def _end_children(child: int) -> None:
 
 
 def _end_like(status: int | None) -> None:
-    """End with the same exit code, or by the same signal, as the child."""
+    """Exit with the child's exit code, or by its signal."""
     if status is not None and os.WIFSIGNALED(status):
         import resource
 
         number = os.WTERMSIG(status)
-        # The child's own core is worth keeping, where the machine keeps any; this one is not.
+        # A core dump of the child is useful, one of this process is not.
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         with suppress(OSError, ValueError):
             signal.signal(number, signal.SIG_DFL)
@@ -95,7 +95,7 @@ def _end_like(status: int | None) -> None:
 
 
 def main() -> None:
-    """Watch over the `main` of the module that the second argument names; the first is the lifeline's descriptor."""
+    """Run the `main` of the module that the second argument names; the first one is the lifeline's descriptor."""
     lifeline, module, *arguments = sys.argv[1:]
     for number in _IGNORED:
         signal.signal(number, signal.SIG_IGN)
@@ -110,11 +110,10 @@ def main() -> None:
         sys.argv = [module, *arguments]
         importlib.import_module(module).main(arguments)
         return
-    # What the child was given must be open nowhere else, or nobody would see its end.
-    for descriptor in range(3, 256):
-        if descriptor not in {int(lifeline), noticed, note}:
-            with suppress(OSError):
-                os.close(descriptor)
+    # The child's descriptors must be open in no other process, or their readers would not see its end.
+    for descriptor in {*range(3, 256)} - {int(lifeline), noticed, note}:
+        with suppress(OSError):
+            os.close(descriptor)
     status = _wait(child, int(lifeline), noticed)
     _end_children(child)
     _end_like(status)

@@ -1,4 +1,4 @@
-"""The worker's end of a slot's process: runs one attempt after another in it, and replaces it after a death."""
+"""The worker's end of a slot's process: run one attempt after another in it, and replace it when it has died."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from shadho_celery.core.trial import GangCall, Outcome, TrialState
 from shadho_celery.runner.process import BrokenRecord, TrialProcess
 from shadho_celery.runner.protocol import HARD_SECONDS, Ended, Gang, Reported, RunAttempt, Stop, TimeUp
 
-#: seconds a trial has to return after its stop flag was raised
+#: seconds a trial has to return after its stop flag was set
 STOP_SECONDS = 2.0
 
-#: seconds that a process may take to import its study modules, before they count as part of its trial
+#: seconds for the import of the study modules; after that the import counts as part of the trial
 IMPORT_SECONDS = 300.0
 
 
 class Runner:
-    """Runs attempts in one slot's process, which is started when needed."""
+    """Runs attempts in one slot's process, and starts the process when it needs one."""
 
     def __init__(self, modules: Sequence[str], environment: Mapping[str, str]) -> None:
-        """`modules` are imported before the first trial; `environment` is added to this process's own."""
+        """`modules` are imported before the first trial; `environment` is added to that of this process."""
         self._arguments = ["shadho_celery.runner.child", *modules]
         self._environment = dict(environment)
         self._process: TrialProcess | None = None
         self._lock = threading.Lock()
 
     def start(self) -> None:
-        """Start the process unless it lives; it gets ready while others do something else. Raises OSError."""
+        """Start the process unless it lives, without waiting until it is ready. Raises OSError."""
         self._living()
 
     def run(
@@ -38,10 +38,10 @@ class Runner:
         on_report: Callable[[Reported], None],
         on_gang: Callable[[GangCall], None] = lambda call: None,
     ) -> Outcome:
-        """Run one attempt to its end; return its outcome, which the end of the process is too.
+        """Run one attempt to its end; return its outcome, also if its process died.
 
-        Seconds in which it waits for its replicas do not count against its timeout. `on_gang` gets its call for
-        replicas, and that again once they have come.
+        `on_gang` gets its call for replicas, and a second one when the gang is assembled. The seconds in between do not
+        count against its timeout.
         """
         began = SystemClock().now()
         try:
@@ -49,14 +49,14 @@ class Runner:
         except OSError as error:
             return Outcome(state=TrialState.FAILED, error=f"the slot's process cannot be started: {error}", seconds=0.0)
         limit = _TimeLimit(order.timeout, process)
-        broken = ""
+        ended, broken = None, ""
         try:
             ended = self._converse(process, order, on_report, on_gang, limit)
         except BrokenRecord as error:
-            broken, ended = str(error), None
+            broken = str(error)
             process.kill()
         except BaseException:
-            # Whatever it is, the trial must not go on beside the next one.
+            # The trial must not go on beside the next one.
             process.kill()
             raise
         finally:
@@ -75,26 +75,24 @@ class Runner:
         return ended.outcome
 
     def stop_trial(self) -> None:
-        """Raise the running trial's stop flag."""
-        process = self._process
-        if process is not None:
+        """Set the running trial's stop flag."""
+        if (process := self._process) is not None:
             process.send(Stop())
 
     def kill(self) -> None:
-        """End the process and its children at once."""
+        """Kill the process and its process tree."""
         with self._lock:
             process, self._process = self._process, None
         if process is not None:
             process.kill()
 
     def _living(self) -> TrialProcess:
-        """Return the process, a new one where there is none that lives."""
+        """Return the process, a new one if the last one has died."""
         with self._lock:
-            if self._process is None or not self._process.is_idle():
-                if self._process is not None:
-                    self._process.kill()
-                    self._process = None
-                self._process = TrialProcess(self._arguments, self._environment)
+            if self._process is not None and not self._process.is_idle():
+                self._process.kill()
+                self._process = None
+            self._process = self._process or TrialProcess(self._arguments, self._environment)
             return self._process
 
     @staticmethod
@@ -105,7 +103,7 @@ class Runner:
         on_gang: Callable[[GangCall], None],
         limit: _TimeLimit,
     ) -> Ended | None:
-        """Send the order and hear what comes of it; None where the process has died."""
+        """Send the order and receive records until the trial ends; return None if the process has died."""
         process.forget_output()
         process.send(order)
         limit.begin()
@@ -121,31 +119,31 @@ class Runner:
 
 
 class _TimeLimit:
-    """Interrupts a trial when its time is up, and kills its process where that does not help."""
+    """Interrupts a trial when its time is up, and kills its process if that does not help."""
 
     def __init__(self, seconds: float | None, process: TrialProcess) -> None:
-        self.seconds = seconds
-        #: once it has killed the process, why
+        self._seconds = seconds
+        #: the error of the trial, once the limit has killed its process
         self.reason = ""
         self._process = process
         self._over = threading.Event()
         self._is_paused = False
-        #: held to end the limit, to pause it and to let it go on
+        #: notified when the limit ends, is paused, or goes on
         self._changed = threading.Condition()
 
     def begin(self) -> None:
-        """Let the time count from now on."""
-        if self.seconds is not None:
-            threading.Thread(target=self._watch, args=(self.seconds,), daemon=True).start()
+        """Start counting."""
+        if self._seconds is not None:
+            threading.Thread(target=self._watch, args=(self._seconds,), daemon=True).start()
 
     def pause(self, *, paused: bool) -> None:
-        """Stop counting, or with `paused` False go on."""
+        """Stop counting, or go on if `paused` is False."""
         with self._changed:
             self._is_paused = paused
             self._changed.notify_all()
 
     def end(self) -> None:
-        """End the limit with its trial: from now on the process may run another one."""
+        """End the limit with its trial, before the process runs another one."""
         with self._changed:
             self._over.set()
             self._changed.notify_all()
@@ -166,7 +164,7 @@ class _TimeLimit:
         with self._changed:
             if not self._over.is_set():
                 self.reason = (
-                    f"timed out after {seconds:g} s (--trial-timeout): it went on when it was interrupted, "
+                    f"timed out after {seconds:g} s (--trial-timeout): it ignored its interruption "
                     f"and was killed {HARD_SECONDS:g} s later"
                 )
                 self._process.kill()

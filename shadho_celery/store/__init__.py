@@ -1,7 +1,7 @@
 """Persistence of studies and trials: three tables that a person can query, in SQLite or PostgreSQL.
 
-May use: core. `base` is the role, `sql` the database, `memory` a stand-in for searches that end with their process.
+May use: core. `base` is the role, `sql` the database, `memory` a store for searches that end with their process.
 Why it is so: one scheduler owns a study and is its only writer. Its lock has a fencing number that every write checks
-in its own transaction, so that a scheduler which was replaced writes nothing. A trial is recorded before it is sent,
+in its own transaction, so that a scheduler which was replaced cannot write. A trial is recorded before it is sent,
 and one turn of the loop is one transaction. The store is the authority: it takes one result a trial.
 """

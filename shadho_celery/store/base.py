@@ -11,28 +11,28 @@ from shadho_celery.core.trial import Report, Trial
 
 @dataclass(frozen=True, kw_only=True)
 class StudyRecord:
-    """A study without its trials; but for `settings` it does not change."""
+    """A study without its trials; only its `settings` change."""
 
     #: globally unique: studies of several stores may share one Redis
     key: str
     name: str
-    #: module with SPACE and objective; "" where there is none
+    #: module with SPACE and objective; "" for a search without one
     module: str
     seed: int
     #: label -> domain and condition in words
     space: Mapping[str, str]
     #: seconds since the epoch
     created_at: float
-    #: what its command lines have asked for so far: option -> value
+    #: options that its command lines have given so far: name -> value
     settings: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Store(Protocol):
-    """Where a study records what happens."""
+    """Keeps the trials and reports of studies."""
 
     @property
     def safe_url(self) -> str:
-        """What it is, to be shown."""
+        """Its name for messages, without a password."""
 
     def write(
         self,
@@ -44,7 +44,7 @@ class Store(Protocol):
         changed: Sequence[Trial],
         reported: Iterable[Report],
     ) -> None:
-        """Record one turn of the loop, all or nothing. Raises LockLost where `fence` is old."""
+        """Record one turn of the loop, all or nothing. Raises LockLost if `fence` is old."""
 
     def unlock(self, key: str, fence: int) -> None:
-        """Give the study back."""
+        """Unlock the study."""

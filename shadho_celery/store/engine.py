@@ -1,4 +1,4 @@
-"""Opens the store's database: SQLite or PostgreSQL, by URL."""
+"""Engine of the store's database: SQLite or PostgreSQL, by URL."""
 
 from __future__ import annotations
 
@@ -7,28 +7,27 @@ import re
 import sqlite3
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import sqlalchemy as sa
 
 from shadho_celery.errors import StoreError
 
-#: File systems on which SQLite's locks and shared memory do not work between machines.
+#: file systems on which SQLite's locks and shared memory do not work between machines
 NETWORK_FILE_SYSTEMS = frozenset(
     {"nfs", "nfs4", "cifs", "smb3", "smbfs", "ncpfs", "afs", "lustre", "gpfs", "beegfs", "ceph", "glusterfs"}
     | {"fuse.sshfs", "fuse.glusterfs", "fuse.ceph", "fuse.s3fs", "fuse.rclone", "pvfs2", "orangefs"}
 )
 
-#: The kinds of database that are tested, by SQLAlchemy's names.
+#: kinds of database that the tests cover, by SQLAlchemy's names
 DRIVERS = frozenset({"sqlite", "sqlite+pysqlite", "postgresql+psycopg", "postgresql+psycopg2"})
 
 #: seconds that another program may keep an SQLite file locked
 LOCKED_SECONDS = 30.0
 
-#: A server that has gone without a word is noticed within half a minute; what the URL says comes first.
+#: options that notice a lost server within half a minute; those in the URL come first
 POSTGRESQL = {"connect_timeout": 10, "keepalives_idle": 10, "keepalives_interval": 5, "tcp_user_timeout": 30_000}
 
-#: what databases say, and what then helps
+#: remedies by words in a database's error message
 REMEDIES = {
     "locked": "another program keeps it locked: close that one",
     "full": "make room on its disk",
@@ -43,12 +42,12 @@ REMEDIES = {
 
 
 def remedy(said: str) -> str:
-    """What to do where a database says `said`."""
+    """Return the remedy for an error message of a database."""
     return next((text for words, text in REMEDIES.items() if words in said.lower()), "check --store")
 
 
 def make_engine(url: str) -> sa.Engine:
-    """The engine of the database at `url`. Raises StoreError, naming cause and remedy, where there can be none."""
+    """Return the engine of the database at `url`. Raises StoreError, naming cause and remedy."""
     try:
         parsed = sa.make_url(url)
     except (sa.exc.ArgumentError, ValueError):  # ValueError: a port that is no number
@@ -71,7 +70,7 @@ def make_engine(url: str) -> sa.Engine:
 
 def _sqlite_engine(url: sa.URL) -> sa.Engine:
     if url.database in {None, "", ":memory:"}:
-        # One connection for all threads: every new one would be another, empty database.
+        # One connection for all threads: every further one would have an empty database of its own.
         return sa.create_engine("sqlite://", poolclass=sa.StaticPool, connect_args={"check_same_thread": False})
     path = Path(str(url.database).removeprefix("file:")).absolute()
     kind = file_system(path)
@@ -80,37 +79,38 @@ def _sqlite_engine(url: sa.URL) -> sa.Engine:
             f"{path} lies on a network file system ({kind}) where SQLite loses data; give --store another URL"
         )
     try:
-        # Created here, so that nobody but its owner can read it from its first moment.
-        file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-        try:
-            place = os.fstat(file)
-        finally:
-            os.close(file)
+        opened = _create(path)
     except OSError as error:
         raise StoreError(f"the store {path} cannot be opened: {error.strerror}; check --store") from None
 
-    def still_there(connection: sa.Connection) -> None:
-        # SQLite would write on into a file that nobody finds any more.
+    def check_file(connection: sa.Connection) -> None:
+        # SQLite would go on writing into a file that has no name any more.
         try:
             now = path.stat()
         except FileNotFoundError:
             raise StoreError(
                 f"the store {path} was moved or deleted; {_rescue(connection, path)}, and carry on with --resume"
             ) from None
-        if (now.st_dev, now.st_ino) != (place.st_dev, place.st_ino):
+        if not os.path.samestat(now, opened):
             raise StoreError(f"the store {path} was replaced by another file; put it back, and carry on with --resume")
 
     engine = sa.create_engine(url, connect_args={"timeout": LOCKED_SECONDS}, hide_parameters=True)
     sa.event.listen(engine, "connect", _set_up_sqlite)
-    sa.event.listen(engine, "begin", still_there)
+    sa.event.listen(engine, "begin", check_file)
     return engine
 
 
+def _create(path: Path) -> os.stat_result:
+    """Open a file, which from its creation on only its owner can read; return its identity."""
+    with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o600)) as file:
+        return os.fstat(file.fileno())
+
+
 def _rescue(connection: sa.Connection, path: Path) -> str:
-    """Copy what a deleted file still holds to a new one beside it; what is then to be done."""
+    """Copy the content of a deleted file to a new one beside it; return the remedy."""
     rescued = path.with_name(f"{path.name}.rescued")
     try:
-        os.close(os.open(rescued, os.O_RDWR | os.O_CREAT, 0o600))
+        _create(rescued)
         with closing(sqlite3.connect(rescued)) as copy:
             connection.connection.driver_connection.backup(copy)  # type: ignore[union-attr]
     except (OSError, sqlite3.Error):
@@ -118,23 +118,18 @@ def _rescue(connection: sa.Connection, path: Path) -> str:
     return f"put it back, or put {rescued.name}, which has all that it held, in its place"
 
 
-def _set_up_sqlite(connection: Any, _: Any) -> None:
-    # WAL lets others read while the scheduler writes; NORMAL syncs at checkpoints, which survives a process's death.
+def _set_up_sqlite(connection: sqlite3.Connection, _: object) -> None:
+    # WAL lets others read while the scheduler writes. NORMAL syncs at checkpoints: enough if a process dies.
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("PRAGMA synchronous = NORMAL")
 
 
 def file_system(path: Path, mounts: Path = Path("/proc/self/mounts")) -> str:
-    """The kind of file system `path` lies on, "" where the system does not tell."""
+    """Return the kind of file system of `path`; "" if the system does not tell it."""
     try:
         lines = mounts.read_text().splitlines()
     except OSError:
         return ""
-    target = os.path.realpath(path)
-    best, kind = "", ""
-    for line in lines:
-        _, place, this, *_ = line.split(" ")
-        place = place.replace("\\040", " ")
-        if len(place) >= len(best) and (target + "/").startswith(place.rstrip("/") + "/"):
-            best, kind = place, this
-    return kind
+    kinds = {place.replace("\\040", " ").rstrip("/") + "/": kind for _, place, kind, *_ in map(str.split, lines)}
+    target = os.path.realpath(path) + "/"
+    return kinds.get(max((place for place in kinds if target.startswith(place)), key=len, default=""), "")

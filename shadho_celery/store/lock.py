@@ -1,4 +1,4 @@
-"""Who holds a study's lock: a process that can be told from one that got its number later."""
+"""Holder of a study's lock: a process, told from later ones with its process id by the time of its start."""
 
 from __future__ import annotations
 
@@ -6,26 +6,26 @@ import os
 import socket
 from pathlib import Path
 
-#: the moment of birth on a machine that does not tell it
+#: time of start on a machine that does not tell it
 UNKNOWN = "?"
 
 
 def holder_name() -> str:
-    """How this process names itself in a lock: host, process and the process's moment of birth."""
-    return f"{socket.gethostname()} {os.getpid()} {_birth(os.getpid())}"
+    """Return the name of this process in a lock: host, process id and time of start."""
+    return f"{socket.gethostname()} {os.getpid()} {_started_at(os.getpid())}"
 
 
 def is_held(holder: str, expires: float, now: float) -> bool:
-    """True where `holder` may still be at work."""
-    host, pid, birth = holder.rsplit(" ", 2)
-    if host == socket.gethostname() and birth != UNKNOWN:
-        # Beats waiting for the expiry, and a number that another process got since does not pass for the holder.
-        return _birth(int(pid)) == birth
+    """Return whether `holder` may still run."""
+    host, pid, started_at = holder.rsplit(" ", 2)
+    if host == socket.gethostname() and started_at != UNKNOWN:
+        # No need to wait for the expiry; a process that got the same id later is not the holder.
+        return _started_at(int(pid)) == started_at
     return now < expires
 
 
-def _birth(pid: int) -> str:
-    """Clock ticks between the machine's start and the process's, "" for no such process, UNKNOWN without /proc."""
+def _started_at(pid: int) -> str:
+    """Return the process's start in clock ticks since the machine's; "" for no process, UNKNOWN without /proc."""
     try:
         state, *rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         return "" if state in "ZX" else rest[18]  # a zombie is dead

@@ -14,7 +14,7 @@ class MemoryStore:
     safe_url = "memory"
 
     def __init__(self, fence: int = 1) -> None:
-        """`fence` is the number that writes must show."""
+        """`fence` is the fencing number that writes must show."""
         self._fence = fence
         self._trials: dict[int, Trial] = {}
         self._reports: list[Report] = []
@@ -31,17 +31,16 @@ class MemoryStore:
     ) -> None:
         if fence != self._fence:
             raise LockLost
-        for trial in (*new, *changed):
-            self._trials[trial.number] = trial
+        self._trials |= {trial.number: trial for trial in (*new, *changed)}
         self._reports.extend(reported)
 
     def unlock(self, key: str, fence: int) -> None:
         pass
 
     def trials(self) -> list[Trial]:
-        """The trials in the order of their numbers."""
+        """Return the trials in the order of their numbers."""
         return [self._trials[number] for number in sorted(self._trials)]
 
     def reports(self) -> list[Report]:
-        """The reports in the order in which they came."""
+        """Return the reports in the order in which they came."""
         return list(self._reports)

@@ -1,7 +1,7 @@
-"""Where studies and trials are kept: three tables that a person can query, in SQLite or PostgreSQL.
+"""Store of studies and trials: three tables that a person can query, in SQLite or PostgreSQL.
 
 One scheduler writes to a study at a time. Its lock is the `holder`, `lock_expires` and `fence` of the study's row;
-every write checks the fence in the same transaction, so that a scheduler which was replaced can write nothing.
+every write checks the fence in the same transaction, so that a scheduler which was replaced cannot write.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from dataclasses import fields
 from typing import Any
 
 import sqlalchemy as sa
+from msgspec.structs import asdict
 from sqlalchemy.dialects import postgresql, sqlite
 
 from shadho_celery.core.checks import one_line
@@ -26,36 +27,31 @@ from shadho_celery.store.tables import add_columns, reports, schema, studies, tr
 
 DEFAULT_STORE = "sqlite:///shadho.db"
 
-#: seconds without a write after which a scheduler's lock may be taken over from another machine
+#: seconds without a write after which another machine may take over a scheduler's lock
 LOCK_SECONDS = 30.0
 
-
 _RECORD_COLUMNS = [studies.c[each.name] for each in fields(StudyRecord)]
-#: columns of a trial that come from its outcome, and those that come from itself
-_OF_OUTCOME = [c.name for c in trials.columns if c.name in Outcome.__struct_fields__ and c.name != "state"]
-_OF_TRIAL = [c.name for c in trials.columns if c.name not in {"study", *_OF_OUTCOME}]
-_UPDATED = [n for n in _OF_TRIAL + _OF_OUTCOME if n not in {"number", "subspace", "params", "seed", "asked_at"}]
-#: columns that hold a trial's own words
+_COLUMNS = [c.name for c in trials.columns if c.name != "study"]
+#: columns of a trial that are fields of its outcome
+_OF_OUTCOME = [name for name in _COLUMNS if name in Outcome.__struct_fields__ and name != "state"]
+_UPDATED = [name for name in _COLUMNS if name not in {"number", "subspace", "params", "seed", "asked_at"}]
+#: columns with text of the trial's or the machine's own
 _TEXTS = ("error", "host", "warning")
-#: what is kept of a live attempt
+#: stored fields of a live attempt
 _OF_ATTEMPT = ("attempt", "state", "compute_class", "host", "started_at")
 _NO_OUTCOME = Outcome(state=TrialState.WAITING)
-#: A finished trial keeps its first result, whoever writes.
-_UPDATE = (
-    sa.update(trials)
-    .where(
-        trials.c.study == sa.bindparam("_study"),
-        trials.c.number == sa.bindparam("_number"),
-        trials.c.finished_at.is_(None),
-    )
-    .values({name: sa.bindparam(f"_{name}") for name in _UPDATED})
+#: Sets the columns that it is given. A finished trial keeps its first result, whichever scheduler writes.
+_UPDATE = sa.update(trials).where(
+    trials.c.study == sa.bindparam("_study"),
+    trials.c.number == sa.bindparam("_number"),
+    trials.c.finished_at.is_(None),
 )
 
 
 class SqlStore:
     """Studies and trials behind one SQLAlchemy URL; ``sqlite://`` keeps them in memory.
 
-    Every method is one transaction. Raises StoreError where the database cannot be used.
+    Every method is one transaction. Raises StoreError if the database cannot be used.
     """
 
     def __init__(self, url: str = DEFAULT_STORE) -> None:
@@ -66,16 +62,14 @@ class SqlStore:
 
     @property
     def safe_url(self) -> str:
-        """The URL without its password, to be shown."""
+        """The URL without its password, for messages."""
         return self._engine.url.render_as_string(hide_password=True)
 
     def create(self, record: StudyRecord) -> None:
-        """Record a new study; StudyExists where its name is taken."""
+        """Record a new study. Raises StudyExists if the store has another one of its name."""
         try:
             with self._begin() as connection:
-                connection.execute(
-                    sa.insert(studies).values({c.name: getattr(record, c.name) for c in _RECORD_COLUMNS})
-                )
+                connection.execute(sa.insert(studies), vars(record))
         except sa.exc.IntegrityError:
             raise StudyExists(
                 f"a study named {record.name!r} is in {self.safe_url} already; "
@@ -83,19 +77,19 @@ class SqlStore:
             ) from None
 
     def find(self, name: str) -> StudyRecord:
-        """The study called `name`; StudyNotFound where there is none."""
+        """Return the study called `name`. Raises StudyNotFound."""
         return self._one(sa.select(*_RECORD_COLUMNS).where(studies.c.name == name), f"named {name!r}")
 
     def latest(self, module: str) -> StudyRecord:
-        """The youngest study of `module`; StudyNotFound where there is none."""
+        """Return the latest study of `module`. Raises StudyNotFound."""
         query = sa.select(*_RECORD_COLUMNS).where(studies.c.module == module)
         return self._one(query.order_by(studies.c.created_at.desc()).limit(1), f"of {module}")
 
     def lock(self, key: str, holder: str, now: float) -> int:
-        """Take the study for `holder` (`holder_name`) and return the fencing number that its writes must show.
+        """Lock the study for `holder` (`holder_name`); return the fencing number that its writes must show.
 
-        Taken over: the lock of a process of this machine that is gone, and one of another machine that has run out.
-        Else StudyLocked.
+        Takes over the lock of a process of this machine that has ended, and one of another machine that has expired.
+        Raises StudyLocked for any other lock.
         """
         with self._begin() as connection:
             row = connection.execute(
@@ -109,30 +103,20 @@ class SqlStore:
                     f"this study is run by the scheduler on {host} (process {pid}); stop it first, or begin "
                     f"another with --study NAME (the lock of one that died ends after {LOCK_SECONDS:.0f} s)"
                 )
-            taken = connection.execute(
-                sa.update(studies)
-                .where(studies.c.key == key, studies.c.fence == row.fence)
-                .values(holder=holder, lock_expires=now + LOCK_SECONDS, fence=row.fence + 1)
-            )
-            if not taken.rowcount:
+            fence = int(row.fence) + 1
+            if not _set(connection, key, row.fence, holder=holder, lock_expires=now + LOCK_SECONDS, fence=fence):
                 raise StudyLocked
-            return int(row.fence) + 1
+            return fence
 
     def keep_settings(self, key: str, fence: int, settings: Mapping[str, Any]) -> None:
-        """Replace what is kept of the study's command lines; nothing happens where another holds it by now."""
+        """Replace the settings of the study's record, unless another scheduler has taken the study over."""
         with self._begin() as connection:
-            connection.execute(
-                sa.update(studies).where(studies.c.key == key, studies.c.fence == fence).values(settings=dict(settings))
-            )
+            _set(connection, key, fence, settings=dict(settings))
 
     def unlock(self, key: str, fence: int) -> None:
-        """Give the study back; nothing happens where another holds it by now."""
+        """Unlock the study, unless another scheduler has taken it over."""
         with self._begin() as connection:
-            connection.execute(
-                sa.update(studies)
-                .where(studies.c.key == key, studies.c.fence == fence)
-                .values(holder=None, lock_expires=None)
-            )
+            _set(connection, key, fence, holder=None, lock_expires=None)
 
     def write(
         self,
@@ -144,42 +128,35 @@ class SqlStore:
         changed: Sequence[Trial] = (),
         reported: Iterable[Report] = (),
     ) -> None:
-        """Record one turn of the loop and renew the lock; LockLost, and nothing written, where `fence` is old."""
+        """Record one turn of the loop and renew the lock. Raises LockLost, and writes nothing, if `fence` is old."""
         # Of several reports of one step the last one counts.
         last = {(r.number, r.attempt, r.step): r for r in reported}
-        rows = [{"study": key, **{name: getattr(r, name) for name in Report.__struct_fields__}} for r in last.values()]
+        rows = [{"study": key, **asdict(report)} for report in last.values()]
 
-        def tell(insert: Any) -> None:
+        def write(insert: sa.Insert) -> None:
             with self._begin() as connection:
-                self._renew(connection, key, fence, now)
+                if not _set(connection, key, fence, lock_expires=now + LOCK_SECONDS):
+                    raise LockLost
                 if new:
                     connection.execute(insert, [_row(key, trial) for trial in new])
                 if changed:
                     connection.execute(_UPDATE, [_change(key, trial) for trial in changed])
                 if rows:
-                    # One delivered twice after a crash is in the table already and stays as it is.
+                    # A report that comes again after a crash is in the table already and stays as it is.
                     connection.execute(self._insert_ignoring(reports), rows)
 
         try:
-            tell(sa.insert(trials))
+            write(sa.insert(trials))
         except StoreError as error:
-            if not _was_cut_off(error):
+            cause = error.__cause__
+            if not (isinstance(cause, sa.exc.DBAPIError) and cause.connection_invalidated):
                 raise
-            # The connection was cut before or after all was done: by fence, numbers and states it can be told again.
-            tell(self._insert_ignoring(trials))
-
-    def _renew(self, connection: sa.Connection, key: str, fence: int, now: float) -> None:
-        renewed = connection.execute(
-            sa.update(studies)
-            .where(studies.c.key == key, studies.c.fence == fence)
-            .values(lock_expires=now + LOCK_SECONDS)
-        )
-        if not renewed.rowcount:
-            raise LockLost
+            # The connection was cut, before the commit or after it: fence, numbers and states make a repetition safe.
+            write(self._insert_ignoring(trials))
 
     def trials(self, key: str) -> Iterator[Trial]:
         """Yield the study's trials in the order of their numbers."""
-        query = sa.select(*(trials.c[name] for name in _OF_TRIAL + _OF_OUTCOME)).where(trials.c.study == key)
+        query = sa.select(*(trials.c[name] for name in _COLUMNS)).where(trials.c.study == key)
         with self._errors(), self._engine.connect() as connection:
             for row in connection.execute(query.order_by(trials.c.number)):
                 yield _trial(row._mapping)
@@ -192,7 +169,7 @@ class SqlStore:
             return [Report(**{**row._mapping, "loss": math.nan if row.loss is None else row.loss}) for row in rows]
 
     def close(self) -> None:
-        """Let go of the database."""
+        """Close the connections to the database."""
         self._engine.dispose()
 
     def _one(self, query: sa.Select[Any], which: str) -> StudyRecord:
@@ -203,13 +180,13 @@ class SqlStore:
         # A study of an earlier version has no settings.
         return StudyRecord(**{**row._mapping, "settings": row.settings or {}})
 
-    def _insert_ignoring(self, table: sa.Table) -> Any:
-        """Insert rows, but for those that are there already."""
+    def _insert_ignoring(self, table: sa.Table) -> sa.Insert:
+        """Return a statement that inserts rows and ignores those that are there already."""
         insert = postgresql.insert if self._engine.dialect.name == "postgresql" else sqlite.insert
         return insert(table).on_conflict_do_nothing()
 
     def _create_tables(self, attempts: int = 10) -> None:
-        """Create what is missing; of two that begin at once, one finds the tables or columns that the other made."""
+        """Create missing tables and columns; of two processes that begin at once, one finds those of the other."""
         for left in reversed(range(attempts)):
             try:
                 schema.create_all(self._engine)
@@ -237,36 +214,36 @@ class SqlStore:
             raise StoreError(f"the store {self.safe_url} cannot be used: {cause}; {remedy(cause)}") from error
 
 
-def _was_cut_off(error: StoreError) -> bool:
-    """True where the connection ended in the middle of something."""
-    return isinstance(error.__cause__, sa.exc.DBAPIError) and error.__cause__.connection_invalidated
+def _set(connection: sa.Connection, key: str, fence: int, /, **values: object) -> bool:
+    """Set columns of a study if its fencing number is still `fence`; return whether it is."""
+    update = sa.update(studies).where(studies.c.key == key, studies.c.fence == fence)
+    return connection.execute(update.values(values)).rowcount > 0
 
 
-def _row(key: str, trial: Trial) -> dict[str, Any]:
-    """The columns of a trial."""
-    outcome = trial.outcome or _NO_OUTCOME
-    row = {"study": key, **{name: getattr(trial, name) for name in _OF_TRIAL}}
-    row |= {name: getattr(outcome, name) for name in _OF_OUTCOME}
+def _row(key: str, trial: Trial) -> dict[str, object]:
+    """Return the row of a trial."""
+    facts = asdict(trial.outcome or _NO_OUTCOME) | asdict(trial)
+    row = {"study": key, **{name: facts[name] for name in _COLUMNS}, "state": str(trial.state)}
     row |= {name: _text(row[name]) for name in _TEXTS}
-    row["state"] = str(trial.state)
     if trial.live is not None:
         row["live"] = [{name: getattr(each, name) for name in _OF_ATTEMPT} for each in trial.live]
     return row
 
 
-def _change(key: str, trial: Trial) -> dict[str, Any]:
+def _change(key: str, trial: Trial) -> dict[str, object]:
     row = _row(key, trial)
-    return {"_study": key, "_number": trial.number, **{f"_{name}": row[name] for name in _UPDATED}}
+    return {"_study": key, "_number": trial.number, **{name: row[name] for name in _UPDATED}}
 
 
 def _trial(row: sa.RowMapping) -> Trial:
-    """The trial whose columns these are."""
-    values = {name: row[name] for name in _OF_TRIAL}
+    """Return the trial of a row."""
+    values = dict(row)
+    outcome = {name: values.pop(name) for name in _OF_OUTCOME}
+    live = values.pop("live")
     state = values["state"] = TrialState(row["state"])
     values["slots"] = row["slots"] or 1  # an earlier version did not write it
     if state.is_finished:
-        values["outcome"] = Outcome(state=state, **{name: row[name] for name in _OF_OUTCOME})
-    live = values.pop("live")
+        values["outcome"] = Outcome(state=state, **outcome)
     trial = Trial(**values)
     if not live:
         return trial
@@ -274,5 +251,5 @@ def _trial(row: sa.RowMapping) -> Trial:
 
 
 def _text(text: str | None) -> str | None:
-    """`text` without what databases refuse: a trial's last words may hold NUL or half a surrogate pair."""
+    """Replace characters that databases refuse: an error's message may have NUL or half a surrogate pair."""
     return text and text.replace("\0", "\ufffd").encode("utf-8", "replace").decode()

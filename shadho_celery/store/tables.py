@@ -1,13 +1,13 @@
 """The three tables of the store.
 
-A column of `trials` has the name of the field that it keeps, of a trial or of its outcome: `sql` asks for no list.
+A column of `trials` has the name of a field of a trial or of its outcome: `sql` needs no second list.
 """
 
 from __future__ import annotations
 
 import sqlalchemy as sa
 
-#: Not PostgreSQL's JSONB: it reorders keys, makes an int of 1e22 and refuses NUL characters.
+#: type of JSON columns; not PostgreSQL's JSONB, which reorders keys, makes an int of 1e22 and refuses NUL characters
 json = sa.JSON()
 schema = sa.MetaData()
 
@@ -18,10 +18,10 @@ studies = sa.Table(
     sa.Column("name", sa.String(255), nullable=False, unique=True),
     sa.Column("module", sa.String(255), nullable=False, index=True),
     sa.Column("seed", sa.BigInteger, nullable=False),
-    #: label -> its domain and condition, to notice a space that has changed
+    #: label -> its domain and condition, to detect a space that has changed
     sa.Column("space", json, nullable=False),
     sa.Column("created_at", sa.Float, nullable=False),
-    #: what its command lines have asked for so far
+    #: options that its command lines have given so far
     sa.Column("settings", json),
     sa.Column("holder", sa.String(255)),
     sa.Column("lock_expires", sa.Float),
@@ -77,15 +77,15 @@ reports = sa.Table(
 
 
 def add_columns(engine: sa.Engine) -> None:
-    """Add the nullable columns that a database made by an earlier version lacks; its rows have null there.
+    """Add the nullable columns that the database of an earlier version lacks; its rows have null in them.
 
-    Raises sqlalchemy's DBAPIError where another process has added one meanwhile; a second call goes on from there.
+    Raises sqlalchemy's DBAPIError if another process has added one meanwhile; a second call continues.
     """
     found = sa.inspect(engine)
     for table in schema.sorted_tables:
-        there = {column["name"] for column in found.get_columns(table.name)}
+        existing = {column["name"] for column in found.get_columns(table.name)}
         for column in table.columns:
-            if column.nullable and column.name not in there:
+            if column.nullable and column.name not in existing:
                 definition = sa.schema.CreateColumn(column).compile(engine)
                 with engine.begin() as connection:
                     connection.execute(sa.text(f"ALTER TABLE {table.name} ADD COLUMN {definition}"))

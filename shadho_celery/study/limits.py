@@ -11,7 +11,7 @@ from shadho_celery.errors import UsageError
 
 @dataclass(frozen=True)
 class Limits:
-    """Bounds on a study; None where there is none."""
+    """Bounds on a study; None for no bound."""
 
     #: trials that end COMPLETE, PRUNED or FAILED
     trials: int | None = None
@@ -29,11 +29,11 @@ class Limits:
             raise UsageError("a study needs an end: give --trials, --seconds or --target")
 
     def trials_left(self, trials: int) -> float:
-        """Return how many more there may be beside so many."""
+        """Return the number of trials that may follow after `trials`."""
         return math.inf if self.trials is None else self.trials - trials
 
     def seconds_left(self, began: float, now: float) -> float:
-        """Return how long a run that `began` at that moment may go on."""
+        """Return the seconds that are left at `now` of a run that began at `began`."""
         return math.inf if self.seconds is None else began + self.seconds - now
 
     def is_met_by(self, best: Trial | None) -> bool:

@@ -1,4 +1,4 @@
-"""Begin a study, or carry one on."""
+"""Begin or resume a study."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ def open_study(
     settings: Mapping[str, Any] | None = None,
     clock: Clock | None = None,
 ) -> Study:
-    """Begin a study, or carry one on, and take its lock.
+    """Begin or resume a study, and lock it.
 
     `space` is `Space.describe()`. With `resume` the study is the one called `name`, else the module's latest.
-    `settings` (what JSON can carry) are added to those that its record keeps of earlier runs.
+    `settings` (JSON values) are added to those of earlier runs in its record.
     Raises StudyExists, StudyNotFound, StudyLocked, SpaceChanged, UsageError (another seed) or StoreError.
     """
     clock = clock or SystemClock()
@@ -68,15 +68,15 @@ def _new_record(space: Mapping[str, str], module: str, name: str | None, seed: i
 def _compare(record: StudyRecord, space: Mapping[str, str], module: str, seed: int | None) -> None:
     if record.module != module:
         raise StudyNotFound(f"study {record.name!r} is one of {record.module or 'no module'}, not of {module}")
-    different = [label for label in {**record.space, **space} if record.space.get(label) != space.get(label)]
-    if different:
-        labels = ", ".join(
-            f"{label} (was {record.space.get(label, 'absent')}, is {space.get(label, 'absent')})"
-            for label in different[:5]
-        )
-        more = f" and {len(different) - 5} more" if len(different) > 5 else ""
+    changes = [
+        f"{label} (was {record.space.get(label, 'absent')}, is {space.get(label, 'absent')})"
+        for label in {**record.space, **space}
+        if record.space.get(label) != space.get(label)
+    ]
+    if changes:
+        more = f" and {len(changes) - 5} more" if len(changes) > 5 else ""
         raise SpaceChanged(
-            f"study {record.name!r} searches another space: {labels}{more}; "
+            f"study {record.name!r} searches another space: {', '.join(changes[:5])}{more}; "
             "begin another study (leave out --resume) or restore the space"
         )
     if seed is not None and seed != record.seed:

@@ -1,20 +1,20 @@
 """The state of one search, kept in step with its store.
 
-A study takes events in any order and any number of times; a trial gets at most one result. What changed since the last
-`commit` is written by it in one transaction.
+A study takes events in any order and any number of times; a trial gets at most one result. `commit` writes all changes
+since the last one in one transaction.
 """
 
 from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
-from heapq import merge
 
 from msgspec.structs import replace
 
 from shadho_celery.core.attempts import Attempts
 from shadho_celery.core.clock import Clock, SystemClock
 from shadho_celery.core.trial import (
+    COUNTED,
     WELL,
     Attempt,
     Event,
@@ -40,7 +40,7 @@ _S = TrialState
 
 
 class Study:
-    """One search, and everything known about it. Open one with `open_study`."""
+    """One search: its trials, their live attempts, and their counts. `open_study` makes one."""
 
     def __init__(
         self,
@@ -50,71 +50,70 @@ class Study:
         trials: Iterable[Trial] = (),
         clock: Clock | None = None,
     ) -> None:
-        """`trials` are those of earlier runs, in the order of their numbers."""
+        """`trials` are those of earlier runs, by number."""
         self.store = store
         self.record = record
         self.clock = clock or SystemClock()
-        #: copies sent in this run, and trials that a copy has ended
+        #: copies sent in this run, and trials that ended by a copy
         self.copied = self.rescued = 0
         #: trials that have not finished, by number
         self._open: dict[int, Trial] = {}
         self._live: Attempts[Attempt] = Attempts()
-        #: trials of which an attempt has ended badly while another one lived
+        #: trials of which an attempt has failed while another one lived
         self._suspects: set[int] = set()
         self._waiting: deque[int] = deque()
         #: waiting trials by subspace and slots
         self._waiting_slots: Counter[tuple[str, int]] = Counter()
         self._counts = Counts()
-        self._taken: Counter[str | None] = Counter()
+        #: slots that live attempts take, by every class that attempts were sent to
+        self._taken: Counter[str] = Counter()
         self._asked: Counter[str] = Counter()
-        self._classes: set[str] = set()
         self._fence = fence
         self._new: set[int] = set()
         self._changed: set[int] = set()
         self._reports: list[Report] = []
         self._written_at = self.clock.now()
-        #: finished trials in the order in which their results came
-        self.trials = FinishedTrials(trial for trial in trials if self._reopened(trial))
+        #: finished trials in the order of their results
+        self.trials = FinishedTrials(trial for trial in trials if self._reopen(trial))
 
     @property
     def name(self) -> str:
         """Name of the study in its store."""
         return self.record.name
 
-    # Its trials
+    # Trials
 
     def __len__(self) -> int:
-        """Trials asked for so far."""
+        """Return the number of trials so far."""
         return len(self._open) + len(self.trials)
 
     def __iter__(self) -> Iterator[Trial]:
-        """All trials in the order of their numbers, finished or not."""
-        ended = sorted(self.trials, key=lambda trial: trial.number)
-        return merge(ended, [self._open[n] for n in sorted(self._open)], key=lambda trial: trial.number)
+        """Iterate over all trials by number, finished or not."""
+        return iter(sorted([*self.trials, *self._open.values()], key=lambda trial: trial.number))
 
     def trial(self, number: int) -> Trial:
-        """Return the trial of that number, in whatever state. Raises KeyError where there is none."""
+        """Return the trial of that number, finished or not. Raises KeyError."""
         found = self._open.get(number) or self.trials.get(number)
         if found is None:
             raise KeyError(number)
         return found
 
     def count(self, *states: TrialState, compute_class: str | None = None, subspace: str | None = None) -> int:
-        """Return the trials in one of `states`; of one compute class or of one subspace where that is given.
+        """Return the number of trials in one of `states`, of one compute class or one subspace if that is given.
 
-        Of a class, every live attempt that was sent there counts: a trial with two of them counts twice.
+        In a class every live attempt counts: a trial with two of them there counts twice.
         """
         where = {"compute_class": compute_class, "subspace": subspace}
         return self._counts.count(*states, **where) + self.trials.count(*states, **where)
 
     def count_wider(self, slots: int, subspace: str) -> int:
-        """Return the WAITING trials of a subspace that take more than so many slots."""
+        """Return the number of WAITING trials of a subspace that take more than `slots`."""
         return sum(n for (name, width), n in self._waiting_slots.items() if name == subspace and width > slots)
 
     @property
     def counted(self) -> int:
-        """Trials that count against the `trials` limit."""
-        return self.trials.count(_S.COMPLETE, _S.PRUNED, _S.FAILED)
+        """Number of trials that count against the `trials` limit."""
+        return self.trials.count(*COUNTED)
 
     @property
     def best(self) -> Trial | None:
@@ -122,33 +121,33 @@ class Study:
         return self.trials.best
 
     def best_of(self, subspace: str) -> float | None:
-        """Return the least loss in `subspace`, at the highest budget that it was given."""
+        """Return the least loss in `subspace` at the highest budget of its trials; None without a loss."""
         return self.trials.best_of(subspace)
 
     def asked(self, subspace: str) -> int:
-        """Return the trials drawn in `subspace` so far, without those that carry another one on."""
+        """Return the number of trials drawn in `subspace` so far, without promotions to a higher rung."""
         return self._asked[subspace]
 
     @property
     def subspaces(self) -> list[str]:
-        """Subspaces that trials were drawn in."""
+        """Subspaces of the trials."""
         return sorted(self._asked)
 
     @property
     def compute_classes(self) -> list[str]:
-        """Classes that trials were sent to."""
-        return sorted(self._classes)
+        """Compute classes that trials were sent to."""
+        return sorted(self._taken)
 
-    # Its live attempts
+    # Live attempts
 
     @property
     def in_flight(self) -> int:
-        """Trials that were sent and have not ended."""
+        """Number of trials that were sent and have not ended."""
         return len(self._live)
 
     @property
     def sent(self) -> list[Trial]:
-        """Trials that were sent and have not ended, the one sent last at the end."""
+        """Trials that were sent and have not ended, in the order of their first live attempts."""
         return [self._open[number] for number in self._live.numbers]
 
     @property
@@ -158,37 +157,34 @@ class Study:
 
     @property
     def copies(self) -> int:
-        """Live attempts beside the first one of their trial."""
+        """Number of live attempts beside the first one of their trial."""
         return sum(len(self._live.of(number)) - 1 for number in self._live.numbers)
 
     @property
     def alone(self) -> Iterator[Trial]:
-        """Trials that run in one slot and have no other live attempt: those that may be copied.
+        """Trials that may be copied: they run in one slot and have one live attempt.
 
-        Without those of which an attempt has ended badly, or workers were lost: the one that lives decides on them.
+        Trials of which an attempt has failed, or too many were lost, are left out: their live attempt decides.
         """
-        for trial in self.sent:
-            is_suspect = trial.number in self._suspects or trial.lost >= MAX_LOST - 1
-            if (
-                trial.state is _S.RUNNING
-                and trial.slots == 1
-                and not is_suspect
-                and len(self._live.of(trial.number)) == 1
-            ):
-                yield trial
+        return (
+            trial
+            for trial in self.sent
+            if trial.state is _S.RUNNING and trial.slots == 1 and len(self._live.of(trial.number)) == 1
+            if trial.number not in self._suspects and trial.lost < MAX_LOST - 1
+        )
 
     def lives(self, number: int, attempt: int) -> bool:
-        """Return whether an attempt may still end its trial, as far as is known."""
+        """Return whether an attempt may still end its trial."""
         trial = self._open.get(number)
         return trial is not None and (
             attempt in self._live.of(number) or (trial.state is _S.WAITING and attempt == trial.attempt)
         )
 
     def taken(self, compute_class: str) -> int:
-        """Return the slots of a class that live attempts take."""
+        """Return the number of slots of a class that live attempts take."""
         return self._taken[compute_class]
 
-    # What happens
+    # Events
 
     def add(
         self,
@@ -201,9 +197,9 @@ class Study:
         rung: int | None = None,
         origin: int | None = None,
     ) -> Trial:
-        """Return a new WAITING trial with the next number, which is given `budget`: None for all of the fidelity.
+        """Add a WAITING trial with the next number; return it. A `budget` of None is all of the fidelity.
 
-        `origin` is the number of the trial whose params and seed it has, where it stands on a higher `rung`.
+        On a higher `rung`, `origin` is the number of the trial with the same params and seed on rung 0.
         """
         trial = Trial(
             number=len(self),
@@ -222,14 +218,11 @@ class Study:
         return trial
 
     def hold_back(self, trial: Trial, *, first: bool = False) -> None:
-        """Have a trial wait until `next_waiting` is asked for one like it; as the `first` of those that wait."""
-        if first:
-            self._waiting.appendleft(trial.number)
-        else:
-            self._waiting.append(trial.number)
+        """Put a trial into the queue of `next_waiting`, at its end or as the `first`."""
+        self._waiting.insert(0 if first else len(self._waiting), trial.number)
 
     def next_waiting(self, fits: Callable[[Trial], bool] = lambda trial: True) -> Trial | None:
-        """Take the first trial that waits to be sent and `fits` off the list of those; None where there is none."""
+        """Take the first trial that `fits` from the queue of those that wait to be sent; None if none does."""
         found, passed_over = None, []
         while self._waiting and found is None:
             trial = self._open.get(self._waiting.popleft())
@@ -242,21 +235,18 @@ class Study:
         return found
 
     def send(self, trial: Trial, compute_class: str) -> Attempt:
-        """Return the trial's next attempt, which is to be sent to `compute_class`.
-
-        Where one of its attempts runs already the new one is a copy, which may end the trial as well.
-        """
+        """Return the trial's next attempt, for `compute_class`; a copy if another attempt of the trial lives."""
         trial = trial.evolve(attempt=trial.attempt + 1)
         self.copied += bool(self._live.of(trial.number))
         attempt = trial.attempted(state=_S.QUEUED, compute_class=compute_class, host=None, started_at=None)
         self._put_attempt(attempt)
-        self._note(self._shown(trial))
+        self._show(trial)
         return attempt
 
     def tell(self, event: Event) -> Trial | None:
-        """Take note of `event`; return the trial as it is now, or None where the event changes nothing.
+        """Apply `event`; return the trial as it is now, or None if the event changes nothing.
 
-        Events may come late, twice, or for attempts that were given up: a trial that has ended stays as it is.
+        Events may come late, twice, or for attempts that were given up: a finished trial does not change.
         """
         trial = self._open.get(event.number)
         if trial is None:
@@ -273,9 +263,9 @@ class Study:
         return trial
 
     def commit(self) -> None:
-        """Write all that changed, in one transaction; without changes only the lock is renewed, now and then.
+        """Write all changes in one transaction; without changes only renew the lock every `RENEW_SECONDS`.
 
-        Raises LockLost where another scheduler has taken the study over, StoreError where the store fails.
+        Raises LockLost if another scheduler has taken the study over, StoreError if the store fails.
         """
         now = self.clock.now()
         if not (self._new or self._changed or self._reports) and now - self._written_at < RENEW_SECONDS:
@@ -294,7 +284,7 @@ class Study:
         self._written_at = now
 
     def close(self) -> None:
-        """Write what is left and give the study back."""
+        """Write the last changes and unlock the study."""
         self.commit()
         self.store.unlock(self.record.key, self._fence)
 
@@ -304,32 +294,32 @@ class Study:
             return None
         running = attempt.evolve(state=_S.RUNNING, started_at=event.at, host=event.host, worker=event.worker)
         self._put_attempt(running)
-        return self._note(self._shown(trial))
+        return self._show(trial)
 
     def _end(self, trial: Trial, result: Result) -> Trial | None:
-        """Decide whether a result ends its trial, or only its attempt: the one place that does."""
+        """Decide whether a result ends its trial, or only its attempt: the only place that does."""
         if result.retry is not None:
             return self._lose(trial, result.attempt, result.retry.reason, outgrown=result.retry.outgrown)
         live = dict(self._live.of(trial.number))
         if self._live.settle(trial.number, result.attempt, well=result.outcome.state in WELL):
             self.rescued += result.attempt in live and result.attempt != min(live)
             return self._finish(trial, result, live)
-        self._uncount(live[result.attempt])
+        self._count_attempt(live[result.attempt], -1)
         self._suspects.add(trial.number)
-        return self._note(self._shown(trial))
+        return self._show(trial)
 
     def _lose(
         self, trial: Trial, attempt: int, reason: str, *, claimed: bool = False, outgrown: str | None = None
     ) -> Trial | None:
-        """Take away an attempt that will not end its trial; the last one returns it to WAITING, or fails it."""
+        """Remove an attempt that will not end its trial; after the last one the trial is WAITING again, or FAILED."""
         lost = self._live.find(trial.number, attempt)
         if lost is None:
             return None
-        self._uncount(lost)
+        self._count_attempt(lost, -1)
         too_small = ",".join(name for name in (trial.outgrown, outgrown) if name) or None
         trial = replace(trial, lost=trial.lost + claimed, outgrown=too_small)
         if self._live.lose(trial.number, attempt):
-            return self._note(self._shown(trial))
+            return self._show(trial)
         trial = trial.evolve(state=_S.LOST)
         if trial.lost >= MAX_LOST:
             error = f"{trial.lost} attempts were lost; the last one: {reason}"
@@ -339,9 +329,9 @@ class Study:
         return self._note(trial.evolve(state=_S.WAITING))
 
     def _finish(self, trial: Trial, result: Result, live: dict[int, Attempt]) -> Trial:
-        """End a trial by a result; `live` were its attempts until now."""
+        """Finish a trial by a result; `live` were its attempts until now."""
         for attempt in live.values():
-            self._uncount(attempt)
+            self._count_attempt(attempt, -1)
         seen = live.get(result.attempt, trial)
         return self._note(
             trial.evolve(
@@ -354,21 +344,16 @@ class Study:
             )
         )
 
-    def _shown(self, trial: Trial) -> Trial:
-        """Return a trial as it looks in the oldest of its live attempts."""
+    def _show(self, trial: Trial) -> Trial:
+        """Note a trial with the state and place of the oldest of its live attempts."""
         live = self._live.of(trial.number)
         oldest = live[min(live)]
-        # Not `evolve`: where it seems to go back from RUNNING to QUEUED another attempt is shown, and none went back.
-        return replace(
-            trial,
-            state=oldest.state,
-            compute_class=oldest.compute_class,
-            host=oldest.host,
-            started_at=oldest.started_at,
-        )
+        shown = {name: getattr(oldest, name) for name in ("state", "compute_class", "host", "started_at")}
+        # Not `evolve`: if it goes from RUNNING to QUEUED another attempt is shown, and none went back.
+        return self._note(replace(trial, **shown))
 
     def _note(self, trial: Trial) -> Trial:
-        """Make `trial` the current version of itself, which `commit` will write."""
+        """Replace the trial of this number by `trial`, which `commit` will write."""
         live = self._live.of(trial.number)
         kept = None if live.keys() <= {trial.attempt} else tuple(live.values())
         if kept != trial.live:
@@ -395,26 +380,24 @@ class Study:
     def _put_attempt(self, attempt: Attempt) -> None:
         before = self._live.find(attempt.number, attempt.attempt)
         if before is not None:
-            self._uncount(before)
+            self._count_attempt(before, -1)
         self._live.put(attempt.number, attempt.attempt, attempt)
-        self._counts.add_placed(attempt)
-        self._taken[attempt.compute_class] += attempt.slots
-        self._classes.add(str(attempt.compute_class))
+        self._count_attempt(attempt, +1)
 
-    def _uncount(self, attempt: Attempt) -> None:
-        self._counts.add_placed(attempt, -1)
-        self._taken[attempt.compute_class] -= attempt.slots
+    def _count_attempt(self, attempt: Attempt, by: int) -> None:
+        self._counts.add_placed(attempt, by)
+        self._taken[str(attempt.compute_class)] += by * attempt.slots
 
-    def _reopened(self, trial: Trial) -> bool:
-        """Take up a trial of an earlier run; return whether it has finished."""
+    def _reopen(self, trial: Trial) -> bool:
+        """Enter a trial of an earlier run; return whether it has finished."""
         self._asked[trial.subspace] += trial.origin is None
         if trial.compute_class is not None:
-            self._classes.add(trial.compute_class)
+            self._taken[trial.compute_class] += 0
         if trial.state.is_finished:
             return True
         self._put(trial)
         if trial.state is _S.WAITING:
-            # Its attempt was lost or taken back, or the scheduler was stopped before it was sent.
+            # Its attempt was lost or cancelled, or the scheduler stopped before it was sent.
             self.hold_back(trial)
         else:
             for attempt in trial.live or [trial.attempted(state=trial.state)]:
