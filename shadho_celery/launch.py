@@ -10,6 +10,7 @@ import math
 import os
 import sys
 from contextlib import nullcontext, redirect_stdout
+from functools import partial
 from typing import Any
 
 import click
@@ -18,7 +19,7 @@ from shadho_celery.cli import connection_options
 from shadho_celery.cli.connection_options import refusal
 from shadho_celery.cli.session import DEFAULT_TRIALS, Options, Session
 from shadho_celery.core.settings import KEPT
-from shadho_celery.errors import ShadhoError, UsageError
+from shadho_celery.errors import UsageError
 from shadho_celery.objective import study_file
 from shadho_celery.placement.policies import POLICIES
 from shadho_celery.placement.shares import SHARES
@@ -57,11 +58,15 @@ def _finite(_: object, parameter: click.Parameter, value: float | None) -> float
     return value
 
 
+_number = partial(click.option, type=float, callback=_finite)
+_positive = partial(click.option, type=click.FloatRange(min=0, min_open=True), callback=_finite)
+
+
 @click.command(epilog=EXAMPLES)
 @click.argument("study_module", metavar="STUDY_FILE")
 @click.option("--trials", type=click.IntRange(min=1), help=f"Trials of the whole study.  [default: {DEFAULT_TRIALS}]")
-@click.option("--seconds", type=float, callback=_finite, help="Send no new trial after this many seconds.")
-@click.option("--target", type=float, callback=_finite, help="Stop at this loss or less.")
+@_number("--seconds", help="Send no new trial after this many seconds.")
+@_number("--target", help="Stop at this loss or less.")
 @click.option("--seed", type=click.IntRange(min=0), help="Makes the search repeatable.  [default: drawn]")
 @click.option(
     "--sampler", type=click.Choice([*SAMPLERS]), help=f"Proposes params.  [default: {DEFAULT_SETTINGS.sampler}]"
@@ -94,21 +99,15 @@ def _finite(_: object, parameter: click.Parameter, value: float | None) -> float
 @click.option(
     "--workers", multiple=True, callback=_workers, metavar="CLASS=SLOTS", help="Workers to embed; may be repeated."
 )
-@click.option(
-    "--weight",
-    type=click.FloatRange(min=0, min_open=True),
-    callback=_finite,
-    help="Share of the slots beside other studies.  [default: 1]",
-)
-@click.option(
+@_positive("--weight", help="Share of the slots beside other studies.  [default: 1]")
+@_positive(
     "--trial-timeout",
-    type=click.FloatRange(min=0, min_open=True),
-    callback=_finite,
     metavar="SECONDS",
     help="Time of one trial; after it the objective gets a TrialTimeout, and is killed five seconds later.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else on standard output.")
 @connection_options.options
+@connection_options.refusals()
 def main(study_module: str, resume: str | None, **given: Any) -> None:
     """Run the study in STUDY_FILE: a module with SPACE and objective, such as tasks.svm or my_study.py.
 
@@ -119,22 +118,16 @@ def main(study_module: str, resume: str | None, **given: Any) -> None:
         # A trial may print any character, and a terminal's encoding may lack it.
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
-    try:
-        found = connection_options.environment(
-            *(given.pop(name) for name in ("broker", "redis", "url_file", "signing_key_file"))
-        )
-        os.environ.update(found)
-        given["given"] = {name: value for name in KEPT if (value := given.pop(name)) is not None}
-        given["name"] = resume or given["name"]
-        is_fleet = connection_options.is_fleet(found)
-        options = Options(study=study_module, resume=resume is not None, fleet=is_fleet, **given)
-        if options.fleet and options.workers:
-            raise UsageError(
-                "--workers is for embedded mode; on a fleet start workers with celery -A shadho_celery worker"
-            )
-        sys.exit(run(options))
-    except ShadhoError as error:
-        raise refusal(error) from None
+    connection = ("broker", "redis", "url_file", "signing_key_file")
+    found = connection_options.environment(*(given.pop(name) for name in connection))
+    os.environ.update(found)
+    given["given"] = {name: value for name in KEPT if (value := given.pop(name)) is not None}
+    given["name"] = resume or given["name"]
+    is_fleet = connection_options.is_fleet(found)
+    options = Options(study=study_module, resume=resume is not None, fleet=is_fleet, **given)
+    if options.fleet and options.workers:
+        raise UsageError("--workers is for embedded mode; on a fleet start workers with celery -A shadho_celery worker")
+    sys.exit(run(options))
 
 
 def run(options: Options) -> int:

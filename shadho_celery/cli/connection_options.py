@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
@@ -70,6 +71,15 @@ def refusal(error: ShadhoError) -> click.ClickException:
     shown = click.ClickException(" ".join(str(error).split()))
     shown.exit_code = error.exit_code  # type: ignore[misc]  # click declares it for the class, and reads it from the instance
     return shown
+
+
+@contextmanager
+def refusals() -> Iterator[None]:
+    """Show a ShadhoError as click does; a decorator of commands, too."""
+    try:
+        yield
+    except ShadhoError as error:
+        raise refusal(error) from None
 
 
 def _read(path: Path) -> dict[str, str]:
