@@ -1,6 +1,6 @@
 """The Celery application: ``celery -A shadho_celery worker -Q gpu_large`` finds it here.
 
-The worker is thin: its one task hands a message to a slot (`node.slots`), whose process runs it (`runner`).
+The worker is thin: its one task passes a message to a slot (`node.slots`), whose process runs it (`runner`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ STATE = Path(".shadho")
 
 
 def _refusal(message: str) -> SystemExit:
-    """Ends the command with one line instead of a traceback."""
+    """Return the exit of a command with one line instead of a traceback."""
     sys.stderr.write(f"shadho_celery: {message}\n")
     return SystemExit(2)
 
@@ -44,7 +44,7 @@ except ShadhoError as error:
 
 @shared_task(name=broker.TASK, bind=True, ignore_result=True)  # type: ignore[untyped-decorator]
 def trial(self: Task, payload: dict[str, Any]) -> None:
-    """Run one attempt. Lets no exception of the trial's out: that is an outcome."""
+    """Run one attempt. An exception of the trial is an outcome and does not leave the task."""
     slots: Slots = self.app.shadho_slots
     try:
         slots.run(broker.read_message(payload, self.request, slots.signer))
@@ -57,7 +57,7 @@ def trial(self: Task, payload: dict[str, Any]) -> None:
 
 @signals.celeryd_init.connect  # type: ignore[untyped-decorator]
 def _set_up(sender: str, instance: Any, conf: Any, options: dict[str, Any], **_: object) -> None:
-    """Give the worker its queue, its number of slots and a name of its own before Celery builds it."""
+    """Set the worker's queue, its number of slots and its unique name before Celery builds it."""
     machine = hardware.detect()
     name = _compute_class(options.get("queues"), machine)
     conf.task_default_queue = name
@@ -71,13 +71,13 @@ def _set_up(sender: str, instance: Any, conf: Any, options: dict[str, Any], **_:
 
 @signals.worker_init.connect  # type: ignore[untyped-decorator]
 def _open(sender: Any, **_: object) -> None:
-    """Start the slots' processes: they get ready while Celery connects."""
+    """Start the slots' processes, which get ready while Celery connects."""
     conf = sender.app.conf
     machine = hardware.detect()
     name = next(iter(sender.app.amqp.queues.consume_from))
-    # What workers would tell one another is in Redis; and who may touch its own queue only may not talk to all.
+    # Workers share their state in Redis, and a broker's user may be limited to its own queue.
     sender.options |= {"without_mingle": True, "without_gossip": True}
-    # Celery would declare an exchange for the class and bind the queue to it: nobody needs it, not everybody may.
+    # Celery would declare an exchange for the class, which is not needed and may be forbidden.
     sender.app.amqp.queues[name].exchange = broker.queue(name).exchange
     try:
         client = connect(conf.get("shadho_redis_url"))
@@ -114,7 +114,7 @@ def _close(sender: Any, **_: object) -> None:
 
 
 def _compute_class(queues: Any, machine: hardware.Machine) -> str:
-    """The one class the worker was started for, or the machine's own."""
+    """Return the one class in the worker's options, else the machine's own."""
     names = [name for name in (queues.split(",") if isinstance(queues, str) else queues or []) if name]
     if len(names) > 1:
         raise _refusal(f"one worker serves one class; start one for each: -Q {', -Q '.join(names)}")
@@ -122,7 +122,7 @@ def _compute_class(queues: Any, machine: hardware.Machine) -> str:
 
 
 def _imports(conf: Any, options: dict[str, Any]) -> list[str]:
-    """Modules whose objectives may run here: SHADHO_IMPORTS or the checkout's tasks, and what -I names."""
+    """Return the modules with objectives for this worker: SHADHO_IMPORTS or the checkout's tasks, and those of -I."""
     include = options.get("include") or ()
     named = include.split(",") if isinstance(include, str) else include
     listed = [*conf.get("shadho_imports", ()), *conf.imports, *named]

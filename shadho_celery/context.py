@@ -1,4 +1,4 @@
-"""What an objective is given: `Context`, and `LocalContext` for calling one without a study."""
+"""Argument of an objective: `Context`, and `LocalContext` for a call without a study."""
 
 from shadho_celery.core.trial import ReplicaSeat
 from shadho_celery.objective.context import Context, LocalContext, ReplicaDone, TrialTimeout

@@ -1,15 +1,15 @@
-"""Everything a person can be told has gone wrong.
+"""Errors for users.
 
 ::
 
     ShadhoError
     ├── SpaceError            the search space cannot be searched as written
-    ├── UsageError            a command or an argument makes no sense
-    ├── StudyError            the study cannot be opened or carried on
+    ├── UsageError            a command or its arguments are invalid
+    ├── StudyError            the study cannot be opened or resumed
     │   ├── StudyNotFound
     │   ├── StudyExists
-    │   ├── StudyLocked       another scheduler holds it
-    │   ├── LockLost          another scheduler has taken it over
+    │   ├── StudyLocked       another scheduler runs it
+    │   ├── LockLost          another scheduler has taken its lock
     │   └── SpaceChanged      the stored study searches another space
     ├── StoreError            the store cannot be read or written
     ├── ServiceError          the broker or Redis cannot be reached or used
@@ -24,7 +24,7 @@ from __future__ import annotations
 class ShadhoError(Exception):
     """Something went wrong; this is a bug if it is all you see."""
 
-    #: the exit code of a command that ends with this error
+    #: exit code of a command that ends with this error
     exit_code = 2
 
     def __init__(self, message: str | None = None) -> None:
@@ -44,7 +44,7 @@ class StudyError(ShadhoError):
 
 
 class StudyNotFound(StudyError):
-    """There is no such study in this store; leave out --resume to begin one."""
+    """There is no such study in this store; leave out --resume to begin a new one."""
 
 
 class StudyExists(StudyError):
@@ -56,7 +56,7 @@ class StudyLocked(StudyError):
 
 
 class LockLost(StudyError):
-    """Another scheduler has taken this study over; this one stops and has written nothing since."""
+    """Another scheduler has taken this study's lock; this one stops and has written nothing since."""
 
 
 class SpaceChanged(StudyError):

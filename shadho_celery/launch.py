@@ -1,6 +1,6 @@
-"""Runs a study: ``python -m shadho_celery.launch tasks.svm``.
+"""Command that runs a study: ``python -m shadho_celery.launch tasks.svm``.
 
-Without a server named, everything runs on this machine (embedded mode); with one, on the fleet that it serves.
+Without a broker or Redis, everything runs on this machine (embedded mode); with one, on its fleet.
 """
 
 from __future__ import annotations
@@ -10,14 +10,16 @@ import math
 import os
 import sys
 from contextlib import nullcontext, redirect_stdout
+from functools import partial
 from typing import Any
 
 import click
 
 from shadho_celery.cli import connection_options
-from shadho_celery.cli.options import Options
-from shadho_celery.cli.session import DEFAULT_TRIALS, Session
-from shadho_celery.errors import ShadhoError, UsageError
+from shadho_celery.cli.connection_options import refusal
+from shadho_celery.cli.session import DEFAULT_TRIALS, Options, Session
+from shadho_celery.core.settings import KEPT
+from shadho_celery.errors import UsageError
 from shadho_celery.objective import study_file
 from shadho_celery.placement.policies import POLICIES
 from shadho_celery.placement.shares import SHARES
@@ -39,30 +41,32 @@ Examples:
 
 
 def _workers(_: object, __: object, values: tuple[str, ...]) -> dict[str, int]:
-    """``cpu=4`` or ``gpu_large=1,cpu=2`` as slots by class."""
+    """Return slots by class from ``cpu=4`` or ``gpu_large=1,cpu=2``."""
     slots: dict[str, int] = {}
-    for part in (part for value in values for part in value.split(",") if part.strip()):
-        name, separator, count = part.strip().partition("=")
-        if not separator or not name or not count.isdecimal() or int(count) < 1:
-            raise connection_options.refusal(
-                UsageError(f"--workers {part!r} is not of the form CLASS=SLOTS, such as cpu=4")
-            )
+    for part in filter(str.strip, ",".join(values).split(",")):
+        name, _, count = part.strip().partition("=")
+        if not (name and count.isdecimal() and int(count)):
+            raise refusal(UsageError(f"--workers {part!r} is not of the form CLASS=SLOTS, such as cpu=4"))
         slots[name] = int(count)
     return slots
 
 
 def _finite(_: object, parameter: click.Parameter, value: float | None) -> float | None:
-    """No number that JSON cannot carry."""
+    """Refuse a number that JSON cannot carry."""
     if value is not None and not math.isfinite(value):
-        raise connection_options.refusal(UsageError(f"{parameter.opts[0]} is to be a number, not {value}"))
+        raise refusal(UsageError(f"{parameter.opts[0]} must be a finite number, not {value}"))
     return value
+
+
+_number = partial(click.option, type=float, callback=_finite)
+_positive = partial(click.option, type=click.FloatRange(min=0, min_open=True), callback=_finite)
 
 
 @click.command(epilog=EXAMPLES)
 @click.argument("study_module", metavar="STUDY_FILE")
 @click.option("--trials", type=click.IntRange(min=1), help=f"Trials of the whole study.  [default: {DEFAULT_TRIALS}]")
-@click.option("--seconds", type=float, callback=_finite, help="Send nothing new after this many seconds.")
-@click.option("--target", type=float, callback=_finite, help="Stop at this loss or less.")
+@_number("--seconds", help="Send no new trial after this many seconds.")
+@_number("--target", help="Stop at this loss or less.")
 @click.option("--seed", type=click.IntRange(min=0), help="Makes the search repeatable.  [default: drawn]")
 @click.option(
     "--sampler", type=click.Choice([*SAMPLERS]), help=f"Proposes params.  [default: {DEFAULT_SETTINGS.sampler}]"
@@ -73,13 +77,14 @@ def _finite(_: object, parameter: click.Parameter, value: float | None) -> float
 @click.option(
     "--shares",
     type=click.Choice(SHARES),
-    help=f"Trials a subspace gets: evenly, or more where the best loss may be beaten.  [default: {DEFAULT_SETTINGS.shares}]",
+    help="Trials of each subspace: evenly, or more for those that may beat the best loss.  "
+    f"[default: {DEFAULT_SETTINGS.shares}]",
 )
 @click.option(
     "--speculation/--no-speculation",
     "speculate",
     default=None,
-    help="Start a late trial once more where a slot of another machine idles; the first result counts.  [default: do]",
+    help="Copy a late trial to an idle slot of another machine; the first result counts.  [default: speculation]",
 )
 @click.option("--study", "name", metavar="NAME", help="Name of the study.  [default: module and time]")
 @click.option(
@@ -87,59 +92,47 @@ def _finite(_: object, parameter: click.Parameter, value: float | None) -> float
     is_flag=False,
     flag_value="",
     metavar="[NAME]",
-    help="Carry a study on: the one of that name, else the study file's latest. Options that are not given are those "
-    "of its earlier runs.",
+    help="Resume the study of that name, else the study file's latest. Options that are not given are those of its "
+    "earlier runs.",
 )
 @click.option("--store", default=DEFAULT_STORE, show_default=True, help="Database URL that keeps the trials.")
 @click.option(
     "--workers", multiple=True, callback=_workers, metavar="CLASS=SLOTS", help="Workers to embed; may be repeated."
 )
-@click.option(
-    "--weight",
-    type=click.FloatRange(min=0, min_open=True),
-    callback=_finite,
-    help="Part of the slots beside other studies.  [default: 1]",
-)
-@click.option(
+@_positive("--weight", help="Share of the slots beside other studies.  [default: 1]")
+@_positive(
     "--trial-timeout",
-    type=click.FloatRange(min=0, min_open=True),
-    callback=_finite,
     metavar="SECONDS",
-    help="Time of one trial: then its objective gets a TrialTimeout, and is killed five seconds later.",
+    help="Time of one trial; after it the objective gets a TrialTimeout, and is killed five seconds later.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else on standard output.")
 @connection_options.options
+@connection_options.refusals()
 def main(study_module: str, resume: str | None, **given: Any) -> None:
     """Run the study in STUDY_FILE: a module with SPACE and objective, such as tasks.svm or my_study.py.
 
-    On this machine where no broker or Redis is named, else on the fleet that they serve. Ctrl-C once finishes what
-    runs, twice stops at once; either way --resume carries on.
+    It runs on this machine unless a broker or Redis is named, else on their fleet. Ctrl-C once lets running trials
+    finish, twice stops at once; --resume continues in both cases.
     """
     for stream in (sys.stdout, sys.stderr):
-        # What a trial says may hold anything, and a terminal's encoding little.
+        # A trial may print any character, and a terminal's encoding may lack it.
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
-    try:
-        found = connection_options.environment(
-            *(given.pop(name) for name in ("broker", "redis", "url_file", "signing_key_file"))
-        )
-        os.environ.update(found)
-        given["name"] = resume or given["name"]
-        options = Options(
-            study=study_module, resume=resume is not None, fleet=connection_options.is_fleet(found), **given
-        )
-        if options.fleet and options.workers:
-            raise UsageError(
-                "--workers is for embedded mode; on a fleet start workers with celery -A shadho_celery worker"
-            )
-        sys.exit(run(options))
-    except ShadhoError as error:
-        raise connection_options.refusal(error) from None
+    connection = ("broker", "redis", "url_file", "signing_key_file")
+    found = connection_options.environment(*(given.pop(name) for name in connection))
+    os.environ.update(found)
+    given["given"] = {name: value for name in KEPT if (value := given.pop(name)) is not None}
+    given["name"] = resume or given["name"]
+    is_fleet = connection_options.is_fleet(found)
+    options = Options(study=study_module, resume=resume is not None, fleet=is_fleet, **given)
+    if options.fleet and options.workers:
+        raise UsageError("--workers is for embedded mode; on a fleet start workers with celery -A shadho_celery worker")
+    sys.exit(run(options))
 
 
 def run(options: Options) -> int:
-    """Run the study; the exit code. Raises ShadhoError."""
-    # What a study file prints as it is imported is not the result.
+    """Run the study and return the exit code. Raises ShadhoError."""
+    # A study file may print during its import, and that is not the result.
     with redirect_stdout(sys.stderr) if options.as_json else nullcontext():
         file = study_file.load(options.study)
     with Session(options, file) as session:

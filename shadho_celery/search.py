@@ -1,4 +1,4 @@
-"""A search in this process: the shortest way from an objective to its best params."""
+"""Search in this process: the shortest way from an objective to its best params."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from shadho_celery.study.limits import Limits
 from shadho_celery.study.open import open_study
 from shadho_celery.study.study import Study
 
-#: each study has a folder of its own in it
+#: folder of the studies' checkpoint folders
 CHECKPOINTS = Path(".shadho/checkpoints")
 
-#: our samplers for the modules of hyperopt's ``suggest`` functions
+#: samplers by the module of hyperopt's ``suggest`` function
 _HYPEROPT = {"hyperopt.tpe": "tpe", "hyperopt.rand": "random"}
 
 _DEFAULT = StudySettings()
@@ -32,7 +32,7 @@ _DEFAULT = StudySettings()
 
 def minimize(
     objective: Objective,
-    space: Any,
+    space: object,
     *,
     trials: int | None = None,
     seconds: float | None = None,
@@ -41,7 +41,7 @@ def minimize(
     sampler: str = _DEFAULT.sampler,
     policy: str = _DEFAULT.policy,
     shares: str = _DEFAULT.shares,
-    rungs: Mapping[str, Any] | None = None,
+    rungs: Mapping[str, object] | None = None,
     store: str = "sqlite://",
     study: str | None = None,
     resume: bool = False,
@@ -49,18 +49,18 @@ def minimize(
     """Search `space` (a hyperopt expression) for the params with the least loss, trial after trial in this process.
 
     The search ends after `trials`, after `seconds`, or at a loss of `target` or less, whichever comes first. The same
-    `seed` gives the same trials. `shares` says how trials are shared out between subspaces: "uniform", by the space's
-    own law, or by "promise". With `rungs`, such as ``{"least": 1, "most": 9, "eta": 3}``, many trials are given a small
-    ``context.budget`` and the best of them go on to larger ones (successive halving). `store` keeps them: in memory, or
-    at a database URL such as ``sqlite:///shadho.db``, where `study` names the search and `resume` carries it on.
+    `seed` gives the same trials. `shares` divides the trials among subspaces: "uniform", by the space's own law, or by
+    "promise". With `rungs`, such as ``{"least": 1, "most": 9, "eta": 3}``, many trials get a small ``context.budget``
+    and the best of them are promoted to larger ones (successive halving). `store` is in memory, or a database URL such
+    as ``sqlite:///shadho.db``; there `study` names the search and `resume` continues it.
 
-    Returns the study: `.trials` in the order they finished, each with `.params` by label, `.loss` and `.state`;
-    `.best` is the one with the least loss, None where none succeeded. Raises SpaceError for a space that cannot be
-    searched, UsageError for arguments that make no sense.
+    Returns the study: `.trials` in the order of their results, each with `.params` by label, `.loss` and `.state`;
+    `.best` is the one with the least loss, None without a success. Raises SpaceError for an unsuitable space,
+    UsageError for invalid arguments.
     """
     limits = Limits(trials=trials, seconds=seconds, target=target)
     settings = StudySettings(sampler=sampler, policy=policy, shares=shares, rungs=rungs)
-    # What makes no sense is refused before a study is recorded.
+    # Invalid settings are refused before a study is recorded.
     check_settings(settings)
     compiled = compile_space(space)
     with closing(SqlStore(store)) as database:
@@ -73,8 +73,8 @@ def minimize(
 
 def fmin(
     fn: Objective,
-    space: Any,
-    algo: Any = None,
+    space: object,
+    algo: object = None,
     max_evals: int | None = None,
     *,
     rstate: np.random.Generator | int | None = None,
@@ -84,9 +84,9 @@ def fmin(
 ) -> dict[str, Any]:
     """Search as hyperopt's ``fmin`` is called; return the best trial's drawn value of every active label.
 
-    `algo` is a sampler's name, or hyperopt's ``tpe.suggest`` or ``rand.suggest``, for which ours of that name runs.
-    `rstate` seeds the search. What else hyperopt takes (`trials`, `verbose`...) is ignored, with a warning. Raises
-    NoSuccessfulTrial where no trial succeeded.
+    `algo` is a sampler's name, or hyperopt's ``tpe.suggest`` or ``rand.suggest``, replaced by our sampler of that name.
+    `rstate` seeds the search. Other arguments of hyperopt's (`trials`, `verbose`...) are ignored, with a warning.
+    Raises NoSuccessfulTrial if no trial succeeded.
     """
     if ignored:
         warnings.warn(f"fmin ignores {', '.join(ignored)}", stacklevel=3)

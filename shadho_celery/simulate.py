@@ -1,9 +1,8 @@
-"""Plays a search on a cluster that need not exist: ``python -m shadho_celery.simulate cluster.toml``."""
+"""Command that simulates a search on a described cluster: ``python -m shadho_celery.simulate cluster.toml``."""
 
 from __future__ import annotations
 
 import csv
-import dataclasses
 import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -14,11 +13,12 @@ from typing import Any
 import click
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Column, Table
+from rich.table import Table
 from rich.text import Text
 
 from shadho_celery.cli import connection_options
-from shadho_celery.errors import ShadhoError, UsageError
+from shadho_celery.cli.views import right
+from shadho_celery.errors import UsageError
 from shadho_celery.placement.policies import POLICIES
 from shadho_celery.placement.shares import SHARES
 from shadho_celery.scheduler.build import DEFAULT_SETTINGS
@@ -30,16 +30,16 @@ from shadho_celery.study.study import Study
 EXAMPLES = """
 \b
 Examples:
-  python -m shadho_celery.simulate --example > cluster.toml         # a file to begin with
+  python -m shadho_celery.simulate --example > cluster.toml         # a file to start from
   python -m shadho_celery.simulate cluster.toml
   python -m shadho_celery.simulate cluster.toml --policy cost --policy paper --policy fifo
   python -m shadho_celery.simulate cluster.toml --trials 2000 --shares promise --json
-  python -m shadho_celery.simulate cluster.toml --out trials.csv    # who ran what, when and where
+  python -m shadho_celery.simulate cluster.toml --out trials.csv    # each trial's slot and times
 \b
 A cluster file, as --example prints it:
 """ + "".join(f"  {line}\n" if line else "\b\n" for line in clusters.example().splitlines())
 
-#: turns of the loop between two looks at the progress
+#: turns of the loop between two updates of the progress bar
 TURNS = 500
 
 COLUMNS = ("number", "family", "class", "slot", "start", "end", "state")
@@ -61,7 +61,7 @@ def _example(context: click.Context, _: object, wanted: bool) -> None:
     help=f"May be repeated.  [default: {DEFAULT_SETTINGS.policy}]",
 )
 @click.option(
-    "--shares", type=click.Choice(SHARES), default=DEFAULT_SETTINGS.shares, show_default=True, help="As of a study."
+    "--shares", type=click.Choice(SHARES), default=DEFAULT_SETTINGS.shares, show_default=True, help="As in a study."
 )
 @click.option("--seed", type=click.IntRange(min=0), help="Instead of the file's.")
 @click.option("--seconds", type=click.FloatRange(min=0, min_open=True), help="Simulated; instead of the file's.")
@@ -71,34 +71,27 @@ def _example(context: click.Context, _: object, wanted: bool) -> None:
 @click.option(
     "--example", is_flag=True, is_eager=True, expose_value=False, callback=_example, help="Print a cluster file."
 )
+@connection_options.refusals()
 def main(
-    cluster_file: Path,
-    policies: Sequence[str],
-    shares: str,
-    out: Path | None,
-    as_json: bool,
-    **given: Any,
+    cluster_file: Path, policies: Sequence[str], shares: str, out: Path | None, as_json: bool, **given: Any
 ) -> None:
-    """Play a search on the cluster described in CLUSTER_FILE, without any of its machines.
+    """Simulate a search on the cluster described in CLUSTER_FILE, without any of its machines.
 
     The scheduler, its policies and its cost model are the real ones; only the trials and the clock are simulated. The
     same seed gives the same result to the bit.
     """
     policies = policies or (DEFAULT_SETTINGS.policy,)
-    try:
-        described = clusters.load(cluster_file, {k: value for k, value in given.items() if value is not None})
-        if out is not None and len(policies) > 1:
-            raise UsageError("--out takes the trials of one policy; name one --policy")
-        if out is not None:
-            _write(out)  # what cannot be written is better known before than after
-        found = []
-        for policy in policies:
-            with _progress(described, policy) as on_turn:
-                found.append(simulate(described, policy=policy, shares=shares, on_turn=on_turn))
-        if out is not None:
-            _write(out, found[0])
-    except ShadhoError as error:
-        raise connection_options.refusal(error) from None
+    described = clusters.load(cluster_file, {k: value for k, value in given.items() if value is not None})
+    if out is not None and len(policies) > 1:
+        raise UsageError("--out takes the trials of one policy; name one --policy")
+    if out is not None:
+        _write(out)  # a file that cannot be written is reported before the simulation
+    found = []
+    for policy in policies:
+        with _progress(described, policy) as on_turn:
+            found.append(simulate(described, policy=policy, shares=shares, on_turn=on_turn))
+    if out is not None:
+        _write(out, found[0])
     if as_json:
         for each in found:
             click.echo(json.dumps(_as_json(described, each)))
@@ -108,17 +101,13 @@ def main(
 
 @contextmanager
 def _progress(cluster: Cluster, policy: str) -> Iterator[Callable[[Study], None]]:
-    """A bar on a terminal, and nothing elsewhere."""
+    """Show a progress bar if this is a terminal."""
     console = Console(stderr=True)
     if not console.is_terminal:
         yield lambda study: None
         return
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.fields[trials]} trials"),
-        TimeElapsedColumn(),
-    )
+    words = (TextColumn("{task.description}"), TextColumn("{task.fields[trials]} trials"))
+    columns = (words[0], BarColumn(), words[1], TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task(policy, total=1.0, trials=0)
         turns = 0
@@ -135,11 +124,10 @@ def _progress(cluster: Cluster, policy: str) -> Iterator[Callable[[Study], None]
 
 
 def _show(cluster: Cluster, found: Sequence[Simulation]) -> None:
-    """A table of the families for each policy, and one that compares the policies."""
+    """Print a table of the families for each policy, and one that compares the policies."""
     console = Console(width=None if sys.stdout.isatty() else 120)
-    shares = {name: family.share for name, family in cluster.families.items()}
     for each in found:
-        columns = [Column(Text(name), justify="right") for name in ("complete", "failed", *cluster.slots)]
+        columns = map(right, ("complete", "failed", *cluster.slots))
         table = Table("family", *columns, title=f"policy {each.policy}", title_justify="left")
         for name in cluster.families:
             cells = (each.complete[name], each.failed[name], *(each.placed[name][where] for where in cluster.slots))
@@ -154,7 +142,7 @@ def _show(cluster: Cluster, found: Sequence[Simulation]) -> None:
             each.policy,
             str(each.trials),
             f"{an_hour(sum(each.complete.values()), each.seconds):.4g}",
-            f"{each.balanced(shares):.4g}",
+            f"{each.balanced(cluster.shares):.4g}",
             Text(utilised),
             str(each.lost),
             "-" if each.best is None else f"{each.best:.4g}",
@@ -168,17 +156,13 @@ def _show(cluster: Cluster, found: Sequence[Simulation]) -> None:
     )
 
 
-def _as_json(cluster: Cluster, found: Simulation) -> dict[str, Any]:
-    names = [field.name for field in dataclasses.fields(Simulation) if field.name != "study"]
-    shares = {name: family.share for name, family in cluster.families.items()}
-    return {name: getattr(found, name) for name in names} | {
-        "trials": found.trials,
-        "balanced_an_hour": found.balanced(shares),
-    }
+def _as_json(cluster: Cluster, found: Simulation) -> dict[str, object]:
+    facts = {name: value for name, value in vars(found).items() if name != "study"}
+    return facts | {"trials": found.trials, "balanced_an_hour": found.balanced(cluster.shares)}
 
 
 def _write(target: Path, found: Simulation | None = None) -> None:
-    """Write the trials; without any, see whether they can be written."""
+    """Write the trials; without any, raise UsageError unless the file can be written."""
     try:
         with target.open("w" if found else "a", newline="", encoding="utf-8") as file:
             if found:

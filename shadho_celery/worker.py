@@ -1,6 +1,6 @@
-"""Starts the right worker for this machine: ``python -m shadho_celery.worker``.
+"""Command that starts the worker for this machine's class: ``python -m shadho_celery.worker``.
 
-The same as ``celery -A shadho_celery worker -Q CLASS`` with the class the machine belongs to.
+The same as ``celery -A shadho_celery worker -Q CLASS`` with the machine's own class.
 """
 
 from __future__ import annotations
@@ -11,16 +11,15 @@ import click
 
 from shadho_celery.cli import connection_options
 from shadho_celery.core import hardware
-from shadho_celery.errors import ShadhoError
 
 EXAMPLES = """
 \b
 Examples:
   python -m shadho_celery.worker                           # the machine's own class
   python -m shadho_celery.worker --class cpu --slots 4     # four trials at a time, as class cpu
-  python -m shadho_celery.worker --import my_study         # runs my_study's objective
+  python -m shadho_celery.worker --import my_study         # for my_study's objective
   python -m shadho_celery.worker --url-file ~/fleet.urls   # broker and Redis from a file
-  python -m shadho_celery.worker --signing-key-file ~/shadho.key   # runs only what was signed with that key
+  python -m shadho_celery.worker --signing-key-file ~/shadho.key   # only for trials signed with that key
 """
 
 
@@ -28,26 +27,20 @@ Examples:
 @click.option("--class", "compute_class", metavar="NAME", help="Compute class to serve.  [default: detected]")
 @click.option("--slots", type=click.IntRange(min=1), help="Trials at a time.  [default: one per GPU, else per core]")
 @click.option("--import", "imports", multiple=True, metavar="MODULE", help="Study file to run; may be repeated.")
-@click.option("--loglevel", default="INFO", show_default=True, help="How much the worker's log says.")
+@click.option("--loglevel", default="INFO", show_default=True, help="Level of the worker's log.")
 @connection_options.options
+@connection_options.refusals()
 def main(
-    compute_class: str | None,
-    slots: int | None,
-    imports: tuple[str, ...],
-    loglevel: str,
-    **where: str | None,
+    compute_class: str | None, slots: int | None, imports: tuple[str, ...], loglevel: str, **connection: str | None
 ) -> None:
-    """Serve trials on this machine until stopped (Ctrl-C: once what runs has ended)."""
-    try:
-        os.environ.update(connection_options.environment(**where))
-    except ShadhoError as error:
-        raise connection_options.refusal(error) from None
+    """Serve trials on this machine until Ctrl-C; running trials finish first."""
+    os.environ.update(connection_options.environment(**connection))
     if imports:
         os.environ["SHADHO_IMPORTS"] = ",".join(imports)
     machine = hardware.detect()
     name = compute_class or machine.compute_class
     click.echo(f"{machine.host}: {machine.cores} cores, {machine.gpu_name or 'no GPU'}; serving class {name}", err=True)
-    # Read the environment only now that it is complete.
+    # Imported late: the application reads the environment, which is complete only now.
     from shadho_celery.celery import app
 
     arguments = ["worker", "-Q", name, "-l", loglevel, "--without-gossip", "--without-mingle"]

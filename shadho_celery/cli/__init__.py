@@ -1,7 +1,6 @@
-"""Command line: options, the session of one run, terminal views.
+"""Command line: the session of one run, options of the connection, terminal views.
 
-May use: every room. `session` opens what a run needs and ends it, `options` is the command line as given,
-`connection_options` broker, Redis and signing key, `views` the live view and the tables, `warnings` what a person
-should know while a study runs.
-Why it is so: a user's error is one line with the remedy and exit code 2, no traceback, and what is recorded stays.
+May use: every room. `session` opens the parts of a run, warns while it runs, and ends it; `connection_options` are
+broker, Redis and signing key; `views` are the live view and the tables.
+Why it is so: a user's error is one line with the remedy and exit code 2, without a traceback, and recorded trials stay.
 """

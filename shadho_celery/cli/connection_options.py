@@ -1,12 +1,13 @@
-"""Where broker and Redis are: from the environment, a file, or the command line."""
+"""Addresses of broker and Redis: from the environment, a file, or the command line."""
 
 from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import click
 
@@ -14,11 +15,11 @@ from shadho_celery.errors import ShadhoError, UsageError
 from shadho_celery.transport.signing import KEY_FILE, Signer, read_key
 from shadho_celery.transport.urls import BROKER, DEFAULTS, REDIS, mask
 
-F = TypeVar("F", bound=Callable[..., Any])
+F = TypeVar("F", bound=Callable[..., object])
 
 
 def options(command: F) -> F:
-    """The options --broker, --redis, --url-file and --signing-key-file."""
+    """Add the options --broker, --redis, --url-file and --signing-key-file to a command."""
     for decorate in (
         click.option(
             "--signing-key-file",
@@ -37,10 +38,9 @@ def options(command: F) -> F:
 def environment(
     broker: str | None, redis: str | None, url_file: str | None, signing_key_file: str | None = None
 ) -> dict[str, str]:
-    """The variables that the options set, for this process and its children; the command line comes first.
+    """Return the environment variables that the options set; the command line precedes the file.
 
-    Raises UsageError for a file that cannot be read or understood, now rather than later. Passwords that others can
-    see are warned of.
+    Raises UsageError for a file that cannot be read or understood. Warns of passwords that other users can see.
     """
     found = _read(Path(url_file).expanduser()) if url_file else {}
     for variable, option, url in ((BROKER, "--broker", broker), (REDIS, "--redis", redis)):
@@ -56,25 +56,30 @@ def environment(
 
 
 def warn_of_password(option: str, url: str, better: str) -> None:
-    """Say so where an option's URL has a password: every process of the machine can read command lines."""
+    """Warn if an option's URL has a password: every process of the machine can read command lines."""
     if mask(url) != url:
-        click.echo(f"Warning: {option} shows its password to everybody on this machine; better in {better}", err=True)
+        click.echo(f"Warning: {option} shows its password to all users of this machine; better in {better}", err=True)
 
 
 def is_fleet(found: Mapping[str, str]) -> bool:
-    """True where somebody said where the fleet is."""
+    """Return True if an option or the environment names a broker or Redis."""
     return any(variable in found or os.environ.get(variable) for variable in DEFAULTS)
 
 
 def refusal(error: ShadhoError) -> click.ClickException:
-    """The error as click shows it: one line, and the error's exit code."""
-    return _Refusal(" ".join(str(error).split()), error.exit_code)
+    """Return the error as click shows it: one line, and the error's exit code."""
+    shown = click.ClickException(" ".join(str(error).split()))
+    shown.exit_code = error.exit_code  # type: ignore[misc]  # click declares it for the class, and reads it from the instance
+    return shown
 
 
-class _Refusal(click.ClickException):
-    def __init__(self, message: str, exit_code: int) -> None:
-        super().__init__(message)
-        self.exit_code = exit_code  # type: ignore[misc]  # click declares it for the class, and reads it from the instance
+@contextmanager
+def refusals() -> Iterator[None]:
+    """Show a ShadhoError as click does; a decorator of commands, too."""
+    try:
+        yield
+    except ShadhoError as error:
+        raise refusal(error) from None
 
 
 def _read(path: Path) -> dict[str, str]:
@@ -84,13 +89,13 @@ def _read(path: Path) -> dict[str, str]:
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"the URL file {path} cannot be read: {getattr(error, 'strerror', 'it is no text')}") from None
     found = {}
-    for number, line in enumerate(lines, 1):
-        name, separator, value = line.strip().partition("=")
-        if not line.strip() or line.strip().startswith("#"):
+    for number, line in enumerate(map(str.strip, lines), 1):
+        name, separator, value = map(str.strip, line.partition("="))
+        if not line or line.startswith("#"):
             continue
-        if not separator or name.strip() not in DEFAULTS:
+        if not separator or name not in DEFAULTS:
             raise UsageError(f"line {number} of {path} is neither {BROKER}=URL nor {REDIS}=URL")
-        found[name.strip()] = value.strip()
+        found[name] = value
     if mode & 0o077 and any(mask(url) != url for url in found.values()):
-        click.echo(f"Warning: others on this machine can read the passwords in {path}; chmod 600 {path}", err=True)
+        click.echo(f"Warning: other users of this machine can read the passwords in {path}; chmod 600 {path}", err=True)
     return found

@@ -1,4 +1,4 @@
-"""One run of one study from the command line: what is opened, in which order, and how it ends."""
+"""One run of one study from the command line: its options, everything it opens, its warnings, and its end."""
 
 from __future__ import annotations
 
@@ -8,17 +8,19 @@ import shlex
 import signal
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
 
+import click
 from rich.console import Console
 
 from shadho_celery.cli import connection_options, views
-from shadho_celery.cli.options import Options
-from shadho_celery.cli.warnings import Warnings
 from shadho_celery.core import hardware
+from shadho_celery.core.settings import StudySettings
 from shadho_celery.embedded.embedded import Embedded
 from shadho_celery.errors import NoSuccessfulTrial, UsageError
 from shadho_celery.fleet.executor import QueueExecutor
@@ -32,15 +34,41 @@ from shadho_celery.study.open import open_study
 from shadho_celery.transport import urls
 from shadho_celery.transport.broker import Publisher
 from shadho_celery.transport.redis import connect
+from shadho_celery.transport.registry import able, start_command, unable
 from shadho_celery.transport.signing import Signer
 
 DEFAULT_TRIALS = 100
 
-#: columns of the result where there is no terminal to ask
+#: columns of the result without a terminal
 PLAIN_WIDTH = 120
 
 #: exit codes of a run that was stopped at once, as shells have them: 128 and the signal's number
 STOPPED = {signal.SIGINT: 130, signal.SIGTERM: 143}
+
+#: seconds after which an expected class without a live worker is warned of
+MISSING_SECONDS = 10.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Options of the command line."""
+
+    study: str
+    #: settings that were given, which the study keeps for a later run
+    given: Mapping[str, object] = field(default_factory=dict)
+    seed: int | None = None
+    name: str | None = None
+    resume: bool = False
+    store: str = DEFAULT_STORE
+    #: slots by class of the embedded workers; empty for the default
+    workers: Mapping[str, int] = field(default_factory=dict)
+    as_json: bool = False
+    #: True if broker or Redis is named
+    fleet: bool = False
+
+    def over(self, stated: Mapping[str, object], earlier: Mapping[str, object] = MappingProxyType({})) -> StudySettings:
+        """Return the settings in force: the option, else an earlier run's, else the study file's, else the default."""
+        return StudySettings(**{**stated, **earlier, **self.given})  # type: ignore[arg-type]
 
 
 class _StopNow(Exception):
@@ -51,26 +79,27 @@ class Session:
     """Runs one study to its end, on this machine or on the fleet. A context manager; raises ShadhoError."""
 
     def __init__(self, options: Options, file: StudyFile) -> None:
+        """Refuse invalid settings before anything is opened; the settings of an earlier run are read later."""
         self._options = options
         self._file = file
         self._began = time.monotonic()
-        # What makes no sense is refused before anything is opened; an earlier run's settings are then read.
         self._settle({})
         self._space = compile_space(file.space)
-        self._expected = self._settings.classes
-        #: slots of one class that the widest trial takes
+        #: slots of the widest trial
         self._widest = widest(self._settings.slots, self._space)
         is_plain = not sys.stdout.isatty() and "COLUMNS" not in os.environ
         self._console = Console(stderr=options.as_json, width=PLAIN_WIDTH if is_plain else None)
         self._embedded: Embedded | None = None
+        #: most slots of each class so far
         self._slots: dict[str, int] = {}
         self._signals: list[int] = []
-        #: False while a turn of the loop may have been left in its middle
+        self._warned: set[str] = set()
+        #: False while a turn of the loop may be incomplete
         self._is_whole = True
         self._opened = ExitStack()
 
-    def _settle(self, earlier: Mapping[str, Any]) -> None:
-        """Decide what holds, given the settings of `earlier` runs. Raises UsageError for what makes no sense."""
+    def _settle(self, earlier: Mapping[str, object]) -> None:
+        """Set the settings in force, given those of `earlier` runs. Raises UsageError for invalid ones."""
         self._settings = self._options.over(self._file.stated, earlier)
         check_settings(self._settings)
         bounds = {name: getattr(self._settings, name) for name in ("trials", "seconds", "target")}
@@ -78,7 +107,7 @@ class Session:
 
     def __enter__(self) -> Session:
         with ExitStack() as opened:
-            # First in, last out: opening and closing are not to be cut in half either.
+            # Entered first and left last: a signal must not interrupt opening and closing either.
             opened.enter_context(self._note_signals())
             self._open(opened)
             self._opened = opened.pop_all()
@@ -88,13 +117,15 @@ class Session:
         self._opened.close()
 
     def _open(self, opened: ExitStack) -> None:
-        """Open store, servers, study and scheduler; what is opened last is closed first."""
+        """Open store, servers, study and scheduler, to be closed in reverse order."""
         self._store = opened.enter_context(closing(SqlStore(self._options.store)))
         connection_options.warn_of_password("--store", self._options.store, "PGPASSWORD or ~/.pgpass")
         if self._options.fleet:
             # Before the study is recorded: a server that is down should leave no empty study behind.
             client, publisher = connect(urls.url(urls.REDIS)), Publisher.configured()
-            _say(f"fleet: broker {urls.mask(urls.url(urls.BROKER))}, Redis {urls.mask(urls.url(urls.REDIS))}")
+            click.echo(
+                f"fleet: broker {urls.mask(urls.url(urls.BROKER))}, Redis {urls.mask(urls.url(urls.REDIS))}", err=True
+            )
         self._study = open_study(
             self._store,
             self._space.describe(),
@@ -121,23 +152,22 @@ class Session:
             gang_wait_seconds=self._settings.gang_wait_seconds,
             signer=Signer.configured(),
         )
-        opened.callback(self._let_go, publisher)
+        opened.callback(self._close_executor, publisher)
         self._scheduler = make_scheduler(self._space, self._study, self._executor, self._limits, self._settings)
 
-    def _let_go(self, publisher: Publisher) -> None:
-        """Close the executor, which forgets what it has brought: that must have been recorded before."""
-        if self._is_whole:
-            with ExitStack() as broken:
-                broken.callback(publisher.close)
+    def _close_executor(self, publisher: Publisher) -> None:
+        """Record the results, then close the executor, which deletes them; else close only its publisher."""
+        recorded: Publisher | QueueExecutor = publisher
+        try:
+            if self._is_whole:
                 self._study.commit()
-                broken.pop_all()
-            self._executor.close()
-        else:
-            publisher.close()
+                recorded = self._executor
+        finally:
+            recorded.close()
 
     def _embed(self) -> Embedded:
         machine = hardware.detect()
-        workers = self._options.workers or self._play_classes(machine)
+        workers = self._options.workers or self._default_workers(machine)
         if max(workers.values()) < self._widest:
             raise UsageError(
                 f"STUDY['slots'] gives a trial {self._widest} slots of one class, and no class has as many here; "
@@ -145,42 +175,44 @@ class Session:
             )
         return Embedded(Path(".shadho") / self._study.name, workers, [self._file.module], machine.cores)
 
-    def _play_classes(self, machine: hardware.Machine) -> dict[str, int]:
-        """The embedded workers by default."""
+    def _default_workers(self, machine: hardware.Machine) -> dict[str, int]:
+        """Return the slots by class of the embedded workers without --workers."""
         if machine.gpus:
             cores = max(1, machine.cores - len(machine.gpus))
             return {machine.compute_class: len(machine.gpus), "cpu": cores if self._widest == 1 else self._widest}
         if self._widest > 1:
             return {machine.compute_class: max(self._widest, machine.cores)}
-        names = self._expected or hardware.DEFAULT_CLASSES
-        _say(
-            f"no GPU here: CPU workers play the classes {', '.join(names)}; --workers cpu={machine.cores} for real use"
+        names = self._settings.classes or hardware.DEFAULT_CLASSES
+        click.echo(
+            f"no GPU here: CPU workers play the classes {', '.join(names)}; --workers cpu={machine.cores} for real use",
+            err=True,
         )
         return dict.fromkeys(names, 1)
 
     def search(self) -> int:
-        """Turn the loop to its end under a view; the exit code."""
+        """Turn the loop to its end under a view; return the exit code."""
         is_terminal = self._console.is_terminal
         view = views.LiveView(self._scheduler, self._console) if is_terminal else views.PlainView(self._scheduler)
-        warnings = Warnings(self._expected, self._executor, self._file.module, self._widest)
+        searching_since = time.monotonic()
 
         def on_turn() -> None:
-            self._heed_signals(view.note)
+            self._handle_signals(view.note)
             if self._embedded is not None:
                 self._embedded.raise_if_dead()
-            for compute_class in self._scheduler.classes:
-                self._slots[compute_class.name] = max(compute_class.slots, self._slots.get(compute_class.name, 0))
-            for warning in warnings.due():
-                view.note(warning)
+            self._slots |= {c.name: max(c.slots, self._slots.get(c.name, 0)) for c in self._scheduler.classes}
+            for warning in self._warnings(time.monotonic() - searching_since):
+                if warning not in self._warned:
+                    self._warned.add(warning)
+                    view.note(warning)
             view.update()
 
-        _say(f"study {self._study.name} (seed {self._study.record.seed}) in {self._store.safe_url}")
+        click.echo(f"study {self._study.name} (seed {self._study.record.seed}) in {self._store.safe_url}", err=True)
         self._is_whole = False
         with view:
             try:
                 self._scheduler.run(on_turn)
             except _StopNow:
-                # Embedded workers end with us: what they run is lost rather than cancelled, and waits for --resume.
+                # Embedded workers end with this process: their trials are lost, not cancelled, and wait for --resume.
                 self._scheduler.stop(running=self._options.fleet)
                 self._is_whole = True
                 return STOPPED[signal.Signals(self._signals[-1])]
@@ -188,7 +220,7 @@ class Session:
         return 0 if self._study.best is not None or self._signals else NoSuccessfulTrial.exit_code
 
     def show_result(self) -> None:
-        """The table, or the JSON object."""
+        """Print the table, or the JSON object."""
         self._study.commit()
         seconds = time.monotonic() - self._began
         resume = ["python", "-m", "shadho_celery.launch", self._file.module, "--resume", self._study.name]
@@ -197,23 +229,44 @@ class Session:
         asked = self._limits.trials or 0
         resume += ["--trials", str(asked if asked > self._study.counted else 2 * max(1, self._study.counted))]
         if self._options.as_json:
-            sys.stdout.write(
-                json.dumps(views.as_json(self._study, seconds, self._scheduler.subspaces, self._slots)) + "\n"
-            )
+            found = views.as_json(self._study, seconds, self._scheduler.subspaces, self._slots)
+            sys.stdout.write(json.dumps(found) + "\n")
         else:
             refused = self._executor.refused()
             views.summary(self._study, self._space, self._console, shlex.join(resume), refused=refused)
         if self._study.best is None:
-            _say(str(NoSuccessfulTrial()) if self._study.counted else "No trial has ended.")
+            click.echo(str(NoSuccessfulTrial()) if self._study.counted else "No trial has ended.", err=True)
+
+    def _warnings(self, seconds: float) -> Iterator[str]:
+        """Yield the present warnings, after so many seconds of searching: of servers, classes and workers."""
+        if self._executor.trouble is not None:
+            yield f"Warning: {self._executor.trouble}; trying again"
+        yield from self._executor.notices()
+        if seconds < MISSING_SECONDS:
+            return
+        live, module, fingerprint = self._executor.workers, self._file.module, Signer.configured().fingerprint
+        if (trouble := unable(live, module, fingerprint)) is not None:
+            yield f"Warning: {trouble}"
+        served: Counter[str] = Counter()
+        for worker in able(live, module, fingerprint).values():
+            served[worker.compute_class] += worker.slots
+        if served and max(served.values()) < self._widest:
+            yield (
+                f"Warning: trials take up to {self._widest} slots of one class, and no class has as many; "
+                "start more workers of one class, or with more slots"
+            )
+        for name in self._settings.classes:
+            if name not in served:
+                yield f"Warning: no worker serves the queue {name}; start one: {start_command(name, module)}"
 
     @contextmanager
     def _note_signals(self) -> Iterator[None]:
-        """Take Ctrl-C and SIGTERM down, to be heeded between two turns of the loop, where nothing is half done."""
+        """Note Ctrl-C and SIGTERM, to be handled between two turns of the loop."""
 
         def note(number: int, _: object) -> None:
             self._signals.append(number)
             if len(self._signals) > 2:
-                # Somebody insists: something hangs, in a network that does not answer perhaps.
+                # The loop does not come to its next turn, perhaps because of a network that does not answer.
                 raise SystemExit(STOPPED[signal.Signals(number)])
 
         before = {number: signal.signal(number, note) for number in STOPPED}
@@ -223,15 +276,10 @@ class Session:
             for number, handler in before.items():
                 signal.signal(number, handler)
 
-    def _heed_signals(self, say: Any) -> None:
-        """Ctrl-C once: finish what runs; twice, or SIGTERM: stop now."""
+    def _handle_signals(self, say: Callable[[str], None]) -> None:
+        """Let running trials finish after one Ctrl-C; stop at once after two, or after SIGTERM."""
         if len(self._signals) > 1 or signal.SIGTERM in self._signals:
             raise _StopNow
         if self._signals and not self._scheduler.stopping:
             self._scheduler.stop()
-            say("stopping: what runs is finished first; Ctrl-C again stops at once")
-
-
-def _say(text: str) -> None:
-    sys.stderr.write(text + "\n")
-    sys.stderr.flush()
+            say("stopping: running trials finish first; Ctrl-C again stops at once")

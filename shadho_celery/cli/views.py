@@ -1,18 +1,16 @@
-"""Views of a study: live while it runs, in tables when it has ended, and as JSON for scripts."""
+"""Views of a study: live while it runs, in tables at its end, and as JSON for scripts."""
 
 from __future__ import annotations
 
 import statistics
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from rich.console import Console, Group
 from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from shadho_celery.core.checks import one_line
@@ -26,27 +24,25 @@ from shadho_celery.study.trials import merit
 #: rows of the table of the best trials
 BEST = 5
 
-#: rows of the table of what ran where
+#: rows of the table of subspaces and classes
 PLACED = 12
 
 #: seconds between two lines of the plain view
 PLAIN_SECONDS = 5.0
 
+#: failures and warnings that the summary shows
+MESSAGES = 3
+
 _S = TrialState
 
 
 class LiveView:
-    """A terminal's view: progress, the best so far, and what every class is doing."""
+    """View on a terminal: progress, the best trial so far, and the state of every class."""
 
     def __init__(self, scheduler: Scheduler, console: Console) -> None:
         self._scheduler = scheduler
-        self._progress = Progress(
-            TextColumn("{task.description}", style="bold", markup=False),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            console=console,
-        )
+        description = TextColumn("{task.description}", style="bold", markup=False)
+        self._progress = Progress(description, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=console)
         self._task = self._progress.add_task(scheduler.study.name, total=scheduler.limits.trials)
         self._live = Live(self.picture(), console=console, refresh_per_second=4, transient=True)
 
@@ -58,21 +54,21 @@ class LiveView:
         self._live.stop()
 
     def update(self) -> None:
-        """Show how things are now."""
+        """Show the present state."""
         self._live.update(self.picture())
 
     def note(self, text: str) -> None:
-        """Say something once, above the view."""
+        """Print a message once, above the view."""
         self._live.console.print(Text(text))
 
     def picture(self) -> Group:
-        """What the view shows now."""
+        """Return the view of the present state."""
         self._progress.update(self._task, completed=self._scheduler.study.counted)
         return Group(self._progress, Text(best_line(self._scheduler.study)), class_table(self._scheduler))
 
 
 class PlainView:
-    """The view where there is no terminal: a line now and then."""
+    """View without a terminal: a line every few seconds."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
@@ -97,7 +93,7 @@ class PlainView:
 
 
 def progress_line(scheduler: Scheduler) -> str:
-    """The state of the study in one line."""
+    """Return the state of the study in one line."""
     study = scheduler.study
     limit = f"/{scheduler.limits.trials}" if scheduler.limits.trials else ""
     taken = busy_slots(study)
@@ -106,7 +102,7 @@ def progress_line(scheduler: Scheduler) -> str:
 
 
 def busy_slots(study: Study) -> Counter[str | None]:
-    """By compute class, the slots that something runs in: a trial takes as many as it is wide, in each attempt."""
+    """Return the busy slots by class: each running attempt counts with the width of its trial."""
     busy: Counter[str | None] = Counter()
     for attempt in study.attempts:
         if attempt.state is _S.RUNNING:
@@ -115,65 +111,61 @@ def busy_slots(study: Study) -> Counter[str | None]:
 
 
 def best_line(study: Study) -> str:
-    """The best loss so far."""
+    """Return the best loss so far in one line."""
     best = study.best
     if best is None:
         return "no loss yet"
     return f"best loss {best.loss:.6g} (trial {best.number}, {best.subspace}, {best.compute_class})"
 
 
-def class_table(scheduler: Scheduler) -> Table:
-    """One row a compute class: the live ones, and others that trials were sent to."""
-    study = scheduler.study
-    live = {c.name: c for c in scheduler.classes}
-    busy = busy_slots(study)
-    table = Table("class", *(_right(name) for name in ("workers", "busy", "slots", "waiting", "done", "failed")))
-    for name in [*live, *(name for name in study.compute_classes if name not in live)]:
-        known = live.get(name)
-        counts = (
-            known.workers if known else 0,
-            busy[name],
-            known.slots if known else 0,
-            study.count(_S.QUEUED, compute_class=name),
-            study.count(_S.COMPLETE, _S.PRUNED, compute_class=name),
-            study.count(_S.FAILED, compute_class=name),
-        )
-        table.add_row(Text(name), *map(str, counts))
-    return table
-
-
-def _right(name: str) -> Any:
-    from rich.table import Column
-
+def right(name: str) -> Column:
+    """Return a column of numbers."""
     return Column(Text(name), justify="right")
 
 
+def class_table(scheduler: Scheduler) -> Table:
+    """Return one row for each compute class: the live ones, and others with trials."""
+    study = scheduler.study
+    live = {c.name: c for c in scheduler.classes}
+    busy = busy_slots(study)
+    table = Table("class", *map(right, ("workers", "busy", "slots", "waiting", "done", "failed")))
+    for name in dict.fromkeys([*live, *study.compute_classes]):
+        workers, slots = (live[name].workers, live[name].slots) if name in live else (0, 0)
+        waiting = study.count(_S.QUEUED, compute_class=name)
+        done = study.count(_S.COMPLETE, _S.PRUNED, compute_class=name)
+        failed = study.count(_S.FAILED, compute_class=name)
+        table.add_row(Text(name), *map(str, (workers, busy[name], slots, waiting, done, failed)))
+    return table
+
+
 def summary(study: Study, space: Space, console: Console, resume_command: str, refused: int = 0) -> None:
-    """The best trials, what went wrong, where the store lies, and how to go on; `refused` are late results."""
+    """Print the best trials, failures and warnings, the store, and the command to continue.
+
+    `refused` is the number of late results that were refused.
+    """
     complete = sorted((t for t in study.trials if t.state is _S.COMPLETE), key=lambda t: (merit(t), t.number))
     if complete:
         console.print(best_table(complete[:BEST], space))
     if len(study.subspaces) > 1 and len(study.compute_classes) > 1:
         console.print(placement_table(study))
-    # Lines to be copied from: without a terminal they would be wrapped at a width that nobody has chosen.
-    say = partial(console.print, soft_wrap=True)
-    for trial in _failures(study):
-        say(Text(f"trial {trial.number} failed: {headline(trial.error)[:300]}"))
-    for trial in _warned(study):
-        say(Text(f"trial {trial.number}: {one_line(trial.outcome.warning if trial.outcome else '', 300)}"))
-    for line in _faults(study, refused):
-        say(Text(line))
+    failed = _different(reversed(study.trials), lambda t: headline(t.error) if t.state is _S.FAILED and t.error else "")
+    lines = [f"trial {trial.number} failed: {error[:300]}" for error, trial in failed.items()]
+    warned = _different(study.trials, lambda trial: (trial.outcome and trial.outcome.warning) or "")
+    lines += [f"trial {trial.number}: {one_line(warning, 300)}" for warning, trial in warned.items()]
+    lines += _faults(study, refused)
     counts = f"{study.count(_S.COMPLETE)} complete, {study.count(_S.FAILED)} failed"
-    say(Text(f"study {study.name}: {counts}; {best_line(study)}"))
-    say(Text(f"store: {study.store.safe_url}"))
-    say(Text(f"more trials of it: {resume_command}"))
+    lines += [f"study {study.name}: {counts}; {best_line(study)}"]
+    lines += [f"store: {study.store.safe_url}", f"more trials of it: {resume_command}"]
+    for line in lines:
+        # Soft: lines to copy from must not be wrapped at the width of a file.
+        console.print(Text(line), soft_wrap=True)
 
 
 def best_table(trials: Sequence[Trial], space: Space) -> Table:
-    """One row a trial, with its budget where any of them has one."""
+    """Return one row for each trial, with its budget if any of them has one."""
     has_budgets = any(trial.budget is not None for trial in trials)
     numbers = ("trial", "loss", "budget") if has_budgets else ("trial", "loss")
-    table = Table(*map(_right, numbers), "class", "params as drawn", "what the objective got")
+    table = Table(*map(right, numbers), "class", "params as drawn", "what the objective got")
     for trial in trials:
         budget = "all" if trial.budget is None else f"{trial.budget:.6g}"
         # Text: rich would read square brackets in a str as its markup.
@@ -184,14 +176,14 @@ def best_table(trials: Sequence[Trial], space: Space) -> Table:
 
 
 def placement_table(study: Study) -> Table:
-    """What ran where: by subspace and class the trials that finished, and the median of their seconds."""
+    """Return the number and the median seconds of the complete trials, by subspace and class."""
     seconds: dict[tuple[str, str], list[float]] = defaultdict(list)
     for trial in study.trials:
         if trial.state is _S.COMPLETE and trial.compute_class is not None and trial.seconds is not None:
             seconds[trial.subspace, trial.compute_class].append(trial.seconds)
     classes = sorted({compute_class for _, compute_class in seconds})
     subspaces = list(dict.fromkeys(subspace for subspace, _ in seconds))
-    table = Table("trials x median seconds", *(_right(name) for name in classes), _right("best loss"))
+    table = Table("trials x median seconds", *map(right, [*classes, "best loss"]))
     for subspace in sorted(subspaces, key=lambda name: study.best_of(name) or 0.0)[:PLACED]:
         cells = [
             f"{len(times)} x {statistics.median(times):.3g}" if times else "-"
@@ -201,75 +193,65 @@ def placement_table(study: Study) -> Table:
     return table
 
 
-def _failures(study: Study, most: int = 3) -> list[Trial]:
-    """One failed trial for each of the last few different errors."""
-    seen: dict[str, Trial] = {}
-    for trial in reversed(study.trials):
-        if trial.state is _S.FAILED and trial.error and len(seen) < most:
-            seen.setdefault(headline(trial.error), trial)
-    return list(seen.values())
-
-
-def _warned(study: Study, most: int = 3) -> list[Trial]:
-    """The first trial with each of the first few different warnings."""
-    seen: dict[str, Trial] = {}
-    for trial in study.trials:
-        if trial.outcome and trial.outcome.warning and len(seen) < most:
-            seen.setdefault(trial.outcome.warning, trial)
-    return list(seen.values())
+def _different(trials: Iterable[Trial], message: Callable[[Trial], str]) -> dict[str, Trial]:
+    """Return the first few different messages of trials, each with its first trial; "" is none."""
+    found: dict[str, Trial] = {}
+    for trial in trials:
+        if len(found) < MESSAGES and (text := message(trial)):
+            found.setdefault(text, trial)
+    return found
 
 
 def _faults(study: Study, refused: int) -> list[str]:
-    """What was lost, refused or left, where anything was."""
+    """Return a line for each count of lost attempts, copies, refused results and waiting trials above 0."""
     lost = sum(trial.lost for trial in study)
     waiting = study.count(_S.WAITING)
-    copies = f"late trials started once more where a slot was idle: {study.copied}; ended by that: {study.rescued}"
-    said = {
+    counts = {
         f"attempts lost with their workers, and run again: {lost}": lost,
-        copies: study.copied,
+        f"late trials copied to an idle slot: {study.copied}; ended by the copy: {study.rescued}": study.copied,
         f"late results refused, each trial counts once: {refused}": refused,
         f"trials that wait to be run by --resume: {waiting}": waiting,
     }
-    return [line for line, count in said.items() if count]
+    return [line for line, count in counts.items() if count]
 
 
 def drawn(params: Params) -> str:
-    """Params by label, short."""
+    """Return params by label in short form."""
     return ", ".join(f"{label}={_text(value)}" for label, value in params.items())
 
 
 def given(space: Space, trial: Trial) -> str:
-    """What the objective got, short."""
+    """Return the objective's values in short form."""
     try:
         return _text(space.evaluate(trial.params))
     except Exception as error:  # a space may call any function, which may fail on these params
         return f"({type(error).__name__})"
 
 
-def _text(value: Any) -> str:
-    if isinstance(value, bool) or not isinstance(value, (float, dict, tuple, list)):
-        return str(value)
+def _text(value: object) -> str:
     if isinstance(value, float):
         return f"{value:.5g}"
     if isinstance(value, dict):
         return "{" + ", ".join(f"{key}: {_text(part)}" for key, part in value.items()) + "}"
-    return "(" + ", ".join(map(_text, value)) + ")"
+    if isinstance(value, (tuple, list)):
+        return "(" + ", ".join(map(_text, value)) + ")"
+    return str(value)
 
 
-def as_json(study: Study, seconds: float, subspaces: Iterable[str], slots: Mapping[str, int]) -> dict[str, Any]:
-    """The study as one JSON object; `slots` are the live slots by class, `subspaces` all that there are."""
+def as_json(study: Study, seconds: float, subspaces: Iterable[str], slots: Mapping[str, int]) -> dict[str, object]:
+    """Return the study as one JSON object; `slots` are the live slots by class, `subspaces` all that exist."""
+
+    def counts(*states: TrialState, **where: str) -> dict[str, object]:
+        return {state.lower(): study.count(state, **where) for state in states}
+
+    ended = (_S.COMPLETE, _S.FAILED)
+    classes = sorted({*slots, *study.compute_classes})
     best = study.best
     return {
         "study": study.name,
         "store": study.store.safe_url,
         "seconds": round(seconds, 3),
-        "trials": {
-            "total": study.counted,
-            "complete": study.count(_S.COMPLETE),
-            "failed": study.count(_S.FAILED),
-            "pruned": study.count(_S.PRUNED),
-            "cancelled": study.count(_S.CANCELLED),
-        },
+        "trials": {"total": study.counted, **counts(*ended, _S.PRUNED, _S.CANCELLED)},
         "best": best
         and {
             "loss": best.loss,
@@ -277,20 +259,9 @@ def as_json(study: Study, seconds: float, subspaces: Iterable[str], slots: Mappi
             "compute_class": best.compute_class,
             "trial": best.number,
         },
-        "classes": {
-            name: {
-                "complete": study.count(_S.COMPLETE, compute_class=name),
-                "failed": study.count(_S.FAILED, compute_class=name),
-                "slots": slots.get(name, 0),
-            }
-            for name in sorted({*slots, *study.compute_classes})
-        },
+        "classes": {name: counts(*ended, compute_class=name) | {"slots": slots.get(name, 0)} for name in classes},
         "subspaces": {
-            name: {
-                "complete": study.count(_S.COMPLETE, subspace=name),
-                "failed": study.count(_S.FAILED, subspace=name),
-                "best": study.best_of(name),
-            }
+            name: counts(*ended, subspace=name) | {"best": study.best_of(name)}
             for name in dict.fromkeys([*subspaces, *study.subspaces])
         },
     }

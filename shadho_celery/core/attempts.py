@@ -15,7 +15,7 @@ _NONE: Mapping[int, object] = MappingProxyType({})
 
 
 class Attempts(Generic[T]):
-    """What is known of each live attempt, by trial and attempt, in the order in which they were sent."""
+    """Facts about each live attempt, by trial and attempt, in the order of sending."""
 
     def __init__(self) -> None:
         self._live: dict[int, dict[int, T]] = {}
@@ -30,23 +30,23 @@ class Attempts(Generic[T]):
 
     @property
     def numbers(self) -> Collection[int]:
-        """Numbers of those trials, in the order in which they were sent."""
+        """Numbers of those trials, in the order of sending."""
         return self._live.keys()
 
     def put(self, number: int, attempt: int, known: T) -> None:
-        """Enter an attempt, or what is known of it by now."""
+        """Enter an attempt, or replace the facts about it."""
         self._live.setdefault(number, {})[attempt] = known
 
     def of(self, number: int) -> Mapping[int, T]:
-        """The trial's live attempts by their number."""
+        """Return the trial's live attempts by their number."""
         return self._live.get(number, _NONE)  # type: ignore[arg-type]
 
     def find(self, number: int, attempt: int) -> T | None:
-        """The attempt; None where it does not live."""
+        """Return the attempt; None if it is not live."""
         return self.of(number).get(attempt)
 
     def lose(self, number: int, attempt: int) -> bool:
-        """Take away an attempt that will not end; return whether its trial lives on in another one."""
+        """Remove an attempt that will not end; return True if its trial has another live attempt."""
         live = self._live.get(number, {})
         live.pop(attempt, None)
         if not live:
@@ -54,10 +54,10 @@ class Attempts(Generic[T]):
         return bool(live)
 
     def settle(self, number: int, attempt: int, *, well: bool) -> bool:
-        """Take away an attempt that has ended; return whether its trial ends with it.
+        """Remove an attempt that has ended; return True if its trial ends with it.
 
-        The first attempt that ends well ends its trial, and with it the others. One that does not leaves the trial to
-        those that live. A result of an attempt that was given up ends its trial in any case: nobody else has told yet.
+        The first attempt that ends well ends its trial, and with it the others. An attempt that ends badly leaves the
+        trial to the other live attempts. A result of a lost attempt ends its trial in any case: no other has arrived.
         """
         live = self._live.get(number, {})
         if well or attempt not in live or len(live) == 1:

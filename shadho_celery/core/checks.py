@@ -1,4 +1,4 @@
-"""Checks of what comes from outside: names, and plain values that must be a declared record; and words for messages."""
+"""Validation of input from outside: names, and plain values that must be a declared record; and texts of messages."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ R = TypeVar("R")
 _repr = reprlib.Repr()
 _repr.maxstring = _repr.maxother = _repr.maxlong = 200
 
-#: how msgspec says what is wrong, and where
+#: form of msgspec's messages: the problem, then the path of the field
 _WHERE = re.compile(r"(?P<what>.*?)(?: - at (?P<is_key>`key` in )?`\$(?P<path>[^`]*)`)?", re.DOTALL)
 _KEY = re.compile(r"Object (?P<how>missing required|contains unknown) field `(?P<key>.*)`", re.DOTALL)
 _BOUND = re.compile(r"Expected `\w+` (?P<sign>[<>]=?) (?P<bound>\S+)")
@@ -31,7 +31,7 @@ def one_line(text: object, most: int = 200) -> str:
 
 
 def short(value: object, most: int = 200) -> str:
-    """Return at most about `most` characters of a value's repr, or of an error's message, in one line; never raises."""
+    """Return about `most` characters of a value's repr, or of an error's message, in one line; never raise."""
     try:
         text = " ".join((str(value) if isinstance(value, BaseException) else _repr.repr(value)).split())
     except Exception:
@@ -40,7 +40,7 @@ def short(value: object, most: int = 200) -> str:
 
 
 def plain(value: object) -> object:
-    """Return a value with Python's own numbers in place of others, such as numpy's, which msgspec refuses."""
+    """Convert numbers such as numpy's, which msgspec refuses, to Python's own."""
     if isinstance(value, Mapping):
         return {key: plain(each) for key, each in value.items()}
     if isinstance(value, (list, tuple)):
@@ -51,7 +51,7 @@ def plain(value: object) -> object:
 
 
 def check_name(kind: str, name: str, known: Collection[str]) -> None:
-    """Raise UsageError for the `name` of a `kind` that is not among the `known` ones."""
+    """Raise UsageError unless `name` is one of the `known` names of its `kind`."""
     if name not in known:
         raise UsageError(f"there is no {kind} {name!r}; choose one of {', '.join(known)}")
 
@@ -67,9 +67,9 @@ def resolve(*kinds: Any) -> None:
 
 
 def as_record(value: object, kind: type[R], where: str = "", form: str = "") -> R:
-    """Return plain values as a declared record.
+    """Convert plain values to a declared record.
 
-    Raises UsageError, naming the key under `where`, what is wrong with it, and `form`, what would be right.
+    Raises UsageError with the key under `where`, the problem, and `form`, the remedy.
     """
     try:
         return msgspec.convert(plain(value), kind)
@@ -80,12 +80,12 @@ def as_record(value: object, kind: type[R], where: str = "", form: str = "") -> 
 
 
 def misfit_at(key: str, what: str) -> ValueError:
-    """Return the error of a record whose fields do not fit together: the one called `key` is wrong."""
+    """Return the error to raise in a record for its field `key`, in msgspec's form."""
     return ValueError(f"{what} - at `$.{key}`")
 
 
 def misfit(error: msgspec.ValidationError, value: object, kind: type[object]) -> tuple[str, str]:
-    """Return the key that msgspec found wrong in `value`, "" for all of it, and what is wrong with it, in words."""
+    """Return the key that msgspec refused in `value`, "" for all of it, and a readable description of the problem."""
     found = _WHERE.fullmatch(str(error))
     what, path = (found["what"], found["path"] or "") if found else (str(error), "")
     keys = [part for part in re.split(r"[.\[\]]+", path) if part]
@@ -111,7 +111,7 @@ def _no_such_key(kind: type[object]) -> str:
 def _in_words(what: str, value: object) -> str:
     shown = short(value, 60)
     if bound := _BOUND.fullmatch(what):
-        return f"{shown} will not do; it must be {_BOUNDS[bound['sign']]} {float(bound['bound']):g}"
+        return f"{shown} is not allowed; it must be {_BOUNDS[bound['sign']]} {float(bound['bound']):g}"
     for wanted, noun in (("object", "table"), ("array", "list")):
         if what.startswith(f"Expected `{wanted}"):
             return f"this is no {noun} but {_KINDS.get(type(value), type(value).__name__)}"
@@ -121,4 +121,4 @@ def _in_words(what: str, value: object) -> str:
         return f"{shown} is more than a float can hold"
     if what.startswith(("Expected `float", "Number out of range")):
         return f"{shown} is no number"
-    return f"{shown} will not do; {what[:1].lower()}{what[1:]}"
+    return f"{shown} is not allowed; {what[:1].lower()}{what[1:]}"

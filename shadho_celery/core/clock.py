@@ -1,4 +1,4 @@
-"""Time is an argument: the same code runs against the wall clock and against a simulated one."""
+"""Clocks: time is an argument, so the same code runs on the wall clock and on a simulated one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ class Clock(Protocol):
     """Tells the time and lets it pass."""
 
     def now(self) -> float:
-        """Seconds since the epoch."""
+        """Return the seconds since the epoch."""
 
     def sleep(self, seconds: float) -> None:
         """Return once `seconds` have passed on this clock."""
@@ -27,7 +27,7 @@ class SystemClock:
 
 
 class ManualClock:
-    """A clock that moves only when it is told to, for tests and for the simulator."""
+    """A clock that moves only on request, for tests and for the simulator."""
 
     def __init__(self, start: float = 0.0) -> None:
         self._now = start

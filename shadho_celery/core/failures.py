@@ -1,4 +1,4 @@
-"""What an error says in one line, and what makes two failures one kind."""
+"""Summary of an error in one line, and the kind of a failure."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ _CHANGING = re.compile(r"0x[0-9a-f]+|\d+(\.\d+)?|'[^']*'|\"[^\"]*\"")
 
 
 def kind_of(error: str | None) -> str:
-    """Return the kind of a failure: the exception and where it was raised, else its first line without numbers."""
+    """Return the kind of a failure: the exception and the line that raised it, else its first line without numbers."""
     text = (error or "").strip()
-    # How a process died is told in the first line; what faulthandler has to say of it differs from time to time.
+    # A process's death is described in the first line; faulthandler's text after it differs from time to time.
     places = [*_PLACE.finditer(text)] if _TRACEBACK in text else []
     if not places:
         return _CHANGING.sub("#", text.partition("\n")[0])[:200] or "no reason"
@@ -23,6 +23,6 @@ def kind_of(error: str | None) -> str:
 
 
 def headline(error: str | None) -> str:
-    """Return the one line of an error that tells most: the last one of a traceback, else the first."""
+    """Return the most informative line of an error: the last one of a traceback, else the first."""
     lines = (error or "").strip().splitlines() or ["no reason given"]
     return lines[-1 if _TRACEBACK in (error or "") else 0]

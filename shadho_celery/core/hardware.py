@@ -1,34 +1,34 @@
-"""A machine, and the compute class that it belongs to."""
+"""Hardware of a machine, and its compute class."""
 
 from __future__ import annotations
 
 import os
 import socket
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field
 
 from msgspec import Struct
 
-#: Classes in the order in which a study expects them to be strong, until their workers have announced hardware.
+#: expected classes, the strongest first, until their workers have announced hardware
 DEFAULT_CLASSES = ("gpu_large", "gpu_small", "cpu")
 
-#: A GPU with at least this much memory makes its machine `gpu_large`.
+#: memory of a GPU that makes its machine `gpu_large`
 LARGE_GPU_BYTES = 16 * 2**30
 
-#: Libraries that start a thread for every core they see unless these say otherwise.
+#: variables that bound the threads of numerical libraries, which otherwise start one for every core
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
 
 def uses_gpus(compute_class: str) -> bool:
-    """Whether workers of `compute_class` drive their machine's GPUs; a class named cpu... leaves them to others."""
+    """Return True if workers of `compute_class` use their machine's GPUs; a class named cpu... leaves them free."""
     return not compute_class.startswith("cpu")
 
 
 class Machine(Struct, frozen=True, kw_only=True):
-    """The facts of one machine that matter to a search, as its workers announce them."""
+    """Facts of one machine, as its workers announce them."""
 
-    #: its name, or what ``SHADHO_HOST`` says
+    #: its name, or the value of ``SHADHO_HOST``
     host: str = ""
     #: cores this process may use
     cores: int = 1
@@ -43,52 +43,52 @@ class Machine(Struct, frozen=True, kw_only=True):
 
     @property
     def compute_class(self) -> str:
-        """The class a machine like this belongs to by default: `gpu_large`, `gpu_small` or `cpu`."""
+        """Class of such a machine by default: `gpu_large`, `gpu_small` or `cpu`."""
         if not self.gpus:
             return "cpu"
         return "gpu_large" if self.gpu_memory >= LARGE_GPU_BYTES else "gpu_small"
 
     def gpus_for(self, compute_class: str) -> tuple[str, ...]:
-        """The GPUs a worker of `compute_class` drives here."""
+        """Return the GPUs for a worker of `compute_class` here."""
         return self.gpus if uses_gpus(compute_class) else ()
 
     def slots_for(self, compute_class: str, cores_per_trial: int = 1) -> int:
-        """Slots by default: one per GPU, else one per `cores_per_trial` cores."""
+        """Return the default number of slots: one per GPU, else one per `cores_per_trial` cores."""
         return len(self.gpus_for(compute_class)) or max(1, self.cores // max(1, cores_per_trial))
 
     def slot_environment(self, compute_class: str, slot: int, slots: int) -> dict[str, str]:
-        """Variables for the process of slot number `slot` of `slots`: its GPU, and its share of the cores."""
+        """Return the variables for the process of slot number `slot` of `slots`: its GPU, and its share of the cores."""
         gpus = self.gpus_for(compute_class)
         threads = str(max(1, self.cores // max(1, slots)))
         visible = gpus[slot % len(gpus)] if gpus else ""
-        # CUDA counts GPUs by speed unless told to count them as the driver does, which is where our numbers come from.
+        # Our numbers are the driver's. CUDA by itself would number GPUs by speed.
         order = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
         return {"CUDA_VISIBLE_DEVICES": visible, **order, **dict.fromkeys(THREAD_VARIABLES, threads)}
 
     def memory_for(self, compute_class: str) -> int:
-        """Bytes that a trial of `compute_class` may use here: of the smallest GPU, else of the RAM."""
+        """Return the bytes for a trial of `compute_class` here: of the smallest GPU, else of the RAM."""
         return (self.gpu_memory if uses_gpus(compute_class) else 0) or self.memory
 
 
 @dataclass(frozen=True, kw_only=True)
 class ComputeClass:
-    """Machines alike in what matters, as their live workers announce them."""
+    """Group of similar machines, as their live workers announce them."""
 
     #: also the name of the class's queue
     name: str
     #: slots of all live workers
     slots: int
-    #: slots that run a trial now, of any study
+    #: slots that run a trial of any study
     busy: int = 0
     #: live workers
     workers: int = 1
-    #: slots of the class that this study may fill; others may live on the same fleet
+    #: slots for this study, beside other studies on the fleet; None for all
     allowance: float | None = None
-    #: trials to keep waiting beyond the slots, so that a freed slot need not wait for the scheduler
+    #: trials to queue beyond the slots, so that a freed slot need not wait for the scheduler
     ahead: int = 0
-    #: attempts of this study on workers that fell silent: not given up for lost yet, they take no slot of the live ones
+    #: slots of this study's attempts on silent workers: not lost yet, they occupy no slot of the live workers
     silent: int = 0
-    #: bytes a trial may use on the class's smallest machine: of a GPU, else of its RAM; 0 where unknown
+    #: bytes for a trial on the class's smallest machine: of a GPU, else of its RAM; 0 if unknown
     memory: int = 0
     #: bytes of the smallest GPU among the class's machines
     gpu_memory: int = 0
@@ -99,21 +99,21 @@ class ComputeClass:
 
     @property
     def share(self) -> float:
-        """Slots this study may fill."""
+        """Slots for this study."""
         return self.slots if self.allowance is None else self.allowance
 
 
 def by_strength(classes: Iterable[ComputeClass], expected: Sequence[str] = DEFAULT_CLASSES) -> list[ComputeClass]:
-    """Strongest first: GPU memory, then cores; machines that are equal in both keep the order `expected` names."""
+    """Sort classes, strongest first: by GPU memory, then by cores, then in the `expected` order."""
     order = {name: place for place, name in enumerate(expected)}
     return sorted(classes, key=lambda c: (-c.gpu_memory, -c.cores, order.get(c.name, len(order)), c.name))
 
 
 def detect() -> Machine:
-    """The machine this process runs on, as far as it may use it. Never raises: what cannot be read is absent.
+    """Return the resources of this machine that the process may use. Never raises: unreadable ones are absent.
 
-    ``SHADHO_CORES`` bounds the cores, for several workers on one machine. ``SHADHO_HOST`` is the name or address by
-    which other machines know this one, where its own name does not tell it from others.
+    ``SHADHO_CORES`` bounds the cores, for several workers on one machine. ``SHADHO_HOST`` is the name or address of
+    this machine for other machines, in case its own name is ambiguous.
     """
     gpus, name, gpu_memory = _nvidia_gpus()
     return Machine(
@@ -128,44 +128,34 @@ def detect() -> Machine:
 
 def _cores() -> int:
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    told = os.environ.get("SHADHO_CORES", "")
-    return min(usable, int(told)) if told.isdecimal() and int(told) > 0 else usable
+    bound = os.environ.get("SHADHO_CORES", "")
+    return min(usable, int(bound)) if bound.isdecimal() and int(bound) > 0 else usable
 
 
 def _nvidia_gpus() -> tuple[tuple[str, ...], str, int]:
-    """Indexes of the usable NVIDIA GPUs, the first one's name, and the smallest one's bytes."""
+    """Return the indexes of the usable NVIDIA GPUs, the name of the machine's first one, and the smallest one's bytes."""
     import pynvml
 
     try:
-        pynvml.nvmlInit()
+        with ExitStack() as opened:
+            pynvml.nvmlInit()
+            opened.callback(pynvml.nvmlShutdown)
+            handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
+            memory = {str(i): int(pynvml.nvmlDeviceGetMemoryInfo(handle).total) for i, handle in enumerate(handles)}
+            name = str(pynvml.nvmlDeviceGetName(handles[0])) if handles else ""
     except pynvml.NVMLError:
         return (), "", 0
-    try:
-        handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
-        memory = [int(pynvml.nvmlDeviceGetMemoryInfo(handle).total) for handle in handles]
-        name = str(pynvml.nvmlDeviceGetName(handles[0])) if handles else ""
-    except pynvml.NVMLError:
-        return (), "", 0
-    finally:
-        pynvml.nvmlShutdown()
-    indexes = _visible([str(i) for i in range(len(handles))])
-    return indexes, name if indexes else "", min((memory[int(i)] for i in indexes if i.isdecimal()), default=0)
-
-
-def _visible(indexes: list[str]) -> tuple[str, ...]:
-    """Those of `indexes` that CUDA_VISIBLE_DEVICES leaves to this process."""
-    told = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if told is None:
-        return tuple(indexes)
-    return tuple(i for i in (part.strip() for part in told.split(",")) if i in indexes)
+    visible = [part.strip() for part in os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(memory)).split(",")]
+    indexes = tuple(i for i in visible if i in memory)
+    return indexes, name if indexes else "", min((memory[i] for i in indexes), default=0)
 
 
 def own_address(host: str = "192.0.2.1", port: int = 9) -> str:
-    """Return the address that this machine has on the way to `host`; 127.0.0.1 where there is no such way."""
+    """Return this machine's address on the route to `host`; 127.0.0.1 without a route."""
     with suppress(OSError):
         family, kind, *_, where = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
         with closing(socket.socket(family, kind)) as probe:
-            # Of a datagram socket this sends nothing; it only finds the way.
+            # A datagram socket sends nothing here; it only looks up the route.
             probe.connect(where)
             return str(probe.getsockname()[0])
     return "127.0.0.1"

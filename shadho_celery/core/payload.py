@@ -1,6 +1,6 @@
-"""Payload of a message to a worker, checked before anything is done with it.
+"""Payload of a message to a worker, validated before use.
 
-The study's key and the trial's number become names of folders and of Redis keys, and the module is imported: a client of
+The study's key and the trial's number become names of folders and of Redis keys, and the module is imported. A client of
 the broker must not choose them freely.
 """
 
@@ -18,17 +18,17 @@ ModuleName = Annotated[str, Meta(pattern=r"^[^\W\d]\w*(\.[^\W\d]\w*)*\Z")]
 
 
 class Payload(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The attempts of one message, and what holds for all of them."""
+    """The attempts of one message, and the settings that apply to all of them."""
 
     study: StudyKey
-    #: module whose objective they run
+    #: module that defines their objective
     module: ModuleName
     attempts: list[Attempt]
     #: seconds after which a trial is stopped
     timeout: Annotated[float, Meta(gt=0, le=1e300)] | None = None
-    #: True where a failure may count against the worker: others run trials of the study, too
+    #: True if a failure may count against the worker: other workers run trials of the study, too
     watched: bool = False
-    #: seat that the worker's slot takes in the gang of the one attempt; None to run the attempts themselves
+    #: seat for the worker's slot in the gang of the one attempt; None to run the attempts themselves
     replica: ReplicaSeat | None = None
 
     def __post_init__(self) -> None:

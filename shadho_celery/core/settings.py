@@ -1,4 +1,4 @@
-"""What a study is asked to do: one record for STUDY in its file, for the command line, and for Python."""
+"""Settings of a study: one record for STUDY in its file, for the command line, and for Python."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from msgspec.structs import replace
 from shadho_celery.core.checks import misfit_at
 from shadho_celery.core.trial import Count, Finite
 
-#: slots by which a trial's width is set: a number, a key of the params as the objective gets them, or a function of those
+#: width of a trial: a number, a key of the objective's values, or a function of those
 SlotsSetting = int | str | Callable[[Any], int]
-#: seconds by subspace, or of params as the objective gets them; only their proportions matter
+#: seconds by subspace, or a function of the objective's values; only their proportions matter
 Cost = Mapping[str, float] | Callable[[Any], float]
 
 _Name = Annotated[str, Meta(min_length=1)]
 _Positive = Annotated[float, Meta(gt=0, le=1e300)]
 
-#: settings that a study keeps for those who resume it
+#: settings that a study keeps for its resumption
 KEPT = ("trials", "seconds", "target", "sampler", "policy", "shares", "speculate", "weight", "trial_timeout")
 
 
 class StudySettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Settings of a study, each with the words that a person is told where it does not fit."""
+    """Settings of a study, each with the description that a refusal shows."""
 
     trials: Annotated[Count | None, Meta(description="limit on the trials of the study")] = None
     seconds: Annotated[Finite | None, Meta(description="limit on the seconds of one run")] = None
@@ -66,10 +66,10 @@ class StudySettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     @classmethod
     def meaning(cls, name: str) -> str:
-        """Return what the setting called `name` should be."""
+        """Return the description of a setting."""
         meta = get_type_hints(cls, include_extras=True)[name].__metadata__[-1]
         return str(meta.description)
 
     def over(self, stated: Mapping[str, Any]) -> StudySettings:
-        """Return the settings with what is `stated` in place of theirs."""
+        """Return a copy with the `stated` settings."""
         return replace(self, **stated)

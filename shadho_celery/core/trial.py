@@ -1,8 +1,8 @@
-"""A trial, its attempts, and what can happen to them.
+"""Records of a trial, its attempts and their events.
 
-A trial is one evaluation of one set of params. An attempt is one sending of it to a worker: a retry after a loss, or a
-speculative copy beside an attempt that still runs, is another. Scheduler, executors, messages and workers share these
-records; a field is declared here and nowhere else.
+A trial is one evaluation of one set of params. An attempt is one sending of it to a worker. A retry after a loss is
+another attempt, and so is a speculative copy beside an attempt that still runs. Scheduler, executors, messages and
+workers share these records; a field is declared here and nowhere else.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 
 
 class TrialState(str, Enum):
-    """Where a trial stands. A LOST attempt returns its trial to WAITING under the next attempt number."""
+    """State of a trial. A LOST attempt returns its trial to WAITING under the next attempt number."""
 
     WAITING = "WAITING"
     QUEUED = "QUEUED"
@@ -45,32 +45,23 @@ class TrialState(str, Enum):
     CANCELLED = "CANCELLED"
     LOST = "LOST"
 
-    def __str__(self) -> str:
-        # As a str mixed into Enum it would print as "TrialState.X" on some versions of Python.
-        return self.value
-
-    def __format__(self, specification: str) -> str:
-        return format(self.value, specification)
+    # Without these an Enum of strings prints as "TrialState.X" on some versions of Python.
+    __str__ = str.__str__
+    __format__ = str.__format__  # type: ignore[assignment]  # Enum names its parameter otherwise
 
     @property
     def is_finished(self) -> bool:
-        """True where nothing more can happen to the trial."""
+        """Membership in `FINISHED`: the trial cannot change any more."""
         return self in FINISHED
-
-    @property
-    def counts(self) -> bool:
-        """True where the trial counts against the study's `trials` limit."""
-        return self in COUNTED
 
 
 FINISHED = frozenset({TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAILED, TrialState.CANCELLED})
-COUNTED = FINISHED - {TrialState.CANCELLED}
-#: ways to end well; see `attempts.Attempts` for what follows from it
+#: ways to end well; `attempts.Attempts` has the rule for the trial's other attempts
 WELL = frozenset({TrialState.COMPLETE, TrialState.PRUNED})
 
 _S = TrialState
-#: The lawful transitions. A result may overtake the news that its trial started or was given up for lost, so QUEUED
-#: and WAITING may finish at once.
+#: The lawful transitions. A result may arrive before the event that its trial started or was lost, so QUEUED and
+#: WAITING may finish at once.
 LAWFUL: Mapping[TrialState, frozenset[TrialState]] = {
     _S.WAITING: frozenset({_S.QUEUED}) | FINISHED,
     _S.QUEUED: frozenset({_S.RUNNING, _S.LOST}) | FINISHED,
@@ -81,58 +72,58 @@ LAWFUL: Mapping[TrialState, frozenset[TrialState]] = {
 
 
 class Outcome(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How one call of an objective ended. Trial, result, message and store hold this record, and copy no field of it."""
+    """Outcome of one call of an objective. Trial, result, message and store contain this record and copy no field."""
 
     #: COMPLETE, PRUNED, FAILED or CANCELLED
     state: TrialState
-    #: there where the state is COMPLETE
+    #: set if the state is COMPLETE
     loss: Finite | None = None
-    #: what the objective returned beside the loss
+    #: further results of the objective
     metrics: Mapping[str, Any] = {}
-    #: why it failed, with its traceback
+    #: reason of the failure, with its traceback
     error: str | None = None
     #: seconds the objective itself took
     seconds: Finite | None = None
-    #: peak bytes the objective used: of GPU memory where it ran on a GPU, else of the process's resident memory; None
-    #: where it was not measured
+    #: peak bytes of the objective: of GPU memory if it ran on a GPU, else of the process's resident memory; None if
+    #: not measured
     memory: Annotated[int, Meta(ge=0, le=2**63 - 1)] | None = None
-    #: True where it FAILED for want of memory, which is a fact about its class as much as about its params
+    #: True if it FAILED because memory ran out: a fact about its class as much as about its params
     out_of_memory: bool = False
-    #: what its user should know although it ended well: a metric that was dropped, say
+    #: message to the user although it ended well, for instance about a dropped metric
     warning: str | None = None
 
     def cancelled(self, seconds: float | None = None) -> Outcome:
-        """Return the outcome of an attempt that was stopped after so many seconds: whatever it gave does not count."""
+        """Return the outcome of an attempt that was stopped after so many seconds, without its loss."""
         seconds = self.seconds if seconds is None else seconds
         state = TrialState.CANCELLED
         return replace(self, state=state, loss=None, error="cancelled", seconds=seconds, out_of_memory=False)
 
 
 class _Evaluation(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a trial and each of its attempts share: what is to be evaluated, and where it stands."""
+    """Fields that a trial and each of its attempts share: the evaluation, and its progress."""
 
-    #: position of the trial in its study, from 0, in the order in which the trials were asked for
+    #: position of the trial in its study, from 0, in the order of asking
     number: Number
-    #: name of the subspace the params were drawn in, such as ``kernel=rbf``
+    #: name of the subspace of the params, such as ``kernel=rbf``
     subspace: str
     params: Params
     #: seed for the objective's own random draws, the same in every attempt
     seed: int = 0
-    #: how much of the fidelity the trial is given; None for all of it
+    #: part of the fidelity for the trial; None for all of it
     budget: Finite | None = None
-    #: slots of one class that it takes, all or none
+    #: slots of one class for the trial, all or none
     slots: Annotated[int, Meta(ge=1, le=MAX_SLOTS)] = 1
-    #: number of the trial on rung 0 whose params, seed and checkpoints it carries on; None where they are its own
+    #: number of the trial on rung 0 whose params, seed and checkpoints it continues; None if they are its own
     origin: Number | None = None
     compute_class: str | None = None
-    #: name of the machine it runs on, or ran on last
+    #: name of its present or last machine
     host: str | None = None
     #: seconds since the epoch
     started_at: float | None = None
 
 
 class Attempt(_Evaluation, frozen=True, kw_only=True, omit_defaults=True):
-    """One sending of a trial to a worker."""
+    """Sending of a trial to a worker."""
 
     #: its place among the attempts of its trial, from 1
     attempt: Count
@@ -140,18 +131,18 @@ class Attempt(_Evaluation, frozen=True, kw_only=True, omit_defaults=True):
     state: TrialState = TrialState.QUEUED
     #: name of the worker that claimed it
     worker: str = ""
-    #: the machine that another attempt of the trial runs on, and this one must not
+    #: machine of another attempt of the trial, which must not run this one
     not_on: str | None = None
 
     def evolve(self, **changes: Any) -> Attempt:
-        """Return a copy with `changes` made."""
+        """Return a copy with `changes`."""
         return replace(self, **changes)
 
 
 class Trial(_Evaluation, frozen=True, kw_only=True):
-    """One evaluation of one set of params.
+    """Evaluation of one set of params.
 
-    While it runs, `compute_class`, `host` and `started_at` are those of its oldest live attempt.
+    While it runs, `compute_class`, `host` and `started_at` come from its oldest live attempt.
     """
 
     state: TrialState = TrialState.WAITING
@@ -159,21 +150,21 @@ class Trial(_Evaluation, frozen=True, kw_only=True):
     attempt: int = 0
     #: claimed attempts that were lost
     lost: int = 0
-    #: how it ended; None until then
+    #: None until it ends
     outcome: Outcome | None = None
     #: seconds since the epoch
     asked_at: float | None = None
     finished_at: float | None = None
-    #: the rung of a ladder of budgets that it stands on, from 0; None where the study has no rungs
+    #: rung of the ladder of budgets, from 0; None if the study has no rungs
     rung: int | None = None
-    #: compute classes that it ran out of memory on, joined by commas
+    #: compute classes with too little memory for it, joined by commas
     outgrown: str | None = None
-    #: the live attempts, where they are not just the latest one
+    #: live attempts, unless they are just the latest one
     live: Sequence[Attempt] | None = None
 
     @property
     def loss(self) -> float | None:
-        """Loss of the outcome; None where there is none."""
+        """Loss of the outcome; None without one."""
         return self.outcome.loss if self.outcome else None
 
     @property
@@ -188,24 +179,24 @@ class Trial(_Evaluation, frozen=True, kw_only=True):
 
     @property
     def seconds(self) -> float | None:
-        """Seconds that the objective took."""
+        """Seconds of the objective."""
         return self.outcome.seconds if self.outcome else None
 
     def evolve(self, **changes: Any) -> Trial:
-        """Return a copy with `changes` made. Raises ValueError for a change of state that is not lawful."""
+        """Return a copy with `changes`. Raises ValueError for an unlawful change of state."""
         state = changes.get("state", self.state)
         if state is not self.state and state not in LAWFUL[self.state]:
             raise ValueError(f"trial {self.number} cannot go from {self.state} to {state}")
         return replace(self, **changes)
 
     def attempted(self, **where: Any) -> Attempt:
-        """Return the trial's attempt number `attempt` as it is now, but for `where`."""
+        """Return the trial's attempt number `attempt` in its present state, except for `where`."""
         shared = {name: getattr(self, name) for name in _Evaluation.__struct_fields__}
         return Attempt(**{**shared, "attempt": self.attempt, **where})
 
 
 class _Event(Struct, frozen=True, kw_only=True, tag_field="kind", tag=str.lower, omit_defaults=True):
-    """What happened to one attempt of a trial."""
+    """Event in the life of one attempt."""
 
     number: Number
     attempt: Count
@@ -222,7 +213,7 @@ class Started(_Event, frozen=True, kw_only=True):
 
 
 class Report(_Event, frozen=True, kw_only=True):
-    """An objective reported its loss on the way; it may be NaN or infinite."""
+    """An objective reported an intermediate loss; it may be NaN or infinite."""
 
     step: Int64
     loss: float
@@ -231,10 +222,10 @@ class Report(_Event, frozen=True, kw_only=True):
 
 
 class Retry(Struct, frozen=True, kw_only=True):
-    """Why a trial is tried again although its attempt has ended in a result."""
+    """Reason to try a trial again although its attempt has ended in a result."""
 
     reason: str
-    #: the class whose memory it was too large for
+    #: compute class with too little memory
     outgrown: str | None = None
 
 
@@ -248,61 +239,56 @@ class Result(_Event, frozen=True, kw_only=True):
     at: Finite
     #: name of the worker that ran it
     worker: str = ""
-    #: set on the scheduler's side: the trial is to be tried again
+    #: set by the scheduler: the trial is to be tried again
     retry: Retry | None = None
 
 
 class Lost(_Event, frozen=True, kw_only=True):
-    """An attempt will not end any more: its worker fell silent, or it was taken back before one claimed it."""
+    """An attempt was lost: its worker fell silent, or it was cancelled before a worker claimed it."""
 
     reason: str
-    #: False where no worker had claimed it, or the trial was not to blame; only the others count against it
+    #: False if no worker had claimed it, or the trial was not the cause; only a claimed one counts against the trial
     claimed: bool = True
 
 
-#: where a coordinator listens, ``host:port``, and what a replica must know to be let in
+#: ``host:port`` of a coordinator, and the secret that admits a replica
 Address = Annotated[str, Meta(pattern=r"^[A-Za-z0-9._:%\[\]-]{1,255}:[0-9]{1,5}\Z")]
 Token = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_=+/.-]{1,256}\Z")]
 
 
-class GangCall(Struct, frozen=True, kw_only=True):
-    """A trial that takes several slots calls for the replicas of its gang, or tells that they have come."""
+class _Coordinator(Struct, frozen=True, kw_only=True):
+    """Endpoint of a gang's coordinator."""
 
     address: Address
     token: Token
+
+    def __post_init__(self) -> None:
+        if not 0 <= int(self.address.rpartition(":")[2]) < 2**16:
+            raise ValueError("its address has a port above 65535")
+
+
+class GangCall(_Coordinator, frozen=True, kw_only=True):
+    """Call of a trial of several slots for the replicas of its gang, or the news that they have come."""
+
     #: backup replicas beyond those of the trial's slots
     backups: Annotated[int, Meta(ge=0, le=MAX_SLOTS)] = 0
-    #: True once as many replicas as the gang needs have said hello
+    #: True once enough replicas for the gang have said hello
     assembled: bool = False
 
-    def __post_init__(self) -> None:
-        check_port(self.address)
 
+class ReplicaSeat(_Coordinator, frozen=True, kw_only=True):
+    """Seat of a replica in the gang of its trial."""
 
-class ReplicaSeat(Struct, frozen=True, kw_only=True):
-    """What a replica needs to join the gang of its trial."""
-
-    address: Address
-    token: Token
     #: number of the replica, from 1 (the coordinator's own is 0); backup replicas come last
     rank: Annotated[int, Meta(ge=0, le=2 * MAX_SLOTS)]
-    #: which of the trial's gangs it belongs to, from 1
+    #: number of the trial's gang, from 1
     call: Count = 1
-
-    def __post_init__(self) -> None:
-        check_port(self.address)
-
-
-def check_port(address: str) -> None:
-    """Raise ValueError for a port that there cannot be."""
-    if not 0 <= int(address.rpartition(":")[2]) < 2**16:
-        raise ValueError("its address has a port above 65535")
 
 
 class Called(_Event, frozen=True, kw_only=True):
-    """An attempt called for the replicas of its gang, or told that they have come."""
+    """An attempt called for the replicas of its gang, or announced that they have come."""
 
-    #: which call of this attempt it is, from 1; the seats of an earlier one are over
+    #: number of the call in this attempt, from 1; it ends the seats of earlier ones
     call: Count
     gang: GangCall
     #: seconds since the epoch
@@ -325,7 +311,7 @@ class ReplicaFailed(_Event, frozen=True, kw_only=True):
 
 Event = Started | Report | Result | Lost
 
-#: what happens inside a trial's gang: the executor's business, which a study never hears of
+#: events inside a trial's gang: the executor handles them, a study does not see them
 GangEvent = Called | ReplicaFailed
 
 # Several threads decode them: those of a worker's slots, and those of what reads the channel.
@@ -333,9 +319,9 @@ resolve(Trial, Attempt, Event | GangEvent, ReplicaSeat)
 
 
 def whole(budget: float | None) -> float | None:
-    """Return a budget as objectives get it: an int where it is a whole number, so that ``range(budget)`` works.
+    """Return a budget for an objective: an int if it is a whole number, so that ``range(budget)`` works.
 
-    Stores keep budgets as floats, and a ladder is made by division.
+    Stores keep budgets as floats, and a ladder computes them by division.
     """
     # Beyond 2**53 not all whole numbers are floats.
     return int(budget) if isinstance(budget, float) and budget.is_integer() and budget <= 2**53 else budget

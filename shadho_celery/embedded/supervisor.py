@@ -1,6 +1,6 @@
 """Supervisor: the process that owns Redis and the workers: ``python -m shadho_celery.embedded.supervisor``.
 
-It reads its plan from standard input and then waits there: when the scheduler closes its end, or dies, the supervisor
+It reads its plan from standard input and then waits there. When the scheduler closes its end, or dies, the supervisor
 stops Redis and the workers and removes the socket. The state folder stays for the next start.
 """
 
@@ -13,26 +13,45 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import msgspec
+from msgspec import Struct
 
-from shadho_celery.embedded.plan import REDIS_SECONDS, WORKER_SECONDS, Plan, open_log, remove_socket
 from shadho_celery.runner.process_tree import PR_SET_PDEATHSIG, prctl
 from shadho_celery.transport import urls
 
-#: seconds in which a worker that died too often is not started again
+#: seconds for workers, and then Redis, to end before they are killed
+WORKER_SECONDS = 1.5
+REDIS_SECONDS = 1.5
+
+#: least seconds between two starts of a worker
 RESTART_SECONDS = 5.0
 
-#: what Redis and Valkey say of an append-only file that they cannot read
+#: messages of Redis and Valkey about an append-only file that they cannot read
 UNREADABLE = ("Bad file format", "AOF MANIFEST", "Short read", "truncated file is not the last", "Unrecoverable error")
 
 
+class Plan(Struct, frozen=True, kw_only=True):
+    """Servers and workers for the supervisor to start."""
+
+    server: str
+    directory: str
+    socket: str
+    #: slots by class
+    workers: Mapping[str, int]
+    imports: Sequence[str]
+    #: cores by class
+    cores: Mapping[str, int]
+    #: descriptor of the lock on the folder, which every process that writes there keeps open
+    lock: int
+
+
 class Supervisor:
-    """Owns Redis and the workers, and outlives nothing."""
+    """Owner of Redis and the workers; it ends them before itself."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
@@ -44,7 +63,7 @@ class Supervisor:
         self._stopping = False
 
     def watch(self, pipe: IO[str]) -> None:
-        """Keep everything alive until the pipe ends or this process is told to stop; then stop everything."""
+        """Keep everything alive until the pipe ends or a SIGTERM arrives; then stop everything."""
         signal.signal(signal.SIGTERM, self._stop)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         while not self._stopping:
@@ -55,8 +74,8 @@ class Supervisor:
         self.stop()
 
     def stop(self) -> None:
-        """Stop the workers, then Redis, with what they started, and remove the socket."""
-        _end([*self._workers.values()], WORKER_SECONDS)
+        """Stop the workers, then Redis, and remove the socket."""
+        _end(self._workers.values(), WORKER_SECONDS)
         _end([self._redis], REDIS_SECONDS)
         remove_socket(self._plan)
 
@@ -64,7 +83,7 @@ class Supervisor:
         self._stopping = True
 
     def _revive(self) -> None:
-        """Start again what has died; a worker that dies at once has a reason, which its log tells."""
+        """Restart dead processes; a worker that keeps dying gives the reason in its log."""
         if self._redis.poll() is not None:
             self._set_aside_unreadable()
             self._redis = self._start_redis()
@@ -74,15 +93,15 @@ class Supervisor:
                 self._started_at[name] = time.monotonic()
 
     def _set_aside_unreadable(self) -> None:
-        """Set an append-only file that cannot be read aside, once.
+        """Set an unreadable append-only file aside, once.
 
-        The store has every finished trial; what only that file had is run again.
+        The store has every finished trial; attempts known only to that file are run again.
         """
         folder = Path(self._plan.directory)
         with (folder / "redis.log").open("rb") as log:
             log.seek(self._log_began)
-            said = log.read().decode(errors="replace")
-        if not self._was_set_aside and any(words in said for words in UNREADABLE):
+            messages = log.read().decode(errors="replace")
+        if not self._was_set_aside and any(words in messages for words in UNREADABLE):
             self._was_set_aside = True
             aside = folder / "appendonlydir.unreadable"
             shutil.rmtree(aside, ignore_errors=True)
@@ -105,7 +124,7 @@ class Supervisor:
         arguments = [part for name, value in settings.items() for part in (f"--{name}", value)]
         with suppress(OSError):
             self._log_began = (Path(self._plan.directory) / "redis.log").stat().st_size
-        # It holds the lock too: killed, this process is gone a moment before Redis is.
+        # Redis keeps the lock open too: if this process is killed, Redis ends a moment later.
         return self._spawn([self._plan.server, *arguments], "redis.log", {}, umask=0o077, pass_fds=[self._plan.lock])
 
     def _start_worker(self, name: str) -> subprocess.Popen[bytes]:
@@ -121,9 +140,14 @@ class Supervisor:
         return self._spawn(command, f"worker-{name}.log", environment)
 
     def _spawn(
-        self, command: Sequence[str], log: str, environment: Mapping[str, str], **options: Any
+        self,
+        command: Sequence[str],
+        log: str,
+        environment: Mapping[str, str],
+        umask: int = -1,
+        pass_fds: Sequence[int] = (),
     ) -> subprocess.Popen[bytes]:
-        # Any name makes a class, but not every one a file.
+        # A class may have any name, a file may not.
         with open_log(Path(self._plan.directory) / log.replace("/", "_")) as output:
             return subprocess.Popen(
                 command,
@@ -132,7 +156,8 @@ class Supervisor:
                 stderr=output,
                 env={**os.environ, **environment},
                 preexec_fn=_die_with_parent,  # noqa: PLW1509 -- the supervisor has one thread
-                **options,
+                umask=umask,
+                pass_fds=pass_fds,
             )
 
 
@@ -141,8 +166,22 @@ def _die_with_parent() -> None:
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def _end(processes: Sequence[subprocess.Popen[bytes]], seconds: float) -> None:
-    """End processes, by force those that are still there after `seconds`."""
+def open_log(path: Path) -> IO[bytes]:
+    """Open a log to append to, readable only by its owner: objectives may print into it."""
+    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab")
+
+
+def remove_socket(plan: Plan) -> None:
+    """Remove Redis's socket, and its temporary folder if it has one."""
+    socket = Path(plan.socket)
+    socket.unlink(missing_ok=True)
+    if socket.parent != Path(plan.directory):
+        with suppress(OSError):
+            socket.parent.rmdir()
+
+
+def _end(processes: Collection[subprocess.Popen[bytes]], seconds: float) -> None:
+    """Terminate processes, and kill those still alive after `seconds`."""
     for process in processes:
         process.terminate()
     deadline = time.monotonic() + seconds
@@ -156,8 +195,7 @@ def _end(processes: Sequence[subprocess.Popen[bytes]], seconds: float) -> None:
 
 def main() -> None:
     """Read the plan from standard input and supervise until it ends."""
-    plan = msgspec.json.decode(sys.stdin.readline(), type=Plan)
-    Supervisor(plan).watch(sys.stdin)
+    Supervisor(msgspec.json.decode(sys.stdin.readline(), type=Plan)).watch(sys.stdin)
 
 
 if __name__ == "__main__":

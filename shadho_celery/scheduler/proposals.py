@@ -1,8 +1,9 @@
-"""Proposals of new trials: rounds say which there are to be, shares and policy choose the subspace, its sampler the params."""
+"""Proposals of new trials: rounds ask for them, shares and policy choose the subspace, its sampler draws the params."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 
 import numpy as np
 
@@ -17,21 +18,21 @@ from shadho_celery.space.split import Subspace
 from shadho_celery.study.limits import Limits
 from shadho_celery.study.study import Study
 
-#: new trials that are drawn for a slot until one fits its memory
+#: draws for a slot until one fits its memory
 DRAWS = 20
 
-#: trials of a subspace that may wait for a class with more memory; then the others draw in other subspaces
+#: trials of a subspace that may wait for a class with more memory; then new ones come from other subspaces
 WAITING_PER_SUBSPACE = 4
 
-#: trials of a subspace too wide for every class that may wait for each one that is not; and draws that show whether
-#: there are such at all
+#: trials of a subspace too wide for every class that may wait for each narrower one; and draws to find a subspace's
+#: narrowest trials
 TOO_WIDE = 50
 
 MakeSampler = Callable[[Subspace, Sequence[int]], Sampler]
 
 
 class Proposals:
-    """Proposes new trials, and learns from those that have finished which to propose."""
+    """Proposes new trials, and learns from the finished ones."""
 
     def __init__(
         self,
@@ -45,38 +46,39 @@ class Proposals:
         limits: Limits,
         width: Width,
     ) -> None:
-        """Take the trials that the study has into account, but learn nothing from them: `tell` does."""
+        """Count the trials of the study; learning from them is left to `tell`."""
         self._study = study
         self._seed = study.record.seed
         self._index = {subspace.name: place for place, subspace in enumerate(subspaces)}
-        self._subspaces = {subspace.name: subspace for subspace in subspaces}
-        #: one for each subspace, by its name
+        self._subspaces = subspaces
+        #: samplers by subspace
         self.samplers = {s.name: make_sampler(s, (self._seed, place)) for place, s in enumerate(subspaces)}
         self.policy = policy
         self.shares = shares
         self.rounds = rounds
         self._limits = limits
         self._width = width
-        #: slots of the class that has most of them; and by subspace, those of its narrowest trials
+        #: slots of the widest class; and by subspace, slots of its narrowest trials
         self._widest = 0
         self._narrowest: dict[str, int] = {}
         self._adaptive = any(sampler.adaptive for sampler in self.samplers.values())
-        self._quotas: dict[str, int] = {}
-        self._quotas_for = -1
+        #: trials by subspace for a total, of which there is one at a time
+        self._quotas = lru_cache(maxsize=1)(shares.quotas)
         for trial in study:
             if trial.origin is None:
                 shares.deal(trial.subspace)
             rounds.add(trial)
 
     def see(self, classes: Sequence[ComputeClass]) -> None:
-        """Take note of the live classes, the strongest first."""
+        """Update the live classes, the strongest first."""
         self.policy.see_classes([compute_class.name for compute_class in classes])
         self._widest = max((compute_class.slots for compute_class in classes), default=0)
 
     def ask(self, compute_class: str, fits: Callable[[Trial], bool], left: float) -> Trial | None:
-        """Return a new trial that `fits` a class; None where there is to be none now.
+        """Return a new trial that `fits` a class; None if none is wanted now.
 
-        Those that do not fit wait in the study. `left` is how many trials may still be sent, those that wait included.
+        Trials that do not fit wait in the study. `left` bounds the trials that are still to be sent, with the waiting
+        ones.
         """
         for _ in range(DRAWS):
             wanted = self.rounds.ask()
@@ -88,13 +90,12 @@ class Proposals:
             self.rounds.add(trial)
             if fits(trial):
                 return trial
-            # It stays in the study until a class has room that it fits.
             self._study.hold_back(trial)
         return None
 
     def tell(self, *trials: Trial) -> None:
-        """Learn from trials, in the order in which they finished."""
-        # Losses compare at one budget only: those of the higher rungs are about trials that were chosen already.
+        """Learn from finished trials, in the order of their results."""
+        # Losses compare at one budget only, and the trials on higher rungs are a selection.
         lowest = [trial for trial in trials if not trial.rung]
         self.policy.tell(*lowest)
         for trial in lowest:
@@ -105,26 +106,19 @@ class Proposals:
             self.rounds.tell(trial)
 
     def _made(self, wanted: Wanted, compute_class: str) -> Trial | None:
-        """Return what is wanted, as a trial of the study; None where no subspace may get a new one."""
+        """Add the wanted trial to the study; None if no subspace may get a new one."""
         if wanted.origin is not None:
             return self._promoted(self._study.trial(wanted.origin), wanted)
         backlogs = {name: behind for name, behind in self._backlogs(wanted.drawn).items() if self._may_wait(name)}
         return self._drawn(self.policy.pick(compute_class, backlogs), wanted) if backlogs else None
 
     def _promoted(self, origin: Trial, wanted: Wanted) -> Trial:
-        """Return the trial again, on a higher rung."""
-        return self._study.add(
-            origin.subspace,
-            origin.params,
-            origin.seed,
-            wanted.budget,
-            slots=origin.slots,
-            rung=wanted.rung,
-            origin=origin.number,
-        )
+        """Add the trial again, on a higher rung."""
+        draw = (origin.subspace, origin.params, origin.seed)
+        return self._study.add(*draw, wanted.budget, slots=origin.slots, rung=wanted.rung, origin=origin.number)
 
     def _drawn(self, name: str, wanted: Wanted) -> Trial:
-        """Return a new trial in the subspace called `name`."""
+        """Add a new trial in the subspace called `name`."""
         place = self._study.asked(name)
         params = self.samplers[name].ask(place)
         self.shares.deal(name)
@@ -132,9 +126,9 @@ class Proposals:
         return self._study.add(name, params, seed, wanted.budget, slots=self._width(params), rung=wanted.rung)
 
     def _may_wait(self, name: str) -> bool:
-        """Return whether another trial of a subspace may be held back; those that wait are too large for the class.
+        """Return True if another trial of a subspace may wait; the waiting ones are too large for the class.
 
-        What is too wide for every class keeps none of these from narrower trials, where there are such.
+        Trials too wide for every class do not count, as long as the subspace has narrower ones.
         """
         waiting = self._study.count(TrialState.WAITING, subspace=name)
         if waiting < WAITING_PER_SUBSPACE:
@@ -145,28 +139,28 @@ class Proposals:
         return too_wide < TOO_WIDE * (1 + self._study.asked(name) - too_wide)
 
     def _least_slots(self, name: str) -> int:
-        """Return the slots that the narrowest trials of a subspace take, as far as some draws show."""
+        """Return the slots of the narrowest trials of a subspace, estimated from some draws."""
         if name not in self._narrowest:
-            draws = self._subspaces[name].sample(np.random.default_rng(self._seed), TOO_WIDE)
+            draws = self._subspaces[self._index[name]].sample(np.random.default_rng(self._seed), TOO_WIDE)
             self._narrowest[name] = min(self._width(params) for params in draws)
         return self._narrowest[name]
 
     def _backlogs(self, drawn: int | None) -> dict[str, float]:
-        """Return the subspaces that may get a trial, with how far each is behind its share, the furthest first.
+        """Return the backlog of each subspace that may get a trial, the largest first.
 
-        Where the proposals do not depend on the losses, a limit on trials fixes each subspace's number of them: the
-        policy decides on order and place, the seed on the set. In rounds it is those `drawn` by the end of each.
+        If the proposals do not depend on the losses, a limit on trials fixes the number of each subspace. The policy
+        then decides only on their order and place, and the seed on the set. In rounds, the limit is the number `drawn`
+        by the end of each.
         """
         backlogs = self.shares.backlogs()
         limit = self._limits.trials if drawn is None else drawn
         if limit is None or not self.shares.fixed or self._adaptive:
             return backlogs
         total = limit + (self._study.count(TrialState.CANCELLED) if drawn is None else 0)
-        if total != self._quotas_for:
-            self._quotas, self._quotas_for = self.shares.quotas(total), total
-        return {n: behind for n, behind in backlogs.items() if self._study.asked(n) < self._quotas[n]} or backlogs
+        quotas = self._quotas(total)
+        return {n: behind for n, behind in backlogs.items() if self._study.asked(n) < quotas[n]} or backlogs
 
 
 def trial_seed(seed: int, subspace: int, index: int) -> int:
-    """Return the seed of a subspace's trial number `index`: the same however the study's trials are timed."""
+    """Return the seed of a subspace's trial number `index`, independent of the timing of the trials."""
     return int(np.random.SeedSequence((seed, subspace, index)).generate_state(1)[0])

@@ -1,4 +1,4 @@
-"""The role of rounds: they say which trials there are to be, where those depend on one another.
+"""Role of rounds: they ask for the trials of a search, in particular for trials that depend on others.
 
 Ask, add, tell: values in, decisions out. A trial is one evaluation at one budget, so that a study's "one result a
 trial" is one result on each rung.
@@ -15,41 +15,41 @@ from shadho_celery.core.trial import Trial
 
 
 class Wanted(Struct, frozen=True, kw_only=True):
-    """A trial that may be sent now."""
+    """Trial that may be sent now."""
 
-    #: how much of the fidelity it is to be given; None for all of it
+    #: part of the fidelity for it; None for all
     budget: float | None = None
     rung: int | None = None
-    #: number of the trial whose params, seed and checkpoints it carries on; None where a new one is to be drawn
+    #: number of the trial whose params, seed and checkpoints it continues; None for a new draw
     origin: int | None = None
-    #: trials that are drawn anew until the end of its round, those of all earlier rounds and those that were cancelled
-    #: included; None: no such number
+    #: new draws until the end of its round, with those of all earlier rounds and the cancelled ones; None if there is
+    #: no such number
     drawn: int | None = None
 
 
 class Rounds(Protocol):
-    """Decides which trials there are to be, from what came of those there were."""
+    """Asks for the trials of a search, given the results of earlier ones."""
 
     def ask(self) -> Wanted | None:
-        """Return what may be sent now; None while results have to be waited for. Asking again changes nothing."""
+        """Return the trial to send now; None while results are awaited. Asking again changes nothing."""
 
     def add(self, trial: Trial) -> None:
-        """Enter a trial that came of what was asked for. All trials of an earlier run are added first, in order."""
+        """Enter a trial that was asked for. All trials of an earlier run are added first, in order."""
 
     def tell(self, trial: Trial) -> None:
-        """Take note of a trial that has finished; one that is not of the present round is passed over."""
+        """Record a finished trial; one of another round is ignored."""
 
     @property
     def size(self) -> int | None:
-        """Trials of the present round; None where there are no rounds."""
+        """Trials of the present round; None without rounds."""
 
     @property
     def left(self) -> float:
-        """Trials of the present round that are not added yet; infinitely many where there are no rounds."""
+        """Trials of the present round that are not added yet; infinitely many without rounds."""
 
 
 class Endless:
-    """No rounds: every trial is a new one, and is given all of the fidelity."""
+    """Absence of rounds: every trial is a new one with all of the fidelity."""
 
     size: int | None = None
     left: float = math.inf

@@ -1,4 +1,4 @@
-"""The loop: collect what happened, tell those who learn from it, assign work to classes, fill their queues."""
+"""The loop: collect events, tell those who learn from them, assign classes, fill their queues."""
 
 from __future__ import annotations
 
@@ -12,26 +12,20 @@ from msgspec.structs import replace
 from shadho_celery.core.hardware import DEFAULT_CLASSES, ComputeClass, by_strength
 from shadho_celery.core.trial import Attempt, Event, Result, Trial, TrialState
 from shadho_celery.executors.base import Executor
-from shadho_celery.placement.policies import Policy
-from shadho_celery.placement.shares import Shares
 from shadho_celery.predictors.cost_model import CostModel
 from shadho_celery.scheduler.memory_fit import MemoryFit
-from shadho_celery.scheduler.proposals import MakeSampler, Proposals
-from shadho_celery.scheduler.reservations import Reservations
-from shadho_celery.scheduler.rounds import Endless, Rounds
+from shadho_celery.scheduler.proposals import Proposals
 from shadho_celery.scheduler.speculation import Idle, Speculation, most_copies
-from shadho_celery.scheduler.widths import Width
-from shadho_celery.space.split import Subspace
 from shadho_celery.study.limits import Limits
 from shadho_celery.study.study import Study
 
-#: seconds that one turn of the loop waits for something to happen
+#: seconds that one turn of the loop waits for an event
 TURN_SECONDS = 0.5
 
-#: seconds between two looks at how long the running trials have run
+#: seconds between two looks at the run times of the running trials
 WATCH_SECONDS = 10.0
 
-#: trials after which a class is ranked by how fast it has been, and no more by its hardware
+#: trials of every class after which classes are ranked by their speed instead of their hardware
 TIMED_TRIALS = 5
 
 
@@ -41,52 +35,40 @@ class Scheduler:
     def __init__(
         self,
         study: Study,
-        subspaces: Sequence[Subspace],
         executor: Executor,
+        proposals: Proposals,
         *,
-        policy: Policy,
-        shares: Shares,
         cost_model: CostModel,
-        make_sampler: MakeSampler,
         limits: Limits,
         expected: Sequence[str] = DEFAULT_CLASSES,
-        width: Width = lambda params: 1,
-        rounds: Rounds | None = None,
         speculate: bool = True,
     ) -> None:
-        """`expected` orders the classes that do not differ in their hardware, strongest first.
+        """Learn from the trials of earlier runs, and submit those in flight again.
 
-        `width` says how many slots of one class a trial takes, `rounds` which trials there are to be: any number of new
-        ones by default. With `speculate` late trials are copied to idle slots.
+        `expected` orders classes of equal hardware, the strongest first. With `speculate` late trials are copied to
+        idle slots.
         """
         self.study = study
         self.cost_model = cost_model
         self.limits = limits
         self.expected = expected
         #: their names, in the order of the search space
-        self.subspaces = tuple(subspace.name for subspace in subspaces)
-        #: those that live, strongest first
+        self.subspaces = tuple(proposals.samplers)
+        #: live classes, strongest first
         self.classes: list[ComputeClass] = []
-        #: seconds that one turn waits at most for something to happen
+        #: longest time that one turn waits for an event
         self.turn_seconds = TURN_SECONDS
-        #: True once nothing new is sent; what runs is waited for
+        #: True once nothing new is sent; running trials are waited for
         self.stopping = False
         self._executor = executor
         self._memory_fit = MemoryFit(cost_model, expected)
         self._reservations = Reservations(study)
-        self._proposals = Proposals(
-            study,
-            subspaces,
-            policy=policy,
-            shares=shares,
-            rounds=Endless() if rounds is None else rounds,
-            make_sampler=make_sampler,
-            limits=limits,
-            width=width,
-        )
+        self._proposals = proposals
         self._speculation = Speculation(cost_model) if speculate else None
         self._began = self._watched_at = study.clock.now()
-        self._take_up()
+        self._learn(*study.trials)
+        if study.in_flight:
+            executor.submit(list(study.attempts))
 
     # The loop
 
@@ -97,28 +79,28 @@ class Scheduler:
             on_turn()
 
     def turn(self) -> None:
-        """One turn of the loop; returns after `turn_seconds` at the latest, but for what an inline trial takes."""
+        """Turn the loop once; return after `turn_seconds` at the latest, apart from the time of an inline trial."""
         self.tell(self.collect())
         self.assign()
         self.fill()
 
     def collect(self) -> Sequence[Event]:
-        """What happened since the last turn."""
-        # Once the time is up there is nothing to be punctual for: what runs is waited for without haste.
+        """Return the events since the last turn."""
+        # Once the time is up there is no deadline any more: running trials are waited for in whole turns.
         left = self.turn_seconds if self.stopping else self._seconds_left()
         if self._speculation is not None:
             left = min(left, self._speculation.due - self.study.clock.now())
         return self._executor.poll(max(0.0, min(self.turn_seconds, left)))
 
     def tell(self, events: Sequence[Event]) -> None:
-        """Take note of `events` and let policy and samplers learn from the trials that finished."""
+        """Record `events`, and let policy and samplers learn from the finished trials."""
         for event in events:
             trial = self.study.tell(self._with_retry(event) if isinstance(event, Result) else event)
             if trial is not None and trial.state.is_finished:
                 self._learn(trial)
 
     def assign(self) -> None:
-        """See which classes live, how strong they are, and whether the study is at its end."""
+        """Update the live classes and their ranking, and stop the study at its end."""
         now = self.study.clock.now()
         if now - self._watched_at >= WATCH_SECONDS:
             self._watched_at = now
@@ -131,7 +113,7 @@ class Scheduler:
             self.stop(running=self._target_reached())
 
     def fill(self) -> None:
-        """Give every class the trials it has room for, recorded before they are sent."""
+        """Give every class trials for its free slots, and record them before they are sent."""
         batch = [self.study.send(trial, compute_class) for compute_class, trial in self._placed()] or self._copied()
         self.study.commit()
         if batch:
@@ -140,9 +122,9 @@ class Scheduler:
             self._spill()
 
     def stop(self, *, running: bool = False) -> None:
-        """Send nothing more and take back what no worker has claimed; with `running` stop the others too.
+        """Send nothing more and cancel unclaimed attempts; with `running` cancel the others too.
 
-        Trials taken back wait in the study for the next time it is resumed.
+        Cancelled unclaimed trials wait in the study for its resumption.
         """
         self.stopping = True
         if self.study.in_flight:
@@ -150,19 +132,13 @@ class Scheduler:
 
     @property
     def done(self) -> bool:
-        """True once a limit is reached, or the study was stopped, and nothing runs any more."""
+        """End of the study: a limit is reached, or it was stopped, and nothing runs any more."""
         return self.study.in_flight == 0 and (self.stopping or self._limit_reached())
 
-    # What the verbs stand on
-
-    def _take_up(self) -> None:
-        """Learn from the trials of earlier runs, and take up those that were in flight."""
-        self._learn(*self.study.trials)
-        if self.study.in_flight:
-            self._executor.submit(list(self.study.attempts))
+    # Parts of the verbs
 
     def _with_retry(self, result: Result) -> Result:
-        """Return a result, with its reason where its trial is to be tried again on a class with more memory."""
+        """Return a result, with a reason if its trial is to be tried again on a class with more memory."""
         if not self.study.lives(result.number, result.attempt):
             return result
         retry = self._memory_fit.retry(result, self.study.trial(result.number))
@@ -173,23 +149,23 @@ class Scheduler:
         self._proposals.tell(*trials)
 
     def _in_order(self, classes: Sequence[ComputeClass]) -> list[ComputeClass]:
-        """Strongest first: by their hardware, until every class has shown how fast it is."""
+        """Sort classes, strongest first: by their hardware, until the speed of every class is known."""
         ordered = by_strength(classes, self.expected)
         if all(self.cost_model.timed(compute_class.name) >= TIMED_TRIALS for compute_class in ordered):
             ordered.sort(key=lambda compute_class: self.cost_model.slowness(compute_class.name))
         return ordered
 
     def _placed(self) -> Iterator[tuple[str, Trial]]:
-        """Trials to send and their class: one a class in turn, the strongest first, until no class has room."""
-        # Near the end a trial that waits in a queue is better sent to whichever slot falls free first.
+        """Yield trials and their classes: one a class in turn, the strongest first, until no class has a free slot."""
+        # Near the end a queued trial would better go to the first slot that becomes free.
         slots = sum(compute_class.slots for compute_class in self.classes)
         near_end = min(self._left(), self._proposals.rounds.left) <= slots
         takers = self.classes
         while takers:
             still_taking = []
             for compute_class in takers:
-                room = self._reservations.free(compute_class, 0 if near_end else compute_class.ahead)
-                trial = self._next_trial(compute_class) if room > 0 and self._left() > 0 else None
+                free = self._reservations.free(compute_class, 0 if near_end else compute_class.ahead)
+                trial = self._next_trial(compute_class) if free > 0 and self._left() > 0 else None
                 if trial is None:
                     continue
                 if self._reservations.may_start(trial, compute_class):
@@ -202,7 +178,7 @@ class Scheduler:
             takers = still_taking
 
     def _next_trial(self, compute_class: ComputeClass) -> Trial | None:
-        """A trial for a free slot: one that waits to be sent and fits, else a new one; None where none fits."""
+        """Return a trial for a free slot: a waiting one that fits, else a new one; None if none fits."""
         fits = partial(self._memory_fit.fits, compute_class=compute_class)
         waiting = self.study.next_waiting(
             lambda trial: fits(trial) and self._reservations.may_take(compute_class, trial)
@@ -212,13 +188,13 @@ class Scheduler:
         return self._proposals.ask(compute_class.name, fits, self._left())
 
     def _spill(self) -> None:
-        """With nothing to send, take back what waits in one class's queue while a slot of another is free."""
+        """With nothing to send, cancel attempts queued for a crowded class that fit a free slot of another."""
         if self.stopping:
             return
-        room = [(c, self._reservations.free(c)) for c in self.classes]
-        crowded = {c.name for c, free in room if free < 0}
-        # A class that gathers slots takes nothing else: what is taken back for it would go back to where it was.
-        takers = [(c, free) for c, free in room if free > 0 and not self._reservations.is_reserved(c)]
+        slots = [(c, self._reservations.free(c)) for c in self.classes]
+        crowded = {c.name for c, free in slots if free < 0}
+        # A reserved class takes nothing else: a trial cancelled for it would return to its old class.
+        takers = [(c, free) for c, free in slots if free > 0 and not self._reservations.is_reserved(c)]
         if not crowded or not takers:
             return
         waiting = [t for t in self.study.sent if t.state is TrialState.QUEUED and t.compute_class in crowded]
@@ -228,7 +204,7 @@ class Scheduler:
                 self._executor.cancel(fitting[-free:], running=False)
 
     def _copied(self) -> list[Attempt]:
-        """With nothing to send, copies of late trials for the slots that idle."""
+        """With nothing to send, return copies of late trials for the idle slots."""
         if self._speculation is None:
             return []
         self._speculation.due = math.inf
@@ -241,7 +217,7 @@ class Scheduler:
         return [self.study.send(trial, compute_class) for trial, compute_class in late]
 
     def _idle(self) -> list[Idle]:
-        """The slots that have nothing to do, but for those that are gathered for a trial that takes several."""
+        """Return the idle slots of the classes that are not reserved."""
         busy = Counter((attempt.compute_class, attempt.host) for attempt in self.study.attempts)
         return [
             Idle(
@@ -255,7 +231,7 @@ class Scheduler:
         ]
 
     def _left(self) -> float:
-        """Trials that may still be sent."""
+        """Return the number of trials that may still be sent."""
         return 0 if self.stopping else self.limits.trials_left(self.study.counted + self.study.in_flight)
 
     def _seconds_left(self) -> float:
@@ -267,3 +243,56 @@ class Scheduler:
 
     def _target_reached(self) -> bool:
         return self.limits.is_met_by(self.study.best)
+
+
+class Reservations:
+    """Slots of each class for one study.
+
+    A class with too few free slots for a trial is reserved for it: nothing else is sent there until they are free.
+    """
+
+    def __init__(self, study: Study) -> None:
+        self._study = study
+        #: class -> number of its trial
+        self._reserved: dict[str, int] = {}
+
+    def see(self, classes: Sequence[ComputeClass]) -> None:
+        """Drop the reservations of classes that are gone or too narrow, and those of trials that wait no more."""
+        slots = {compute_class.name: compute_class.slots for compute_class in classes}
+        for name, number in list(self._reserved.items()):
+            trial = self._study.trial(number)
+            if trial.state is not TrialState.WAITING or trial.slots > slots.get(name, 0):
+                del self._reserved[name]
+
+    def free(self, compute_class: ComputeClass, ahead: int = 0) -> int:
+        """Return the free slots of a class, with `ahead` places in the queue; below 0 if too many are taken."""
+        taken = self._study.taken(compute_class.name)
+        return math.ceil(compute_class.share) + ahead + compute_class.silent - taken
+
+    def is_reserved(self, compute_class: ComputeClass) -> bool:
+        """Return True if the class keeps its slots for one trial."""
+        return compute_class.name in self._reserved
+
+    def may_take(self, compute_class: ComputeClass, trial: Trial) -> bool:
+        """Return True unless the class is reserved for another trial, or another class for this one."""
+        if compute_class.name in self._reserved:
+            return self._reserved[compute_class.name] == trial.number
+        return trial.number not in self._reserved.values() or self.may_start(trial, compute_class)
+
+    def may_start(self, trial: Trial, compute_class: ComputeClass) -> bool:
+        """Return True if the class has enough free slots; a trial of a single slot may wait in the queue.
+
+        A trial wider than the study's share of the class starts once enough slots are free and the study uses none.
+        """
+        if trial.slots == 1 or trial.slots <= self.free(compute_class):
+            return True
+        is_alone = self._study.taken(compute_class.name) == 0
+        return is_alone and trial.slots <= compute_class.slots - compute_class.busy
+
+    def reserve(self, compute_class: ComputeClass, trial: Trial) -> None:
+        """Send nothing else to the class until the trial may start."""
+        self._reserved[compute_class.name] = trial.number
+
+    def release(self, compute_class: ComputeClass) -> None:
+        """End the class's reservation after its trial was sent."""
+        self._reserved.pop(compute_class.name, None)

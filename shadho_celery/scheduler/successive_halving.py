@@ -15,25 +15,25 @@ from shadho_celery.core.trial import Trial, TrialState
 from shadho_celery.errors import UsageError
 from shadho_celery.scheduler.rounds import Wanted
 
-#: trials of one round at most: with more, hardly anybody would live to see the second one
+#: most trials of one round: with more, a second round would hardly ever begin
 LARGEST = 100_000
 
 Budget = Annotated[float, Meta(gt=0, le=sys.float_info.max)]
 
 
 class Ladder(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Budgets from `least` to `most`, as ``STUDY["rungs"]`` names them. Raises UsageError where they make no ladder."""
+    """Budgets from `least` to `most`, as set in ``STUDY["rungs"]``."""
 
     least: Budget
     most: Budget
-    #: reduction factor: a rung has so many times the budget of the one below, and one in so many of its trials
+    #: reduction factor: each rung has `eta` times the budget of the one below, and 1 / `eta` of its trials
     eta: Annotated[int, Meta(ge=2, le=LARGEST)] = 3
-    #: trials that each rung gets beyond those it waits for
+    #: trials of each rung beyond the results that it waits for
     backups: Annotated[int, Meta(ge=0, le=LARGEST)] = 0
 
     @classmethod
     def of(cls, settings: Mapping[str, object]) -> Ladder:
-        """Return the ladder that plain settings describe."""
+        """Convert plain settings to a ladder. Raises UsageError for an invalid one."""
         ladder = as_record(settings, cls, "rungs", "give a dict such as {'least': 1, 'most': 9, 'eta': 3}")
         between = f"rungs: from {ladder.least:g} to {ladder.most:g}"
         if ladder.most / ladder.least + ladder.backups > LARGEST:
@@ -44,25 +44,25 @@ class Ladder(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def top(self) -> int:
-        """Rungs above the lowest one."""
+        """Number of rungs above the lowest one."""
         # Without the small number some ladders would lack a rung: log(243) / log(3) is 4.999...
         return math.floor(math.log(self.most / self.least) / math.log(self.eta) + 1e-9)
 
 
 @dataclass
 class _Rung:
-    """The trials of the present bracket at one budget."""
+    """Trials of the present bracket at one budget."""
 
     budget: float
     #: results after which the next rung begins
     wanted: int
-    #: trials that are sent to get them
+    #: trials sent for these results
     sent: int
-    #: the origins they have, the best first; None where they are drawn anew
+    #: origins of the trials, the best first; None for new draws
     chosen: list[int] | None = None
     #: number of a trial -> its origin
     origins: dict[int, int] = field(default_factory=dict)
-    #: (loss, origin) in the order in which they came; infinite where there is none
+    #: (loss, origin) in the order of the results; an infinite loss for a failed trial
     losses: list[tuple[float, int]] = field(default_factory=list)
 
     @property
@@ -70,7 +70,7 @@ class _Rung:
         return len(self.losses) >= min(self.wanted, self.sent)
 
     def best(self, most: int) -> list[int]:
-        """Return the best `most` origins of the first `wanted` results; those that failed are not among them."""
+        """Return the best `most` origins of the first `wanted` results, without failed trials."""
         return [origin for loss, origin in sorted(self.losses[: self.wanted])[:most] if loss < math.inf]
 
 
@@ -78,15 +78,15 @@ class SuccessiveHalving:
     """Many trials at a small budget, the best of them at a larger one, and so on; then the next bracket begins.
 
     A bracket's rungs have the budgets ``most * eta**-k`` down to `least`, and ``eta**k`` trials; the best 1 / eta of a
-    rung are promoted to the next one. None is before its rung is complete: which trials are depends on their losses
-    alone. A failed trial counts as the worst, a cancelled one not at all. Source: Jamieson and Talwalkar,
-    "Non-stochastic Best Arm Identification and Hyperparameter Optimization", AISTATS 2016; its form here is bracket
-    s_max of Li et al., "Hyperband", JMLR 18, 2018.
+    rung are promoted to the next one. Promotion waits for a complete rung, so it depends on the losses alone. A failed
+    trial counts as the worst, a cancelled one not at all. Source: Jamieson and Talwalkar, "Non-stochastic Best Arm
+    Identification and Hyperparameter Optimization", AISTATS 2016; its form here is bracket s_max of Li et al.,
+    "Hyperband", JMLR 18, 2018.
 
     With `backups` b every rung gets n + b *different* trials, and the next one begins after the first n results: slow
-    trials are not waited for. That is biased where good trials are slow, as large models often are: those that come
-    late are not promoted, however good they turn out to be. Their results are kept in the study all the same.
-    Copies of late trials (`speculation`) save most of that waiting and are not biased.
+    trials are not waited for. This is biased if good trials are slow, as large models often are: late trials are not
+    promoted, even with a low loss. The study keeps their results all the same. Copies of late trials (`speculation`)
+    save most of that waiting and are not biased.
     """
 
     def __init__(self, ladder: Ladder) -> None:
@@ -121,7 +121,7 @@ class SuccessiveHalving:
             self._drawn += place == 0
             return
         if place == 0 and (self._has_moved_on or len(self._rungs[0].origins) >= self._rungs[0].sent):
-            # Trials of earlier runs are added before it is told how they ended.
+            # Trials of earlier runs are all added before their results are told.
             self._begin()
         self._has_moved_on |= place > 0
         self._rungs[place].origins[trial.number] = trial.number if trial.origin is None else trial.origin
@@ -132,7 +132,7 @@ class SuccessiveHalving:
             return
         rung = self._rungs[place]
         if trial.state is TrialState.CANCELLED:
-            # It tells nothing of its params: whoever carries the study on has it sent again, or another one drawn.
+            # It says nothing about its params: a resumed study sends it again, or draws another one.
             del rung.origins[trial.number]
             self._drawn += place == 0
             return
@@ -148,7 +148,7 @@ class SuccessiveHalving:
         self._drawn += self._rungs[0].sent
 
     def _advance(self) -> None:
-        """Go on to the first rung that is not complete, maybe that of the next bracket."""
+        """Move to the first incomplete rung, maybe in the next bracket."""
         while self._rungs[self._place].is_complete:
             if self._place == len(self._rungs) - 1:
                 self._begin()
@@ -159,7 +159,7 @@ class SuccessiveHalving:
             rung.sent = len(rung.chosen)
 
     def _place_of(self, trial: Trial) -> int | None:
-        """Return the rung that a trial stands on; None for a trial of another ladder, in an earlier run perhaps."""
+        """Return the rung of a trial; None for a trial of another ladder, for instance of an earlier run."""
         if trial.rung is None or trial.rung >= len(self._ladder) or trial.budget != self._ladder[trial.rung][0]:
             return None
         return trial.rung

@@ -1,4 +1,4 @@
-"""Width of a trial: how many slots of one class it takes, as its study file says."""
+"""Width of a trial: its number of slots of one class, as set in the study file."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from shadho_celery.space.split import Subspace, split
 #: drawn params -> slots
 Width = Callable[[Params], int]
 
-#: draws of each subspace that the setting is tried on before the study begins
+#: draws of each subspace that test the setting before the study begins
 SAMPLES = 8
 
 
 def make_width(slots: SlotsSetting, space: Space, subspaces: Sequence[Subspace]) -> Width:
-    """Return `slots` as a function of drawn params. Raises UsageError where it gives no whole number from 1 up."""
+    """Return `slots` as a function of drawn params. Raises UsageError unless it gives whole numbers from 1 up."""
     if isinstance(slots, int):
         width = _count(slots)
         return lambda params: width
@@ -43,7 +43,7 @@ def make_width(slots: SlotsSetting, space: Space, subspaces: Sequence[Subspace])
 
 
 def widest(slots: SlotsSetting, space: Space) -> int:
-    """Return the most slots that trials take, as far as some draws of each subspace show. Raises UsageError as above."""
+    """Return the largest width, estimated from some draws of each subspace. Raises UsageError as `make_width`."""
     subspaces = split(space)
     width = make_width(slots, space, subspaces)
     generator = np.random.default_rng(1)

@@ -1,4 +1,4 @@
-"""Cluster file of the simulator: a TOML file that describes classes, families of trials, and what happens to them."""
+"""Cluster file of the simulator: a TOML file that describes classes, families of trials, and changes of both."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Protocol
+from typing import Annotated
 
 import numpy as np
 from msgspec import Meta, Struct, field
@@ -24,40 +24,37 @@ else:
 
 GIB = 2**30
 
-#: bounds on what a file may say: beyond them memory, time or the precision of a float would run out
+#: bounds on numbers of a file, given by memory, time and the precision of a float
 LARGEST, MOST_WORKERS, MOST_TRIALS = 1e15, 10**6, 10**9
 
-#: a trial takes so long at least: did it take no time, a simulation would not get on
+#: least time of a trial: without it a simulation would not advance
 LEAST_SECONDS = 1e-3
 
 _FORM = "--example shows the form"
 
 _Amount = Annotated[float, Meta(ge=0, le=LARGEST)]
-_Any = Annotated[float, Meta(ge=-LARGEST, le=LARGEST)]
+_Signed = Annotated[float, Meta(ge=-LARGEST, le=LARGEST)]
 _Part = Annotated[float, Meta(ge=0, le=1)]
 _Seconds = Annotated[float, Meta(ge=LEAST_SECONDS, le=LARGEST)]
 
 
-class Law(Protocol):
-    """A law of random factors."""
+class Law(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="law", tag=str.lower):
+    """Distribution of random factors, by its name in the file."""
 
     def draw(self, generator: np.random.Generator, size: int) -> NDArray[np.float64]:
-        """Return factors, shape (size,); those of a size law, and of a half-normal straggler, have a mean of 1."""
+        """Return factors, shape (size,), with a mean of 1 for a size law and for a half-normal straggler."""
+        raise NotImplementedError
 
 
-class _Law(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="law", tag=str.lower):
-    """A law by its name in the file."""
-
-
-class Constant(_Law, frozen=True, kw_only=True):
-    """All trials alike."""
+class Constant(Law, frozen=True, kw_only=True):
+    """Equal trials."""
 
     def draw(self, generator: np.random.Generator, size: int) -> NDArray[np.float64]:
         return np.ones(size)
 
 
-class Uniform(_Law, frozen=True, kw_only=True):
-    """Evenly between two bounds."""
+class Uniform(Law, frozen=True, kw_only=True):
+    """Uniform law between two bounds."""
 
     low: _Amount
     high: _Amount
@@ -70,8 +67,8 @@ class Uniform(_Law, frozen=True, kw_only=True):
         return generator.uniform(self.low, self.high, size) * float(2 / (self.low + self.high))
 
 
-class LogNormal(_Law, frozen=True, kw_only=True):
-    """Log-normal, of this standard deviation of the logarithm."""
+class LogNormal(Law, frozen=True, kw_only=True):
+    """Log-normal law; `sigma` is the standard deviation of the logarithm."""
 
     # Beyond 5 nearly all of the mean comes from trials too rare to be drawn.
     sigma: Annotated[float, Meta(ge=0, le=5)]
@@ -80,8 +77,8 @@ class LogNormal(_Law, frozen=True, kw_only=True):
         return generator.lognormal(-(self.sigma**2) / 2, self.sigma, size)
 
 
-class Samples(_Law, frozen=True, kw_only=True):
-    """One of these, as likely as any other."""
+class Samples(Law, frozen=True, kw_only=True):
+    """Uniform choice of one of the values."""
 
     values: list[_Amount]
 
@@ -94,15 +91,12 @@ class Samples(_Law, frozen=True, kw_only=True):
         return generator.choice(samples / samples.mean(), size)
 
 
-class NoStraggler(_Law, frozen=True, kw_only=True, tag="none"):
-    """No trial is slowed down."""
-
-    def draw(self, generator: np.random.Generator, size: int) -> NDArray[np.float64]:
-        return np.ones(size)
+class NoStraggler(Constant, frozen=True, kw_only=True, tag="none"):
+    """Absence of stragglers."""
 
 
-class HalfNormal(_Law, frozen=True, kw_only=True):
-    """(1 + |N(0, scale)|) over its mean."""
+class HalfNormal(Law, frozen=True, kw_only=True):
+    """Law of (1 + |N(0, scale)|) over its mean."""
 
     scale: _Amount
 
@@ -111,8 +105,8 @@ class HalfNormal(_Law, frozen=True, kw_only=True):
         return (1.0 + np.abs(generator.normal(0.0, self.scale, size))) / mean
 
 
-class Slow(_Law, frozen=True, kw_only=True):
-    """By this factor slower, with this probability."""
+class Slow(Law, frozen=True, kw_only=True):
+    """Slowdown by a factor with a probability."""
 
     probability: _Part
     factor: Annotated[float, Meta(ge=1, le=LARGEST)]
@@ -121,63 +115,69 @@ class Slow(_Law, frozen=True, kw_only=True):
         return np.where(generator.random(size) < self.probability, self.factor, 1.0)
 
 
-_SIZES: Mapping[str, type[_Law]] = {
-    "constant": Constant,
-    "uniform": Uniform,
-    "lognormal": LogNormal,
-    "samples": Samples,
-}
-_STRAGGLERS: Mapping[str, type[_Law]] = {"none": NoStraggler, "halfnormal": HalfNormal, "slow": Slow}
+def _by_name(*laws: type[Law]) -> Mapping[str, type[Law]]:
+    return {str(law.__struct_config__.tag): law for law in laws}
+
+
+_SIZES = _by_name(Constant, Uniform, LogNormal, Samples)
+_STRAGGLERS = _by_name(NoStraggler, HalfNormal, Slow)
 
 
 class Family(Struct, frozen=True, kw_only=True):
-    """Trials that are alike: one subspace."""
+    """Similar trials: one subspace."""
 
     #: mean seconds of a trial by class
     seconds: Mapping[str, float]
-    #: its part of the trials, beside the other families'
+    #: share of the trials, relative to the other families
     share: float = 1.0
     failure_rate: float = 0.0
-    #: peak bytes of a trial; 0 where it does not matter
+    #: peak bytes of a trial; 0 to ignore memory
     memory: int = 0
     best: float = 0.0
     spread: float = 1.0
 
 
-class Cluster(Struct, frozen=True, kw_only=True):
-    """Classes of workers, families of trials, and what happens to them."""
+class _Bounds(Struct, frozen=True, kw_only=True):
+    """Numbers at the top of the file."""
+
+    seconds: Annotated[float, Meta(gt=0, le=LARGEST)] | None = None
+    trials: Annotated[int, Meta(ge=1, le=MOST_TRIALS)] | None = None
+    target: _Signed | None = None
+    seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] = 0
+    lease_seconds: _Amount = LEASE_SECONDS
+
+
+class Cluster(_Bounds, frozen=True, kw_only=True):
+    """Classes of workers, families of trials, and changes of both."""
 
     #: slots by class at the start, the strongest class first
     slots: Mapping[str, int]
-    #: bytes by class; 0 where they do not matter
+    #: bytes by class; 0 to ignore memory
     memory: Mapping[str, int]
     families: Mapping[str, Family]
     size: Law = Constant()
     straggler: Law = NoStraggler()
     changes: Sequence[Change] = ()
-    seconds: float | None = None
-    trials: int | None = None
-    target: float | None = None
-    seed: int = 0
-    lease_seconds: float = LEASE_SECONDS
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """Share of each family."""
+        return {name: family.share for name, family in self.families.items()}
+
+
+class _Top(_Bounds, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """File, before the checks that need more than one of its tables."""
+
+    classes: dict[str, object]
+    families: dict[str, object]
+    failure_rate: _Part = 0.0
+    size: object = field(default_factory=lambda: {"law": "constant"})
+    straggler: object = field(default_factory=lambda: {"law": "none"})
+    changes: list[object] = []
 
 
 class _Table(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A table of the file."""
-
-
-class _Top(_Table, frozen=True, kw_only=True):
-    classes: dict[str, Any]
-    families: dict[str, Any]
-    seconds: Annotated[float, Meta(gt=0, le=LARGEST)] | None = None
-    trials: Annotated[int, Meta(ge=1, le=MOST_TRIALS)] | None = None
-    target: _Any | None = None
-    seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] = 0
-    failure_rate: _Part = 0.0
-    lease_seconds: _Amount = LEASE_SECONDS
-    size: Any = field(default_factory=lambda: {"law": "constant"})
-    straggler: Any = field(default_factory=lambda: {"law": "none"})
-    changes: list[Any] = []
+    """Table of the file."""
 
 
 class _Class(_Table, frozen=True, kw_only=True):
@@ -186,12 +186,12 @@ class _Class(_Table, frozen=True, kw_only=True):
 
 
 class _Loss(_Table, frozen=True, kw_only=True):
-    best: _Any = 0.0
+    best: _Signed = 0.0
     spread: _Amount = 1.0
 
 
 class _Family(_Table, frozen=True, kw_only=True):
-    seconds: dict[str, Any]
+    seconds: dict[str, object]
     share: Annotated[float, Meta(ge=1e-6, le=1e6)] = 1.0
     memory_gib: _Amount = 0.0
     failure_rate: _Part | None = None
@@ -199,30 +199,30 @@ class _Family(_Table, frozen=True, kw_only=True):
 
 
 class _Named(Struct, frozen=True, kw_only=True):
-    law: Any
+    law: object
 
 
 class _Change(_Table, frozen=True, kw_only=True):
     at: _Amount
     workers: Annotated[int, Meta(ge=-MOST_WORKERS, le=MOST_WORKERS)]
-    compute_class: Any = field(name="class")
+    compute_class: object = field(name="class")
 
 
 def example() -> str:
-    """Return a cluster file to begin with, in which every key is explained."""
+    """Return an example of a cluster file, which explains every key."""
     return (Path(__file__).parent / "example.toml").read_text(encoding="utf-8")
 
 
-def load(path: Path, instead: Mapping[str, Any] | None = None) -> Cluster:
-    """Return the cluster described in a file, `instead` taking the place of what it says at the top.
+def load(path: Path, instead: Mapping[str, object] | None = None) -> Cluster:
+    """Return the cluster described in a file, with `instead` in place of its top-level settings.
 
-    Raises UsageError, naming file, key and remedy, where it is not one.
+    Raises UsageError with file, key and remedy for an invalid one.
     """
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is no text"
-        raise UsageError(f"{path} cannot be read: {reason}; --example prints a cluster file to begin with") from None
+        raise UsageError(f"{path} cannot be read: {reason}; --example prints a cluster file") from None
     try:
         return parse({**tomllib.loads(text), **(instead or {})})
     except (ValueError, RecursionError) as error:  # numbers of too many digits, lists in lists in lists
@@ -231,8 +231,8 @@ def load(path: Path, instead: Mapping[str, Any] | None = None) -> Cluster:
         raise UsageError(f"{path}: {error}") from None
 
 
-def parse(description: Mapping[str, Any]) -> Cluster:
-    """Return the cluster that a file's content describes. Raises UsageError, naming the key, where it makes no sense."""
+def parse(description: Mapping[str, object]) -> Cluster:
+    """Return the cluster that a file's content describes. Raises UsageError with the key of an invalid value."""
     top = as_record(_with_whole_numbers(dict(description)), _Top, form=_FORM)
     classes = {name: as_record(value, _Class, f"classes.{name}", _FORM) for name, value in top.classes.items()}
     slots = {name: each.workers for name, each in classes.items()}
@@ -253,16 +253,12 @@ def parse(description: Mapping[str, Any]) -> Cluster:
         size=_law("size", top.size, _SIZES),
         straggler=_law("straggler", top.straggler, _STRAGGLERS),
         changes=changes,
-        seconds=top.seconds,
-        trials=top.trials,
-        target=top.target,
-        seed=top.seed,
-        lease_seconds=top.lease_seconds,
+        **{name: getattr(top, name) for name in _Bounds.__struct_fields__},
     )
 
 
-def _with_whole_numbers(value: Any) -> Any:
-    """Return a file's content with ints for all whole numbers: 2.0 workers are two."""
+def _with_whole_numbers(value: object) -> object:
+    """Convert whole numbers to ints, as msgspec would refuse 2.0 workers."""
     if isinstance(value, dict):
         return {key: _with_whole_numbers(each) for key, each in value.items()}
     if isinstance(value, list):
@@ -287,12 +283,11 @@ def _family(name: str, value: object, classes: Sequence[str], rate: float) -> Fa
     )
 
 
-def _law(where: str, value: object, known: Mapping[str, type[_Law]]) -> Law:
+def _law(where: str, value: object, known: Mapping[str, type[Law]]) -> Law:
     name = as_record(value, _Named, where, _FORM).law
     if not isinstance(name, str) or name not in known:
         raise UsageError(f"{where}.law: there is no law {short(name, 60)}; choose one of {', '.join(known)}")
-    law: Law = as_record(value, known[name], where, _FORM)  # type: ignore[assignment]
-    return law
+    return as_record(value, known[name], where, _FORM)
 
 
 def _change(place: int, value: object, slots: Mapping[str, int]) -> Change:

@@ -1,4 +1,4 @@
-"""Plays a search on a described cluster: the real scheduler, study, policy and cost model, on a manual clock."""
+"""Simulation of a search on a described cluster: the real scheduler, study, policy and cost model on a manual clock."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 from hyperopt import hp
+from msgspec.structs import replace
 
 from shadho_celery.core.clock import ManualClock
 from shadho_celery.core.settings import StudySettings
@@ -25,60 +26,60 @@ from shadho_celery.store.memory import MemoryStore
 from shadho_celery.study.limits import Limits
 from shadho_celery.study.study import Study
 
-#: factors drawn beforehand; a trial's own seed picks one, so it is the same under every policy
+#: factors drawn in advance; a trial's seed picks one, so it is the same under every policy
 DRAWS = 2**17
 
-#: a trial's next attempt is as lucky as the first one of the trial whose seed is greater by this
+#: offset in the draws between two attempts of a trial
 NEXT_ATTEMPT = 65_537
 
-#: a trial that runs out of memory does so after this part of its time
+#: part of its time after which a trial runs out of memory
 OUT_OF_MEMORY_AT = 0.1
 
-#: where in [0, 1] a family's loss is least
+#: position of a family's least loss in [0, 1]
 OPTIMUM = 0.3
 
 
 @dataclass(frozen=True, kw_only=True)
 class Simulation:
-    """What came of a simulated search."""
+    """Result of a simulated search."""
 
     policy: str
     shares: str
     seed: int
     #: simulated seconds
     seconds: float
-    #: trials that ended, by family
+    #: ended trials by family
     complete: Mapping[str, int]
     failed: Mapping[str, int]
     #: completed trials by family and class
     placed: Mapping[str, Mapping[str, int]]
     #: attempts lost with their workers
     lost: int
-    #: by class, the part of its slots' time in which they ran something
+    #: busy part of the slots' time, by class
     utilisation: Mapping[str, float]
     #: least loss, and the simulated seconds until it was found
     best: float | None
     best_after: float | None
-    #: CPU seconds that the simulation took, and the peak resident memory of its process in MiB
+    #: CPU seconds of the simulation, and the peak resident memory of its process in MiB
     cpu_seconds: float
     peak_mib: float
-    #: all trials, for those who want to look closer
+    #: all trials
     study: Study
 
     @property
     def trials(self) -> int:
-        """Trials that ended."""
+        """Ended trials."""
         return sum(self.complete.values()) + sum(self.failed.values())
 
     def balanced(self, shares: Mapping[str, float]) -> float:
-        """Trials completed an hour at the mix of `shares`: the least of count / share over the families."""
+        """Return the trials completed an hour in the mix of `shares`: the least count / share of the families."""
         total = sum(shares.values())
         return an_hour(min(self.complete[name] * total / share for name, share in shares.items()), self.seconds)
 
     def rows(self) -> Iterator[tuple[int, str, str, int, float, float, str]]:
-        """Number, family, class, slot, start and end (seconds) and state of the trials that ended.
+        """Yield number, family, class, slot, start and end (seconds) and state of the ended trials.
 
-        Without those that failed because their workers died again and again: nobody saw their end.
+        Trials that failed by repeated loss of their workers are left out: they have no end.
         """
         for trial in self.study.trials:
             if trial.seconds is None:
@@ -89,12 +90,12 @@ class Simulation:
 
 
 def an_hour(number: float, seconds: float) -> float:
-    """What `number` in so many seconds is an hour; 0 where no time has passed."""
+    """Convert a `number` in so many seconds to a rate an hour; 0 if no time has passed."""
     return number / seconds * 3600 if seconds else 0.0
 
 
 def family_of(trial: Trial | Attempt) -> str:
-    """The family that a simulated trial belongs to."""
+    """Return the family of a simulated trial."""
     return trial.subspace.removeprefix("family=")
 
 
@@ -109,19 +110,13 @@ def simulate(
     seed: int | None = None,
     on_turn: Callable[[Study], None] = lambda study: None,
 ) -> Simulation:
-    """Play a search on `cluster` to its end; the same `seed` gives the same to the bit.
+    """Simulate a search on `cluster` to its end; the same `seed` gives the same result to the bit.
 
     `on_turn` is called after every turn of the scheduler's loop. Raises UsageError for a name that does not exist.
     """
     seed = cluster.seed if seed is None else seed
-    settings = StudySettings(
-        policy=policy,
-        shares=shares,
-        sampler=sampler,
-        rungs=rungs,
-        speculate=speculate,
-        classes=tuple(cluster.slots),
-    )
+    choice = StudySettings(policy=policy, shares=shares, sampler=sampler, rungs=rungs, speculate=speculate)
+    settings = replace(choice, classes=tuple(cluster.slots))
     began = time.process_time()
     clock = ManualClock()
     record = StudyRecord(key="simulated", name="simulated", module="", seed=seed, space={}, created_at=0.0)
@@ -134,41 +129,59 @@ def simulate(
         memory=cluster.memory,
         lease_seconds=cluster.lease_seconds,
     )
-    scheduler = make_scheduler(
-        compile_space(make_space(cluster)),
-        study,
-        executor,
-        Limits(seconds=cluster.seconds, trials=cluster.trials, target=cluster.target),
-        settings,
-    )
-    # Nothing happens but what the executor says: there is no reason to look in between, once it has something to do.
+    limits = Limits(seconds=cluster.seconds, trials=cluster.trials, target=cluster.target)
+    scheduler = make_scheduler(compile_space(make_space(cluster)), study, executor, limits, settings)
+    # All events come from the executor, so that a turn need not end without one.
     scheduler.turn_seconds = math.inf
     scheduler.assign()
     scheduler.fill()
-    # At the end of its time a search is looked at as it stands; trials that still run have given nothing.
+    # Trials that still run at the end of the time have no result.
     while not scheduler.stopping:
         scheduler.turn()
         on_turn(study)
         if executor.is_still and not scheduler.classes and cluster.seconds is None:
-            break  # all workers have died, and the trials will never be done
+            break  # all workers have died, so the trials will never end
     cpu_seconds = time.process_time() - began
-    return _summary(cluster, study, policy, shares, utilisation=executor.utilisation(), cpu_seconds=cpu_seconds)
-
-
-def make_space(cluster: Cluster) -> Any:
-    """The search space of a cluster: a choice of families, and one number within each."""
-    total = sum(family.share for family in cluster.families.values())
-    options = [{"family": name, "x": hp.uniform(f"x {name}", 0, 1)} for name in cluster.families]
-    return hp.pchoice(
-        "family",
-        [(family.share / total, option) for family, option in zip(cluster.families.values(), options, strict=True)],
+    by_name = {name: f"family={name}" for name in cluster.families}
+    best = study.best
+    return Simulation(
+        policy=policy,
+        shares=shares,
+        seed=seed,
+        seconds=clock.now(),
+        complete={name: study.count(TrialState.COMPLETE, subspace=subspace) for name, subspace in by_name.items()},
+        failed={name: study.count(TrialState.FAILED, subspace=subspace) for name, subspace in by_name.items()},
+        placed=_placed(cluster, study),
+        lost=sum(trial.lost for trial in study),
+        utilisation=executor.utilisation(),
+        best=best.loss if best else None,
+        best_after=best.finished_at if best else None,
+        cpu_seconds=cpu_seconds,
+        peak_mib=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10),
+        study=study,
     )
 
 
-def make_play(cluster: Cluster, seed: int) -> Play:
-    """What the trials of a cluster do: their own seeds pick how large they are, whether they fail, and how slow.
+def _placed(cluster: Cluster, study: Study) -> dict[str, dict[str, int]]:
+    """Return the number of complete trials by family and class."""
+    placed = {name: dict.fromkeys(cluster.slots, 0) for name in cluster.families}
+    for trial in study.trials:
+        if trial.state is TrialState.COMPLETE:
+            placed[family_of(trial)][str(trial.compute_class)] += 1
+    return placed
 
-    All of it is a trial's own but for that it is slowed down by chance: then another attempt may not be.
+
+def make_space(cluster: Cluster) -> Any:
+    """Return the search space of a cluster: a choice of families, and one number within each."""
+    total = sum(cluster.shares.values())
+    options = {name: {"family": name, "x": hp.uniform(f"x {name}", 0, 1)} for name in cluster.families}
+    return hp.pchoice("family", [(share / total, options[name]) for name, share in cluster.shares.items()])
+
+
+def make_play(cluster: Cluster, seed: int) -> Play:
+    """Return the behaviour of a cluster's trials: their seeds pick size, failure and slowdown.
+
+    Size and failure are the same in all attempts of a trial; the slowdown differs between them.
     """
     generator = np.random.default_rng([seed, 0x51])
     sizes = cluster.size.draw(generator, DRAWS).tolist()
@@ -190,39 +203,3 @@ def make_play(cluster: Cluster, seed: int) -> Play:
         return Outcome(state=TrialState.COMPLETE, loss=loss, seconds=seconds, memory=family.memory or None)
 
     return play
-
-
-def _summary(
-    cluster: Cluster,
-    study: Study,
-    policy: str,
-    shares: str,
-    *,
-    utilisation: Mapping[str, float],
-    cpu_seconds: float,
-) -> Simulation:
-    ended = {state: dict.fromkeys(cluster.families, 0) for state in (TrialState.COMPLETE, TrialState.FAILED)}
-    placed = {name: dict.fromkeys(cluster.slots, 0) for name in cluster.families}
-    for trial in study:
-        name = family_of(trial)
-        if trial.state in ended:
-            ended[trial.state][name] += 1
-        if trial.state is TrialState.COMPLETE:
-            placed[name][str(trial.compute_class)] += 1
-    best = study.best
-    return Simulation(
-        policy=policy,
-        shares=shares,
-        seed=study.record.seed,
-        seconds=study.clock.now(),
-        complete=ended[TrialState.COMPLETE],
-        failed=ended[TrialState.FAILED],
-        placed=placed,
-        lost=sum(trial.lost for trial in study),
-        utilisation=utilisation,
-        best=best.loss if best else None,
-        best_after=best.finished_at if best else None,
-        cpu_seconds=cpu_seconds,
-        peak_mib=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10),
-        study=study,
-    )

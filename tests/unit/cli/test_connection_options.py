@@ -160,5 +160,5 @@ def test_a_password_on_the_command_line_is_warned_of(
 ) -> None:
     warn_of_password("--store", store, "PGPASSWORD")
     said = capsys.readouterr().err
-    assert ("--store shows its password to everybody on this machine; better in PGPASSWORD" in said) == warned
+    assert ("--store shows its password to all users of this machine; better in PGPASSWORD" in said) == warned
     assert "secret" not in said

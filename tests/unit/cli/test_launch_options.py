@@ -14,8 +14,7 @@ from click.testing import CliRunner, Result
 from msgspec.structs import replace
 
 from shadho_celery import launch
-from shadho_celery.cli.options import Options
-from shadho_celery.cli.session import Session
+from shadho_celery.cli.session import Options, Session
 from shadho_celery.core.settings import StudySettings
 from shadho_celery.launch import main
 from shadho_celery.store.sql import SqlStore
@@ -81,23 +80,28 @@ def study_file(tmp_path: Path, request: pytest.FixtureRequest) -> str:
 def test_what_is_not_given_is_left_to_the_study_file(options: Captured) -> None:
     given = options("tasks.svm")
     assert given.study == "tasks.svm"
-    assert (given.trials, given.seconds, given.target, given.seed) == (None, None, None, None)
-    assert (given.sampler, given.policy, given.shares, given.name, given.weight) == (None,) * 5
-    assert given.trial_timeout is None
-    assert given.speculate is None
     assert given.given == {}
+    assert (given.seed, given.name) == (None, None)
     assert (given.resume, given.as_json, given.fleet, given.workers) == (False, False, False, {})
     assert given.store == "sqlite:///shadho.db"
 
 
 def test_every_option_arrives(options: Captured) -> None:
     words = "--trials 3 --seconds 4.5 --target -1e-3 --seed 0 --sampler random --policy fifo --shares promise --json"
-    words += " --trial-timeout 1.5"
+    words += " --trial-timeout 1.5 --no-speculation"
     given = options("tasks.svm", *words.split(), "--weight", "2.5", "--study", "größe", "--store", "sqlite:///x.db")
-    assert given.trial_timeout == 1.5
-    assert (given.trials, given.seconds, given.target, given.seed) == (3, 4.5, -1e-3, 0)
-    assert (given.sampler, given.policy, given.shares) == ("random", "fifo", "promise")
-    assert (given.weight, given.as_json) == (2.5, True)
+    assert given.given == {
+        "trials": 3,
+        "seconds": 4.5,
+        "target": -1e-3,
+        "sampler": "random",
+        "policy": "fifo",
+        "shares": "promise",
+        "speculate": False,
+        "weight": 2.5,
+        "trial_timeout": 1.5,
+    }
+    assert (given.seed, given.as_json) == (0, True)
     assert (given.name, given.store) == ("größe", "sqlite:///x.db")
 
 

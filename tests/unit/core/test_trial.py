@@ -7,7 +7,7 @@ from itertools import product
 
 import pytest
 
-from shadho_celery.core.trial import COUNTED, FINISHED, LAWFUL, Attempt, Outcome, Trial, TrialState
+from shadho_celery.core.trial import FINISHED, LAWFUL, Attempt, Outcome, Trial, TrialState
 
 S = TrialState
 
@@ -40,10 +40,6 @@ def test_a_transition_is_made_exactly_where_it_is_lawful(before: TrialState, aft
 def test_a_state_is_finished_where_nothing_can_follow() -> None:
     assert set(FINISHED) == ENDS == {state for state in S if not LAWFUL[state]}
     assert {state for state in S if state.is_finished} == ENDS
-
-
-def test_cancelled_trials_do_not_count_against_the_limit() -> None:
-    assert set(COUNTED) == ENDS - {S.CANCELLED} == {state for state in S if state.counts}
 
 
 def test_a_state_prints_as_its_bare_name_on_every_python() -> None:

@@ -22,7 +22,8 @@ from shadho_celery.placement.policies import POLICIES, FifoPolicy
 from shadho_celery.placement.shares import FLOOR, SHARES, UniformShares
 from shadho_celery.predictors.cost_model import CostModel
 from shadho_celery.scheduler.build import make_scheduler
-from shadho_celery.scheduler.proposals import WAITING_PER_SUBSPACE
+from shadho_celery.scheduler.proposals import WAITING_PER_SUBSPACE, Proposals
+from shadho_celery.scheduler.rounds import Endless
 from shadho_celery.scheduler.scheduler import TIMED_TRIALS, TURN_SECONDS, Scheduler
 from shadho_celery.space.compile import Space, compile_space
 from shadho_celery.space.split import split
@@ -956,16 +957,18 @@ def test_samplers_and_policy_learn_each_finished_trial_once_and_after_a_resume_a
 
     def scheduler_of(search: Search) -> Scheduler:
         subspaces = split(search.space)
-        return Scheduler(
+        limits = Limits(trials=20)
+        proposals = Proposals(
             search.study,
             subspaces,
-            search.simulated,
             policy=FifoPolicy(),
             shares=UniformShares({subspace.name: subspace.probability for subspace in subspaces}),
-            cost_model=CostModel(subspaces),
+            rounds=Endless(),
             make_sampler=Learner,
-            limits=Limits(trials=20),
+            limits=limits,
+            width=lambda params: 1,
         )
+        return Scheduler(search.study, search.simulated, proposals, cost_model=CostModel(subspaces), limits=limits)
 
     search = Search(trials=20, play=lasting(uneven, fails=lambda trial: trial.number % 5 == 0))
     search.scheduler = scheduler_of(search)

@@ -459,7 +459,7 @@ def test_what_stands_in_the_command_takes_the_files_place(tmp_path: Path) -> Non
     path.write_text(LEAST.replace("seconds = 100", "seed = 1"))
     cluster = load(path, {"trials": 7, "seed": 2})
     assert (cluster.seconds, cluster.trials, cluster.seed) == (None, 7, 2)
-    with pytest.raises(UsageError, match=r"trials: 0 will not do"):
+    with pytest.raises(UsageError, match=r"trials: 0 is not allowed"):
         load(path, {"trials": 0})
 
 
