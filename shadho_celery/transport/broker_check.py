@@ -1,6 +1,6 @@
-"""Broker check: ask the broker, before a worker starts, whether it will let the worker have its queue.
+"""Broker check: test, before a worker starts, whether the broker lets it consume its queue.
 
-Celery connects again and again, which is right while a broker is away, and hides why when it refuses for good.
+Celery connects again and again, which is right while a broker is away, but hides the reason of a permanent refusal.
 """
 
 from __future__ import annotations
@@ -15,17 +15,18 @@ from shadho_celery.transport.broker import queue
 from shadho_celery.transport.tls import is_untrusted, remedy
 from shadho_celery.transport.urls import BROKER, mask
 
-#: AMQP's codes for a refusal that waiting does not change: access refused, not allowed
+#: AMQP's codes of permanent refusals: access refused, not allowed
 _CODES = (403, 530)
 
-#: and Redis' words for one
+#: Redis' words for them
 _WORDS = ("WRONGPASS", "NOPERM", "NOAUTH", "invalid username-password", "Authentication required", "no permissions")
 
 
 def check_access(connection: Any, name: str) -> None:
-    """Raise ServiceError where the broker answers and refuses to let us in, or to let us consume the queue `name`.
+    """Raise ServiceError if the broker refuses the connection, or refuses to let it consume the queue `name`.
 
-    A broker that does not answer is no reason: it may come yet. `connection` is Celery's, not yet open; it is closed.
+    A broker that does not answer may still come: Celery waits for it. `connection` is Celery's, not yet open; it is
+    closed afterwards.
     """
     try:
         with connection:
@@ -33,7 +34,7 @@ def check_access(connection: Any, name: str) -> None:
             channel = connection.default_channel
             queue(name)(channel).declare()
             if connection.transport.driver_type == "amqp":
-                # Needs the same permission as consuming; the message, if there is one, goes back as the channel closes.
+                # Needs the same permission as consuming. A message that it gets goes back when the channel closes.
                 channel.basic_get(name)
     except (*connection.connection_errors, *connection.channel_errors, kombu.exceptions.KombuError, OSError) as error:
         if is_untrusted(error) or _is_final(error):

@@ -1,4 +1,4 @@
-"""Event codec: an event as it travels, as JSON behind its signature where messages are signed."""
+"""Event codec: an event as it travels, as JSON behind its signature if messages are signed."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from shadho_celery.transport.signing import Signer
 
 
 def seal(study: str, event: Event | GangEvent, signer: Signer) -> str:
-    """Return an event as it travels: its JSON, after its signature where messages are signed."""
+    """Return an event as it travels: its JSON, after its signature if messages are signed."""
     text = json.dumps(msgspec.to_builtins(event))
     return signer.sign(study + text) + text if signer.fingerprint else text
 
 
 def unseal(study: str, text: str, signer: Signer) -> Event | GangEvent | None:
-    """Return the event in `text`; None where it is unsigned although it should be, or no event at all."""
+    """Return the event in `text`; None if it lacks a required signature, or is not an event."""
     signature, brace, rest = text.partition("{")
     if signer.fingerprint and not signer.is_signed(study + brace + rest, signature):
         return None
@@ -25,5 +25,5 @@ def unseal(study: str, text: str, signer: Signer) -> Event | GangEvent | None:
         event: Event | GangEvent = msgspec.convert(json.loads(brace + rest), Event | GangEvent)
     except (ValueError, RecursionError, msgspec.ValidationError):
         return None
-    # Whether a trial is tried again is for its scheduler to say.
+    # Only the study's scheduler decides on retries.
     return None if isinstance(event, Result) and event.retry is not None else event

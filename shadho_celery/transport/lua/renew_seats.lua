@@ -1,8 +1,8 @@
--- Renew seats.
+-- Renew the seats of replicas.
 --
 -- KEYS  1 attempts  2 leases  3 cancel  4 seats  5 yields
--- ARGV  1 lease in ms, then number, attempt, seat and delivery each
--- Returns for each 'ok', 'gone' where the replica should stop, or 'yield' where its slot is wanted
+-- ARGV  1 lease in ms; then number, attempt, seat and delivery of each replica
+-- Returns for each 'ok', 'gone' (the replica should stop) or 'yield' (its slot is wanted for a trial)
 
 -- include runs
 local answer = {}

@@ -1,4 +1,4 @@
--- Tell how seats stand.
+-- Return the states of seats.
 --
 -- KEYS  1 seats
 -- ARGV  seats
