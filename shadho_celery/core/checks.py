@@ -6,7 +6,7 @@ import re
 import reprlib
 from collections.abc import Collection, Mapping
 from numbers import Integral, Real
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -54,6 +54,16 @@ def check_name(kind: str, name: str, known: Collection[str]) -> None:
     """Raise UsageError for the `name` of a `kind` that is not among the `known` ones."""
     if name not in known:
         raise UsageError(f"there is no {kind} {name!r}; choose one of {', '.join(known)}")
+
+
+def resolve(*kinds: Any) -> None:
+    """Resolve the types of records, or of unions of them, when their module is imported, and not when one is decoded.
+
+    msgspec otherwise does so at the first decoding, and keeps the answer before it is complete: another thread that
+    decodes a record of the same type at that moment crashes the process (SIGSEGV).
+    """
+    for kind in kinds:
+        msgspec.json.Decoder(kind)
 
 
 def as_record(value: object, kind: type[R], where: str = "", form: str = "") -> R:

@@ -10,6 +10,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
+from shadho_celery.core.checks import resolve
 from shadho_celery.core.trial import Attempt, ReplicaSeat
 
 StudyKey = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{1,64}\Z")]
@@ -35,3 +36,7 @@ class Payload(Struct, frozen=True, kw_only=True, omit_defaults=True):
             raise ValueError("a replica is one of one attempt")
         if self.replica is not None and self.replica.rank < 1:
             raise ValueError("the coordinator itself is no replica - at `$.replica.rank`")
+
+
+# Each of a worker's slots decodes messages in a thread of its own.
+resolve(Payload)

@@ -15,6 +15,8 @@ from typing import Annotated, Any
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
+from shadho_celery.core.checks import resolve
+
 #: label -> drawn value, of every active label
 Params = Mapping[str, Any]
 
@@ -325,6 +327,9 @@ Event = Started | Report | Result | Lost
 
 #: what happens inside a trial's gang: the executor's business, which a study never hears of
 GangEvent = Called | ReplicaFailed
+
+# Several threads decode them: those of a worker's slots, and those of what reads the channel.
+resolve(Trial, Attempt, Event | GangEvent, ReplicaSeat)
 
 
 def whole(budget: float | None) -> float | None:

@@ -196,10 +196,11 @@ class QueueExecutor:
         elif isinstance(event, Lost) and sent is not None:
             self._close(event, is_over=not self._in_flight.lose(event.number, event.attempt))
         elif isinstance(event, Result):
-            if sent is not None:
+            if sent is not None and self._adopt:
+                event = self._breaker.judge(event, len(self._workers.able - {event.worker}))
+            if sent is not None and event.retry is None:
+                # How soon a broken worker fails says nothing of how long trials take.
                 self._dispatch.pace.tell(str(sent.attempt.compute_class), event.outcome.seconds or 0.0)
-                if self._adopt:
-                    event = self._breaker.judge(event, len(self._workers.able - {event.worker}))
             well = event.outcome.state in WELL
             self._close(event, is_over=self._in_flight.settle(event.number, event.attempt, well=well))
         return event

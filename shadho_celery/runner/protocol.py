@@ -6,8 +6,11 @@ import json
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
+from shadho_celery.core.checks import resolve
 from shadho_celery.core.trial import Attempt, GangCall, Int64, Outcome, ReplicaSeat, TrialState
+from shadho_celery.objective.call import MAX_ERROR
 
 #: seconds that a trial has to return after its time limit, before its process is killed
 HARD_SECONDS = 5.0
@@ -17,6 +20,9 @@ PIPE_LOST = 74
 
 #: bytes that a record may have
 MAX_RECORD = 16_000_000
+
+#: characters of an error or a warning that a worker sends on: more than `objective.call` makes, and no more than needed
+MAX_TEXT = 2 * MAX_ERROR
 
 
 class _Record(Struct, frozen=True, kw_only=True, tag_field="kind", tag=str.lower, omit_defaults=True):
@@ -73,6 +79,9 @@ class Ended(_Record, frozen=True, kw_only=True):
 ToChild = RunAttempt | Stop | TimeUp
 FromChild = Ready | Reported | Gang | Ended
 
+# Each of a worker's slots decodes what its process sends in a thread of its own.
+resolve(ToChild, FromChild)
+
 
 def encode(record: ToChild | FromChild) -> bytes:
     """Return a record as a line."""
@@ -95,4 +104,11 @@ def decode_from_child(line: bytes) -> FromChild:
         state, loss = record.outcome.state, record.outcome.loss
         if not state.is_finished or (state is TrialState.COMPLETE) != (loss is not None):
             raise ValueError("no end of a trial")
+        outcome = replace(record.outcome, error=_fit(record.outcome.error), warning=_fit(record.outcome.warning))
+        record = replace(record, outcome=outcome)
     return record
+
+
+def _fit(text: str | None) -> str | None:
+    """Return a text cut to MAX_TEXT characters, without half surrogate pairs, which cannot be sent on."""
+    return None if text is None else text[:MAX_TEXT].encode("utf-8", "replace").decode()

@@ -21,6 +21,7 @@ from typing import Annotated, TypeVar
 import msgspec
 from msgspec import Meta, Struct
 
+from shadho_celery.core.checks import resolve
 from shadho_celery.errors import ShadhoError
 from shadho_celery.training.frames import (
     CONTROL_BYTES,
@@ -102,6 +103,10 @@ class Quit(Struct, frozen=True, kw_only=True):
     def exception(self) -> Refused | TrainingOver:
         """Return the exception that ends a replica which receives this."""
         return Refused(self.reason) if self.error else TrainingOver(self.reason)
+
+
+# Replicas that connect at once are admitted by a thread each.
+resolve(Challenge, Proof, Hello, Welcome, Quit)
 
 
 def make_token() -> str:

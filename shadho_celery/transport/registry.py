@@ -14,6 +14,7 @@ from typing import Annotated, Generic, TypeVar
 import msgspec
 from msgspec import Meta, Struct
 
+from shadho_celery.core.checks import resolve
 from shadho_celery.core.hardware import Machine
 from shadho_celery.errors import ServiceError
 from shadho_celery.transport.broker import PROTOCOL
@@ -50,6 +51,9 @@ class StudyWants(Struct, frozen=True, kw_only=True):
     #: wanted slots by compute class
     wants: dict[str, Annotated[float, Meta(ge=0, le=1e12)]] = {}
 
+
+# Schedulers and workers decode them in more than one thread.
+resolve(Worker, StudyWants)
 
 T = TypeVar("T", bound=Struct)
 

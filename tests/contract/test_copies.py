@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import pytest
 from contract.test_executors import PATIENCE, Rig, all_end, collect, ends, queued, run
 
 from shadho_celery.core.clock import ManualClock
-from shadho_celery.core.trial import Event, Lost, Outcome, Result, Started, Trial, TrialState
+from shadho_celery.core.trial import Attempt, Event, Lost, Outcome, Result, Started, TrialState
 from shadho_celery.executors.simulated import SimulatedExecutor
 
 #: losses of trials that take long in their first attempt, that fail in the second one before the first has ended, and
@@ -26,11 +26,11 @@ class Pair(Rig):
 
 @pytest.fixture
 def rig() -> Iterator[Pair]:
-    def play(trial: Trial, compute_class: str) -> Outcome:
-        x, attempt = trial.params["x"], trial.attempt
-        if (x, attempt) == (FRAGILE, 2):
+    def play(attempt: Attempt, compute_class: str) -> Outcome:
+        x, which = attempt.params["x"], attempt.attempt
+        if (x, which) == (FRAGILE, 2):
             return Outcome(state=TrialState.FAILED, error="the second one fails", seconds=3.0)
-        seconds = {(STUCK, 1): 60.0, (FRAGILE, 1): 6.0, (ENDLESS, attempt): 60.0}.get((x, attempt), 3.0)
+        seconds = {(STUCK, 1): 60.0, (FRAGILE, 1): 6.0, (ENDLESS, which): 60.0}.get((x, which), 3.0)
         return Outcome(state=TrialState.COMPLETE, loss=x, seconds=seconds)
 
     executor = SimulatedExecutor({"gpu": 2, "cpu": 1}, play, ManualClock())
@@ -48,7 +48,7 @@ def copied(rig: Pair, number: int, x: float) -> None:
         if begun:
             break
     assert [type(event) for event in begun] == [Started]
-    rig.executor.submit([replace(first, attempt=2, compute_class=rig.elsewhere)])
+    rig.executor.submit([first.evolve(attempt=2, compute_class=rig.elsewhere)])
 
 
 def test_of_two_attempts_of_a_trial_the_first_to_end_well_ends_both(rig: Pair) -> None:
@@ -57,7 +57,11 @@ def test_of_two_attempts_of_a_trial_the_first_to_end_well_ends_both(rig: Pair) -
     assert [(type(event), event.attempt) for event in events] == [(Started, 2), (Result, 2)]
     result = events[-1]
     assert isinstance(result, Result)
-    assert (result.state, result.loss, result.compute_class) == (TrialState.COMPLETE, STUCK, rig.elsewhere)
+    assert (result.outcome.state, result.outcome.loss, result.compute_class) == (
+        TrialState.COMPLETE,
+        STUCK,
+        rig.elsewhere,
+    )
     # The slot of the other one is free again.
     results = run(rig, [queued(rig, number) for number in range(50, 54)])
     assert sorted(result.number for result in results) == list(range(50, 54))
@@ -65,13 +69,13 @@ def test_of_two_attempts_of_a_trial_the_first_to_end_well_ends_both(rig: Pair) -
 
 def test_an_attempt_that_fails_leaves_the_trial_to_the_other(rig: Pair) -> None:
     def ended_well(events: list[Event]) -> bool:
-        return any(isinstance(event, Result) and event.state is TrialState.COMPLETE for event in events)
+        return any(isinstance(event, Result) and event.outcome.state is TrialState.COMPLETE for event in events)
 
     copied(rig, 41, FRAGILE)
     *before, last = ends(collect(rig, ended_well))
     assert all(event.attempt == 2 for event in before)
     assert isinstance(last, Result)
-    assert (last.attempt, last.state, last.loss) == (1, TrialState.COMPLETE, FRAGILE)
+    assert (last.attempt, last.outcome.state, last.outcome.loss) == (1, TrialState.COMPLETE, FRAGILE)
 
 
 def test_both_attempts_of_a_trial_are_taken_back_where_it_is_not_wanted(rig: Pair) -> None:
@@ -79,4 +83,4 @@ def test_both_attempts_of_a_trial_are_taken_back_where_it_is_not_wanted(rig: Pai
     rig.executor.cancel([42], running=True)
     events = ends(collect(rig, all_end(2)))
     assert sorted(event.attempt for event in events) == [1, 2]
-    assert all(isinstance(event, Lost) or event.state is TrialState.CANCELLED for event in events)
+    assert all(isinstance(event, Lost) or event.outcome.state is TrialState.CANCELLED for event in events)

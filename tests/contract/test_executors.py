@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from shadho_celery.core.clock import ManualClock
-from shadho_celery.core.trial import FINISHED, Event, Lost, Outcome, Result, Started, Trial, TrialState
+from shadho_celery.core.trial import FINISHED, Attempt, Event, Lost, Outcome, Result, Started, TrialState
 from shadho_celery.executors.base import Executor
 from shadho_celery.executors.inline import INLINE_CLASS, InlineExecutor
 from shadho_celery.executors.simulated import SimulatedExecutor
@@ -52,8 +52,8 @@ def inline() -> Iterator[Rig]:
 
 @contextmanager
 def simulated() -> Iterator[Rig]:
-    def play(trial: Trial, compute_class: str) -> Outcome:
-        outcome = call(objective, lambda: trial.params, LocalContext(budget=trial.budget))
+    def play(attempt: Attempt, compute_class: str) -> Outcome:
+        outcome = call(objective, lambda: attempt.params, LocalContext(budget=attempt.budget))
         return Outcome(state=outcome.state, loss=outcome.loss, metrics=outcome.metrics, error=outcome.error, seconds=3)
 
     executor = SimulatedExecutor({"gpu": 2, "cpu": 1}, play, ManualClock())
@@ -70,15 +70,8 @@ def rig(request: pytest.FixtureRequest) -> Iterator[Rig]:
         yield built
 
 
-def queued(rig: Rig, number: int, x: float = 1.0, attempt: int = 1) -> Trial:
-    return Trial(
-        number=number,
-        subspace="all",
-        params={"x": x},
-        state=TrialState.QUEUED,
-        attempt=attempt,
-        compute_class=rig.compute_class,
-    )
+def queued(rig: Rig, number: int, x: float = 1.0, attempt: int = 1) -> Attempt:
+    return Attempt(number=number, subspace="all", params={"x": x}, attempt=attempt, compute_class=rig.compute_class)
 
 
 def collect(rig: Rig, enough: Callable[[list[Event]], bool]) -> list[Event]:
@@ -103,15 +96,15 @@ def all_end(number: int) -> Callable[[list[Event]], bool]:
     return lambda events: len(ends(events)) >= number
 
 
-def run(rig: Rig, trials: list[Trial]) -> list[Result]:
+def run(rig: Rig, attempts: list[Attempt]) -> list[Result]:
     """Results of all trials; an attempt that is lost is followed by the next, as the scheduler would have it."""
     results: list[Result] = []
-    while trials:
-        rig.executor.submit(trials)
-        ended = ends(collect(rig, all_end(len(trials))))
+    while attempts:
+        rig.executor.submit(attempts)
+        ended = ends(collect(rig, all_end(len(attempts))))
         results += [event for event in ended if isinstance(event, Result)]
         lost = {event.number for event in ended if isinstance(event, Lost)}
-        trials = [trial.evolve(attempt=trial.attempt + 1) for trial in trials if trial.number in lost]
+        attempts = [each.evolve(attempt=each.attempt + 1) for each in attempts if each.number in lost]
     return results
 
 
@@ -122,24 +115,25 @@ def test_every_submitted_trial_ends_in_exactly_one_result(rig: Rig) -> None:
     for result in results:
         x = xs[result.number]
         assert result.compute_class == rig.compute_class
-        assert result.seconds is not None
-        assert result.seconds >= 0
-        assert result.memory is None or result.memory > 0
+        outcome = result.outcome
+        assert outcome.seconds is not None
+        assert outcome.seconds >= 0
+        assert outcome.memory is None or outcome.memory > 0
         if x < 0:
-            assert result.state is TrialState.FAILED
-            assert result.loss is None
-            assert "x is negative" in str(result.error)
+            assert outcome.state is TrialState.FAILED
+            assert outcome.loss is None
+            assert "x is negative" in str(outcome.error)
         else:
             assert result.attempt == 1
-            assert (result.state, result.loss, result.metrics) == (TrialState.COMPLETE, x, {"half": x / 2})
-            assert result.error is None
+            assert (outcome.state, outcome.loss, outcome.metrics) == (TrialState.COMPLETE, x, {"half": x / 2})
+            assert outcome.error is None
 
 
 def test_a_trials_budget_reaches_its_objective_and_without_one_it_has_all(rig: Rig) -> None:
     budgets = [0.25, None, 81.0]
     rig.executor.submit([queued(rig, number).evolve(budget=budget) for number, budget in enumerate(budgets)])
     results = [event for event in collect(rig, all_end(len(budgets))) if isinstance(event, Result)]
-    seen = {result.number: result.metrics.get("budget") for result in results}
+    seen = {result.number: result.outcome.metrics.get("budget") for result in results}
     assert seen == dict(enumerate(budgets))
 
 
@@ -172,7 +166,7 @@ def test_cancel_takes_back_what_nobody_has_claimed(rig: Rig) -> None:
     lost = [event for event in events if isinstance(event, Lost)]
     assert lost
     assert not any(event.claimed for event in lost)
-    assert all(event.state is TrialState.COMPLETE for event in events if isinstance(event, Result))
+    assert all(event.outcome.state is TrialState.COMPLETE for event in events if isinstance(event, Result))
     started = {event.number for event in events if isinstance(event, Started)}
     assert started.isdisjoint(event.number for event in lost)
 
@@ -183,7 +177,7 @@ def test_cancel_leaves_the_others_alone(rig: Rig) -> None:
     events = ends(collect(rig, all_end(8)))
     assert sorted(event.number for event in events) == list(range(8))
     assert [event.number for event in events if isinstance(event, Lost)] == [7]
-    assert all(event.state is TrialState.COMPLETE for event in events if isinstance(event, Result))
+    assert all(event.outcome.state is TrialState.COMPLETE for event in events if isinstance(event, Result))
 
 
 def test_with_running_the_running_trials_end_cancelled_without_a_loss(rig: Rig) -> None:
@@ -195,7 +189,7 @@ def test_with_running_the_running_trials_end_cancelled_without_a_loss(rig: Rig) 
     rig.executor.cancel([0], running=True)
     for event in collect(rig, lambda _: True):
         assert isinstance(event, Result)
-        assert (event.state, event.loss) == (TrialState.CANCELLED, None)
+        assert (event.outcome.state, event.outcome.loss) == (TrialState.CANCELLED, None)
         events.append(event)
     assert [type(event) for event in events] == [Started, Result]
 
@@ -207,7 +201,7 @@ def test_a_trial_taken_back_runs_when_it_is_sent_again(rig: Rig) -> None:
     rig.executor.submit([queued(rig, 8, attempt=2)])
     [end] = ends(collect(rig, all_end(1)))
     assert isinstance(end, Result)
-    assert (end.number, end.attempt, end.state) == (8, 2, TrialState.COMPLETE)
+    assert (end.number, end.attempt, end.outcome.state) == (8, 2, TrialState.COMPLETE)
 
 
 def test_a_trial_left_running_by_an_earlier_scheduler_ends_in_an_event(rig: Rig) -> None:
@@ -256,6 +250,6 @@ def test_a_result_is_final(rig: Rig) -> None:
     rig.executor.submit([queued(rig, 0)])
     [end] = ends(collect(rig, all_end(1)))
     assert isinstance(end, Result)
-    assert end.state in FINISHED
+    assert end.outcome.state in FINISHED
     rig.executor.cancel([0], running=True)
     assert list(rig.executor.poll(1.0)) == []

@@ -15,15 +15,15 @@ from typing import Any
 import redis
 from acceptance.commands import Command, Desk, desk, until
 
-from shadho_celery.transport.registry import Registry
+from shadho_celery.transport.registry import Registry, Worker
 
 #: The launch command with less patience for messages that nobody claims.
 LAUNCH = """
 import sys
-from shadho_celery.executors import lookout
+from shadho_celery.fleet import lease_monitor
 from shadho_celery.launch import main
 
-lookout.UNCLAIMED_SECONDS = float(sys.argv.pop(1))
+lease_monitor.UNCLAIMED_SECONDS = float(sys.argv.pop(1))
 main()
 """
 
@@ -58,10 +58,8 @@ class Fleet:
     def busy(self) -> set[int]:
         """Processes of the workers that have something to do, as they announce it themselves every few seconds."""
         with redis.Redis.from_url(self.redis, decode_responses=True) as client:
-            living = Registry(client, "worker").living().values()
-            return {
-                record["pid"] for record in living if record["compute_class"] == self.compute_class and record["busy"]
-            }
+            living = Registry(client, Worker).living().values()
+            return {worker.pid for worker in living if worker.compute_class == self.compute_class and worker.busy}
 
     def refused(self) -> int:
         """Late results that were refused, of all studies."""

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from shadho_celery.objective.context import LocalContext, ReplicaDone, ReplicaSeat
+from shadho_celery.core.trial import ReplicaSeat
+from shadho_celery.objective.context import LocalContext, ReplicaDone
 from shadho_celery.training import gang, replay
 from shadho_celery.training.log import Log
 

@@ -11,19 +11,21 @@ from typing import Any
 
 import pytest
 import services
-from services.lending import MARK as LENT
+from services import MARK as LENT
+from services.channels import Channel
 
-from shadho_celery.core.failures import signature
-from shadho_celery.core.trial import Event, Lost, Report, Result, Started, TrialState
+from shadho_celery.core.failures import kind_of
+from shadho_celery.core.hardware import Machine
+from shadho_celery.core.trial import Event, Lost, Outcome, Report, Result, Started, TrialState
 from shadho_celery.errors import ServiceError
 from shadho_celery.transport import channel as channel_module
 from shadho_celery.transport import registry as registry_module
-from shadho_celery.transport.channel import ERASED_SECONDS, Claim, SchedulerChannel, WorkerChannel
-from shadho_celery.transport.event_codec import decode, encode
-from shadho_celery.transport.gate import MAX_STRIKES
-from shadho_celery.transport.quarantine import Strikes
+from shadho_celery.transport.channel import ERASED_SECONDS, MAX_STRIKES, Claim, SchedulerChannel
+from shadho_celery.transport.event_codec import seal, unseal
+from shadho_celery.transport.quarantine import Breaker, Quarantine
 from shadho_celery.transport.redis import connect
-from shadho_celery.transport.registry import Registry
+from shadho_celery.transport.registry import Registry, StudyWants, Worker
+from shadho_celery.transport.signing import UNSIGNED
 
 S = TrialState
 
@@ -38,8 +40,8 @@ def client(redis_url: str) -> Iterator[Any]:
 
 
 @pytest.fixture
-def worker(client: Any) -> WorkerChannel:
-    return WorkerChannel(client)
+def worker(client: Any) -> Channel:
+    return Channel(client)
 
 
 @pytest.fixture
@@ -48,8 +50,8 @@ def scheduler(client: Any) -> SchedulerChannel:
 
 
 @pytest.fixture
-def strikes(client: Any) -> Strikes:
-    return Strikes(client, "k1")
+def quarantine(client: Any) -> Quarantine:
+    return Quarantine(client, "k1")
 
 
 def started(number: int = 0, attempt: int = 1) -> Started:
@@ -57,7 +59,7 @@ def started(number: int = 0, attempt: int = 1) -> Started:
 
 
 def result(number: int = 0, attempt: int = 1, loss: float = 0.5) -> Result:
-    return Result(number=number, attempt=attempt, state=S.COMPLETE, loss=loss, at=2.5)
+    return Result(number=number, attempt=attempt, outcome=Outcome(state=S.COMPLETE, loss=loss), at=2.5)
 
 
 def report(step: int = 1) -> Report:
@@ -77,7 +79,7 @@ def ended(scheduler: SchedulerChannel) -> list[tuple[int, int]]:
 # Claim
 
 
-def test_an_attempt_is_claimed_once_only(worker: WorkerChannel, scheduler: SchedulerChannel) -> None:
+def test_an_attempt_is_claimed_once_only(worker: Channel, scheduler: SchedulerChannel) -> None:
     assert [worker.claim("k1", started()) for _ in range(3)] == [True, False, False]
     assert scheduler.drain(0) == [started()]
 
@@ -88,7 +90,7 @@ def test_of_many_workers_that_claim_at_once_one_gets_the_attempt(redis_url: str,
 
     def claim() -> None:
         with connect(redis_url) as client:
-            channel = WorkerChannel(client)
+            channel = Channel(client)
             ready.wait()
             claimed.append(channel.claim("k1", started()))
 
@@ -101,7 +103,7 @@ def test_of_many_workers_that_claim_at_once_one_gets_the_attempt(redis_url: str,
     assert len(scheduler.drain(0)) == 1
 
 
-def test_an_older_or_equal_attempt_is_refused_and_a_newer_one_is_not(worker: WorkerChannel) -> None:
+def test_an_older_or_equal_attempt_is_refused_and_a_newer_one_is_not(worker: Channel) -> None:
     assert worker.claim("k1", started(attempt=2))
     assert not worker.claim("k1", started(attempt=1))
     assert not worker.claim("k1", started(attempt=2))
@@ -111,13 +113,13 @@ def test_an_older_or_equal_attempt_is_refused_and_a_newer_one_is_not(worker: Wor
     assert not worker.claim("k1", started(attempt=9))
 
 
-def test_trials_and_studies_are_claimed_apart(worker: WorkerChannel) -> None:
+def test_trials_and_studies_are_claimed_apart(worker: Channel) -> None:
     for study in ("k1", "k2"):
         for number in (0, 1, 10):
             assert worker.claim(study, started(number))
 
 
-def test_a_trial_that_has_ended_is_not_claimed_again(worker: WorkerChannel) -> None:
+def test_a_trial_that_has_ended_is_not_claimed_again(worker: Channel) -> None:
     worker.claim("k1", started())
     worker.finish("k1", result())
     assert not worker.claim("k1", started(attempt=2))
@@ -126,7 +128,7 @@ def test_a_trial_that_has_ended_is_not_claimed_again(worker: WorkerChannel) -> N
 # Finish
 
 
-def test_a_result_is_taken_only_from_a_live_lease(worker: WorkerChannel, scheduler: SchedulerChannel) -> None:
+def test_a_result_is_taken_only_from_a_live_lease(worker: Channel, scheduler: SchedulerChannel) -> None:
     worker.claim("k1", started())
     assert not worker.finish("k1", result(attempt=2))
     assert worker.finish("k1", result())
@@ -134,7 +136,7 @@ def test_a_result_is_taken_only_from_a_live_lease(worker: WorkerChannel, schedul
     assert scheduler.drain(0) == [started(), result()]
 
 
-def test_a_trial_gets_one_result_whichever_attempt_is_first(worker: WorkerChannel, scheduler: SchedulerChannel) -> None:
+def test_a_trial_gets_one_result_whichever_attempt_is_first(worker: Channel, scheduler: SchedulerChannel) -> None:
     for attempt in (1, 2, 3):
         worker.claim("k1", started(attempt=attempt))
     assert worker.finish("k1", result(attempt=2, loss=0.2))
@@ -143,7 +145,7 @@ def test_a_trial_gets_one_result_whichever_attempt_is_first(worker: WorkerChanne
     assert [event for event in scheduler.drain(0) if isinstance(event, Result)] == [result(attempt=2, loss=0.2)]
 
 
-def test_a_result_ends_the_other_attempts_leases(worker: WorkerChannel, scheduler: SchedulerChannel) -> None:
+def test_a_result_ends_the_other_attempts_leases(worker: Channel, scheduler: SchedulerChannel) -> None:
     for attempt in (1, 2, 3):
         worker.claim("k1", started(attempt=attempt))
     worker.claim("k1", started(number=1))
@@ -153,7 +155,7 @@ def test_a_result_ends_the_other_attempts_leases(worker: WorkerChannel, schedule
     assert scheduler.ended_leases() == []
 
 
-def test_one_step_ends_an_attempt_and_claims_the_next(worker: WorkerChannel, scheduler: SchedulerChannel) -> None:
+def test_one_step_ends_an_attempt_and_claims_the_next(worker: Channel, scheduler: SchedulerChannel) -> None:
     assert worker.step("k1", None, started(0)) == (False, Claim.TAKEN)
     assert worker.step("k1", result(0), started(1)) == (True, Claim.TAKEN)
     assert worker.step("k1", result(0), started(2)) == (False, Claim.TAKEN)
@@ -170,7 +172,7 @@ def test_one_step_ends_an_attempt_and_claims_the_next(worker: WorkerChannel, sch
 def test_a_lease_that_ran_out_is_told_until_it_is_forgotten_and_its_result_is_refused(
     client: Any, scheduler: SchedulerChannel
 ) -> None:
-    dying = WorkerChannel(client, lease_seconds=SHORT)
+    dying = Channel(client, lease_seconds=SHORT)
     dying.claim("k1", started(number=12, attempt=3))
     assert ended(scheduler) == scheduler.ended_leases() == [(12, 3)]
     assert not dying.finish("k1", result(number=12, attempt=3))
@@ -184,18 +186,16 @@ def test_a_lease_that_ran_out_is_told_until_it_is_forgotten_and_its_result_is_re
 
 
 def test_a_lease_that_is_renewed_does_not_run_out(client: Any, scheduler: SchedulerChannel) -> None:
-    short = WorkerChannel(client, lease_seconds=SHORT)
+    short = Channel(client, lease_seconds=SHORT)
     short.claim("k1", started(0))
     short.claim("k1", started(1))
-    WorkerChannel(client).renew("k1", [(1, 1)])
+    Channel(client).renew("k1", [(1, 1)])
     assert ended(scheduler) == [(0, 1)]
     assert short.finish("k1", result(1))
 
 
-def test_a_lost_trial_is_run_by_its_next_attempt(
-    client: Any, worker: WorkerChannel, scheduler: SchedulerChannel
-) -> None:
-    slow = WorkerChannel(client, lease_seconds=SHORT)
+def test_a_lost_trial_is_run_by_its_next_attempt(client: Any, worker: Channel, scheduler: SchedulerChannel) -> None:
+    slow = Channel(client, lease_seconds=SHORT)
     slow.claim("k1", started(attempt=1))
     scheduler.forget(ended(scheduler))
     assert worker.claim("k1", started(attempt=2))
@@ -203,9 +203,7 @@ def test_a_lost_trial_is_run_by_its_next_attempt(
     assert worker.finish("k1", result(attempt=2))
 
 
-def test_what_was_given_up_is_lost_at_once_unless_it_has_ended(
-    worker: WorkerChannel, scheduler: SchedulerChannel
-) -> None:
+def test_what_was_given_up_is_lost_at_once_unless_it_has_ended(worker: Channel, scheduler: SchedulerChannel) -> None:
     for number in range(3):
         worker.claim("k1", started(number))
     worker.claim("k2", started())
@@ -222,7 +220,7 @@ def test_what_was_given_up_is_lost_at_once_unless_it_has_ended(
 
 
 def test_a_claim_and_a_result_may_be_said_again_when_the_answer_was_lost(
-    worker: WorkerChannel, scheduler: SchedulerChannel
+    worker: Channel, scheduler: SchedulerChannel
 ) -> None:
     for _ in range(2):
         assert worker.step("k1", None, started(0), delivery="d1") == (False, Claim.TAKEN)
@@ -233,7 +231,7 @@ def test_a_claim_and_a_result_may_be_said_again_when_the_answer_was_lost(
     assert scheduler.drain(0) == [started(0), result(0)]
 
 
-def test_refused_results_are_counted(worker: WorkerChannel, scheduler: SchedulerChannel) -> None:
+def test_refused_results_are_counted(worker: Channel, scheduler: SchedulerChannel) -> None:
     assert scheduler.refused() == 0
     worker.claim("k1", started(0))
     scheduler.give_up([(0, 1)], "gone")
@@ -243,7 +241,7 @@ def test_refused_results_are_counted(worker: WorkerChannel, scheduler: Scheduler
 
 
 def test_what_runs_is_known_again_to_a_redis_that_has_lost_its_memory(
-    client: Any, worker: WorkerChannel, scheduler: SchedulerChannel
+    client: Any, worker: Channel, scheduler: SchedulerChannel
 ) -> None:
     worker.claim("k1", started(0))
     client.delete(*client.keys("shadho:k1:*"))
@@ -258,7 +256,7 @@ def test_what_runs_is_known_again_to_a_redis_that_has_lost_its_memory(
 def test_leases_that_nobody_could_renew_can_be_extended_and_ended_ones_cannot(
     client: Any, scheduler: SchedulerChannel
 ) -> None:
-    short = WorkerChannel(client, lease_seconds=SHORT)
+    short = Channel(client, lease_seconds=SHORT)
     short.claim("k1", started(0))
     time.sleep(2 * SHORT)
     assert ended(scheduler) == [(0, 1)]
@@ -269,7 +267,7 @@ def test_leases_that_nobody_could_renew_can_be_extended_and_ended_ones_cannot(
 
 
 def test_another_attempt_may_follow_one_that_has_ended_where_it_is_reopened(
-    worker: WorkerChannel, scheduler: SchedulerChannel
+    worker: Channel, scheduler: SchedulerChannel
 ) -> None:
     worker.claim("k1", started(0))
     scheduler.reopen([(0, 1)])
@@ -283,7 +281,7 @@ def test_another_attempt_may_follow_one_that_has_ended_where_it_is_reopened(
 
 
 def test_where_an_earlier_attempt_has_ended_the_trial_those_after_the_named_one_may_follow(
-    worker: WorkerChannel, scheduler: SchedulerChannel
+    worker: Channel, scheduler: SchedulerChannel
 ) -> None:
     worker.claim("k1", started(0))
     worker.finish("k1", result(0))
@@ -296,59 +294,65 @@ def test_where_an_earlier_attempt_has_ended_the_trial_those_after_the_named_one_
 
 
 def failed(number: int, error: str = "disk full") -> Result:
-    return result(number).__class__(number=number, attempt=1, state=TrialState.FAILED, error=error, at=2.5)
+    return Result(number=number, attempt=1, outcome=Outcome(state=S.FAILED, error=error), at=2.5)
 
 
-def fail(channel: WorkerChannel, number: int, error: str = "disk full") -> Claim:
+def fail(channel: Channel, number: int, error: str = "disk full") -> Claim:
     claim = channel.step("k1", None, started(number), watched=True)[1]
     if claim is Claim.TAKEN:
         channel.step("k1", failed(number, error), None, watched=True)
     return claim
 
 
-def test_a_worker_that_fails_trials_in_a_row_gets_no_more_until_it_is_absolved(client: Any, strikes: Strikes) -> None:
-    bad, good = (WorkerChannel(client, worker=name) for name in ("bad", "good"))
+def test_a_worker_that_fails_trials_in_a_row_gets_no_more_until_its_circuit_breaker_is_closed(
+    client: Any, quarantine: Quarantine
+) -> None:
+    bad, good = (Channel(client, worker=name) for name in ("bad", "good"))
     claims = [fail(bad, number) for number in range(MAX_STRIKES + 1)]
-    assert claims == [Claim.TAKEN] * MAX_STRIKES + [Claim.HELD]
-    assert (strikes.standing("bad"), strikes.standing("good")) == ("held", "free")
+    assert claims == [Claim.TAKEN] * MAX_STRIKES + [Claim.BREAKER_OPEN]
+    assert (quarantine.state("bad"), quarantine.state("good")) == (Breaker.OPEN, Breaker.CLOSED)
     assert good.claim("k1", started(MAX_STRIKES)), "the attempt is not spent"
-    strikes.try_again("bad")
-    assert [fail(bad, number) for number in (11, 12)] == [Claim.TAKEN, Claim.HELD]
-    strikes.absolve("bad")
-    assert strikes.standing("bad") == "free"
+    quarantine.half_open("bad")
+    assert [fail(bad, number) for number in (11, 12)] == [Claim.TAKEN, Claim.BREAKER_OPEN]
+    quarantine.close("bad")
+    assert quarantine.state("bad") is Breaker.CLOSED
     assert fail(bad, 13) is Claim.TAKEN
-    assert Strikes(client, "k2").standing("bad") == "free"
+    assert Quarantine(client, "k2").state("bad") is Breaker.CLOSED
 
 
-def test_a_success_clears_a_worker_and_known_failures_do_not_count(client: Any, strikes: Strikes) -> None:
-    worker = WorkerChannel(client, worker="w")
+def test_a_success_closes_a_workers_circuit_breaker_and_known_failures_do_not_count(
+    client: Any, quarantine: Quarantine
+) -> None:
+    worker = Channel(client, worker="w")
     for number in range(MAX_STRIKES - 1):
         fail(worker, number)
     worker.claim("k1", started(2))
     worker.finish("k1", result(2))
     assert fail(worker, 3) is Claim.TAKEN
-    strikes.absolve("w", signature("disk full"))
+    quarantine.close("w", kind_of("disk full"))
     assert {fail(worker, number) for number in range(5, 15)} == {Claim.TAKEN}
-    unwatched = WorkerChannel(client, worker="u")
+    unwatched = Channel(client, worker="u")
     for number in range(20, 30):
         unwatched.claim("k1", started(number))
         assert unwatched.finish("k1", failed(number, "another"))
 
 
-def test_a_fenced_worker_stays_fenced(client: Any, scheduler: SchedulerChannel, strikes: Strikes) -> None:
-    worker = WorkerChannel(client, worker="w")
+def test_a_quarantined_worker_stays_quarantined(
+    client: Any, scheduler: SchedulerChannel, quarantine: Quarantine
+) -> None:
+    worker = Channel(client, worker="w")
     worker.claim("k1", started(0))
-    strikes.fence("w")
+    quarantine.quarantine("w")
     assert worker.finish("k1", result(0)), "what it runs it may finish"
-    assert strikes.standing("w") == "fenced"
-    assert worker.step("k1", None, started(1))[1] is Claim.HELD
+    assert quarantine.state("w") is Breaker.QUARANTINED
+    assert worker.step("k1", None, started(1))[1] is Claim.BREAKER_OPEN
     scheduler.erase()
-    scheduler.open()
-    strikes.open()
-    assert strikes.standing("w") == "fenced"
+    scheduler.reopen_study()
+    quarantine.reopen()
+    assert quarantine.state("w") is Breaker.QUARANTINED
 
 
-def test_nothing_to_ask_after_is_no_question(worker: WorkerChannel, scheduler: SchedulerChannel) -> None:
+def test_nothing_to_ask_after_is_no_question(worker: Channel, scheduler: SchedulerChannel) -> None:
     assert worker.renew("k1", []) == []
     assert scheduler.leased([]) == []
     assert scheduler.ended_leases() == []
@@ -362,7 +366,7 @@ def test_nothing_to_ask_after_is_no_question(worker: WorkerChannel, scheduler: S
 
 
 def test_cancel_takes_back_what_is_unclaimed_so_that_nobody_can_claim_it(
-    worker: WorkerChannel, scheduler: SchedulerChannel
+    worker: Channel, scheduler: SchedulerChannel
 ) -> None:
     scheduler.cancel([(0, 1), (1, 2)], running=False)
     assert scheduler.drain(0) == [taken_back(0, 1), taken_back(1, 2)]
@@ -376,7 +380,7 @@ def test_a_worker_may_decline_what_nobody_has_claimed_while_another_attempt_runs
     client: Any, scheduler: SchedulerChannel
 ) -> None:
     """Where the trial has ended, or somebody runs this attempt, nothing becomes of it."""
-    one, other = WorkerChannel(client, worker="one"), WorkerChannel(client, worker="other")
+    one, other = Channel(client, worker="one"), Channel(client, worker="other")
     assert other.claim("k1", started())
     for _ in range(2):
         one.decline("k1", 0, 2, "for another machine")
@@ -399,7 +403,7 @@ def test_taking_back_twice_is_told_once(scheduler: SchedulerChannel) -> None:
 
 @pytest.mark.parametrize(("running", "answer"), [(False, "ok"), (True, "cancel")])
 def test_what_runs_is_asked_to_stop_only_where_that_is_wanted(
-    worker: WorkerChannel, scheduler: SchedulerChannel, running: bool, answer: str
+    worker: Channel, scheduler: SchedulerChannel, running: bool, answer: str
 ) -> None:
     for number in range(2):
         worker.claim("k1", started(number))
@@ -411,7 +415,7 @@ def test_what_runs_is_asked_to_stop_only_where_that_is_wanted(
     assert worker.finish("k1", result())
 
 
-def test_what_has_ended_is_not_taken_back(worker: WorkerChannel, scheduler: SchedulerChannel) -> None:
+def test_what_has_ended_is_not_taken_back(worker: Channel, scheduler: SchedulerChannel) -> None:
     worker.claim("k1", started())
     worker.finish("k1", result())
     scheduler.drain(0)
@@ -420,9 +424,9 @@ def test_what_has_ended_is_not_taken_back(worker: WorkerChannel, scheduler: Sche
 
 
 def test_a_wish_to_stop_does_not_reach_the_next_attempt(
-    client: Any, worker: WorkerChannel, scheduler: SchedulerChannel
+    client: Any, worker: Channel, scheduler: SchedulerChannel
 ) -> None:
-    WorkerChannel(client, lease_seconds=SHORT).claim("k1", started(attempt=1))
+    Channel(client, lease_seconds=SHORT).claim("k1", started(attempt=1))
     scheduler.cancel([(0, 1)], running=True)
     scheduler.forget(ended(scheduler))
     assert worker.claim("k1", started(attempt=2))
@@ -432,7 +436,7 @@ def test_a_wish_to_stop_does_not_reach_the_next_attempt(
 # Events
 
 
-def test_events_come_in_order_and_once(worker: WorkerChannel, scheduler: SchedulerChannel) -> None:
+def test_events_come_in_order_and_once(worker: Channel, scheduler: SchedulerChannel) -> None:
     worker.claim("k1", started())
     worker.report("k1", report(1))
     assert scheduler.drain(0) == [started(), report(1)]
@@ -443,7 +447,7 @@ def test_events_come_in_order_and_once(worker: WorkerChannel, scheduler: Schedul
 
 
 def test_what_was_not_confirmed_is_seen_again_by_the_next_scheduler_and_what_was_is_not(
-    client: Any, worker: WorkerChannel
+    client: Any, worker: Channel
 ) -> None:
     first = SchedulerChannel(client, "k1")
     for step in range(3):
@@ -460,7 +464,7 @@ def test_what_was_not_confirmed_is_seen_again_by_the_next_scheduler_and_what_was
 
 
 def test_more_events_than_one_read_takes_come_in_several(
-    client: Any, worker: WorkerChannel, monkeypatch: pytest.MonkeyPatch
+    client: Any, worker: Channel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(channel_module, "READ", 4)
     scheduler = SchedulerChannel(client, "k1")
@@ -479,7 +483,7 @@ def test_a_drain_that_waits_ends_with_the_first_event(redis_url: str, scheduler:
 
     def later() -> None:
         with connect(redis_url) as client:
-            WorkerChannel(client).report("k1", report())
+            Channel(client).report("k1", report())
 
     timer = threading.Timer(0.05, later)
     timer.start()
@@ -487,7 +491,7 @@ def test_a_drain_that_waits_ends_with_the_first_event(redis_url: str, scheduler:
     timer.join()
 
 
-def test_two_studies_do_not_see_each_others_events(client: Any, worker: WorkerChannel) -> None:
+def test_two_studies_do_not_see_each_others_events(client: Any, worker: Channel) -> None:
     one, two = SchedulerChannel(client, "k1"), SchedulerChannel(client, "k2")
     worker.claim("k1", started(0))
     worker.claim("k2", started(1))
@@ -504,40 +508,48 @@ EVENTS: list[Event] = [
     Result(
         number=7,
         attempt=2,
-        state=S.FAILED,
-        loss=None,
-        metrics={"ü": [1, {"a": None, "b": 2**53 + 1}], "text": 'quoted "\n'},
-        error="Traceback 文字 \x00 \ud800",
+        outcome=Outcome(
+            state=S.FAILED,
+            metrics={"ü": [1, {"a": None, "b": 2**53 + 1}], "text": 'quoted "\n'},
+            error="Traceback 文字 \x00 \ud800",
+            seconds=1e-9,
+            memory=2**40,
+        ),
         host="knoten-ü",
         compute_class="größte",
-        seconds=1e-9,
-        memory=2**40,
         at=1.7e9,
     ),
-    *(Result(number=0, attempt=1, state=state, loss=1e-300, at=0.0) for state in (S.COMPLETE, S.PRUNED, S.CANCELLED)),
+    *(
+        Result(number=0, attempt=1, outcome=Outcome(state=state, loss=1e-300), at=0.0)
+        for state in (S.COMPLETE, S.PRUNED, S.CANCELLED)
+    ),
     Lost(number=3, attempt=1, reason="why", claimed=True),
     taken_back(1, 1),
 ]
 
 
+def sealed(event: Event) -> str:
+    return seal("k1", event, UNSIGNED)
+
+
 @pytest.mark.parametrize("event", EVENTS, ids=lambda event: type(event).__name__)
 def test_an_event_arrives_as_it_was_sent(client: Any, scheduler: SchedulerChannel, event: Event) -> None:
-    assert decode(encode(event)) == event
-    client.xadd("shadho:k1:events", {"e": encode(event)})
+    assert unseal("k1", sealed(event), UNSIGNED) == event
+    client.xadd("shadho:k1:events", {"e": sealed(event)})
     [arrived] = scheduler.drain(0)
     assert arrived == event
     assert type(arrived) is type(event)
     if isinstance(arrived, Result):
-        assert type(arrived.state) is TrialState
+        assert type(arrived.outcome.state) is TrialState
 
 
 def test_a_result_of_a_worker_that_measures_no_memory_arrives() -> None:
-    sent = json.loads(encode(result()))
-    del sent["memory"]
-    assert decode(json.dumps(sent)) == result()
+    sent = json.loads(sealed(result()))
+    sent["outcome"].pop("memory", None)
+    assert unseal("k1", json.dumps(sent), UNSIGNED) == result()
 
 
-def test_a_diverged_loss_arrives_as_nan(worker: WorkerChannel, scheduler: SchedulerChannel) -> None:
+def test_a_diverged_loss_arrives_as_nan(worker: Channel, scheduler: SchedulerChannel) -> None:
     worker.report("k1", Report(number=0, attempt=1, step=1, loss=math.nan, at=0.0))
     [arrived] = scheduler.drain(0)
     assert isinstance(arrived, Report)
@@ -551,7 +563,7 @@ def keys_of(client: Any) -> set[str]:
     return set(client.keys("*")) - {LENT}
 
 
-def lived(worker: WorkerChannel, scheduler: SchedulerChannel) -> None:
+def lived(worker: Channel, scheduler: SchedulerChannel) -> None:
     """Use every kind of key."""
     for number in range(3):
         worker.claim("k1", started(number))
@@ -561,7 +573,7 @@ def lived(worker: WorkerChannel, scheduler: SchedulerChannel) -> None:
 
 
 def test_an_erased_study_leaves_only_the_memory_of_its_attempts_and_that_ends(
-    client: Any, worker: WorkerChannel, scheduler: SchedulerChannel
+    client: Any, worker: Channel, scheduler: SchedulerChannel
 ) -> None:
     lived(worker, scheduler)
     worker.claim("k2", started())
@@ -573,7 +585,7 @@ def test_an_erased_study_leaves_only_the_memory_of_its_attempts_and_that_ends(
 
 
 def test_messages_of_an_erased_study_are_still_refused(
-    client: Any, worker: WorkerChannel, scheduler: SchedulerChannel
+    client: Any, worker: Channel, scheduler: SchedulerChannel
 ) -> None:
     """What was taken back may lie in a queue long after the study's end."""
     lived(worker, scheduler)
@@ -585,11 +597,11 @@ def test_messages_of_an_erased_study_are_still_refused(
 
 
 def test_a_resumed_studys_attempts_do_not_end_meanwhile(
-    client: Any, worker: WorkerChannel, scheduler: SchedulerChannel
+    client: Any, worker: Channel, scheduler: SchedulerChannel
 ) -> None:
     lived(worker, scheduler)
     scheduler.erase()
-    SchedulerChannel(client, "k1").open()
+    SchedulerChannel(client, "k1").reopen_study()
     assert client.ttl("shadho:k1:attempts") == -1
     assert worker.claim("k1", started(5, 2))
 
@@ -597,32 +609,51 @@ def test_a_resumed_studys_attempts_do_not_end_meanwhile(
 # Who lives
 
 
-@pytest.fixture(params=["worker", "study"])
-def registry(request: pytest.FixtureRequest, client: Any) -> Registry:
-    return Registry(client, request.param)
+@pytest.fixture(params=[Worker, StudyWants], ids=["worker", "study"])
+def kind(request: pytest.FixtureRequest) -> type[Any]:
+    found: type[Any] = request.param
+    return found
 
 
-def test_who_announces_itself_lives_with_its_latest_facts(registry: Registry) -> None:
+@pytest.fixture
+def registry(kind: type[Any], client: Any) -> Registry[Any]:
+    return Registry(client, kind)
+
+
+def facts(kind: type[Any]) -> list[Any]:
+    """Two announcements of a kind."""
+    if kind is Worker:
+        machine = Machine(host="größe", cores=3, gpus=("0", "1"))
+        return [Worker(slots=1, imports=["a", "b"], machine=machine), Worker(slots=2, quarantined=True)]
+    return [StudyWants(weight=1.5, wants={"größe": 1.0}), StudyWants(weight=0.5)]
+
+
+def test_who_announces_itself_lives_with_its_latest_facts(registry: Registry[Any], kind: type[Any]) -> None:
+    first, latest = facts(kind)
     assert registry.living() == {}
-    registry.announce("a", {"slots": 1, "größe": [1.5, None]})
-    registry.announce("b", {})
-    registry.announce("a", {"slots": 2})
-    assert registry.living() == {"a": {"slots": 2}, "b": {}}
+    registry.announce("a", first)
+    registry.announce("b", first)
+    registry.announce("a", latest)
+    assert registry.living() == {"a": latest, "b": first}
 
 
-def test_who_falls_silent_is_forgotten(registry: Registry, client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    registry.announce("b", {})
+def test_who_falls_silent_is_forgotten(
+    registry: Registry[Any], kind: type[Any], client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registry.announce("b", kind())
     monkeypatch.setattr(registry_module, "ANNOUNCE_SECONDS", SHORT)
-    registry.announce("a", {})
+    registry.announce("a", kind())
     services.wait_until(lambda: "a" not in registry.living(), seconds=5)
-    assert registry.living() == {"b": {}}
+    assert registry.living() == {"b": kind()}
     assert all(":a" not in key for key in keys_of(client))
     [index] = [key for key in keys_of(client) if client.type(key) == "set"]
     assert client.smembers(index) == {"b"}
 
 
-def test_who_withdraws_is_forgotten_at_once_and_without_a_trace(registry: Registry, client: Any) -> None:
-    registry.announce("a", {})
+def test_who_withdraws_is_forgotten_at_once_and_without_a_trace(
+    registry: Registry[Any], kind: type[Any], client: Any
+) -> None:
+    registry.announce("a", kind())
     registry.withdraw("a")
     registry.withdraw("never was there")
     assert registry.living() == {}
@@ -630,10 +661,11 @@ def test_who_withdraws_is_forgotten_at_once_and_without_a_trace(registry: Regist
 
 
 def test_workers_and_studies_of_one_name_are_not_mixed_up(client: Any) -> None:
-    Registry(client, "worker").announce("x", {"is": "worker"})
-    Registry(client, "study").announce("x", {"is": "study"})
-    assert Registry(client, "worker").living() == {"x": {"is": "worker"}}
-    assert Registry(client, "study").living() == {"x": {"is": "study"}}
+    workers, studies = Registry(client, Worker), Registry(client, StudyWants)
+    workers.announce("x", Worker(slots=3))
+    studies.announce("x", StudyWants(weight=3.0))
+    assert workers.living() == {"x": Worker(slots=3)}
+    assert studies.living() == {"x": StudyWants(weight=3.0)}
 
 
 # Connecting
@@ -653,7 +685,7 @@ def test_what_is_no_url_of_a_redis_is_one_line(url: str) -> None:
 
 
 def test_the_scripts_are_found_again_after_the_server_has_forgotten_them(
-    client: Any, worker: WorkerChannel, scheduler: SchedulerChannel
+    client: Any, worker: Channel, scheduler: SchedulerChannel
 ) -> None:
     """As after a restart, or a failover to a replica."""
     worker.claim("k1", started(0))

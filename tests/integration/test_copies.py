@@ -19,11 +19,12 @@ from contract.test_copies import *  # noqa: F403
 from contract.test_copies import Pair
 from integration import fleets
 from integration.fleets import Fleet, on_each
+from msgspec.structs import replace
 
 from shadho_celery.fleet.executor import QueueExecutor
 from shadho_celery.transport.broker import Publisher
 from shadho_celery.transport.redis import connect
-from shadho_celery.transport.registry import Registry
+from shadho_celery.transport.registry import Registry, Worker
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -184,9 +185,9 @@ def test_where_only_its_own_machine_is_left_to_take_a_copy_the_study_goes_on_and
         launch = fleet.launch("my_study", 13)
         host_of(fleet, 1, late)
         with connect(fleet.redis) as client:
-            registry = Registry(client, "worker")
-            [facts] = registry.living().values()
-            registry.announce("dead", {**facts, "busy": 0, "machine": {**facts["machine"], "host": HOSTS[1]}})
+            registry = Registry(client, Worker)
+            [living] = registry.living().values()
+            registry.announce("dead", replace(living, busy=0, machine=replace(living.machine, host=HOSTS[1])))
         trials = fleet.ended_well(launch, "my_study", 13, 60)
         assert trials[late]["host"] == HOSTS[0]
         assert trials[late]["attempt"] > 1, "no copy was made"

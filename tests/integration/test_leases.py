@@ -14,11 +14,11 @@ import services
 from acceptance.commands import until
 from integration import fleets
 from integration.fleets import Fleet, on_each
+from services.channels import Channel
 
-from shadho_celery.core.trial import Result, Started, Trial, TrialState
+from shadho_celery.core.trial import Attempt, Outcome, Result, Started, TrialState
 from shadho_celery.fleet.executor import QueueExecutor
 from shadho_celery.transport.broker import Publisher, queue
-from shadho_celery.transport.channel import WorkerChannel
 from shadho_celery.transport.redis import connect
 
 pytestmark = pytest.mark.timeout(120)
@@ -185,15 +185,16 @@ def test_a_lease_that_ran_out_while_the_scheduler_could_not_look_either_is_renew
 ) -> None:
     """Redis was away for both: the trial is not lost before its worker has had the time to say that it lives."""
     monkeypatch.setenv("SHADHO_LEASE_SECONDS", str(LEASE_SECONDS))
-    trial = Trial(number=0, subspace="all", params={}, state=TrialState.QUEUED, attempt=1, compute_class="nobody")
+    attempt = Attempt(number=0, attempt=1, subspace="all", params={}, compute_class="nobody")
     with connect(redis_url) as client:
         executor = QueueExecutor(client, Publisher(redis_url), "study", "my_study")
-        executor.submit([trial])
-        worker = WorkerChannel(client)
+        executor.submit([attempt])
+        worker = Channel(client)
         assert worker.claim("study", Started(number=0, attempt=1, host="h", at=0.0))
         assert [type(event) for event in executor.poll(1.0)] == [Started]
         time.sleep(2 * LEASE_SECONDS)
         assert list(executor.poll(1.0)) == []
-        assert worker.finish("study", Result(number=0, attempt=1, state=TrialState.COMPLETE, loss=1.0, at=0.0))
+        outcome = Outcome(state=TrialState.COMPLETE, loss=1.0)
+        assert worker.finish("study", Result(number=0, attempt=1, outcome=outcome, at=0.0))
         assert [type(event) for event in executor.poll(1.0)] == [Result]
         executor.close()

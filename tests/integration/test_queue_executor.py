@@ -20,17 +20,18 @@ from acceptance.commands import Desk, desk, until
 # The tests that every executor passes; those that are defined below again speak of what is different here.
 from contract.test_executors import *  # noqa: F403
 from contract.test_executors import Rig, all_end, collect, ends, queued
+from services.channels import Channel
 
-from shadho_celery.core.hardware import ComputeClass
-from shadho_celery.core.trial import Lost, Result, Started, Trial, TrialState
+from shadho_celery.core.hardware import ComputeClass, Machine
+from shadho_celery.core.payload import Payload
+from shadho_celery.core.trial import Attempt, Lost, Outcome, Result, Started, TrialState
 from shadho_celery.executors.base import Executor
-from shadho_celery.fleet import lease_monitor as lookout
-from shadho_celery.fleet import outbox
+from shadho_celery.fleet import dispatch, gangs, lease_monitor
+from shadho_celery.fleet import executor as queue_executor
 from shadho_celery.fleet.executor import QueueExecutor
 from shadho_celery.transport.broker import PROTOCOL, TASK, Publisher, message, queue
-from shadho_celery.transport.channel import WorkerChannel
 from shadho_celery.transport.redis import connect
-from shadho_celery.transport.registry import Registry
+from shadho_celery.transport.registry import Registry, Worker
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -81,8 +82,8 @@ class Place:
             finally:
                 made.close()
 
-    def channel(self, lease_seconds: float = 30.0) -> WorkerChannel:
-        return WorkerChannel(connect(self.redis), lease_seconds)
+    def channel(self, lease_seconds: float = 30.0) -> Channel:
+        return Channel(connect(self.redis), lease_seconds)
 
     @contextmanager
     def broker_channel(self) -> Iterator[Any]:
@@ -120,7 +121,7 @@ def place_on(
                 here.write("stranger.py", MARKER + STUDY)
                 here.worker(f"on-{broker}", "-c", "2", "-l", "INFO")
                 with connect(redis_url) as client:
-                    registry = Registry(client, "worker")
+                    registry = Registry(client, Worker)
                     until(lambda: any(name.startswith(f"on-{broker}") for name in registry.living()), 30, here.said)
                 places[broker] = Place(here, url, redis_url, f"on-{broker}")
             return places[broker]
@@ -141,24 +142,26 @@ def on_redis(place_on: Callable[[str], Place]) -> Place:
 @pytest.fixture
 def rig(place: Place, unique: Callable[[str], str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
     # Nothing here lasts long, and no test should.
-    monkeypatch.setattr(lookout, "DESERTED_SECONDS", 1.0)
-    monkeypatch.setattr(lookout, "LOOK_SECONDS", 0.2)
+    monkeypatch.setattr(lease_monitor, "NO_WORKER_SECONDS", 1.0)
+    look_every(0.2, monkeypatch)
     with place.executor(unique("study")) as executor:
         yield Rig(executor=executor, compute_class=place.compute_class, catches_running=True)
 
 
-def trial(number: int, x: float = 1.0, attempt: int = 1, compute_class: str = "on-redis") -> Trial:
-    return Trial(
-        number=number,
-        subspace="all",
-        params={"x": x},
-        state=TrialState.QUEUED,
-        attempt=attempt,
-        compute_class=compute_class,
-    )
+def look_every(seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (lease_monitor, queue_executor, gangs):
+        monkeypatch.setattr(module, "LOOK_SECONDS", seconds)
 
 
-def poll_until(executor: QueueExecutor, enough: Callable[[list[Any]], bool], seconds: float = 20.0) -> list[Any]:
+def trial(number: int, x: float = 1.0, attempt: int = 1, compute_class: str = "on-redis") -> Attempt:
+    return Attempt(number=number, subspace="all", params={"x": x}, attempt=attempt, compute_class=compute_class)
+
+
+def outcome(loss: float) -> Outcome:
+    return Outcome(state=TrialState.COMPLETE, loss=loss)
+
+
+def poll_until(executor: Executor, enough: Callable[[list[Any]], object], seconds: float = 20.0) -> list[Any]:
     events: list[Any] = []
     deadline = time.monotonic() + seconds
     while not enough(events):
@@ -176,10 +179,12 @@ def test_with_running_the_running_trials_end_cancelled_without_a_loss(rig: Rig) 
     rig.executor.cancel([0], running=True)
     [end] = collect(rig, all_end(1))
     assert isinstance(end, Result)
-    assert (end.state, end.loss) == (TrialState.CANCELLED, None)
+    assert (end.outcome.state, end.outcome.loss) == (TrialState.CANCELLED, None)
 
 
 def of(name: str, executor: Executor) -> ComputeClass:
+    """A class of that executor, as its workers announce it now."""
+    executor.poll(0.0)
     [found] = [compute_class for compute_class in executor.classes() if compute_class.name == name]
     return found
 
@@ -198,7 +203,6 @@ def test_there_is_a_class_with_room_before_and_after_trials_ran(rig: Rig, place:
     check()
 
     def idle() -> bool:
-        rig.executor.poll(0.2)
         return of(place.compute_class, rig.executor).busy == 0
 
     until(idle, 15)
@@ -240,12 +244,12 @@ def test_what_nobody_claimed_is_taken_back_and_its_message_refused_even_after_th
 def test_a_message_that_got_lost_is_sent_again_once_there_was_room_for_it(
     on_redis: Place, unique: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lookout, "UNCLAIMED_SECONDS", 0.5)
+    monkeypatch.setattr(lease_monitor, "UNCLAIMED_SECONDS", 0.5)
     with on_redis.executor(unique("study")) as executor:
         monkeypatch.setattr(executor._publisher, "publish", list)  # into the void
         executor.submit([trial(0)])
         monkeypatch.undo()
-        monkeypatch.setattr(lookout, "UNCLAIMED_SECONDS", 0.5)
+        monkeypatch.setattr(lease_monitor, "UNCLAIMED_SECONDS", 0.5)
         [lost] = poll_until(executor, bool)
         assert (lost.number, lost.attempt, lost.claimed) == (0, 1, False)
         executor.submit([trial(0, attempt=2)])
@@ -257,7 +261,7 @@ def test_after_its_lease_a_silent_attempt_is_lost_and_its_late_result_refused(
 ) -> None:
     study, name = unique("study"), unique("silent")
     silent = on_redis.channel(lease_seconds=0.3)
-    late = Result(number=0, attempt=1, state=TrialState.COMPLETE, loss=-5.0, at=0.0)
+    late = Result(number=0, attempt=1, outcome=outcome(-5.0), at=0.0)
     with on_redis.executor(study) as executor:
         executor.submit([trial(0, compute_class=name)])
         assert silent.claim(study, Started(number=0, attempt=1, host="h", at=0.0))
@@ -267,7 +271,7 @@ def test_after_its_lease_a_silent_attempt_is_lost_and_its_late_result_refused(
         assert not silent.finish(study, late), "between the loss and the next attempt"
         executor.submit([trial(0, x=2.0, attempt=2)])
         [_, result] = poll_until(executor, lambda events: len(events) >= 2)
-        assert (result.attempt, result.loss) == (2, 2.0)
+        assert (result.attempt, result.outcome.loss) == (2, 2.0)
         assert not silent.finish(study, late), "and after it"
         assert not poll_until(executor, lambda _: True)
 
@@ -276,7 +280,7 @@ def test_a_claimed_attempt_of_which_redis_knows_nothing_is_lost(
     on_redis: Place, unique: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As after a FLUSHALL: a re-run, never a trial that is waited for without end."""
-    monkeypatch.setattr(lookout, "LOOK_SECONDS", 0.1)
+    look_every(0.1, monkeypatch)
     study = unique("study")
     with on_redis.executor(study) as executor:
         executor.submit([trial(0, compute_class=unique("nobody"))])
@@ -319,7 +323,7 @@ def test_a_scheduler_that_resumes_adopts_what_runs(on_redis: Place, unique: Call
     with on_redis.executor(study) as second:
         second.submit([trial(0, x=8.0).evolve(state=TrialState.RUNNING, host=started.host, started_at=started.at)])
         [result] = [event for event in poll_until(second, ends) if event != started]
-        assert (result.attempt, result.state, result.loss) == (1, TrialState.COMPLETE, 8.0)
+        assert (result.attempt, result.outcome.state, result.outcome.loss) == (1, TrialState.COMPLETE, 8.0)
 
 
 def test_without_adoption_what_ran_is_lost_at_once(on_redis: Place, unique: Callable[[str], str]) -> None:
@@ -337,33 +341,33 @@ def test_without_adoption_what_ran_is_lost_at_once(on_redis: Place, unique: Call
 
 def fake_worker(url: str, name: str, **facts: Any) -> None:
     """Announce a worker of class `name` that is not there."""
-    machine = {"gpu_memory": 0, "memory": 2**30, "cores": 1}
-    announced = {"protocol": PROTOCOL, "compute_class": name, "slots": 1, "busy": 0, "imports": ["contract_study"]}
+    known = {"compute_class": name, "slots": 1, "machine": Machine(memory=2**30)}
     with connect(url) as client:
-        Registry(client, "worker").announce(name, {**announced, "machine": machine, **facts})
+        worker = Worker(**{"protocol": PROTOCOL, "imports": ["contract_study"], **known, **facts})
+        Registry(client, Worker).announce(name, worker)
 
 
 @pytest.mark.parametrize(
     ("kind", "machines", "memory"),
     [
-        ("gpu", [{"gpu_memory": 24, "memory": 64}, {"gpu_memory": 16, "memory": 512}], 16),
-        ("gpu", [{"gpu_memory": 0, "memory": 64}, {"gpu_memory": 0, "memory": 32}], 32),
-        ("cpu", [{"gpu_memory": 24, "memory": 64}, {"gpu_memory": 0, "memory": 128}], 64),
+        ("gpu", [Machine(gpu_memory=24, memory=64), Machine(gpu_memory=16, memory=512)], 16),
+        ("gpu", [Machine(gpu_memory=0, memory=64), Machine(gpu_memory=0, memory=32)], 32),
+        ("cpu", [Machine(gpu_memory=24, memory=64), Machine(gpu_memory=0, memory=128)], 64),
     ],
     ids=["of the smallest GPU", "of the smallest machine", "a cpu class on a machine with GPUs"],
 )
 def test_a_classs_memory_is_what_a_trial_may_use_on_the_smallest_of_its_machines(
-    on_redis: Place, unique: Callable[[str], str], kind: str, machines: list[dict[str, int]], memory: int
+    on_redis: Place, unique: Callable[[str], str], kind: str, machines: list[Machine], memory: int
 ) -> None:
     compute_class = unique(kind)
     names = [f"{compute_class}-{place}" for place in range(len(machines))]
     for name, machine in zip(names, machines, strict=True):
-        fake_worker(on_redis.redis, name, compute_class=compute_class, machine={"cores": 1, **machine})
+        fake_worker(on_redis.redis, name, compute_class=compute_class, machine=machine)
     with on_redis.executor(unique("study")) as executor:
         assert of(compute_class, executor).memory == memory
     with connect(on_redis.redis) as client:
         for name in names:
-            Registry(client, "worker").withdraw(name)
+            Registry(client, Worker).withdraw(name)
 
 
 def test_a_real_workers_class_has_its_machines_memory(on_redis: Place, unique: Callable[[str], str]) -> None:
@@ -378,13 +382,13 @@ def test_a_trials_peak_memory_comes_back_and_the_ones_after_it_have_their_own(
     with on_redis.executor(unique("study")) as executor:
         executor.submit([trial(0, x=0.75)])
         [hungry] = [event for event in poll_until(executor, ends) if isinstance(event, Result)]
-        peak = hungry.memory or 0
+        peak = hungry.outcome.memory or 0
         assert peak >= 200_000_000
         # One more than there are slots: one of them runs where the hungry one ran.
         executor.submit([trial(number, x=0.5) for number in range(1, 4)])
         for result in ends(poll_until(executor, lambda events: len(ends(events)) == 3)):
             assert isinstance(result, Result)
-            assert 0 < (result.memory or 0) <= peak - 100_000_000
+            assert 0 < (result.outcome.memory or 0) <= peak - 100_000_000
 
 
 @pytest.mark.parametrize(
@@ -396,12 +400,13 @@ def test_a_worker_that_cannot_run_the_study_makes_no_class(
     name = unique("stranger")
     fake_worker(on_redis.redis, name, **facts)
     with on_redis.executor(unique("study")) as executor:
+        executor.poll(0.0)
         classes = {compute_class.name for compute_class in executor.classes()}
         assert on_redis.compute_class in classes
         assert name not in classes
-        assert name in executor.workers()
+        assert name in executor.workers
     with connect(on_redis.redis) as client:
-        Registry(client, "worker").withdraw(name)
+        Registry(client, Worker).withdraw(name)
 
 
 # The servers fail
@@ -410,9 +415,9 @@ def test_a_worker_that_cannot_run_the_study_makes_no_class(
 def test_the_publisher_connects_again_after_redis_was_restarted(private_redis: services.RedisServer) -> None:
     place = Place(None, private_redis.url, private_redis.url, "none")  # type: ignore[arg-type]  # no worker here
     publisher = place.publisher()
-    publisher.publish([("kept", {"study": "s", "attempts": []})])
+    publisher.publish([("kept", payload("s"))])
     private_redis.restart()
-    publisher.publish([("kept", {"study": "s", "attempts": []}) for _ in range(2)])
+    publisher.publish([("kept", payload("s")) for _ in range(2)])
     assert place.waiting("kept") == 3
     publisher.close()
 
@@ -420,12 +425,12 @@ def test_the_publisher_connects_again_after_redis_was_restarted(private_redis: s
 def test_the_publisher_connects_again_after_rabbitmq_was_restarted(private_rabbitmq: services.RabbitServer) -> None:
     place = Place(None, private_rabbitmq.url, "", "none")  # type: ignore[arg-type]
     publisher = place.publisher()
-    publisher.publish([("kept", {"study": "s", "attempts": []})])
+    publisher.publish([("kept", payload("s"))])
     private_rabbitmq.restart()
-    publisher.publish([("kept", {"study": "s", "attempts": []}) for _ in range(2)])
+    publisher.publish([("kept", payload("s")) for _ in range(2)])
     assert place.waiting("kept") == 3, "a queue and its messages survive the broker"
     private_rabbitmq.ctl("close_all_connections", "for a test")
-    publisher.publish([("kept", {"study": "s", "attempts": []})])
+    publisher.publish([("kept", payload("s"))])
     assert place.waiting("kept") == 4
     publisher.close()
 
@@ -443,7 +448,7 @@ def test_while_redis_is_away_nothing_happens_and_nothing_is_forgotten(private_re
         for _ in range(4):
             assert list(executor.poll(0.4)) == []
             assert [compute_class.name for compute_class in executor.classes()] == ["away"]
-            assert executor.workers()
+            assert executor.workers
         executor.cancel([1], running=False)
         private_redis.start()
         [lost] = poll_until(executor, bool)
@@ -458,7 +463,7 @@ def test_what_the_broker_does_not_take_is_sent_when_it_is_back(
     unique: Callable[[str], str],
 ) -> None:
     """The scheduler goes on meanwhile, and can say what is wrong; what was taken back in between is not sent."""
-    monkeypatch.setattr(outbox, "RETRY_SECONDS", 0.2)
+    monkeypatch.setattr(dispatch, "RETRY_SECONDS", 0.2)
     name = unique("waiting")
     place = replace(on_redis, broker=private_redis.url)
     fake_worker(place.redis, name)
@@ -486,10 +491,10 @@ def test_a_copy_that_only_the_machine_of_its_trial_could_take_is_lost_unclaimed_
         first = trial(60, x=9, compute_class=name)
         executor.submit([first])
         poll_until(executor, bool)
-        executor.submit([replace(first, attempt=2)])
+        executor.submit([first.evolve(attempt=2)])
         [lost] = poll_until(executor, bool)
         assert (lost.number, lost.attempt, lost.claimed) == (60, 2, False)
-        executor.submit([replace(first, attempt=3)])
+        executor.submit([first.evolve(attempt=3)])
         executor.submit([trial(number, compute_class=name) for number in (61, 62)])
         events = poll_until(executor, lambda events: len(ends(events)) == 3)
         assert {event.number for event in events if isinstance(event, Started)} == {61, 62}
@@ -508,23 +513,23 @@ def test_a_copy_that_nobody_has_claimed_yet_is_run_although_the_first_attempt_ha
     with on_redis.executor(study) as executor:
         first = trial(61, x=-1.0)
         executor.submit([first])
-        executor.submit([replace(first, attempt=2, compute_class=name)])
+        executor.submit([first.evolve(attempt=2, compute_class=name)])
         [failed] = poll_until(executor, ends)[-1:]
         assert (failed.attempt, type(failed)) in {(1, Result), (1, Lost)}
         executor.poll(0.0)
         claimed = Started(number=61, attempt=2, host="h", at=0.0)
         poll_until(executor, lambda _: on_redis.channel().claim(study, claimed))
-        result = Result(number=61, attempt=2, state=TrialState.COMPLETE, loss=1.0, at=0.0)
+        result = Result(number=61, attempt=2, outcome=outcome(1.0), at=0.0)
         assert on_redis.channel().finish(study, result)
         assert [type(event) for event in poll_until(executor, ends)] == [Started, Result]
     with connect(on_redis.redis) as client:
-        Registry(client, "worker").withdraw(name)
+        Registry(client, Worker).withdraw(name)
 
 
 # What travels
 
 
-def send(place: Place, payload: Mapping[str, Any], **changes: Any) -> None:
+def send(place: Place, payload: Payload, **changes: Any) -> None:
     """Publish a trial's message of one's own making."""
     body, headers, properties = message(payload)
     with place.broker_channel() as channel:
@@ -541,12 +546,8 @@ def send(place: Place, payload: Mapping[str, Any], **changes: Any) -> None:
         )
 
 
-def payload(study: str, module: str = "contract_study") -> dict[str, Any]:
-    return {
-        "study": study,
-        "module": module,
-        "attempts": [{"number": 0, "attempt": 1, "params": {"x": 1.0}, "seed": 1}],
-    }
+def payload(study: str, module: str = "contract_study") -> Payload:
+    return Payload(study=study, module=module, attempts=[trial(0).evolve(seed=1)])
 
 
 def claims(place: Place, study: str) -> bool:
@@ -565,7 +566,8 @@ def test_messages_are_json(on_redis: Place, unique: Callable[[str], str]) -> Non
     assert (found.content_type, found.content_encoding) == ("application/json", "utf-8")
     assert found.headers["task"] == TASK
     assert found.headers["shadho_protocol"] == PROTOCOL
-    assert found.payload[0][0]["attempts"] == [{"number": 0, "attempt": 1, "params": {"x": 1.0}, "seed": 0}]
+    attempt = {"number": 0, "subspace": "all", "params": {"x": 1.0}, "compute_class": name, "attempt": 1}
+    assert found.payload[0][0]["attempts"] == [attempt]
 
 
 def test_a_pickle_is_refused_unread_and_the_worker_goes_on(place: Place, unique: Callable[[str], str]) -> None:
@@ -631,14 +633,11 @@ def test_a_bundle_goes_on_where_one_of_its_trials_is_taken_back_or_fails(
     place: Place, unique: Callable[[str], str]
 ) -> None:
     study = unique("study")
-    attempts = [
-        {"number": number, "attempt": 1, "params": {"x": x}, "seed": 0}
-        for number, x in enumerate([1.0, -1.0, 1.0, 1.0])
-    ]
+    attempts = [trial(number, x) for number, x in enumerate([1.0, -1.0, 1.0, 1.0])]
     with place.executor(study) as executor:
         assert place.channel().claim(study, Started(number=2, attempt=1, host="h", at=0.0)), "by another worker"
-        send(place, {"study": study, "module": "contract_study", "attempts": attempts})
+        send(place, Payload(study=study, module="contract_study", attempts=attempts))
         events = poll_until(executor, lambda events: len(ends(events)) == 3)
-    states = {event.number: event.state for event in ends(events)}
+    states = {event.number: event.outcome.state for event in ends(events) if isinstance(event, Result)}
     complete, failed = TrialState.COMPLETE, TrialState.FAILED
     assert states == {0: complete, 1: failed, 3: complete}

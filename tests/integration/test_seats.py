@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import pytest
 import redis
 import services
+from msgspec.structs import replace
+from services.channels import Channel
 
-from shadho_celery.core.trial import Assembling, Result, Started, TrialState, Unseated
-from shadho_celery.transport.channel import Claim, SchedulerChannel, WorkerChannel
-from shadho_celery.transport.quarantine import Strikes
-from shadho_celery.transport.redis import connect
-from shadho_celery.transport.seats import SchedulerSeats, Seat, WorkerSeats, own_address
+from shadho_celery.core.trial import Called, GangCall, Outcome, ReplicaFailed, Result, Started, TrialState
+from shadho_celery.transport.channel import Claim, SchedulerChannel
+from shadho_celery.transport.quarantine import Quarantine
+from shadho_celery.transport.redis import connect, own_address
+from shadho_celery.transport.seats import SchedulerSeats, Seat, WorkerSeats
 from shadho_celery.transport.signing import Signer
 
 #: seconds of a lease that is meant to run out
 SHORT = 0.03
 
 SEAT = Seat(number=0, attempt=1, call=1, rank=1)
-CALL = Assembling(number=0, attempt=1, call=1, address="10.0.0.1:5000", token="secret", backups=1, at=2.5)
+GANG = GangCall(address="10.0.0.1:5000", token="secret", backups=1)
+CALL = Called(number=0, attempt=1, call=1, gang=GANG, at=2.5)
 
 
 @pytest.fixture
@@ -31,8 +33,8 @@ def client(redis_url: str) -> Iterator[Any]:
 
 
 @pytest.fixture
-def worker(client: Any) -> WorkerChannel:
-    return WorkerChannel(client)
+def worker(client: Any) -> Channel:
+    return Channel(client)
 
 
 @pytest.fixture
@@ -41,7 +43,7 @@ def scheduler(client: Any) -> SchedulerChannel:
 
 
 @pytest.fixture
-def seats(client: Any, worker: WorkerChannel) -> WorkerSeats:
+def seats(client: Any, worker: Channel) -> WorkerSeats:
     """A worker's end, in a study whose trial 0 runs under its first attempt."""
     assert worker.claim("k1", started())
     return WorkerSeats(client, "w1")
@@ -56,12 +58,12 @@ def started(attempt: int = 1) -> Started:
     return Started(number=0, attempt=attempt, host="h", at=1.5)
 
 
-def result(attempt: int = 1, state: TrialState = TrialState.COMPLETE) -> Result:
-    return Result(number=0, attempt=attempt, state=state, loss=0.5, at=2.5)
+def result() -> Result:
+    return Result(number=0, attempt=1, outcome=Outcome(state=TrialState.COMPLETE, loss=0.5), at=2.5)
 
 
-def unseated(rank: int = 1) -> Unseated:
-    return Unseated(number=0, attempt=1, call=1, rank=rank, error="no room", host="h", at=3.5, worker="w1")
+def failure() -> ReplicaFailed:
+    return ReplicaFailed(number=0, attempt=1, call=1, rank=1, error="no room", host="h", at=3.5, worker="w1")
 
 
 # Calls
@@ -74,27 +76,25 @@ def test_a_call_for_replicas_reaches_the_scheduler_and_is_remembered(
     assert seats.call("k1", CALL)
     assert scheduler.drain(0)[-1] == CALL
     assert books.calls([(5, 1), (0, 1), (0, 2)]) == [CALL]
-    come = replace(CALL, assembled=True)
+    come = replace(CALL, gang=replace(GANG, assembled=True))
     assert seats.call("k1", come)
     assert scheduler.drain(0) == [come]
     assert books.calls([(0, 1)]) == [come]
-    again = replace(CALL, call=2, token="another")
+    again = replace(CALL, call=2, gang=replace(GANG, token="another"))
     assert seats.call("k1", again)
     assert books.calls([(0, 1)]) == [again]
     books.forget([(0, 1)])
     assert books.calls([(0, 1)]) == books.calls([]) == []
 
 
-def test_an_attempt_that_does_not_run_calls_nobody(
-    seats: WorkerSeats, worker: WorkerChannel, books: SchedulerSeats
-) -> None:
+def test_an_attempt_that_does_not_run_calls_nobody(seats: WorkerSeats, worker: Channel, books: SchedulerSeats) -> None:
     assert not seats.call("k1", replace(CALL, attempt=2))
     worker.finish("k1", result())
     assert not seats.call("k1", CALL)
     assert books.calls([(0, 1), (0, 2)]) == []
 
 
-def test_a_call_that_nobody_with_our_key_has_signed_is_not_heeded(client: Any, worker: WorkerChannel) -> None:
+def test_a_call_that_nobody_with_our_key_has_signed_is_not_heeded(client: Any, worker: Channel) -> None:
     """It would have our replicas compute for somebody else."""
     worker.claim("k1", started())
     WorkerSeats(client, "w1", signer=Signer(b"k" * 32)).call("k1", CALL)
@@ -117,11 +117,11 @@ def test_a_seat_has_one_holder(seats: WorkerSeats, books: SchedulerSeats, client
 
 @pytest.mark.parametrize("end", ["result", "lost", "given up", "cancelled", "never began"])
 def test_a_seat_of_an_attempt_that_does_not_run_is_refused_and_its_replica_is_to_stop(
-    client: Any, worker: WorkerChannel, scheduler: SchedulerChannel, end: str
+    client: Any, worker: Channel, scheduler: SchedulerChannel, end: str
 ) -> None:
     seats = WorkerSeats(client, "w1")
     if end == "lost":
-        WorkerChannel(client, SHORT).claim("k1", started())
+        Channel(client, SHORT).claim("k1", started())
     elif end != "never began":
         worker.claim("k1", started())
     if end != "never began":
@@ -141,7 +141,7 @@ def test_a_seat_of_an_attempt_that_does_not_run_is_refused_and_its_replica_is_to
 
 
 def test_another_attempt_of_the_trial_has_seats_of_its_own(
-    seats: WorkerSeats, worker: WorkerChannel, scheduler: SchedulerChannel
+    seats: WorkerSeats, worker: Channel, scheduler: SchedulerChannel
 ) -> None:
     seats.take("k1", SEAT, "a")
     scheduler.give_up([(0, 1)], "its gang was not complete")
@@ -160,11 +160,11 @@ def test_seats_of_an_earlier_call_are_over_with_the_next_one(seats: WorkerSeats)
 
 
 def test_a_worker_that_gets_no_trials_gets_no_seats(client: Any, seats: WorkerSeats) -> None:
-    strikes = Strikes(client, "k1")
-    strikes.try_again("w1")
+    quarantine = Quarantine(client, "k1")
+    quarantine.half_open("w1")
     assert seats.take("k1", SEAT, "a") is Claim.TAKEN
-    strikes.fence("w1")
-    assert seats.take("k1", replace(SEAT, rank=2), "b") is Claim.HELD
+    quarantine.quarantine("w1")
+    assert seats.take("k1", replace(SEAT, rank=2), "b") is Claim.BREAKER_OPEN
 
 
 # Holding
@@ -191,7 +191,7 @@ def test_a_seat_that_is_renewed_late_is_held_on_where_nobody_has_taken_it(
 
 
 def test_after_redis_has_lost_its_memory_replicas_go_on(
-    client: Any, seats: WorkerSeats, worker: WorkerChannel, books: SchedulerSeats
+    client: Any, seats: WorkerSeats, worker: Channel, books: SchedulerSeats
 ) -> None:
     """Whether their trial's own worker has told of it again, or not yet; nobody is let in that was not."""
     seats.take("k1", SEAT, "a")
@@ -241,27 +241,27 @@ def test_the_failure_of_a_replica_is_told_unless_its_seat_is_somebody_elses_by_t
 ) -> None:
     seats.take("k1", SEAT, "a")
     scheduler.drain(0)
-    assert not seats.leave("k1", SEAT, "not its holder", failure=unseated())
+    assert not seats.leave("k1", SEAT, "not its holder", failure=failure())
     assert scheduler.drain(0) == []
     assert books.states([SEAT]) == ["held"]
-    assert seats.leave("k1", SEAT, "a", failure=unseated())
-    assert scheduler.drain(0) == [unseated()]
+    assert seats.leave("k1", SEAT, "a", failure=failure())
+    assert scheduler.drain(0) == [failure()]
     assert books.states([SEAT]) == ["left"]
 
 
 def test_who_fails_because_the_trial_has_ended_has_not_failed(
-    seats: WorkerSeats, worker: WorkerChannel, scheduler: SchedulerChannel
+    seats: WorkerSeats, worker: Channel, scheduler: SchedulerChannel
 ) -> None:
     """Its coordinator's end of the line closes, and then it may see that before anything else."""
     seats.take("k1", SEAT, "a")
     worker.finish("k1", result())
     scheduler.drain(0)
-    assert not seats.leave("k1", SEAT, "a", failure=unseated())
+    assert not seats.leave("k1", SEAT, "a", failure=failure())
     assert scheduler.drain(0) == []
 
 
 def test_nothing_of_gangs_is_left_when_their_study_has_ended(
-    client: Any, seats: WorkerSeats, worker: WorkerChannel, scheduler: SchedulerChannel, books: SchedulerSeats
+    client: Any, seats: WorkerSeats, worker: Channel, scheduler: SchedulerChannel, books: SchedulerSeats
 ) -> None:
     seats.call("k1", CALL)
     seats.take("k1", SEAT, "a")

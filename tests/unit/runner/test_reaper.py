@@ -1,4 +1,4 @@
-"""The guardian ends as its child does, and after either end nothing that the child started is alive."""
+"""The reaper ends as its child does, and after either end nothing that the child started is alive."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 import services
 
-from shadho_celery.runner import reaper as guardian
+from shadho_celery.runner.process_tree import descendants
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere only the child's group is ended")
 
-#: the guarded module: what `main` does is its argument
+#: the module below it: what `main` does is its argument
 MODULE = """
 import ctypes, os, resource, signal, subprocess, sys, time
 
@@ -76,13 +76,13 @@ Start = Callable[[str], "subprocess.Popen[str]"]
 
 @pytest.fixture
 def start(tmp_path: Path, no_orphans: None) -> Iterator[Start]:
-    """Starts a guardian over one of the deeds; its standard input is the lifeline."""
-    (tmp_path / "guarded_module.py").write_text(MODULE)
+    """Starts a reaper over one of the deeds; its standard input is the lifeline."""
+    (tmp_path / "module_below.py").write_text(MODULE)
     started: list[subprocess.Popen[str]] = []
 
     def start(deed: str) -> subprocess.Popen[str]:
         process = subprocess.Popen(
-            [sys.executable, "-u", "-m", "shadho_celery.runner.reaper", "0", "guarded_module", deed],
+            [sys.executable, "-u", "-m", "shadho_celery.runner.reaper", "0", "module_below", deed],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -137,7 +137,7 @@ def test_a_service_that_is_told_to_stop_does_not_lose_its_trial(start: Start, nu
         process.wait(0.2)
 
 
-def test_the_child_ends_with_its_guardian(start: Start) -> None:
+def test_the_child_ends_with_its_reaper(start: Start) -> None:
     process = start("staying")
     child = int(said(process))
     process.kill()
@@ -162,30 +162,7 @@ def test_all_descendants_are_killed_at_the_lifelines_end(start: Start) -> None:
     process = start("family_and_life")
     said(process)
     assert said(process) == "all there"
-    assert len(guardian.descendants(process.pid)) >= 8
+    assert len(descendants(process.pid)) >= 8
     assert process.stdin is not None
     process.stdin.close()
     process.wait(20)
-
-
-def test_descendants_are_seen_however_they_are_called(tmp_path: Path) -> None:
-    """The name of a command may hold what separates the fields of /proc."""
-    odd = tmp_path / "a) S 1 (b"
-    odd.symlink_to("/bin/sleep")
-    with subprocess.Popen([odd, "60"]) as process:
-        assert process.pid in guardian.descendants(os.getpid())
-        guardian.kill(process.pid)
-    assert process.pid not in guardian.descendants(os.getpid())
-    guardian.kill(process.pid)
-
-
-def test_what_was_started_with_a_mark_is_found_and_killed() -> None:
-    environment = {**os.environ, guardian.MARK: "of-this-test"}
-    with (
-        subprocess.Popen(["sleep", "60"], env=environment, start_new_session=True) as marked,
-        subprocess.Popen(["sleep", "60"], env={**environment, guardian.MARK: "of-another"}) as other,
-    ):
-        guardian.end_marked("of-this-test")
-        assert marked.wait(5) == -signal.SIGKILL
-        assert other.poll() is None
-        other.kill()

@@ -9,14 +9,15 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import services
 
-from shadho_celery.core.trial import Outcome, TrialState
+from shadho_celery.core.trial import Attempt, GangCall, Outcome, ReplicaSeat, TrialState
+from shadho_celery.runner.protocol import Reported, RunAttempt, encode
 from shadho_celery.runner.runner import Runner
 
 #: what every test's study module can be asked to do, by the value of its one param
@@ -103,7 +104,7 @@ def starving(params, context):
     raise MemoryError("no room")
 
 def outliving(params, context):
-    """Leaves an orphan in a session of its own, and kills its guardian."""
+    """Leaves an orphan in a session of its own, and kills its reaper."""
     subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
     os.kill(os.getppid(), signal.SIGKILL)
     time.sleep(60)
@@ -146,7 +147,17 @@ def endless_garbling(params, context):
 def forging(params, context):
     for descriptor in range(3, 100):
         try:
-            os.write(descriptor, b'{"outcome": {"state": "COMPLETE", "wings": 2}}\\n')
+            os.write(descriptor, b'{"kind": "ended", "outcome": {"state": "COMPLETE", "wings": 2}}\\n')
+        except OSError:
+            pass
+    return 0.0
+
+def forging_an_error(params, context):
+    said = "\\\\ud800" + "x" * 50_000 + "\\\\udfff"
+    record = '{"kind": "ended", "outcome": {"state": "FAILED", "error": "%%s", "warning": "%%s"}}\\n' %% (said, said)
+    for descriptor in range(3, 100):
+        try:
+            os.write(descriptor, record.encode())
         except OSError:
             pass
     return 0.0
@@ -298,7 +309,7 @@ def miscalling(params, context):
 def forging_a_call(params, context):
     for descriptor in range(3, 100):
         try:
-            os.write(descriptor, b'{"gang": {"address": "x y:1", "token": "t", "backups": 0, "assembled": false}}\\n')
+            os.write(descriptor, b'{"kind": "gang", "call": {"address": "x y:1", "token": "t"}}\\n')
         except OSError:
             pass
     return 0.0
@@ -316,8 +327,6 @@ def telling_secrets(params, context):
 '''
 
 DEEDS = [line.split()[1].partition("(")[0] for line in STUDY.splitlines() if line.startswith("def ")][1:]
-
-Reports = list[Mapping[str, Any]]
 
 
 #: Stands in for the compiler of search spaces, which takes a second to import hyperopt: a process with it is there at
@@ -383,33 +392,27 @@ def own(folder: Path) -> Iterator[Runner]:
 CHECKPOINTS = str(Path(tempfile.gettempdir()) / "shadho-no-checkpoints" / "4")
 
 
-def trial(deed: str, **changes: Any) -> dict[str, Any]:
-    return {
-        "number": 4,
-        "attempt": 2,
-        "seed": 11,
-        "module": "deeds",
-        "params": {"do": DEEDS.index(deed), "x": 0.25},
-        "checkpoint_dir": CHECKPOINTS,
-        "compute_class": "gpu_large",
-        "slot": 1,
-        **changes,
-    }
+def order(deed: str, *, slots: int = 1, budget: float | None = None, **changes: Any) -> RunAttempt:
+    """What has a process run the deed; `changes` are of the order, the others of its attempt."""
+    params = changes.pop("params", {"do": DEEDS.index(deed), "x": 0.25})
+    attempt = Attempt(number=4, attempt=2, subspace="all", seed=11, params=params, slots=slots, budget=budget)
+    told = {"module": "deeds", "checkpoint_dir": CHECKPOINTS, "compute_class": "gpu_large", "slot": 1, **changes}
+    return RunAttempt(attempt=attempt, **told)
 
 
 def run(runner: Runner, deed: str, **changes: Any) -> Outcome:
-    return runner.run(trial(deed, **changes), lambda record: None)
+    return runner.run(order(deed, **changes), lambda report: None)
 
 
 def run_until_report(runner: Runner, deed: str, then: Callable[[], None]) -> Outcome:
     """Run the deed; once it has reported do `then`, in another thread as the worker does."""
     threads: list[threading.Thread] = []
 
-    def on_report(record: Mapping[str, Any]) -> None:
+    def on_report(report: Reported) -> None:
         threads.append(threading.Thread(target=then))
         threads[-1].start()
 
-    outcome = runner.run(trial(deed), on_report)
+    outcome = runner.run(order(deed), on_report)
     for thread in threads:
         thread.join()
     return outcome
@@ -464,9 +467,9 @@ def test_of_a_process_that_died_the_peak_memory_is_unknown(own: Runner) -> None:
 
 
 def test_reports_come_in_order(shared: Runner) -> None:
-    reports: Reports = []
-    assert shared.run(trial("reporting"), reports.append).state is TrialState.COMPLETE
-    assert reports == [{"step": step, "loss": step / 2} for step in range(50)]
+    reports: list[Reported] = []
+    assert shared.run(order("reporting"), reports.append).state is TrialState.COMPLETE
+    assert reports == [Reported(step=step, loss=step / 2) for step in range(50)]
 
 
 def test_a_result_of_any_size_comes_back(shared: Runner) -> None:
@@ -567,7 +570,7 @@ def test_a_ctrl_c_that_an_objective_raises_is_its_own_failure(shared: Runner) ->
 
 @linux
 @pytest.mark.parametrize("deed", ["outliving", "taking_its_group_along"])
-def test_a_trial_that_kills_its_own_guardian_or_group_fails_and_leaves_nothing(
+def test_a_trial_that_kills_its_own_reaper_or_group_fails_and_leaves_nothing(
     own: Runner, deed: str, no_orphans: None
 ) -> None:
     assert "SIGKILL" in str(run(own, deed).error)
@@ -595,6 +598,17 @@ def test_a_trial_that_spoils_the_pipe_fails_and_the_next_one_gets_a_new_process(
     after = run(shared, "plain")
     assert after.state is TrialState.COMPLETE
     assert after.metrics["pid"] != before
+
+
+def test_an_error_that_a_trial_forged_is_cut_and_can_be_sent_on(shared: Runner) -> None:
+    outcome = run(shared, "forging_an_error")
+    assert outcome.state is TrialState.FAILED
+    for text in (outcome.error, outcome.warning):
+        assert text is not None
+        assert text.startswith("?xxx")
+        assert len(text) < 20_000
+        assert text.encode()
+    assert run(shared, "plain").state is TrialState.COMPLETE
 
 
 def test_a_trial_that_forks_and_returns_twice_has_one_outcome(shared: Runner) -> None:
@@ -665,11 +679,11 @@ def test_children_are_gone_when_the_outcome_is_there(own: Runner, monkeypatch: p
 
 
 def test_a_thread_may_report_but_not_once_its_trial_is_over(own: Runner) -> None:
-    reports: Reports = []
-    own.run(trial("leaving_a_reporter"), reports.append)
-    assert {"step": 7, "loss": 7.0} in reports
+    reports: list[Reported] = []
+    own.run(order("leaving_a_reporter"), reports.append)
+    assert Reported(step=7, loss=7.0) in reports
     reports.clear()
-    own.run(trial("looking"), reports.append)
+    own.run(order("looking"), reports.append)
     assert not reports
 
 
@@ -694,35 +708,40 @@ def test_the_fleets_secrets_do_not_reach_a_trial(folder: Path, monkeypatch: pyte
 # Gangs
 
 
+def told_by(runner: Runner, asked: RunAttempt) -> tuple[Outcome, list[Reported | GangCall]]:
+    """The outcome, and what was reported and called for on the way."""
+    told: list[Reported | GangCall] = []
+    return runner.run(asked, told.append, told.append), told
+
+
 def test_a_trial_of_several_slots_calls_for_replicas(shared: Runner) -> None:
-    calls: Reports = []
-    outcome = shared.run(trial("coordinating", slots=3), calls.append, calls.append)
+    outcome, told = told_by(shared, order("coordinating", slots=3))
     assert outcome.loss == 3
-    place = {"address": "10.0.0.1:5000", "token": "secret"}
-    told = [{**place, "backups": backups, "assembled": come} for backups in (0, 2) for come in (False, True)]
-    assert calls == told
+    assert told == [
+        GangCall(address="10.0.0.1:5000", token="secret", backups=backups, assembled=come)
+        for backups in (0, 2)
+        for come in (False, True)
+    ]
 
 
 def test_a_gang_that_has_called_nobody_tells_nobody_that_it_has_come_together(shared: Runner) -> None:
-    calls: Reports = []
-    assert shared.run(trial("assembling_at_home", slots=3), calls.append, calls.append).loss == 0.0
-    assert calls == []
+    outcome, told = told_by(shared, order("assembling_at_home", slots=3))
+    assert (outcome.loss, told) == (0.0, [])
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "says"),
     [
         ({}, "the trial has one slot"),
-        ({"slots": 3, "replica": {"address": "10.0.0.1:5000", "token": "secret", "rank": 1}}, "this is one"),
+        ({"slots": 3, "replica": ReplicaSeat(address="10.0.0.1:5000", token="secret", rank=1)}, "this is one"),
     ],
     ids=["one slot", "replica"],
 )
-def test_nobody_else_does(shared: Runner, changes: Mapping[str, Any], told: str) -> None:
-    calls: Reports = []
-    outcome = shared.run(trial("coordinating", **changes), calls.append, calls.append)
+def test_nobody_else_does(shared: Runner, changes: dict[str, Any], says: str) -> None:
+    outcome, told = told_by(shared, order("coordinating", **changes))
     assert outcome.state is TrialState.FAILED
-    assert told in str(outcome.error)
-    assert calls == []
+    assert says in str(outcome.error)
+    assert told == []
 
 
 def test_a_call_to_what_is_no_address_fails_its_trial_with_one_line(shared: Runner) -> None:
@@ -730,9 +749,8 @@ def test_a_call_to_what_is_no_address_fails_its_trial_with_one_line(shared: Runn
 
 
 def test_a_replica_knows_its_seat_and_gives_no_result_and_no_reports(shared: Runner) -> None:
-    seat = {"address": "10.0.0.1:5000", "token": "secret", "rank": 2}
-    told: Reports = []
-    outcome = shared.run(trial("replicating", slots=3, replica=seat), told.append, told.append)
+    seat = ReplicaSeat(address="10.0.0.1:5000", token="secret", rank=2)
+    outcome, told = told_by(shared, order("replicating", slots=3, replica=seat))
     assert (outcome.state, outcome.loss) == (TrialState.CANCELLED, None)
     assert outcome.error == "its gang needs it no more"
     assert told == []
@@ -778,7 +796,7 @@ def test_while_a_trial_waits_for_replicas_its_limit_stands_still(shared: Runner)
 
 def test_a_trial_that_waits_for_replicas_can_be_stopped(shared: Runner) -> None:
     timer = threading.Timer(0.5, shared.stop_trial)
-    outcome = shared.run(trial("gathering_in_vain", timeout=0.2, slots=2), lambda _: timer.start())
+    outcome = shared.run(order("gathering_in_vain", timeout=0.2, slots=2), lambda _: timer.start())
     assert outcome.state is TrialState.CANCELLED
 
 
@@ -854,14 +872,14 @@ def test_ctrl_c_at_the_terminal_does_not_reach_the_trial(own: Runner) -> None:
 def test_when_the_worker_dies_the_process_and_its_children_end(no_orphans: None, folder: Path) -> None:
     """The worker is killed without a word while a trial with children runs."""
     code = (
-        "import sys; from shadho_celery.runner.runner import Runner;"
+        "from shadho_celery.runner.protocol import decode_to_child; from shadho_celery.runner.runner import Runner;"
         f"runner = Runner(['deeds'], {environment(folder)!r});"
-        f"runner.run({trial('parenting')!r}, lambda record: print('reported', flush=True))"
+        f"runner.run(decode_to_child({encode(order('parenting'))!r}), lambda report: print('reported', flush=True))"
     )
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as worker:
         assert worker.stdout is not None
         said = worker.stdout.readline()
-        # The worker, the guardian, the slot's process and two children; one that has just begun shows no mark yet.
+        # The worker, the reaper, the slot's process and two children; one that has just begun shows no mark yet.
         until = time.monotonic() + 10
         while len(running := services.marked_processes(os.environ[services.MARK])) < 5 and time.monotonic() < until:
             time.sleep(0.01)
@@ -897,12 +915,12 @@ def test_a_process_that_cannot_be_started_fails_the_trial_and_leaves_nothing_ope
 def test_a_report_that_cannot_be_passed_on_ends_the_trial_with_it(own: Runner) -> None:
     """It must not go on beside the next one."""
 
-    def broken(record: Mapping[str, Any]) -> None:
+    def broken(report: Reported) -> None:
         raise LookupError("nobody to tell")
 
     pid = run(own, "plain").metrics["pid"]
     with pytest.raises(LookupError):
-        own.run(trial("stubborn"), broken)
+        own.run(order("stubborn"), broken)
     assert not Path(f"/proc/{pid}").exists()
     assert run(own, "plain").state is TrialState.COMPLETE
 

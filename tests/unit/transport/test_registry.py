@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from shadho_celery.transport.broker import PROTOCOL
-from shadho_celery.transport.registry import able, unable
+from shadho_celery.transport.registry import Worker, able, unable
 
 
-def worker(**facts: Any) -> dict[str, Any]:
-    return {"protocol": PROTOCOL, "key": "", "compute_class": "cpu", "imports": ["my_study"], **facts}
+def worker(**facts: Any) -> Worker:
+    return Worker(**{"protocol": PROTOCOL, "compute_class": "cpu", "imports": ["my_study"], **facts})
 
 
 def test_a_worker_can_that_has_the_module_speaks_our_protocol_and_signs_with_our_key() -> None:
@@ -44,7 +44,7 @@ def test_a_worker_can_that_has_the_module_speaks_our_protocol_and_signs_with_our
     ],
 )
 def test_where_none_can_the_reason_and_the_remedy_are_told_in_one_line(
-    workers: dict[str, Any], fingerprint: str, words: list[str]
+    workers: dict[str, Worker], fingerprint: str, words: list[str]
 ) -> None:
     told = str(unable(workers, "my_study", fingerprint))
     assert all(word in told for word in words), told

@@ -29,20 +29,20 @@ def test_a_signature_is_hmac_sha256_of_the_text() -> None:
 def test_a_signature_holds_for_its_text_and_its_key_only() -> None:
     signer = Signer(KEY)
     signature = signer.sign("text")
-    assert signer.check("text", signature)
-    assert not signer.check("texts", signature)
-    assert not Signer(KEY[::-1]).check("text", signature)
+    assert signer.is_signed("text", signature)
+    assert not signer.is_signed("texts", signature)
+    assert not Signer(KEY[::-1]).is_signed("text", signature)
 
 
 @pytest.mark.parametrize("forged", ["", "None", "0" * 64, "ü" * 64, "\udcff", "a" * 10_000])
 def test_whatever_stands_where_a_signature_should_is_refused_without_an_error(forged: str) -> None:
-    assert not Signer(KEY).check("text", forged)
+    assert not Signer(KEY).is_signed("text", forged)
 
 
 def test_without_a_key_nothing_is_signed_and_everything_passes() -> None:
     assert UNSIGNED.sign("text") == UNSIGNED.fingerprint == ""
-    assert UNSIGNED.check("text", "")
-    assert UNSIGNED.check("text", "anything")
+    assert UNSIGNED.is_signed("text", "")
+    assert UNSIGNED.is_signed("text", "anything")
 
 
 def test_a_fingerprint_tells_keys_apart_and_does_not_hold_them() -> None:

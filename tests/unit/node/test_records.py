@@ -1,0 +1,105 @@
+"""The records that a worker's and a scheduler's threads decode may be decoded by many of them at once."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+
+#: msgspec works out a record's types when it first needs them: only in a fresh interpreter nobody has needed them yet
+DECODE_AT_ONCE = """
+import sys, threading
+import msgspec
+from shadho_celery.core.hardware import Machine
+from shadho_celery.core.payload import Payload
+from shadho_celery.core.trial import Called, GangCall, Outcome, ReplicaFailed, ReplicaSeat, Report, Result, Started
+from shadho_celery.core.trial import Attempt, Event, GangEvent, Lost, TrialState
+from shadho_celery.runner import protocol
+from shadho_celery.transport.broker import PROTOCOL, read_message
+from shadho_celery.transport.event_codec import seal, unseal
+from shadho_celery.transport.registry import Worker, StudyWants
+from shadho_celery.transport.signing import UNSIGNED
+
+sys.setswitchinterval(1e-6)
+
+attempt = Attempt(number=0, attempt=1, subspace="all", params={"x": 0.5}, not_on="h")
+seat = ReplicaSeat(address="h:1", token="t", rank=1)
+gang = GangCall(address="h:1", token="t")
+outcome = Outcome(state=TrialState.COMPLETE, loss=0.5)
+where = {"number": 0, "attempt": 1}
+
+def payload():
+    sent = Payload(study="s", module="m", attempts=[attempt], replica=seat)
+    assert read_message(msgspec.to_builtins(sent), {"shadho_protocol": PROTOCOL}) == sent
+
+def event(sent):
+    assert unseal("s", seal("s", sent, UNSIGNED), UNSIGNED) == sent
+
+def to_child(sent):
+    assert protocol.decode_to_child(protocol.encode(sent).decode()) == sent
+
+def from_child(sent):
+    assert protocol.decode_from_child(protocol.encode(sent)) == sent
+
+def announcement(sent):
+    assert msgspec.convert(msgspec.to_builtins(sent), type(sent)) == sent
+
+order = protocol.RunAttempt(
+    attempt=attempt, module="m", checkpoint_dir="", compute_class="cpu", slot=0, replica=seat
+)
+works = {
+    "payload": [payload],
+    "events": [
+        lambda: event(Started(**where, host="h", at=0.0)),
+        lambda: event(Report(**where, step=1, loss=0.5, at=0.0)),
+        lambda: event(Result(**where, outcome=outcome, at=0.0)),
+        lambda: event(Lost(**where, reason="silence")),
+        lambda: event(Called(**where, call=1, gang=gang, at=0.0)),
+        lambda: event(ReplicaFailed(**where, call=1, rank=1, error="e", host="h", at=0.0)),
+    ],
+    "to a child": [
+        lambda: to_child(order), lambda: to_child(protocol.Stop()), lambda: to_child(protocol.TimeUp())
+    ],
+    "from a child": [
+        lambda: from_child(protocol.Ready()),
+        lambda: from_child(protocol.Reported(step=1, loss=0.5)),
+        lambda: from_child(protocol.Gang(call=gang)),
+        lambda: from_child(protocol.Ended(outcome=outcome)),
+    ],
+    "announcements": [
+        lambda: announcement(Worker(machine=Machine(host="h"))), lambda: announcement(StudyWants(wants={"cpu": 1.0}))
+    ],
+}
+works["all"] = [work for group in works.values() for work in group]
+chosen = works[sys.argv[1]]
+
+failed = []
+ready = threading.Barrier(24)
+
+def decode(first):
+    ready.wait()
+    try:
+        for each in range(2 * len(chosen)):
+            chosen[(first + each) % len(chosen)]()
+    except BaseException as error:
+        failed.append(error)
+
+threads = [threading.Thread(target=decode, args=(number,)) for number in range(24)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+assert not failed, failed
+"""
+
+
+@pytest.mark.parametrize("records", ["payload", "events", "to a child", "from a child", "announcements", "all"])
+def test_many_threads_may_decode_their_first_records_at_once(records: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", DECODE_AT_ONCE, records], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,112 @@
+"""An event arrives as it was sent, and what is none, or is not signed with our key, does not arrive at all."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import pytest
+
+from shadho_celery.core.trial import (
+    Called,
+    Event,
+    GangCall,
+    GangEvent,
+    Lost,
+    Outcome,
+    ReplicaFailed,
+    Report,
+    Result,
+    Retry,
+    Started,
+    TrialState,
+)
+from shadho_celery.transport.event_codec import seal, unseal
+from shadho_celery.transport.signing import UNSIGNED, Signer
+
+SIGNER = Signer(b"a key of sixteen bytes")
+STARTED = Started(number=0, attempt=1, host="größe", at=1.5, worker="w")
+RESULT = Result(
+    number=2**53 - 1,
+    attempt=3,
+    outcome=Outcome(
+        state=TrialState.COMPLETE, loss=0.1, metrics={"{": [None, {"ü": 1e300}]}, memory=2**62, warning="w"
+    ),
+    host="h",
+    compute_class="gpu_large",
+    at=2.5,
+    worker="w",
+)
+EVENTS: list[Event | GangEvent] = [
+    STARTED,
+    Report(number=0, attempt=1, step=-(2**63), loss=-math.inf, at=0.0),
+    RESULT,
+    Result(number=0, attempt=1, outcome=Outcome(state=TrialState.FAILED, error="a\nb", out_of_memory=True), at=0.0),
+    Lost(number=0, attempt=1, reason="silence", claimed=False),
+    Called(number=0, attempt=1, call=2, gang=GangCall(address="h:1", token="t", backups=1, assembled=True), at=0.0),
+    ReplicaFailed(number=0, attempt=1, call=1, rank=2, error="e", host="h", at=0.0),
+]
+
+
+@pytest.mark.parametrize("event", EVENTS, ids=lambda event: type(event).__name__)
+@pytest.mark.parametrize("signer", [UNSIGNED, SIGNER], ids=["unsigned", "signed"])
+def test_an_event_arrives_as_it_was_sent(event: Event | GangEvent, signer: Signer) -> None:
+    assert unseal("k1", seal("k1", event, signer), signer) == event
+
+
+def test_a_loss_that_is_no_number_arrives_too() -> None:
+    told = unseal("k1", seal("k1", Report(number=0, attempt=1, step=1, loss=math.nan, at=0.0), UNSIGNED), UNSIGNED)
+    assert isinstance(told, Report)
+    assert math.isnan(told.loss)
+
+
+def test_with_a_key_only_what_it_signed_for_this_study_arrives() -> None:
+    sealed = seal("k1", STARTED, SIGNER)
+    assert unseal("k2", sealed, SIGNER) is None
+    assert unseal("k1", sealed.replace('"attempt": 1', '"attempt": 2'), SIGNER) is None
+    assert unseal("k1", seal("k1", STARTED, Signer(b"another key of sixteen bytes")), SIGNER) is None
+    assert unseal("k1", seal("k1", STARTED, UNSIGNED), SIGNER) is None
+    assert unseal("k1", sealed, UNSIGNED) == STARTED, "who has no key takes what is signed, too"
+
+
+@pytest.mark.parametrize("text", ["", "{", "{}", "[]", "5", "none", "{" * 100_000, '{"kind": "started"}', '{"a": 1} {'])
+@pytest.mark.parametrize("signature", ["", "0" * 64, "ü", "\udcff"])
+def test_what_is_no_event_does_not_arrive(text: str, signature: str) -> None:
+    assert unseal("k1", signature + text, UNSIGNED) is None
+    assert unseal("k1", signature + text, SIGNER) is None
+
+
+def changed(**changes: Any) -> str:
+    return json.dumps(
+        {"kind": "result", "number": 0, "attempt": 1, "at": 0.0, "outcome": {"state": "FAILED"}, **changes}
+    )
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"number": -1},
+        {"number": 2**53},
+        {"number": "0"},
+        {"attempt": 0},
+        {"at": math.inf},
+        {"at": math.nan},
+        {"outcome": None},
+        {"outcome": {"state": "WON"}},
+        {"outcome": {"state": "COMPLETE", "loss": math.nan}},
+        {"outcome": {"state": "COMPLETE", "loss": 0.0, "memory": 2**63}},
+        {"kind": "won"},
+    ],
+    ids=str,
+)
+def test_an_event_with_a_wrong_field_does_not_arrive(changes: dict[str, Any]) -> None:
+    assert unseal("k1", changed(), UNSIGNED) is not None
+    assert unseal("k1", changed(**changes), UNSIGNED) is None
+
+
+def test_no_worker_says_whether_a_trial_is_tried_again() -> None:
+    told = Result(
+        number=0, attempt=1, outcome=Outcome(state=TrialState.FAILED), at=0.0, retry=Retry(reason="I would like it")
+    )
+    assert unseal("k1", seal("k1", told, SIGNER), SIGNER) is None
