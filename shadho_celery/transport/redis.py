@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -99,6 +99,13 @@ def own_address(client: Redis) -> str:
     if "path" in place:
         return "127.0.0.1"
     return hardware.own_address(place.get("host", "localhost"), place.get("port", 6379))
+
+
+def flush(calls: list[Callable[[], object]]) -> None:
+    """Make the pending `calls` in their order; remove each one that succeeds. Raises redis-py's errors."""
+    while calls:
+        calls[0]()
+        del calls[0]
 
 
 @contextmanager
