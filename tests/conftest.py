@@ -13,9 +13,7 @@ import pytest
 import services
 import sqlalchemy as sa
 
-from shadho_celery.store import engine as database
-from shadho_celery.store import sql as store
-
+from shadho_celery.store import engine, sql
 
 #: folders in the order in which their tests run: fast ones first, so that a failure shows early
 FOLDERS = ("unit", "contract", "integration", "acceptance")
@@ -113,13 +111,13 @@ def closed_databases(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     engines = []
 
     def make_engine(url: str) -> sa.Engine:
-        engines.append(database.make_engine(url))
+        engines.append(engine.make_engine(url))
         return engines[-1]
 
-    monkeypatch.setattr(store, "make_engine", make_engine)
+    monkeypatch.setattr(sql, "make_engine", make_engine)
     yield
-    for engine in engines:
-        engine.dispose()
+    for opened in engines:
+        opened.dispose()
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from services.channels import Channel
 
 from shadho_celery.core.failures import kind_of
 from shadho_celery.core.hardware import Machine
-from shadho_celery.core.trial import Event, Lost, Outcome, Report, Result, Started, TrialState
+from shadho_celery.core.trial import Event, GangEvent, Lost, Outcome, Report, Result, Started, TrialState
 from shadho_celery.errors import ServiceError
 from shadho_celery.transport import channel as channel_module
 from shadho_celery.transport import registry as registry_module
@@ -470,7 +470,7 @@ def test_more_events_than_one_read_takes_come_in_several(
     scheduler = SchedulerChannel(client, "k1")
     for step in range(10):
         worker.report("k1", report(step))
-    seen: list[Event] = []
+    seen: list[Event | GangEvent] = []
     while events := scheduler.drain(0):
         assert len(events) <= 4
         seen += events

@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import amqp
 import kombu
@@ -18,7 +17,8 @@ from acceptance.commands import until
 from integration import fleets
 from integration.fleets import Fleet, on_each
 
-from shadho_celery.core.trial import Event, Result, Started
+from shadho_celery.core.payload import Payload
+from shadho_celery.core.trial import Attempt, Event, GangEvent, Result, Started
 from shadho_celery.transport.broker import Publisher, queue
 from shadho_celery.transport.channel import SchedulerChannel
 from shadho_celery.transport.redis import connect
@@ -117,9 +117,9 @@ def test_trials_longer_than_the_brokers_limits_run_once_and_all_slots_stay_in_us
         assert len({pid for *_, pid in fleet.desk.runs()[3:]}) == 4, "both slots of both workers"
 
 
-def message(study: str) -> dict[str, Any]:
-    attempt = {"number": 0, "attempt": 1, "params": {"side": 0, "x": 0.5}, "seed": 0}
-    return {"study": study, "module": "my_study", "attempts": [attempt]}
+def message(study: str) -> Payload:
+    attempt = Attempt(number=0, attempt=1, subspace="all", params={"side": 0, "x": 0.5})
+    return Payload(study=study, module="my_study", attempts=[attempt])
 
 
 def test_a_duplicate_ends_at_once_without_running_the_objective(
@@ -142,8 +142,13 @@ def send_it_four_times(fleet: Fleet, study: str) -> None:
     assert not fleet.desk.runs("ended"), "the first still runs"
     (fleet.desk.folder / "go").touch()
     with connect(fleet.redis) as client:
-        channel, events = SchedulerChannel(client, study), list[Event]()
-        until(lambda: events.extend(channel.drain(100)) or len(events) == 2, 20)
+        channel, events = SchedulerChannel(client, study), list[Event | GangEvent]()
+
+        def both() -> bool:
+            events.extend(channel.drain(100))
+            return len(events) == 2
+
+        until(both, 20)
         publisher.publish(sent)
         until(lambda: worker.err.count(REFUSED) == 3, 20, fleet.desk.said)
         assert [type(event) for event in events] == [Started, Result]

@@ -18,11 +18,11 @@ from acceptance.commands import Command, until
 from integration import fleets
 from integration.fleets import Fleet
 
-from shadho_celery.core.trial import Event, Lost, Result, Trial, TrialState
+from shadho_celery.core.trial import Attempt, Event, Lost, Result, TrialState
 from shadho_celery.fleet.executor import QueueExecutor
 from shadho_celery.transport.broker import Publisher, queue
 from shadho_celery.transport.redis import connect
-from shadho_celery.transport.registry import Registry
+from shadho_celery.transport.registry import Registry, Worker
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -144,7 +144,7 @@ class Play:
         attempt: int = 1,
         state: TrialState = TrialState.QUEUED,
     ) -> None:
-        trial = Trial(
+        sent = Attempt(
             number=number,
             subspace="all",
             params={"x": x},
@@ -153,7 +153,7 @@ class Play:
             compute_class=self.fleet.compute_class,
             slots=slots,
         )
-        self.executor.submit([trial])
+        self.executor.submit([sent])
 
     def until(self, ready: Callable[[], Any], seconds: float = 40.0) -> None:
         """Poll until `ready()` is true."""
@@ -214,8 +214,12 @@ def workers(fleet: Fleet, count: int, slots: int = 1) -> list[Command]:
     """So many workers, announced."""
     started = fleet.workers(count, slots)
     with connect(fleet.redis) as client:
-        registry = Registry(client, "worker")
-        until(lambda: {c.pid for c in started} <= {f["pid"] for f in registry.living().values()}, 30, fleet.desk.said)
+        registry = Registry(client, Worker)
+        until(
+            lambda: {c.pid for c in started} <= {worker.pid for worker in registry.living().values()},
+            30,
+            fleet.desk.said,
+        )
     return started
 
 
@@ -238,9 +242,9 @@ def test_a_dead_replica_is_replaced_and_a_backup_has_the_slot_that_idles_until_a
         game.hold(0)
         game.submit(0)
         game.until(lambda: set(game.seen("met", "0.1")) == {1, 2, 3}, 60)
-        assert game.executor.backups_running(fleet.compute_class) == 1
+        assert game.executor._gangs.backups(fleet.compute_class) == 1
         game.submit(1, 1, x=0.7)
-        assert game.result(1).loss == 0.7
+        assert game.result(1).outcome.loss == 0.7
         assert game.seen("left", "0.1") == [3], "its slot was wanted"
     with play(fleet, monkeypatch) as game:
         game.submit(0, state=TrialState.RUNNING)
@@ -248,8 +252,8 @@ def test_a_dead_replica_is_replaced_and_a_backup_has_the_slot_that_idles_until_a
         game.until(lambda: game.seen("met", "0.1").count(2) == 2, 60)
         game.release(0)
         result = game.result(0)
-        assert (result.state, result.attempt, result.loss) == (TrialState.COMPLETE, 1, 0.1)
-        assert {1, 2} <= set(result.metrics["met"])
+        assert (result.outcome.state, result.attempt, result.outcome.loss) == (TrialState.COMPLETE, 1, 0.1)
+        assert {1, 2} <= set(result.outcome.metrics["met"])
         game.until(lambda: {1, 2} <= set(game.seen("left", "0.1")))
         game.until(lambda: not game.waiting())
         assert not game.executor.notices(), "nobody failed"
@@ -292,10 +296,10 @@ def test_a_gang_that_is_not_complete_in_time_gives_everything_back_and_the_attem
         game.submit(1)
         game.until(lambda: game.seen("met", "1.1"))
         game.executor.cancel([1], running=True)
-        assert game.result(1).state is TrialState.CANCELLED
+        assert game.result(1).outcome.state is TrialState.CANCELLED
         game.until(lambda: len(game.seen("left", "1.1")) == 1)
         game.submit(2, 1, x=0.7)
-        assert game.result(2).state is TrialState.COMPLETE
+        assert game.result(2).outcome.state is TrialState.COMPLETE
         game.until(lambda: not game.waiting())
         assert len(game.pids("1.1")) == 2, "the coordinator's and one replica's; the other one came too late"
 
@@ -321,7 +325,7 @@ def test_replicas_that_fail_are_told_of_and_cost_the_trial_its_attempt(
         assert any(why in notice for notice in game.executor.notices())
         assert 2 <= len(game.seen("began", "0.1")) <= 8, "they were tried again, and not without a pause"
         game.submit(1, 1, x=0.7)
-        assert game.result(1).loss == 0.7
+        assert game.result(1).outcome.loss == 0.7
 
 
 @on("redis")
@@ -336,12 +340,12 @@ def test_a_gang_whose_replicas_take_long_to_get_ready_is_not_given_back_while_th
         game.until(lambda: {1, 2} <= set(game.seen("met", "0.1")))
     with play(fleet, monkeypatch, gang_wait_seconds=1.0) as game:
         game.submit(0, x=7, state=TrialState.RUNNING)
-        game.until(lambda: game.executor.classes()[0].busy == 3)
+        game.until(lambda: [each.busy for each in game.executor.classes()] == [3])
         os.kill(game.pids("0.1")[2], signal.SIGKILL)
         game.until(lambda: game.seen("began", "0.1").count(2) == 2)
         game.release(0)
         result = game.result(0)
-        assert (result.state, result.attempt) == (TrialState.COMPLETE, 1)
+        assert (result.outcome.state, result.attempt) == (TrialState.COMPLETE, 1)
 
 
 @on("redis")

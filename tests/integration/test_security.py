@@ -10,14 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import kombu
+import msgspec
 import pytest
 import redis
 import services
 from acceptance.commands import Command, Desk, desk, until
 
+from shadho_celery.core.payload import Payload
+from shadho_celery.core.trial import Attempt, Outcome, Result, TrialState
 from shadho_celery.transport.broker import PROTOCOL, message, queue
 from shadho_celery.transport.redis import connect
-from shadho_celery.transport.registry import Registry
+from shadho_celery.transport.registry import Registry, Worker
 from shadho_celery.transport.signing import Signer
 
 pytestmark = pytest.mark.timeout(180)
@@ -253,8 +256,9 @@ def signed(table: Desk, key: Path, redis_url: str) -> Command:
 
 def put(url: str, payload: Any, signer: Signer | None = None, **headers: Any) -> None:
     """Put a message into the class's queue, as anybody can who reaches the broker."""
-    _, own, properties = message({"study": "k", "attempts": []})
-    own["shadho_signature"] = message(payload, signer)[1]["shadho_signature"] if signer is not None else ""
+    _, own, properties = message(Payload(study="k", module="m", attempts=[]))
+    if signer is not None:
+        own["shadho_signature"] = message(msgspec.convert(payload, Payload), signer)[1]["shadho_signature"]
     with kombu.Connection(url) as connection:
         kombu.Producer(connection.default_channel).publish(
             ([payload], {}, {}),
@@ -267,8 +271,9 @@ def put(url: str, payload: Any, signer: Signer | None = None, **headers: Any) ->
 
 
 def order(number: int = 0, **changes: Any) -> dict[str, Any]:
-    attempt = {"number": number, "attempt": 1, "params": {"side": 0, "x": 0.5}, "seed": 1}
-    return {"study": "0123456789abcdef", "module": "my_study", "attempts": [attempt], **changes}
+    attempt = Attempt(number=number, attempt=1, subspace="all", params={"side": 0, "x": 0.5}, seed=1)
+    payload = Payload(study="0123456789abcdef", module="my_study", attempts=[attempt])
+    return {**msgspec.to_builtins(payload), **changes}
 
 
 def test_a_worker_with_a_key_does_what_is_signed_with_it_and_nothing_else(
@@ -277,7 +282,7 @@ def test_a_worker_with_a_key_does_what_is_signed_with_it_and_nothing_else(
     for refused in (Signer(), Signer(b"another key of sixteen bytes")):
         put(redis_url, order(), refused)
     # A signature holds for its own payload only.
-    _, headers, _ = message(order(), Signer(key.read_bytes()))
+    _, headers, _ = message(msgspec.convert(order(), Payload), Signer(key.read_bytes()))
     put(redis_url, order(1), shadho_signature=headers["shadho_signature"])
     until(lambda: signed.err.count("it is not signed with this worker's key") == 3, 20, lambda: signed.err)
     assert not table.runs()
@@ -288,7 +293,8 @@ def test_a_worker_with_a_key_does_what_is_signed_with_it_and_nothing_else(
 
 def test_results_that_are_not_signed_count_for_nothing(table: Desk, signed: Command, key: Path, redis_url: str) -> None:
     """Whoever reaches Redis can write a splendid loss into a study's stream."""
-    forged = {"kind": "result", "number": 0, "attempt": 1, "state": "COMPLETE", "loss": -1e9, "at": 0.0}
+    outcome = Outcome(state=TrialState.COMPLETE, loss=-1e9)
+    forged = msgspec.to_builtins(Result(number=0, attempt=1, outcome=outcome, at=0.0))
     table.study(seconds=1.0)
     launched = table.launch("my_study", "--trials", "3", "--json", SHADHO_SIGNING_KEY_FILE=str(key))
     table.await_runs(1)
@@ -358,13 +364,13 @@ def test_a_message_that_points_out_of_the_checkpoint_folder_is_refused_and_the_w
 
 
 def test_a_scheduler_names_both_versions_where_the_workers_speak_another(table: Desk, redis_url: str) -> None:
-    facts = {"protocol": PROTOCOL - 1, "compute_class": "cpu", "slots": 1, "busy": 0, "imports": ["my_study"]}
+    old = Worker(protocol=PROTOCOL - 1, compute_class="cpu", slots=1, imports=["my_study"])
     table.environment |= {"SHADHO_REDIS_URL": redis_url, "CELERY_BROKER_URL": redis_url}
     launched = table.launch("my_study", "--trials", "2")
     with connect(redis_url) as client:
 
         def told() -> bool:
-            Registry(client, "worker").announce("old", {**facts, "machine": {"cores": 1, "memory": 1, "gpu_memory": 0}})
+            Registry(client, Worker).announce("old", old)
             return f"speak protocol {PROTOCOL - 1}, this scheduler {PROTOCOL}" in launched.err + launched.out
 
         until(told, 40, lambda: launched.err)

@@ -15,11 +15,12 @@ import services
 import sqlalchemy as sa
 from acceptance.commands import Command, Desk, desk
 
-from shadho_celery.core.trial import Report, Trial, TrialState
+from shadho_celery.core.trial import Outcome, Report, Trial, TrialState
 from shadho_celery.errors import LockLost, StoreError, StudyExists
-from shadho_celery.store import engine as database
+from shadho_celery.store import engine
+from shadho_celery.store.base import StudyRecord
 from shadho_celery.store.lock import holder_name
-from shadho_celery.store.sql import Store, StudyRecord
+from shadho_celery.store.sql import SqlStore
 
 NOW = 1_700_000_000.0
 
@@ -27,9 +28,9 @@ KEY = "k1"
 
 
 @contextmanager
-def opened(url: str) -> Iterator[tuple[Store, int]]:
+def opened(url: str) -> Iterator[tuple[SqlStore, int]]:
     """A store with a study, and the fence of this process's lock on it."""
-    with closing(Store(url)) as store:
+    with closing(SqlStore(url)) as store:
         with suppress(StudyExists):
             store.create(StudyRecord(key=KEY, name="s", module="m", seed=0, space={}, created_at=NOW))
         fence = store.lock(KEY, holder_name(), NOW)
@@ -39,11 +40,12 @@ def opened(url: str) -> Iterator[tuple[Store, int]]:
 
 
 def trial(number: int, text: str = "") -> Trial:
-    return Trial(number=number, subspace="all", params={"x": 0.5}, metrics={"text": text})
+    """A trial whose row holds `text`."""
+    return Trial(number=number, subspace="all", params={"x": 0.5}, host=text)
 
 
 def numbers(url: str) -> list[int]:
-    with closing(Store(url)) as store:
+    with closing(SqlStore(url)) as store:
         return [each.number for each in store.trials(KEY)]
 
 
@@ -74,19 +76,19 @@ def url(path: Path) -> str:
 def test_a_full_disk_costs_the_turn_that_it_had_no_room_for_and_nothing_else(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    set_up = database._set_up_sqlite
+    set_up = engine._set_up_sqlite
 
     def small(connection: Any, record: Any) -> None:
         set_up(connection, record)
         connection.execute("PRAGMA max_page_count = 40")
 
-    monkeypatch.setattr(database, "_set_up_sqlite", small)
+    monkeypatch.setattr(engine, "_set_up_sqlite", small)
     with opened(url) as (store, fence):
         store.write(KEY, fence, NOW, new=[trial(0, "x" * 4000)])
         with refusal("full", "make room"):
             store.write(KEY, fence, NOW, new=[trial(number, "x" * 4000) for number in range(1, 60)])
     assert numbers(url) == [0]
-    monkeypatch.setattr(database, "_set_up_sqlite", set_up)
+    monkeypatch.setattr(engine, "_set_up_sqlite", set_up)
     with opened(url) as (store, fence):
         store.write(KEY, fence, NOW, new=[trial(number, "x" * 4000) for number in range(1, 60)])
     assert numbers(url) == list(range(60))
@@ -114,7 +116,7 @@ def test_a_store_that_is_opened_read_only_is_one_line(url: str, path: Path) -> N
 def test_a_store_that_is_locked_for_long_is_one_line_and_can_be_used_later(
     url: str, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(database, "LOCKED_SECONDS", 0.2)
+    monkeypatch.setattr(engine, "LOCKED_SECONDS", 0.2)
     with opened(url) as (store, fence):
         store.write(KEY, fence, NOW, new=[trial(0)])
         with closing(sqlite3.connect(path)) as other:
@@ -166,10 +168,10 @@ def test_a_damaged_file_is_one_line(url: str, path: Path) -> None:
 
 def cut(url: str) -> None:
     """Have the server close all connections to the database but the one that asks for it."""
-    engine = sa.create_engine(url, poolclass=sa.NullPool)
+    server = sa.create_engine(url, poolclass=sa.NullPool)
     text = "select pg_terminate_backend(pid) from pg_stat_activity where datname = :name and pid <> pg_backend_pid()"
-    with engine.connect() as connection:
-        connection.execute(sa.text(text), {"name": engine.url.database})
+    with server.connect() as connection:
+        connection.execute(sa.text(text), {"name": server.url.database})
 
 
 def test_a_connection_that_is_cut_between_two_turns_is_made_again(postgres_url: str) -> None:
@@ -196,7 +198,7 @@ def test_a_connection_that_is_cut_in_the_middle_of_a_turn_costs_nothing(postgres
                 cut_once()
 
         store.write(KEY, fence, NOW, new=[trial(1)], changed=[trial(0, "changed")])
-        assert [each.metrics["text"] for each in store.trials(KEY)] == ["changed", ""]
+        assert [each.host for each in store.trials(KEY)] == ["changed", ""]
 
 
 def test_a_turn_whose_commit_was_not_confirmed_is_told_again_and_counts_once(
@@ -213,7 +215,8 @@ def test_a_turn_whose_commit_was_not_confirmed_is_told_again_and_counts_once(
             connection.cursor().execute("select 1")
 
         monkeypatch.setattr(store._engine.dialect, "do_commit", lose)
-        ended = trial(0).evolve(state=TrialState.FAILED, error="it failed", finished_at=NOW)
+        outcome = Outcome(state=TrialState.FAILED, error="it failed")
+        ended = trial(0).evolve(state=outcome.state, outcome=outcome, finished_at=NOW)
         report = Report(number=0, attempt=1, step=1, loss=0.5, at=NOW)
         store.write(KEY, fence, NOW, new=[trial(1)], changed=[ended], reported=[report])
         assert list(store.trials(KEY)) == [ended, trial(1)]
@@ -226,7 +229,7 @@ def test_a_turn_that_is_told_again_is_still_refused_to_an_old_fence(postgres_url
         @once
         def replaced() -> None:
             cut(postgres_url)
-            with closing(Store(postgres_url)) as other:
+            with closing(SqlStore(postgres_url)) as other:
                 other.unlock(KEY, fence)
                 other.lock(KEY, "elsewhere 1 1", NOW)
 
@@ -266,16 +269,16 @@ def test_a_server_that_is_away_is_one_line_and_when_it_is_back_the_study_goes_on
 #: The launch command on a store that has so many pages, and is locked for no longer than a second.
 LAUNCH = """
 import os
-from shadho_celery import database
 from shadho_celery.launch import main
+from shadho_celery.store import engine
 
-set_up = database._set_up_sqlite
+set_up = engine._set_up_sqlite
 
 def small(connection, record):
     set_up(connection, record)
     connection.execute("PRAGMA max_page_count = " + os.environ.get("PAGES", "100000"))
 
-database._set_up_sqlite, database.LOCKED_SECONDS = small, 1.0
+engine._set_up_sqlite, engine.LOCKED_SECONDS = small, 1.0
 main()
 """
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from shadho_celery.errors import StudyNotFound
-from shadho_celery.store.sql import Store
+from shadho_celery.store.sql import SqlStore
 
 #: begin at once; the tables are made within milliseconds, so that few would seldom meet
 MANY = 12
@@ -21,7 +21,7 @@ def begin_at_once(url: str) -> list[Exception]:
     def begin() -> None:
         ready.wait()
         try:
-            store = Store(url)
+            store = SqlStore(url)
             try:
                 with pytest.raises(StudyNotFound):
                     store.find("nothing yet")

@@ -1,43 +1,50 @@
-"""The books of what is in flight."""
+"""What a scheduler knows of the attempts that it has sent; that they are kept by trial is told of in core."""
 
 from __future__ import annotations
 
-from shadho_celery.core.trial import Trial, TrialState
+from shadho_celery.core.trial import Attempt, TrialState
 from shadho_celery.fleet.in_flight import InFlight, Sent
 
 
+def attempt(number: int, which: int) -> Attempt:
+    return Attempt(number=number, attempt=which, subspace="all", params={}, compute_class="cpu")
+
+
 def in_flight(*pairs: tuple[int, int]) -> InFlight:
-    books = InFlight()
-    for number, attempt in pairs:
-        books.add(Sent(number, attempt, "cpu", 0.0))
-    return books
+    known = InFlight()
+    for number, which in pairs:
+        known.put(number, which, Sent(attempt(number, which), 0.0))
+    return known
 
 
-def test_a_trial_is_in_the_books_until_its_last_attempt_is_struck_out() -> None:
-    books = in_flight((0, 1), (1, 1), (0, 2))
-    assert [(sent.number, sent.attempt) for sent in books] == [(0, 1), (0, 2), (1, 1)]
-    books.remove(0, 1)
-    assert (books.attempts(0), books.find(0, 1)) == ([2], None)
-    books.remove(0)
-    assert books.attempts(0) == []
-    assert books
-    books.remove(1, 1)
-    assert not books
+def test_a_trial_is_in_flight_until_its_last_attempt_has_gone() -> None:
+    known = in_flight((0, 1), (1, 1), (0, 2))
+    assert [sent.key for sent in known] == [(0, 1), (0, 2), (1, 1)]
+    assert known.lose(0, 1)
+    assert (list(known.of(0)), known.find(0, 1)) == ([2], None)
+    assert not known.lose(0, 2)
+    assert (list(known.of(0)), bool(known)) == ([], True)
+    assert known.settle(1, 1, well=True)
+    assert not known
 
 
-def test_to_strike_out_what_is_not_there_changes_nothing() -> None:
-    books = in_flight((0, 1))
-    books.remove(0, 7)
-    books.remove(5)
-    assert [sent.attempt for sent in books] == [1]
+def test_to_take_away_what_is_not_there_changes_nothing() -> None:
+    known = in_flight((0, 1))
+    assert known.lose(0, 7)
+    assert not known.lose(5, 1)
+    assert known.settle(5, 1, well=True)
+    assert [sent.key for sent in known] == [(0, 1)]
 
 
 def test_the_other_host_is_that_of_another_attempt_that_runs() -> None:
-    books = in_flight((0, 1), (0, 2))
-    copy = Trial(number=0, subspace="all", params={}, state=TrialState.QUEUED, attempt=2)
-    assert books.other_host(copy) is None
-    for attempt, host in ((1, "here"), (2, "there")):
-        sent = books.find(0, attempt)
+    known = in_flight((0, 1), (0, 2))
+    copy = attempt(0, 2)
+    assert known.other_host(copy) is None
+    for which, host in ((1, "here"), (2, "there")):
+        sent = known.find(0, which)
         assert sent is not None
-        sent.claimed, sent.host = True, host
-    assert books.other_host(copy) == "here"
+        assert not sent.is_claimed
+        sent.attempt = sent.attempt.evolve(state=TrialState.RUNNING, host=host)
+        assert sent.is_claimed
+    assert known.other_host(copy) == "here"
+    assert known.other_host(attempt(1, 1)) is None

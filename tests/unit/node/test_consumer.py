@@ -1,4 +1,4 @@
-"""A worker's intake is paused and resumed by the consumer's own thread, and started anew only when it hangs."""
+"""The messages of a worker are paused and resumed by the consumer's own thread, and started anew only when it hangs."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from shadho_celery.core.clock import ManualClock
-from shadho_celery.node.consumer import QUIET_SECONDS, Intake
+from shadho_celery.node.consumer import QUIET_SECONDS, Consumer
 
 
-class Consumer:
-    """As much of Celery's consumer as an intake uses; what it is called for soon is done by `work`."""
+class CelerysConsumer:
+    """As much of Celery's consumer as ours uses; what it is called for soon is done by `work`."""
 
     def __init__(self) -> None:
         self.soon: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
@@ -49,8 +49,8 @@ class Consumer:
 
 
 @pytest.fixture
-def consumer() -> Consumer:
-    return Consumer()
+def theirs() -> CelerysConsumer:
+    return CelerysConsumer()
 
 
 @pytest.fixture
@@ -59,74 +59,78 @@ def clock() -> ManualClock:
 
 
 @pytest.fixture
-def intake(consumer: Consumer, clock: ManualClock) -> Intake:
-    return Intake(consumer, "cpu", clock)
+def consumer(theirs: CelerysConsumer, clock: ManualClock) -> Consumer:
+    return Consumer(theirs, "cpu", clock)
 
 
-def quiet(intake: Intake, clock: ManualClock, times: int = 1, *, is_wanted: bool = True) -> None:
+def quiet(consumer: Consumer, clock: ManualClock, times: int = 1, *, is_wanted: bool = True) -> None:
     for _ in range(times):
         clock.sleep(QUIET_SECONDS)
-        intake.check(lambda: is_wanted)
+        consumer.reconnect_if_stuck(lambda: is_wanted)
 
 
-def test_it_is_paused_and_resumed_once_each(intake: Intake, consumer: Consumer) -> None:
-    intake.resume()
+def test_it_is_paused_and_resumed_once_each(consumer: Consumer, theirs: CelerysConsumer) -> None:
+    consumer.resume()
     for _ in range(2):
-        intake.pause()
+        consumer.pause()
     for _ in range(2):
-        intake.resume()
-    assert not consumer.done, "not in the caller's thread"
-    assert consumer.work() == ["cancel cpu", "add cpu"]
+        consumer.resume()
+    assert not theirs.done, "not in the caller's thread"
+    assert theirs.work() == ["cancel cpu", "add cpu"]
 
 
 def test_messages_that_wait_while_none_comes_break_the_connection(
-    intake: Intake, consumer: Consumer, clock: ManualClock
+    consumer: Consumer, theirs: CelerysConsumer, clock: ManualClock
 ) -> None:
-    consumer.depth = 1
-    quiet(intake, clock)
-    assert not consumer.soon, "another worker may be taking it"
-    quiet(intake, clock)
+    theirs.depth = 1
+    quiet(consumer, clock)
+    assert not theirs.soon, "another worker may be taking it"
+    quiet(consumer, clock)
     with pytest.raises(ConnectionError):
-        consumer.work()
+        theirs.work()
 
 
-def test_a_consumer_that_hangs_in_a_read_is_woken(intake: Intake, consumer: Consumer, clock: ManualClock) -> None:
+def test_a_consumer_that_hangs_in_a_read_is_woken(
+    consumer: Consumer, theirs: CelerysConsumer, clock: ManualClock
+) -> None:
     """Its own thread would do nothing that it is called for: the socket under it ends."""
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        transport = SimpleNamespace(sock=ours)
-        consumer.connection = SimpleNamespace(connection=SimpleNamespace(transport=transport))
-        consumer.depth = 1
-        quiet(intake, clock, 2)
-        assert ours.recv(1) == b""
+    one, other = socket.socketpair()
+    with one, other:
+        transport = SimpleNamespace(sock=one)
+        theirs.connection = SimpleNamespace(connection=SimpleNamespace(transport=transport))
+        theirs.depth = 1
+        quiet(consumer, clock, 2)
+        assert one.recv(1) == b""
 
 
-def test_it_is_left_alone_while_messages_come(intake: Intake, consumer: Consumer, clock: ManualClock) -> None:
-    consumer.depth = 1
+def test_it_is_left_alone_while_messages_come(consumer: Consumer, theirs: CelerysConsumer, clock: ManualClock) -> None:
+    theirs.depth = 1
     for _ in range(5):
-        quiet(intake, clock)
-        intake.heard()
-    assert not consumer.soon
+        quiet(consumer, clock)
+        consumer.note_message()
+    assert not theirs.soon
 
 
 @pytest.mark.parametrize("why", ["empty", "unreachable", "unwanted", "paused"])
 def test_it_is_left_alone_where_nothing_is_to_come(
-    intake: Intake, consumer: Consumer, clock: ManualClock, why: str
+    consumer: Consumer, theirs: CelerysConsumer, clock: ManualClock, why: str
 ) -> None:
-    consumer.depth = 0 if why == "empty" else 1
-    consumer.reachable = why != "unreachable"
+    theirs.depth = 0 if why == "empty" else 1
+    theirs.reachable = why != "unreachable"
     if why == "paused":
-        intake.pause()
-        consumer.soon.clear()
-    quiet(intake, clock, 5, is_wanted=why != "unwanted")
-    assert not consumer.soon
+        consumer.pause()
+        theirs.soon.clear()
+    quiet(consumer, clock, 5, is_wanted=why != "unwanted")
+    assert not theirs.soon
 
 
-def test_after_a_new_start_it_waits_as_long_again(intake: Intake, consumer: Consumer, clock: ManualClock) -> None:
-    consumer.depth = 1
-    quiet(intake, clock, 2)
-    consumer.soon.clear()
-    quiet(intake, clock)
-    assert not consumer.soon
-    quiet(intake, clock)
-    assert len(consumer.soon) == 1
+def test_after_a_new_start_it_waits_as_long_again(
+    consumer: Consumer, theirs: CelerysConsumer, clock: ManualClock
+) -> None:
+    theirs.depth = 1
+    quiet(consumer, clock, 2)
+    theirs.soon.clear()
+    quiet(consumer, clock)
+    assert not theirs.soon
+    quiet(consumer, clock)
+    assert len(theirs.soon) == 1

@@ -4,17 +4,79 @@ from __future__ import annotations
 
 from unittest.mock import MagicMock
 
-from shadho_celery.node.leases import Running, Underway
+import pytest
+
+from shadho_celery.node.leases import Lease, Leases
+from shadho_celery.transport.seats import Seat
 
 
-def test_a_trial_that_has_ended_is_not_stopped_any_more_for_its_slot_may_run_another() -> None:
+def lease(number: int = 1, study: str = "study", seat: Seat | None = None) -> Lease:
+    return Lease(study=study, number=number, attempt=1, delivery=f"d{number}", runner=MagicMock(), seat=seat)
+
+
+@pytest.fixture
+def channel() -> MagicMock:
+    """Answers that all attempts may run on."""
+    return MagicMock(**{"renew.side_effect": lambda study, attempts: ["ok" for _ in attempts]})
+
+
+@pytest.fixture
+def seats() -> MagicMock:
+    return MagicMock(**{"renew.side_effect": lambda study, held: ["ok" for _ in held]})
+
+
+@pytest.fixture
+def leases(channel: MagicMock, seats: MagicMock) -> Leases:
+    return Leases(channel, seats)
+
+
+def test_a_trial_that_has_ended_is_not_stopped_any_more_for_its_slot_may_run_another(leases: Leases) -> None:
     """Its lease ends with it, so a renewal that was under way is told that the lease is gone."""
-    underway = Underway(MagicMock(), MagicMock())
-    running = Running("study", 1, 1, "delivery", MagicMock())
-    underway.stop(running, "gone")
-    running.runner.stop_trial.assert_not_called()
-    assert not running.stopped
-    with underway.holding(running):
-        underway.stop(running, "cancel")
-    running.runner.stop_trial.assert_called_once()
-    assert running.stopped == "cancel"
+    held = lease()
+    leases.stop(held, "gone")
+    held.runner.stop_trial.assert_not_called()  # type: ignore[attr-defined]
+    assert not held.stopped
+    with leases.holding(held):
+        assert len(leases) == 1
+        leases.stop(held, "cancel")
+    assert len(leases) == 0
+    held.runner.stop_trial.assert_called_once()  # type: ignore[attr-defined]
+    assert held.stopped == "cancel"
+
+
+def test_what_runs_is_renewed_study_by_study_and_replicas_by_their_seat(
+    leases: Leases, channel: MagicMock, seats: MagicMock
+) -> None:
+    seat = Seat(number=3, attempt=1, call=1, rank=2)
+    first, second, replica = lease(1, "a"), lease(2, "b"), lease(3, "b", seat)
+    with leases.holding(first), leases.holding(second), leases.holding(replica):
+        leases.renew()
+    renewed = sorted((call.args[0], list(call.args[1])) for call in channel.renew.call_args_list)
+    assert renewed == [("a", [(1, 1)]), ("b", [(2, 1)])]
+    seats.renew.assert_called_once_with("b", [(seat, "d3")])
+    leases.renew()
+    assert (channel.renew.call_count, seats.renew.call_count) == (2, 1), "nothing runs any more"
+
+
+@pytest.mark.parametrize("answer", ["cancel", "gone"])
+def test_an_attempt_that_is_to_end_is_stopped_once_and_the_others_go_on(
+    leases: Leases, channel: MagicMock, answer: str
+) -> None:
+    unwanted, other = lease(1), lease(2)
+    channel.renew.side_effect = None
+    channel.renew.return_value = [answer, "ok"]
+    with leases.holding(unwanted), leases.holding(other):
+        for _ in range(2):
+            leases.renew()
+    unwanted.runner.stop_trial.assert_called_once()  # type: ignore[attr-defined]
+    other.runner.stop_trial.assert_not_called()  # type: ignore[attr-defined]
+    assert (unwanted.stopped, other.stopped) == (answer, "")
+
+
+def test_a_backup_whose_slot_is_wanted_is_stopped(leases: Leases, seats: MagicMock) -> None:
+    replica = lease(3, seat=Seat(number=3, attempt=1, call=1, rank=2))
+    seats.renew.side_effect = None
+    seats.renew.return_value = ["yield"]
+    with leases.holding(replica):
+        leases.renew()
+    assert replica.stopped == "yield"

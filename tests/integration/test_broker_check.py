@@ -10,13 +10,13 @@ import redis
 import services
 
 from shadho_celery.errors import ServiceError
-from shadho_celery.transport import broker_check as admission
 from shadho_celery.transport.broker import queue
+from shadho_celery.transport.broker_check import check_access
 
 
 @pytest.mark.parametrize("scheme", ["amqp", "redis"])
 def test_a_broker_that_does_not_answer_is_no_reason(scheme: str) -> None:
-    admission.check(kombu.Connection(f"{scheme}://127.0.0.1:{services.free_port()}", connect_timeout=1), "cpu")
+    check_access(kombu.Connection(f"{scheme}://127.0.0.1:{services.free_port()}", connect_timeout=1), "cpu")
 
 
 @pytest.mark.parametrize("fixture", ["redis_url", "amqp_url"])
@@ -28,7 +28,7 @@ def test_a_queue_that_may_be_served_keeps_its_messages_in_their_order(
         waiting = connection.SimpleQueue(queue(name)(connection.default_channel))
         for number in range(3):
             waiting.put({"number": number})
-        admission.check(kombu.Connection(url), name)
+        check_access(kombu.Connection(url), name)
         assert [waiting.get(timeout=5).payload["number"] for _ in range(3)] == [0, 1, 2]
         waiting.close()
         queue(name)(connection.default_channel).delete()
@@ -40,6 +40,6 @@ def test_a_wrong_password_and_missing_rights_are_final_on_redis_too(private_redi
     for password in ("wrong-one", "right-one"):
         url = private_redis.url.replace("//", f"//worker:{password}@")
         with pytest.raises(ServiceError, match="CELERY_BROKER_URL") as caught:
-            admission.check(kombu.Connection(url), "cpu")
+            check_access(kombu.Connection(url), "cpu")
         assert password not in str(caught.value)
         assert "\n" not in str(caught.value)

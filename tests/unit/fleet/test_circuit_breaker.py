@@ -1,0 +1,220 @@
+"""What one worker alone fails is held against it; what several fail is the trials' own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import pytest
+import redis
+from msgspec.structs import replace
+
+from shadho_celery.core.failures import kind_of
+from shadho_celery.core.trial import Outcome, Result, TrialState
+from shadho_celery.fleet.circuit_breaker import MAX_FAILURES, PATIENCE, CircuitBreaker
+from shadho_celery.transport.quarantine import Quarantine
+
+S = TrialState
+
+BROKEN = "OSError: no space left on device"
+OWN = "ValueError: x is too large"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """What follows from a result: whether its trial is tried elsewhere, and whose breakers are set to what."""
+
+    elsewhere: bool = False
+    closed: frozenset[str] = frozenset()
+    half_open: frozenset[str] = frozenset()
+    quarantined: frozenset[str] = frozenset()
+    #: the kind of failure that is the trials' own from now on
+    known: str | None = None
+
+
+@dataclass
+class Said:
+    """Stands in for the quarantine in Redis: what it was told since the last verdict."""
+
+    verdict: Verdict = field(default_factory=Verdict)
+    error: redis.RedisError | None = None
+
+    def close(self, worker: str, kind: str | None = None) -> None:
+        self._note(closed=self.verdict.closed | {worker}, known=kind)
+
+    def half_open(self, worker: str) -> None:
+        self._note(half_open=self.verdict.half_open | {worker})
+
+    def quarantine(self, worker: str) -> None:
+        self._note(quarantined=self.verdict.quarantined | {worker})
+
+    def _note(self, **changes: Any) -> None:
+        if self.error is not None:
+            raise self.error
+        self.verdict = Verdict(**{**vars(self.verdict), **changes})
+
+
+class Judge:
+    """A circuit breaker, and what it says in Redis."""
+
+    def __init__(self) -> None:
+        self.said = Said()
+        self.breaker = CircuitBreaker(cast("Quarantine", self.said))
+
+    def tell(self, result: Result, others: int) -> Verdict:
+        judged = self.breaker.judge(result, others)
+        assert replace(judged, retry=None) == result, "nothing else is changed"
+        self.breaker.speak()
+        verdict, self.said.verdict = self.said.verdict, Verdict()
+        return Verdict(**{**vars(verdict), "elsewhere": judged.retry is not None})
+
+
+@pytest.fixture
+def judge() -> Judge:
+    return Judge()
+
+
+def done(worker: str, number: int, seconds: float = 1.0) -> Result:
+    outcome = Outcome(state=S.COMPLETE, loss=0.0, seconds=seconds)
+    return Result(number=number, attempt=1, outcome=outcome, at=0.0, worker=worker)
+
+
+def failed(worker: str, number: int, error: str = BROKEN, seconds: float = 0.0) -> Result:
+    outcome = Outcome(state=S.FAILED, error=error, seconds=seconds)
+    return Result(number=number, attempt=1, outcome=outcome, at=0.0, worker=worker, host="h1")
+
+
+def test_a_failure_that_only_one_worker_has_had_is_tried_elsewhere(judge: Judge) -> None:
+    assert judge.tell(failed("bad", 0), 1) == Verdict(elsewhere=True)
+    retry = judge.breaker.judge(failed("bad", 1), 1).retry
+    assert retry is not None
+    assert retry.reason == f"it failed on bad, and is tried elsewhere: {BROKEN}"
+    assert retry.outgrown is None
+
+
+def test_a_worker_that_fails_everything_is_quarantined_once_another_has_finished_one_of_three(judge: Judge) -> None:
+    for number in range(3):
+        assert judge.tell(failed("bad", number), 1).elsewhere
+    assert judge.tell(done("good", 0), 0).quarantined == {"bad"}
+    [notice] = judge.breaker.notices
+    assert notice.startswith("Warning: worker bad on h1 is quarantined")
+    assert BROKEN in notice
+    assert judge.breaker.quarantined == {"bad"}
+    assert not judge.tell(done("good", 1), 0).quarantined, "once is enough"
+    assert judge.breaker.notices == [notice]
+
+
+def test_a_worker_that_began_to_fail_is_quarantined_after_two_that_others_finish(judge: Judge) -> None:
+    for number in range(10):
+        judge.tell(done("bad", number), 1)
+    for number in (10, 11):
+        assert judge.tell(failed("bad", number), 1).elsewhere
+    assert not judge.tell(done("good", 10), 1).quarantined
+    assert judge.tell(done("good", 11), 1).quarantined == {"bad"}
+
+
+def test_a_worker_that_fails_every_other_trial_is_quarantined_after_five(judge: Judge) -> None:
+    quarantined = []
+    for number in range(0, 20, 2):
+        judge.tell(done("flaky", number), 1)
+        judge.tell(failed("flaky", number + 1), 1)
+        quarantined.append(bool(judge.tell(done("good", number + 1), 1).quarantined))
+    assert quarantined == [False] * 4 + [True] + [False] * 5
+
+
+def test_the_breaker_of_a_worker_that_has_only_begun_is_not_closed_by_what_others_finish(judge: Judge) -> None:
+    judge.tell(failed("bad", 0), 1)
+    assert judge.tell(done("good", 0), 1) == Verdict(half_open=frozenset({"bad"}))
+    judge.tell(failed("bad", 2), 1)
+    assert judge.tell(done("good", 2), 1).quarantined == {"bad"}
+
+
+def test_the_breaker_of_a_worker_whose_failure_nobody_shares_is_half_open_although_its_trial_fails_elsewhere_too(
+    judge: Judge,
+) -> None:
+    for worker in ("a", "b"):
+        judge.tell(failed(worker, 9, OWN), 1)
+    assert judge.tell(failed("bad", 0, BROKEN), 1).elsewhere
+    verdict = judge.tell(failed("good", 0, OWN), 1)
+    assert (verdict.closed, verdict.half_open) == ({"good"}, {"bad"})
+
+
+def test_a_worker_that_seldom_fails_alone_is_not_quarantined(judge: Judge) -> None:
+    for number in range(0, 300, 30):
+        for other in range(number + 1, number + 30):
+            judge.tell(done("w", other), 1)
+        assert judge.tell(failed("w", number), 1).elsewhere
+        assert judge.tell(done("other", number), 1) == Verdict(half_open=frozenset({"w"}))
+
+
+def test_a_failure_that_two_workers_have_had_is_known_and_believed_from_then_on(judge: Judge) -> None:
+    assert judge.tell(failed("a", 0, OWN), 1).elsewhere
+    assert judge.tell(failed("b", 0, OWN), 1) == Verdict(closed=frozenset({"a", "b"}), known=kind_of(OWN))
+    for number in range(1, 20):
+        assert not judge.tell(failed("a", number, OWN), 1).elsewhere
+    assert judge.tell(failed("a", 20, BROKEN), 1).elsewhere, "another kind of failure"
+
+
+def test_a_trial_that_fails_in_two_ways_on_two_workers_gets_a_third_opinion(judge: Judge) -> None:
+    assert judge.tell(failed("bad", 0, BROKEN), 1).elsewhere
+    assert judge.tell(failed("good", 0, OWN), 1).elsewhere
+    verdict = judge.tell(failed("good", 0, OWN), 1)
+    assert not verdict.elsewhere
+    assert verdict.known is None, "it is still one worker's word"
+
+
+def test_without_another_worker_every_failure_is_believed_at_once(judge: Judge) -> None:
+    assert judge.tell(failed("only", 0), 0) == Verdict(closed=frozenset({"only"}), known=kind_of(BROKEN))
+
+
+def test_one_worker_may_fail_a_trial_only_so_often(judge: Judge) -> None:
+    verdicts = [judge.tell(failed("w", 0), 1).elsewhere for _ in range(MAX_FAILURES)]
+    assert verdicts == [True] * (MAX_FAILURES - 1) + [False]
+
+
+def test_a_failure_that_took_longer_than_trials_take_is_believed(judge: Judge) -> None:
+    judge.tell(done("good", 0, seconds=10.0), 1)
+    assert not judge.tell(failed("w", 1, seconds=10.0 * PATIENCE + 1), 1).elsewhere
+    assert judge.tell(failed("w", 2, seconds=10.0), 1).elsewhere
+
+
+@pytest.mark.parametrize(
+    ("worker", "changes"),
+    [("w", {"out_of_memory": True}), ("w", {"state": S.CANCELLED}), ("", {})],
+    ids=["out of memory", "cancelled", "of an unknown worker"],
+)
+def test_other_ends_say_nothing_of_a_worker(judge: Judge, worker: str, changes: Mapping[str, Any]) -> None:
+    for number in range(5):
+        result = failed(worker, number)
+        assert judge.tell(replace(result, outcome=replace(result.outcome, **changes)), 1) == Verdict()
+    assert judge.tell(done("good", 0), 1) == Verdict()
+
+
+def test_a_breaker_is_closed_only_when_nothing_is_left_to_tell(judge: Judge) -> None:
+    judge.tell(failed("w", 0, OWN), 1)
+    judge.tell(failed("w", 1, BROKEN), 1)
+    assert judge.tell(failed("v", 0, OWN), 1).closed == {"v"}
+    assert judge.tell(failed("v", 1, BROKEN), 1).closed == {"v", "w"}
+
+
+def test_where_no_other_worker_is_left_breakers_are_closed(judge: Judge) -> None:
+    judge.breaker.release(["v", "w"])
+    judge.breaker.speak()
+    assert judge.said.verdict == Verdict(closed=frozenset({"v", "w"}))
+
+
+def test_what_was_decided_while_redis_is_away_is_said_when_it_is_back(judge: Judge) -> None:
+    judge.said.error = redis.ConnectionError("cut off")
+    for number in range(3):
+        judge.breaker.judge(failed("bad", number), 1)
+    judge.breaker.judge(done("good", 0), 1)
+    with pytest.raises(redis.ConnectionError):
+        judge.breaker.speak()
+    assert judge.breaker.quarantined == {"bad"}
+    judge.said.error = None
+    judge.breaker.speak()
+    assert judge.said.verdict == Verdict(quarantined=frozenset({"bad"}))
+    judge.said.verdict = Verdict()
+    judge.breaker.speak()
+    assert judge.said.verdict == Verdict(), "once"

@@ -1,0 +1,111 @@
+"""What a queue executor learns from the events that come back; the queues themselves are integration's business."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+from unittest.mock import MagicMock
+
+import msgspec
+import pytest
+
+from shadho_celery.core.clock import ManualClock
+from shadho_celery.core.trial import Attempt, Event, Outcome, Result, Started, TrialState
+from shadho_celery.fleet.executor import QueueExecutor
+from shadho_celery.transport.broker import PROTOCOL
+from shadho_celery.transport.event_codec import seal
+from shadho_celery.transport.registry import Worker
+from shadho_celery.transport.signing import UNSIGNED
+
+
+class Rig:
+    """An executor beside a Redis in which two workers of class cpu are announced, and events come in as told."""
+
+    def __init__(self, *, adopt: bool = True) -> None:
+        self._events: list[Event] = []
+        self._entries = 0
+        client = MagicMock()
+        client.smembers.side_effect = lambda key: {"good", "bad"} if key == "shadho:workers" else set()
+        worker = Worker(protocol=PROTOCOL, compute_class="cpu", slots=5, imports=["m"])
+        client.mget.side_effect = lambda names: [json.dumps(msgspec.to_builtins(worker)) for _ in names]
+        client.xread.side_effect = self._read
+        client.zmscore.side_effect = lambda key, members: [1.0 for _ in members]
+        self.executor = QueueExecutor(client, MagicMock(), "s", "m", clock=ManualClock(), adopt=adopt)
+        self.executor.poll(0.0)
+
+    def _read(self, streams: dict[str, str], count: int, block: int | None) -> list[Any]:
+        events, self._events = self._events, []
+        entries = []
+        for event in events:
+            self._entries += 1
+            entries.append((f"1-{self._entries}", {"e": seal("s", event, UNSIGNED)}))
+        return [[next(iter(streams)), entries]] if entries else []
+
+    def hear(self, *events: Event) -> Sequence[Event]:
+        self._events += events
+        return self.executor.poll(1.0)
+
+    def run(self, number: int, worker: str, outcome: Outcome) -> Result:
+        """Send a trial, have the worker claim it and end it so; return the result as the study gets it."""
+        self.executor.submit([Attempt(number=number, attempt=1, subspace="all", params={}, compute_class="cpu")])
+        started = Started(number=number, attempt=1, host="h", at=0.0, worker=worker)
+        _, result = self.hear(started, Result(number=number, attempt=1, outcome=outcome, at=0.0, worker=worker))
+        assert isinstance(result, Result)
+        return result
+
+    @property
+    def ahead(self) -> int:
+        """Trials that are to wait in the queue of the class: the more, the shorter trials take."""
+        [cpu] = self.executor.classes()
+        return cpu.ahead
+
+
+def done(seconds: float) -> Outcome:
+    return Outcome(state=TrialState.COMPLETE, loss=0.0, seconds=seconds)
+
+
+def failed(seconds: float) -> Outcome:
+    return Outcome(state=TrialState.FAILED, error="OSError: no space left on device", seconds=seconds)
+
+
+@pytest.fixture
+def rig() -> Rig:
+    return Rig()
+
+
+def test_short_trials_are_sent_ahead_once_they_are_known_to_be_short(rig: Rig) -> None:
+    assert rig.ahead == 0
+    for number in range(30):
+        rig.run(number, "good", done(0.02))
+    assert rig.ahead > 90
+
+
+def test_a_failure_that_is_tried_elsewhere_tells_nothing_of_how_long_trials_take(rig: Rig) -> None:
+    for number in range(10):
+        rig.run(number, "good", done(1.0))
+    before = rig.ahead
+    for number in range(10, 40):
+        assert rig.run(number, "bad", failed(0.001)).retry is not None
+    assert rig.ahead == before
+
+
+def test_a_failure_that_is_believed_does(rig: Rig) -> None:
+    for number, worker in enumerate(["good", "bad"]):
+        rig.run(number, worker, failed(0.001))
+    before = rig.ahead
+    for number in range(10, 40):
+        assert rig.run(number, "bad", failed(0.001)).retry is None
+    assert rig.ahead > before
+
+
+def test_where_all_workers_are_on_one_machine_a_failure_is_believed_at_once() -> None:
+    rig = Rig(adopt=False)
+    assert rig.run(0, "bad", failed(0.001)).retry is None
+
+
+def test_a_result_of_what_is_not_in_flight_is_passed_on_and_teaches_nothing(rig: Rig) -> None:
+    late = Result(number=9, attempt=1, outcome=failed(0.001), at=0.0, worker="bad")
+    for _ in range(30):
+        assert list(rig.hear(late)) == [late]
+    assert rig.ahead == 0
