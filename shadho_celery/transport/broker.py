@@ -22,7 +22,7 @@ from shadho_celery.core.payload import Payload
 from shadho_celery.errors import ServiceError
 from shadho_celery.transport.celery_settings import configuration
 from shadho_celery.transport.signing import UNSIGNED, Signer
-from shadho_celery.transport.tls import remedy
+from shadho_celery.transport.tls import is_untrusted, remedy
 from shadho_celery.transport.urls import BROKER, mask
 
 #: version of the protocol that scheduler and worker must share: the form of messages and of the channel's records
@@ -33,6 +33,10 @@ TASK = "shadho.trial"
 
 #: seconds to wait for a broker's answer
 BROKER_SECONDS = 6.0
+
+#: AMQP's codes of permanent refusals (access refused, not allowed), and Redis' words for them
+_DENIED = (403, 530)
+_DENIALS = ("WRONGPASS", "NOPERM", "NOAUTH", "invalid username-password", "Authentication required", "no permissions")
 
 #: messages in one batch (Redis), and most messages without the broker's confirm (RabbitMQ)
 BATCH = 500
@@ -91,6 +95,30 @@ def read_message(plain: Any, headers: Any, signer: Signer = UNSIGNED) -> Payload
     return payload
 
 
+def check_access(connection: kombu.Connection, name: str) -> None:
+    """Raise ServiceError if the broker refuses the connection, or refuses to let it consume the queue `name`.
+
+    To be called before a worker starts: Celery connects again and again, which is right while a broker is away, but
+    hides the reason of a permanent refusal. `connection` is Celery's, not yet open; it is closed afterwards.
+    """
+    try:
+        with connection:
+            connection.connect()
+            channel = connection.default_channel
+            queue(name)(channel).declare()
+            if connection.transport.driver_type == "amqp":
+                # Needs the same permission as consuming. A message that it gets goes back when the channel closes.
+                channel.basic_get(name)
+    except (*connection.connection_errors, *connection.channel_errors, KombuError, OSError) as error:
+        if is_untrusted(error):
+            raise _unusable(connection.as_uri(), error) from error
+        if getattr(error, "code", None) in _DENIED or any(words in str(error) for words in _DENIALS):
+            raise ServiceError(
+                f"the broker at {mask(connection.as_uri())} does not let this worker serve {name} ({one_line(error)}); "
+                "check user and password in CELERY_BROKER_URL, and the user's permissions"
+            ) from error
+
+
 class Publisher:
     """Publishes messages to their classes' queues. A message may be published twice: its claim is refused then."""
 
@@ -140,7 +168,7 @@ class Publisher:
             try:
                 self._publish(batch)
             except self._failures() as error:
-                raise self._unreachable(error) from error
+                raise _unusable(self._url, error) from error
 
     def close(self) -> None:
         """Close the connection."""
@@ -161,7 +189,7 @@ class Publisher:
                 channel.confirm_select()
                 channel.events["basic_ack"].add(self._on_confirm)
         except self._failures() as error:
-            raise self._unreachable(error) from error
+            raise _unusable(self._url, error) from error
 
     def _publish(self, batch: list[tuple[str, Payload]]) -> None:
         if self._producer is None:
@@ -193,9 +221,10 @@ class Publisher:
         connection = self._connection
         return *connection.connection_errors, *connection.channel_errors, KombuError, OSError, KeyError, ValueError
 
-    def _unreachable(self, error: BaseException) -> ServiceError:
-        cause = one_line(error) or type(error).__name__
-        return ServiceError(f"the broker at {mask(self._url)} cannot be used ({cause}); {remedy(cause, BROKER)}")
+
+def _unusable(url: str, error: BaseException) -> ServiceError:
+    cause = one_line(error) or type(error).__name__
+    return ServiceError(f"the broker at {mask(url)} cannot be used ({cause}); {remedy(cause, BROKER)}")
 
 
 def _signed(payload: Mapping[str, Any]) -> str:

@@ -16,16 +16,18 @@ cancel    set     numbers of running trials that should stop
 
 from __future__ import annotations
 
+import json
 import os
 import uuid
 from collections.abc import Iterable, Sequence
 from enum import Enum
 from itertools import chain
 
+import msgspec
+
 from shadho_celery.core.failures import kind_of
 from shadho_celery.core.trial import WELL, Event, GangEvent, Lost, Report, Result, Started, TrialState
 from shadho_celery.errors import UsageError
-from shadho_celery.transport.event_codec import seal, unseal
 from shadho_celery.transport.redis import Redis, keys, run
 from shadho_celery.transport.signing import UNSIGNED, Signer
 
@@ -49,6 +51,25 @@ def configured_lease() -> float:
     if not 1.0 <= seconds <= 86400.0:
         raise UsageError(f"SHADHO_LEASE_SECONDS is {told!r}; give a number of seconds from 1 to 86400")
     return seconds
+
+
+def seal(study: str, event: Event | GangEvent, signer: Signer) -> str:
+    """Return an event as it travels: its JSON, after its signature if messages are signed."""
+    text = json.dumps(msgspec.to_builtins(event))
+    return signer.sign(study + text) + text if signer.fingerprint else text
+
+
+def unseal(study: str, text: str, signer: Signer) -> Event | GangEvent | None:
+    """Return the event in `text`; None if it lacks a required signature, or is not an event."""
+    signature, brace, rest = text.partition("{")
+    if signer.fingerprint and not signer.is_signed(study + brace + rest, signature):
+        return None
+    try:
+        event: Event | GangEvent = msgspec.convert(json.loads(brace + rest), Event | GangEvent)
+    except (ValueError, RecursionError, msgspec.ValidationError):
+        return None
+    # Only the study's scheduler decides on retries.
+    return None if isinstance(event, Result) and event.retry is not None else event
 
 
 class Claim(Enum):

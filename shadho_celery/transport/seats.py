@@ -22,8 +22,7 @@ from collections.abc import Sequence
 from msgspec import Struct
 
 from shadho_celery.core.trial import Called, ReplicaFailed
-from shadho_celery.transport.channel import MAX_STRIKES, Claim, configured_lease
-from shadho_celery.transport.event_codec import seal, unseal
+from shadho_celery.transport.channel import MAX_STRIKES, Claim, configured_lease, seal, unseal
 from shadho_celery.transport.redis import Redis, keys, run
 from shadho_celery.transport.signing import UNSIGNED, Signer
 
