@@ -102,9 +102,8 @@ class CircuitBreaker:
         self.quarantined |= black_holes
         # Nothing was found out about the others.
         self._unsaid += [partial(self._quarantine.half_open, worker) for worker in self._cleared(guilty)]
-        for worker in black_holes:
-            self._unsaid.append(partial(self._quarantine.quarantine, worker))
-            self.notices.append(self._notice(worker))
+        self._unsaid += [partial(self._quarantine.quarantine, worker) for worker in black_holes]
+        self.notices += [self._notice(worker) for worker in black_holes]
 
     def _is_believed(self, result: Result, others: int) -> bool:
         """Record a failure; return whether it is the trial's own."""

@@ -45,7 +45,7 @@ class _Place:
 
     seat: Seat
     is_backup: bool
-    #: ``never`` taken, ``held``, ``lost``, ``left`` or ``done``
+    #: ``never`` taken, ``taken`` now, ``lost``, ``left`` or ``done``
     state: str = "never"
     published_at: float = -math.inf
     #: times it was published
@@ -55,7 +55,7 @@ class _Place:
 
     @property
     def takes_a_slot(self) -> bool:
-        return self.state == "held" or (self.state == "never" and self.times > 0 and not self.asked_back)
+        return self.state == "taken" or (self.state == "never" and self.times > 0 and not self.asked_back)
 
 
 @dataclass
@@ -78,8 +78,8 @@ class _Gang:
 
     @property
     def is_seated(self) -> bool:
-        """True while all its seats are taken, except those of backups."""
-        return all(place.state in ("held", "done") for place in self.places if not place.is_backup)
+        """Return whether all its seats are taken, except those of backups."""
+        return all(place.state in ("taken", "done") for place in self.places if not place.is_backup)
 
     def message(self, place: _Place) -> tuple[str, Payload]:
         gang, rank = self.call.gang, place.seat.rank

@@ -26,7 +26,7 @@ class Sent:
 
     @property
     def is_claimed(self) -> bool:
-        """True if a worker runs it."""
+        """Return whether a worker runs it."""
         return self.attempt.state is TrialState.RUNNING
 
 

@@ -80,7 +80,7 @@ class LeaseMonitor:
             sent.unleased = 0 if is_leased else sent.unleased + 1
             if sent.unleased >= MAX_UNLEASED:
                 number, attempt = sent.key
-                reason = "Redis has forgotten it, and no worker tells of it any more"
+                reason = "Redis has no record of it, and no worker renews its lease"
                 self.losses.append(Lost(number=number, attempt=attempt, reason=reason, claimed=False))
 
     def _is_overdue(self, sent: Sent, now: float) -> bool:

@@ -89,9 +89,7 @@ class Heartbeat:
             if state is before:
                 continue
             if state is Breaker.QUARANTINED:
-                log.error(
-                    "quarantined: this worker failed trials that others finished; repair this machine, restart it"
-                )
+                log.error("quarantined: this worker fails trials that others finish; repair this machine, restart it")
             with self._lock:
                 if state is Breaker.CLOSED:
                     del self._breakers[study]

@@ -14,8 +14,9 @@ from queue import SimpleQueue
 from typing import TypeVar
 
 import redis
+from msgspec.structs import asdict
 
-from shadho_celery.core.clock import Clock, SystemClock
+from shadho_celery.core.clock import SystemClock
 from shadho_celery.core.failures import headline
 from shadho_celery.core.hardware import Machine
 from shadho_celery.core.payload import Payload
@@ -72,8 +73,7 @@ class Slots:
         count: int,
         imports: Sequence[str],
         checkpoints: Path,
-        address: str = "127.0.0.1",
-        clock: Clock | None = None,
+        address: str,
         signer: Signer = UNSIGNED,
     ) -> None:
         """`imports` are the modules whose objectives may run here, and no others.
@@ -86,7 +86,7 @@ class Slots:
         self._seats = WorkerSeats(client, self.name, signer=signer)
         self._host = machine.host
         self._checkpoints = checkpoints
-        self._clock = clock or SystemClock()
+        self._clock = SystemClock()
         environments = [machine.slot_environment(compute_class, i, count) for i in range(count)]
         self._runners = [Runner(imports, {**each, "SHADHO_HOST": address}) for each in environments]
         self._free: SimpleQueue[int] = SimpleQueue()
@@ -205,24 +205,15 @@ class Slots:
         outcome, stopped = self._drive(slot, payload, attempt, delivery, seat)
         has_ended = not (stopped or self._closing.is_set())
         # A replica that its gang needs no more ends as CANCELLED; one that returns did not take part in a gang.
-        has_failed = has_ended and outcome.state is not TrialState.CANCELLED
-        failure = self._replica_failure(seat, outcome) if has_failed else None
+        failure = None
+        if has_ended and outcome.state is not TrialState.CANCELLED:
+            error = outcome.error or "its objective returned without taking part in a gang"
+            at = self._clock.now()
+            failure = ReplicaFailed(**asdict(seat), error=error, host=self._host, at=at, worker=self.name)
         done = has_ended and failure is None
         is_taken = self._persist(lambda: self._seats.leave(payload.study, seat, delivery, done=done, failure=failure))
         if failure is not None and is_taken:
             log.warning("replica %s of trial %s failed: %s", seat.rank, seat.number, headline(failure.error))
-
-    def _replica_failure(self, seat: Seat, outcome: Outcome) -> ReplicaFailed:
-        return ReplicaFailed(
-            number=seat.number,
-            attempt=seat.attempt,
-            call=seat.call,
-            rank=seat.rank,
-            error=outcome.error or "its objective returned without taking part in a gang",
-            host=self._host,
-            at=self._clock.now(),
-            worker=self.name,
-        )
 
     def _is_refused(self, claim: Claim, study: str) -> bool:
         """Return whether a claim was refused. Raises NotMine if this worker's circuit breaker is open."""

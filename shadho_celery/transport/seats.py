@@ -10,7 +10,7 @@ Keys of a study, under ``shadho:{study}:``, beside those of `channel`:
 
 ======  ====  =================================================================================================
 gangs   hash  ``number.attempt`` -> number of the attempt's latest call, a space, and the sealed call
-seats   hash  ``number.attempt.call.rank`` -> ``held:END:delivery`` (ms, the server's clock), ``left`` or ``done``
+seats   hash  ``number.attempt.call.rank`` -> ``taken:END:delivery`` (ms, the server's clock), ``left`` or ``done``
 yields  set   seats of backup replicas whose slots are wanted
 ======  ====  =================================================================================================
 """
@@ -95,7 +95,7 @@ class SchedulerSeats:
         self._gangs, self._seats, self._yields = keys(study, "gangs", "seats", "yields")
 
     def states(self, seats: Sequence[Seat]) -> list[str]:
-        """Return for each seat ``never`` taken, ``held``, ``lost`` (not renewed), ``left`` or ``done``."""
+        """Return for each seat ``never`` taken, ``taken`` now, ``lost`` (not renewed), ``left`` or ``done``."""
         return list(run(self._client, "seated", self._study, *(seat.key for seat in seats))) if seats else []
 
     def calls(self, attempts: Sequence[tuple[int, int]]) -> list[Called]:

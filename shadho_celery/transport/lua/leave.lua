@@ -7,7 +7,7 @@
 -- include runs
 local seated = redis.call('HGET', KEYS[4], ARGV[3])
 redis.call('SREM', KEYS[5], ARGV[3])
-if not (seated and string.match(seated, '^held:%d+:(.*)$') == ARGV[4] and runs(ARGV[1], ARGV[2])) then return 0 end
+if not (seated and string.match(seated, '^taken:%d+:(.*)$') == ARGV[4] and runs(ARGV[1], ARGV[2])) then return 0 end
 redis.call('HSET', KEYS[4], ARGV[3], ARGV[5])
 if ARGV[6] ~= '' then redis.call('XADD', KEYS[3], '*', 'e', ARGV[6]) end
 return 1

@@ -12,10 +12,10 @@ if redis.call('SISMEMBER', KEYS[7], seat) == 1 then return 0 end
 local latest = redis.call('HGET', KEYS[4], number .. '.' .. attempt)
 if latest and string.match(latest, '^%d+') ~= call then return 0 end
 local seated = redis.call('HGET', KEYS[5], seat)
-local lasts, holder = string.match(seated or '', '^held:(%d+):(.*)$')
+local lasts, holder = string.match(seated or '', '^taken:(%d+):(.*)$')
 if holder == ARGV[2] then return 1 end
 if seated == 'done' or (holder and tonumber(lasts) > now) then return 0 end
 local strikes = redis.call('HGET', KEYS[6], ARGV[3])
 if strikes and (strikes == 'quarantined' or tonumber(strikes) >= tonumber(ARGV[4])) then return -1 end
-redis.call('HSET', KEYS[5], seat, 'held:' .. string.format('%.0f', now + ARGV[1]) .. ':' .. ARGV[2])
+redis.call('HSET', KEYS[5], seat, 'taken:' .. string.format('%.0f', now + ARGV[1]) .. ':' .. ARGV[2])
 return 1
