@@ -391,7 +391,7 @@ def test_a_state_folder_that_another_one_uses_is_refused_with_its_process(
         pid = (tmp_path / ".shadho/s/lock").read_text()
         with pytest.raises(ServiceError, match=rf"\.shadho/s is in use .*process {pid}\).*--study"):
             Embedded(Path(".shadho/s"), {"cpu": 1}, [], 1)
-        first.check()
+        first.raise_if_dead()
     Embedded(Path(".shadho/s"), {"cpu": 1}, [], 1).close()
 
 

@@ -14,7 +14,7 @@ from acceptance.commands import Command, Desk, until
 from acceptance.commands import desk as make_desk
 
 from shadho_celery.transport.redis import connect
-from shadho_celery.transport.registry import Registry
+from shadho_celery.transport.registry import Registry, Worker
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -68,8 +68,8 @@ def start_workers(desk: Desk, slots: Mapping[str, int]) -> dict[str, Command]:
 
 def living(desk: Desk) -> list[str]:
     """Classes of the live workers."""
-    registry = Registry(connect(desk.environment["SHADHO_REDIS_URL"]), "worker")
-    return [worker["compute_class"] for worker in registry.living().values()]
+    registry = Registry(connect(desk.environment["SHADHO_REDIS_URL"]), Worker)
+    return [worker.compute_class for worker in registry.living().values()]
 
 
 def on_own_class(trials: list[dict[str, Any]]) -> dict[str, tuple[int, int]]:

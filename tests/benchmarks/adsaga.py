@@ -1,7 +1,8 @@
 """ADSAGA with forty processes over the bus of a gang: ``python tests/benchmarks/adsaga.py``.
 
 Gradient evaluations until the error of a least-squares problem is 1e-8: SAGA on one machine, ADSAGA on forty, simulated
-and real, and what asynchronous SGD comes to. A minute, most of it the forty processes'; ``--simulated`` leaves those out.
+and real, and what asynchronous SGD comes to. A minute, most of it the forty processes'; ``--simulated`` leaves those
+out.
 """
 
 from __future__ import annotations

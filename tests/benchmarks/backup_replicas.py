@@ -24,7 +24,8 @@ import torch
 from backup_simulation import TARGET, TEST, Stragglers, digits, last_tenth
 from torch import Tensor, nn
 
-from shadho_celery.objective.context import LocalContext, ReplicaDone, ReplicaSeat
+from shadho_celery.core.trial import ReplicaSeat
+from shadho_celery.objective.context import LocalContext, ReplicaDone
 from shadho_celery.training.data import Batches
 from shadho_celery.training.gang import Gang, gang
 from shadho_celery.training.replay import replay

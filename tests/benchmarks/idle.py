@@ -32,7 +32,7 @@ from figures import finish, goal, quartiles
 from overhead import ROOT, RUN, python
 
 from shadho_celery.transport.redis import connect
-from shadho_celery.transport.registry import Registry
+from shadho_celery.transport.registry import Registry, Worker
 
 #: seconds in which the workers must have announced themselves
 READY_SECONDS = 60.0
@@ -135,10 +135,10 @@ class Fleet:
         self._opened.close()
 
     def _await_workers(self) -> None:
-        registry = Registry(connect(self._redis), "worker")
+        registry = Registry(connect(self._redis), Worker)
         wanted = {self.queue(name) for name in self._slots}
         deadline = time.monotonic() + READY_SECONDS
-        while not wanted <= {worker["compute_class"] for worker in registry.living().values()}:
+        while not wanted <= {worker.compute_class for worker in registry.living().values()}:
             if time.monotonic() > deadline:
                 raise SystemExit(f"the workers were not ready within {READY_SECONDS:.0f} s; VERBOSE=1 shows why")
             time.sleep(0.1)

@@ -30,7 +30,7 @@ import redis
 from figures import finish, goal, quartiles
 
 from shadho_celery.transport.redis import connect
-from shadho_celery.transport.registry import Registry
+from shadho_celery.transport.registry import Registry, Worker
 
 ROOT = Path(__file__).parents[2]
 
@@ -184,8 +184,8 @@ def study_runner(
     arguments = ["-m", "shadho_celery.launch", "noop_study", "--trials", str(trials), "--json", "--store"]
 
     # Both workers must take part from the first trial on.
-    registry = Registry(connect(redis_url), "worker")
-    while sum(worker["compute_class"] == f"overhead-{RUN}" for worker in registry.living().values()) < 2:
+    registry = Registry(connect(redis_url), Worker)
+    while sum(worker.compute_class == f"overhead-{RUN}" for worker in registry.living().values()) < 2:
         time.sleep(0.1)
 
     def run() -> float:

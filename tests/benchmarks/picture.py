@@ -10,16 +10,16 @@ from pathlib import Path
 
 from rich.console import Console
 
-from shadho_celery.cli import connection_options as urls
-from shadho_celery.cli import report
+from shadho_celery.cli import views
 from shadho_celery.embedded.embedded import Embedded
 from shadho_celery.fleet.executor import QueueExecutor
 from shadho_celery.objective import study_file
 from shadho_celery.scheduler.build import make_scheduler
 from shadho_celery.space.compile import compile_space
-from shadho_celery.store.sql import Store
+from shadho_celery.store.sql import SqlStore
 from shadho_celery.study.limits import Limits
 from shadho_celery.study.open import open_study
+from shadho_celery.transport import urls
 from shadho_celery.transport.broker import Publisher
 from shadho_celery.transport.redis import connect
 
@@ -34,14 +34,14 @@ def main(target: Path, trials: int = 60) -> None:
     os.environ["PYTHONPATH"] = str(Path.cwd())
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
-        study = open_study(Store(), space.describe(), module=file.module, name="digits", seed=0)
+        study = open_study(SqlStore(), space.describe(), module=file.module, name="digits", seed=0)
         fleet = Embedded(Path(folder), {"gpu_large": 1, "gpu_small": 1, "cpu": 1}, [file.module], os.cpu_count() or 1)
         try:
             os.environ.update({urls.BROKER: fleet.broker_url, urls.REDIS: fleet.redis_url})
             client, publisher = connect(fleet.redis_url), Publisher.configured()
             executor = QueueExecutor(client, publisher, study.record.key, file.module)
             scheduler = make_scheduler(space, study, executor, Limits(trials=trials))
-            view = report.LiveView(scheduler, console)
+            view = views.LiveView(scheduler, console)
             drawn: list[bool] = []
 
             def look() -> None:
@@ -52,7 +52,7 @@ def main(target: Path, trials: int = 60) -> None:
 
             scheduler.run(look)
             console.print("\n... and at the end:\n")
-            report.summary(
+            views.summary(
                 study, space, console, "python -m shadho_celery.launch tasks.svm --resume digits --trials 120"
             )
         finally:

@@ -15,7 +15,6 @@ import heapq
 import itertools
 from collections.abc import Mapping
 from concurrent.futures import Future, ProcessPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,12 +22,13 @@ import fleets
 import numpy as np
 from figures import finish, goal, quartiles
 from fleets import most
+from msgspec.structs import replace
 from playing import play_study
 from replay import KERNELS, Record, read, space
 from rich.console import Console
 from rich.table import Table
 
-from shadho_celery.core.trial import Outcome, Trial, TrialState
+from shadho_celery.core.trial import Attempt, Outcome, TrialState
 from shadho_celery.placement.shares import UniformShares
 from shadho_celery.scheduler.proposals import trial_seed
 from shadho_celery.simulation.cluster_file import Cluster, load
@@ -97,12 +97,14 @@ def push(cluster: Cluster, seed: int) -> Run:
         samples = subspace.sample(np.random.default_rng([seed, place]), left.get(subspace.name, 0))
         for index, params in enumerate(samples):
             where = classes[next(turns) % len(classes)]
-            trial = Trial(number=0, subspace=subspace.name, params=params, seed=trial_seed(seed, place, index))
-            outcome = play(trial, where)
-            done_at = slots[where][0] + outcome.seconds
+            seeded = trial_seed(seed, place, index)
+            attempt = Attempt(number=0, attempt=1, subspace=subspace.name, params=params, seed=seeded)
+            outcome = play(attempt, where)
+            seconds = outcome.seconds or 0.0
+            done_at = slots[where][0] + seconds
             heapq.heapreplace(slots[where], done_at)
-            busy, end = busy + outcome.seconds, max(end, done_at)
-            complete[family_of(trial)] += outcome.state is TrialState.COMPLETE
+            busy, end = busy + seconds, max(end, done_at)
+            complete[family_of(attempt)] += outcome.state is TrialState.COMPLETE
     return summarise(cluster, complete, busy / (end * sum(cluster.slots.values())), end)
 
 
@@ -114,12 +116,12 @@ def hours_to_target(trace: Path, cluster: Cluster, target: float, policy: str, s
     record, timed = Record(read(trace)), make_play(cluster, seed)
     family = {f"kernel={kernel}": name for kernel, name in zip(KERNELS, cluster.families, strict=True)}
 
-    def play(trial: Trial, compute_class: str) -> Outcome:
-        name = family[trial.subspace]
-        outcome = timed(trial.evolve(subspace=f"family={name}", params={f"x {name}": 0.0}), compute_class)
+    def play(attempt: Attempt, compute_class: str) -> Outcome:
+        name = family[attempt.subspace]
+        outcome = timed(attempt.evolve(subspace=f"family={name}", params={f"x {name}": 0.0}), compute_class)
         if outcome.state is TrialState.FAILED:
             return outcome
-        return replace(outcome, loss=record.nearest(trial, "cores4").loss)
+        return replace(outcome, loss=record.nearest(attempt.subspace, attempt.params, "cores4").loss)
 
     # A few runs are unlucky: they are given ten times the time that a target takes on average.
     end = 10 / TARGET_CHANCE / most(cluster) * (cluster.seconds or 0.0)
@@ -131,7 +133,7 @@ def target_of(trace: Path) -> float:
     """The loss that TARGET_CHANCE of an even mix of draws reach."""
     record, generator = Record(read(trace)), np.random.default_rng(0)
     losses = [
-        record.nearest(Trial(number=0, subspace=subspace.name, params=params), "cores4").loss
+        record.nearest(subspace.name, params, "cores4").loss
         for subspace in split(compile_space(space()))
         for params in subspace.sample(generator, 5000)
     ]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ matplotlib.use("Agg")
 
 import matplotlib.pyplot as plt
 import numpy as np
+from msgspec.structs import replace
 
 from shadho_celery.simulation.cluster_file import Cluster
 from shadho_celery.simulation.simulation import family_of, simulate

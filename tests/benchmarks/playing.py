@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from shadho_celery.core.clock import ManualClock
+from shadho_celery.core.settings import StudySettings
 from shadho_celery.executors.simulated import Play, SimulatedExecutor
 from shadho_celery.scheduler.build import make_scheduler
 from shadho_celery.space.compile import compile_space
+from shadho_celery.store.base import StudyRecord
 from shadho_celery.store.memory import MemoryStore
-from shadho_celery.store.sql import StudyRecord
 from shadho_celery.study.limits import Limits
 from shadho_celery.study.study import Study
 
@@ -36,9 +37,7 @@ def play_study(
         study,
         SimulatedExecutor(slots, play, clock),
         Limits(seconds=seconds, target=target),
-        policy=policy,
-        shares=shares,
-        sampler=sampler,
+        StudySettings(policy=policy, shares=shares, sampler=sampler),
     )
     while not scheduler.stopping:
         scheduler.turn()

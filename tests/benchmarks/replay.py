@@ -22,7 +22,7 @@ from playing import play_study
 from rich.console import Console
 from rich.table import Table
 
-from shadho_celery.core.trial import Outcome, Trial, TrialState
+from shadho_celery.core.trial import Attempt, Outcome, Params, Trial, TrialState
 from shadho_celery.predictors.cost_model import CostModel
 from shadho_celery.space.compile import compile_space
 from shadho_celery.space.split import split
@@ -96,15 +96,15 @@ class Record:
                 self._rows[key] = mine
                 self._points[key] = np.array([self._unit(key[0], row.params) for row in mine])
 
-    def play(self, trial: Trial, compute_class: str) -> Outcome:
+    def play(self, attempt: Attempt, compute_class: str) -> Outcome:
         """What the trial would have done on that class."""
-        row = self.nearest(trial, compute_class)
+        row = self.nearest(attempt.subspace, attempt.params, compute_class)
         return Outcome(state=TrialState.COMPLETE, loss=row.loss, seconds=row.seconds)
 
-    def nearest(self, trial: Trial, compute_class: str) -> Row:
-        """The recorded evaluation that is most like the trial."""
-        key = trial.subspace, compute_class
-        distances = np.square(self._points[key] - self._unit(trial.subspace, trial.params)).sum(axis=1)
+    def nearest(self, subspace: str, params: Params, compute_class: str) -> Row:
+        """The recorded evaluation whose params are most like these."""
+        key = subspace, compute_class
+        distances = np.square(self._points[key] - self._unit(subspace, params)).sum(axis=1)
         return self._rows[key][int(distances.argmin())]
 
     def _unit(self, subspace: str, params: Mapping[str, Any]) -> np.ndarray:
@@ -143,7 +143,7 @@ def _ended(number: int, row: Row) -> Trial:
         params=row.params,
         state=TrialState.COMPLETE,
         compute_class=row.cores,
-        seconds=row.seconds,
+        outcome=Outcome(state=TrialState.COMPLETE, seconds=row.seconds),
     )
 
 

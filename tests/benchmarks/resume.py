@@ -23,12 +23,13 @@ from typing import Any
 import numpy as np
 from hyperopt import hp
 
-from shadho_celery.core.trial import Trial, TrialState
+from shadho_celery.core.settings import StudySettings
+from shadho_celery.core.trial import Outcome, Trial, TrialState
 from shadho_celery.executors.inline import InlineExecutor
 from shadho_celery.scheduler.build import make_scheduler
 from shadho_celery.space.compile import compile_space
 from shadho_celery.space.split import split
-from shadho_celery.store.sql import Store
+from shadho_celery.store.sql import SqlStore
 from shadho_celery.study.limits import Limits
 from shadho_celery.study.open import open_study
 
@@ -66,7 +67,7 @@ def build(url: str, module: str, trials: int) -> None:
     space = compile_space(SPACE)
     subspaces = split(space)
     generator = np.random.default_rng(0)
-    with closing(Store(url)) as store:
+    with closing(SqlStore(url)) as store:
         study = open_study(store, space.describe(), module=module, name="long", seed=0)
         per_subspace = -(-trials // len(subspaces))
         drawn = {s.name: s.sample(generator, per_subspace) for s in subspaces}
@@ -83,22 +84,26 @@ def finished(number: int, names: list[str], drawn: dict[str, Any], generator: np
     seconds = float(np.exp(generator.normal(number % len(names), 0.5)))
     failed = generator.random() < 0.02
     loss = None if failed else float(sum(abs(float(v)) for v in params.values()) % 7 + generator.normal(0, 0.1))
+    outcome = Outcome(
+        state=TrialState.FAILED if failed else TrialState.COMPLETE,
+        loss=loss,
+        error="Traceback\nValueError: no" if failed else None,
+        seconds=seconds,
+        memory=int(generator.integers(10**8, 10**9)),
+    )
     return Trial(
         number=number,
         subspace=name,
         params=params,
         seed=number,
-        state=TrialState.FAILED if failed else TrialState.COMPLETE,
+        state=outcome.state,
         attempt=1,
         compute_class=CLASSES[int(generator.integers(len(CLASSES)))],
-        loss=loss,
-        error="Traceback\nValueError: no" if failed else None,
+        outcome=outcome,
         host="here",
         asked_at=1.7e9 + number,
         started_at=1.7e9 + number,
         finished_at=1.7e9 + number + seconds,
-        seconds=seconds,
-        memory=int(generator.integers(10**8, 10**9)),
     )
 
 
@@ -106,11 +111,12 @@ def take_up(url: str, module: str, trials: int, sampler: str, policy: str) -> tu
     """Seconds to read the history, to read and understand it, and to draw the next trial."""
     space = compile_space(SPACE)
     began = time.perf_counter()
-    with closing(Store(url)) as store:
+    with closing(SqlStore(url)) as store:
         study = open_study(store, space.describe(), module=module, resume=True)
         read = time.perf_counter()
         executor = InlineExecutor(lambda params: 0.5, space.evaluate)
-        scheduler = make_scheduler(space, study, executor, Limits(trials=trials + 1), sampler=sampler, policy=policy)
+        settings = StudySettings(sampler=sampler, policy=policy)
+        scheduler = make_scheduler(space, study, executor, Limits(trials=trials + 1), settings)
         understood = time.perf_counter()
         scheduler.turn()
         drawn = time.perf_counter()

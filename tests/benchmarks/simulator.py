@@ -12,16 +12,16 @@ import argparse
 import multiprocessing
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 from figures import finish, goal
+from msgspec.structs import replace
 from rich.console import Console
 from rich.table import Table
 
 from shadho_celery.placement.policies import POLICIES
 from shadho_celery.placement.shares import SHARES
-from shadho_celery.scheduler.build import DEFAULT_POLICY, DEFAULT_SHARES
+from shadho_celery.scheduler.build import DEFAULT_SETTINGS
 from shadho_celery.simulation.cluster_file import Cluster, parse
 from shadho_celery.simulation.simulation import Simulation, simulate
 
@@ -125,8 +125,8 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--full", action="store_true", help="a million trials and ten thousand workers too")
-    parser.add_argument("--policy", choices=POLICIES, default=DEFAULT_POLICY)
-    parser.add_argument("--shares", choices=SHARES, default=DEFAULT_SHARES)
+    parser.add_argument("--policy", choices=POLICIES, default=DEFAULT_SETTINGS.policy)
+    parser.add_argument("--shares", choices=SHARES, default=DEFAULT_SETTINGS.shares)
     given = parser.parse_args()
     how = (given.policy, given.shares)
     hours = alone(WORKERS, None, *how)

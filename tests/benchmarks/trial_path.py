@@ -1,8 +1,9 @@
-"""Count the modules and functions that a trial passes: ``python tests/benchmarks/trial_path.py [--list] [CHECKOUT ...]``.
+"""Count what a trial passes: ``python tests/benchmarks/trial_path.py [--list] [CHECKOUT ...]``.
 
-Eight trials run embedded, in one slot of one class. Every call of the package's own functions is noted, with its moment,
-in scheduler, worker and runner (`sys.setprofile`); counted are those from the third trial's start to the last one's end.
-Comprehensions belong to the function that they stand in, as from Python 3.12 on; the embedded supervisor is not asked.
+Modules and functions, of eight trials that run embedded, in one slot of one class. Every call of the package's own
+functions is noted, with its moment, in scheduler, worker and runner (`sys.setprofile`); counted are those from the
+third trial's start to the last one's end. Comprehensions belong to the function that they stand in, as from Python 3.12
+on; the embedded supervisor is not asked.
 """
 
 from __future__ import annotations

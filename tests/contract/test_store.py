@@ -9,20 +9,21 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import services
 import sqlalchemy as sa
+from msgspec.structs import asdict, replace
 
-from shadho_celery.core.trial import FINISHED, Report, Result, Trial, TrialState
+from shadho_celery.core.trial import FINISHED, Attempt, Outcome, Report, Result, Trial, TrialState
 from shadho_celery.errors import LockLost, StoreError, StudyExists, StudyLocked, StudyNotFound
 from shadho_celery.store import engine as database
+from shadho_celery.store.base import StudyRecord
 from shadho_celery.store.engine import file_system
 from shadho_celery.store.lock import holder_name
-from shadho_celery.store.sql import LOCK_SECONDS, Store, StudyRecord
+from shadho_celery.store.sql import LOCK_SECONDS, SqlStore
 from shadho_celery.store.tables import schema
 from shadho_celery.study.open import open_study
 
@@ -34,27 +35,57 @@ ELSEWHERE = "elsewhere 4711 123"
 
 RECORD = StudyRecord(key="k1", name="first", module="tasks.svm", seed=3, space={"x": "uniform(0, 1)"}, created_at=NOW)
 
+PARAMS = {"Kern": 0, "größte Tiefe": 2**40, "学习率": 1e-300, "huge": 1e22, "C": 0.1 + 0.2, "n": -3, "zero": -0.0}
+
+#: two attempts of it live
 FULL = Trial(
     number=7,
     subspace="Kern=größte",
-    params={"Kern": 0, "größte Tiefe": 2**40, "学习率": 1e-300, "huge": 1e22, "C": 0.1 + 0.2, "n": -3, "zero": -0.0},
+    params=PARAMS,
     seed=2**63 - 1,
     state=TrialState.RUNNING,
     attempt=3,
     lost=2,
     compute_class="gpu_large",
-    loss=0.1 + 0.2,
-    metrics={"z": 1, "a": {"nested": [1, 2.5, None, True, {"ü": "ß"}]}, "1": "str", "tokens": 2**53 + 1},
-    error='Traceback: "quoted" 文字 \U0001f600\nsecond line',
     host="knoten-ü",
     asked_at=NOW,
     started_at=NOW + 0.125,
     finished_at=None,
+    budget=1 / 3,
+    slots=4,
+    rung=2,
+    origin=3,
+    outgrown="cpu,gpu_small",
+    live=(
+        Attempt(
+            number=7,
+            subspace="Kern=größte",
+            params=PARAMS,
+            seed=2**63 - 1,
+            budget=1 / 3,
+            slots=4,
+            origin=3,
+            attempt=2,
+            state=TrialState.RUNNING,
+            compute_class="cpu",
+            host="a\0b",
+            started_at=NOW + 0.125,
+        ),
+    ),
+)
+
+#: how it ended
+OUTCOME = Outcome(
+    state=TrialState.COMPLETE,
+    loss=0.1 + 0.2,
+    metrics={"z": 1, "a": {"nested": [1, 2.5, None, True, {"ü": "ß"}]}, "1": "str", "tokens": 2**53 + 1},
+    error='Traceback: "quoted" 文字 \U0001f600\nsecond line',
     seconds=1e-9,
     memory=80 * 2**30,
-    budget=1 / 3,
-    live=[{"attempt": 2, "state": "RUNNING", "compute_class": "cpu", "host": "a\0b", "started_at": NOW + 0.125}],
+    warning="a metric was dropped: ü",
 )
+
+ENDED = replace(FULL, state=TrialState.COMPLETE, outcome=OUTCOME, finished_at=NOW + 1, live=None)
 
 
 def url_of(kind: str, request: pytest.FixtureRequest) -> str:
@@ -77,8 +108,8 @@ def shared_url(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def store(url: str) -> Iterator[Store]:
-    opened = Store(url)
+def store(url: str) -> Iterator[SqlStore]:
+    opened = SqlStore(url)
     yield opened
     opened.close()
 
@@ -88,7 +119,7 @@ def record(key: str, **changes: Any) -> StudyRecord:
     return StudyRecord(key=key, **fields)
 
 
-def begun(store: Store, key: str = "k1") -> int:
+def begun(store: SqlStore, key: str = "k1") -> int:
     """Create a study and take its lock for this process; the fence."""
     store.create(record(key))
     return store.lock(key, holder_name(), NOW)
@@ -98,6 +129,12 @@ def trial(number: int, **changes: Any) -> Trial:
     return Trial(number=number, subspace="all", params={"x": number / 7}, **changes)
 
 
+def ended(running: Trial, state: TrialState = TrialState.COMPLETE, **how: Any) -> Trial:
+    """The trial, ended so."""
+    how = {"loss": 1.0, **how} if state is TrialState.COMPLETE else how
+    return running.evolve(state=state, outcome=Outcome(state=state, **how), finished_at=NOW)
+
+
 def report(step: int, *, loss: float = 0.5, number: int = 0, attempt: int = 1) -> Report:
     return Report(number=number, attempt=attempt, step=step, loss=loss, at=NOW)
 
@@ -105,14 +142,14 @@ def report(step: int, *, loss: float = 0.5, number: int = 0, attempt: int = 1) -
 # Studies
 
 
-def test_a_study_is_found_by_its_name_as_it_was_created(store: Store) -> None:
+def test_a_study_is_found_by_its_name_as_it_was_created(store: SqlStore) -> None:
     space = {"größte Tiefe": "randint(0, 5)", "学习率": "loguniform(-5, 0) if Kern=1"}
     created = record("k1", name="Größe 1 – ω", seed=2**63 - 1, space=space, created_at=NOW + 1 / 3)
     store.create(created)
     assert store.find("Größe 1 – ω") == created
 
 
-def test_the_latest_study_of_a_module_is_the_youngest_of_that_module(store: Store) -> None:
+def test_the_latest_study_of_a_module_is_the_youngest_of_that_module(store: SqlStore) -> None:
     store.create(record("old", created_at=NOW))
     store.create(record("young", created_at=NOW + 2))
     store.create(record("middle", created_at=NOW + 1))
@@ -121,7 +158,7 @@ def test_the_latest_study_of_a_module_is_the_youngest_of_that_module(store: Stor
     assert store.latest("tasks.mlp").key == "other"
 
 
-def test_what_its_command_lines_have_asked_for_is_kept_with_a_study(store: Store) -> None:
+def test_what_its_command_lines_have_asked_for_is_kept_with_a_study(store: SqlStore) -> None:
     store.create(record("k1"))
     assert store.find("study k1").settings == {}
     fence = store.lock("k1", holder_name(), NOW)
@@ -131,14 +168,14 @@ def test_what_its_command_lines_have_asked_for_is_kept_with_a_study(store: Store
     assert store.latest("tasks.svm").settings["trials"] == 12
 
 
-def test_a_name_that_is_taken_is_refused_with_the_remedy(store: Store) -> None:
+def test_a_name_that_is_taken_is_refused_with_the_remedy(store: SqlStore) -> None:
     store.create(RECORD)
     with pytest.raises(StudyExists, match=r"'first' .*--resume first"):
         store.create(record("k2", name="first"))
     assert store.find("first") == RECORD
 
 
-def test_what_is_not_there_is_not_found_and_the_message_names_it(store: Store) -> None:
+def test_what_is_not_there_is_not_found_and_the_message_names_it(store: SqlStore) -> None:
     store.create(RECORD)
     with pytest.raises(StudyNotFound, match="named 'second'"):
         store.find("second")
@@ -149,26 +186,26 @@ def test_what_is_not_there_is_not_found_and_the_message_names_it(store: Store) -
 # The lock
 
 
-def test_a_held_lock_is_refused_with_the_holders_name(store: Store) -> None:
+def test_a_held_lock_is_refused_with_the_holders_name(store: SqlStore) -> None:
     store.create(RECORD)
     store.lock("k1", ELSEWHERE, NOW)
     with pytest.raises(StudyLocked, match=r"elsewhere .*4711"):
         store.lock("k1", holder_name(), NOW + LOCK_SECONDS - 1)
 
 
-def test_a_living_holder_on_this_machine_keeps_its_lock_however_long_it_is_silent(store: Store) -> None:
+def test_a_living_holder_on_this_machine_keeps_its_lock_however_long_it_is_silent(store: SqlStore) -> None:
     begun(store)
     with pytest.raises(StudyLocked, match=str(os.getpid())):
         store.lock("k1", ELSEWHERE, NOW + 100 * LOCK_SECONDS)
 
 
-def test_a_lock_of_another_machine_is_taken_over_once_it_has_run_out(store: Store) -> None:
+def test_a_lock_of_another_machine_is_taken_over_once_it_has_run_out(store: SqlStore) -> None:
     store.create(RECORD)
     first = store.lock("k1", ELSEWHERE, NOW)
     assert store.lock("k1", holder_name(), NOW + LOCK_SECONDS) > first
 
 
-def test_every_write_renews_the_lock(store: Store) -> None:
+def test_every_write_renews_the_lock(store: SqlStore) -> None:
     store.create(RECORD)
     fence = store.lock("k1", ELSEWHERE, NOW)
     store.write("k1", fence, NOW + LOCK_SECONDS - 1)
@@ -178,11 +215,12 @@ def test_every_write_renews_the_lock(store: Store) -> None:
 
 def test_a_dead_holders_lock_is_taken_over_at_once(shared_url: str) -> None:
     """The holder is a real process that took the lock and died without a word."""
-    store = Store(shared_url)
+    store = SqlStore(shared_url)
     store.create(RECORD)
     code = (
-        "import os, sys; from shadho_celery.store.sql import Store; from shadho_celery.store.lock import holder_name;"
-        "print(Store(sys.argv[1]).lock('k1', holder_name(), float(sys.argv[2])), flush=True);"
+        "import os, sys;"
+        "from shadho_celery.store.sql import SqlStore; from shadho_celery.store.lock import holder_name;"
+        "print(SqlStore(sys.argv[1]).lock('k1', holder_name(), float(sys.argv[2])), flush=True);"
         "os.kill(os.getpid(), 9)"
     )
     holder = [sys.executable, "-c", code, shared_url, str(NOW)]
@@ -195,14 +233,14 @@ def test_a_dead_holders_lock_is_taken_over_at_once(shared_url: str) -> None:
     store.close()
 
 
-def test_a_process_that_got_a_dead_holders_number_does_not_pass_for_it(store: Store) -> None:
+def test_a_process_that_got_a_dead_holders_number_does_not_pass_for_it(store: SqlStore) -> None:
     store.create(RECORD)
     host, pid, birth = holder_name().rsplit(" ", 2)
     store.lock("k1", f"{host} {pid} {int(birth) - 1}", NOW)
     assert store.lock("k1", holder_name(), NOW)
 
 
-def test_a_holder_that_died_and_is_not_buried_is_dead(store: Store) -> None:
+def test_a_holder_that_died_and_is_not_buried_is_dead(store: SqlStore) -> None:
     """A zombie still has its entry in /proc: nobody waited for it."""
     store.create(RECORD)
     code = "from shadho_celery.store.lock import holder_name; print(holder_name(), flush=True)"
@@ -216,7 +254,7 @@ def test_a_holder_that_died_and_is_not_buried_is_dead(store: Store) -> None:
 
 
 def test_of_many_that_lock_at_once_one_gets_it(shared_url: str) -> None:
-    store = Store(shared_url)
+    store = SqlStore(shared_url)
     store.create(RECORD)
     ready = threading.Barrier(6)
     got: list[object] = []
@@ -238,7 +276,7 @@ def test_of_many_that_lock_at_once_one_gets_it(shared_url: str) -> None:
     store.close()
 
 
-def test_a_study_given_back_can_be_taken_and_its_fences_only_grow(store: Store) -> None:
+def test_a_study_given_back_can_be_taken_and_its_fences_only_grow(store: SqlStore) -> None:
     first = begun(store)
     store.unlock("k1", first)
     second = store.lock("k1", ELSEWHERE, NOW)
@@ -248,74 +286,79 @@ def test_a_study_given_back_can_be_taken_and_its_fences_only_grow(store: Store) 
         store.lock("k1", holder_name(), NOW)
 
 
-def test_an_old_fence_writes_nothing(store: Store) -> None:
+def test_an_old_fence_writes_nothing(store: SqlStore) -> None:
     store.create(RECORD)
     old = store.lock("k1", ELSEWHERE, NOW)
     store.write("k1", old, NOW, new=[trial(0, state=TrialState.RUNNING, attempt=1)])
     kept = list(store.trials("k1"))
     new = store.lock("k1", holder_name(), NOW + 2 * LOCK_SECONDS)
-    ended = kept[0].evolve(state=TrialState.COMPLETE, loss=1.0, finished_at=NOW)
+    end = ended(kept[0])
     with pytest.raises(LockLost):
-        store.write("k1", old, NOW, new=[trial(1)], changed=[ended], reported=[report(1)])
+        store.write("k1", old, NOW, new=[trial(1)], changed=[end], reported=[report(1)])
     assert list(store.trials("k1")) == kept
     assert store.reports("k1") == []
-    store.write("k1", new, NOW, changed=[ended])
-    assert list(store.trials("k1")) == [ended]
+    store.write("k1", new, NOW, changed=[end])
+    assert list(store.trials("k1")) == [end]
 
 
 # Trials
 
 
-def test_a_trial_comes_back_as_it_was_written_types_and_order_included(store: Store) -> None:
+@pytest.mark.parametrize("written", [FULL, ENDED], ids=["running", "ended"])
+def test_a_trial_comes_back_as_it_was_written_types_and_order_included(store: SqlStore, written: Trial) -> None:
     fence = begun(store)
-    store.write("k1", fence, NOW, new=[FULL])
+    store.write("k1", fence, NOW, new=[written])
     [back] = store.trials("k1")
-    assert back == FULL
-    assert repr(back.params) == repr(FULL.params)
-    assert repr(back.metrics) == repr(FULL.metrics)
+    assert back == written
+    assert repr(back.params) == repr(written.params)
+    assert repr(back.metrics) == repr(written.metrics)
 
 
-def test_a_change_comes_back_with_every_field(store: Store) -> None:
+@pytest.mark.parametrize("changed", [FULL, ENDED], ids=["running", "ended"])
+def test_a_change_comes_back_with_every_field(store: SqlStore, changed: Trial) -> None:
     fence = begun(store)
     store.write("k1", fence, NOW, new=[Trial(number=7, subspace=FULL.subspace, params=FULL.params, seed=FULL.seed)])
-    store.write("k1", fence, NOW, changed=[FULL.evolve(asked_at=None)])
-    assert list(store.trials("k1")) == [FULL.evolve(asked_at=None)]
+    store.write("k1", fence, NOW, changed=[replace(changed, asked_at=None)])
+    assert list(store.trials("k1")) == [replace(changed, asked_at=None)]
 
 
 @pytest.mark.parametrize("state", sorted(FINISHED))
-def test_a_finished_trial_keeps_its_first_result(store: Store, state: TrialState) -> None:
+def test_a_finished_trial_keeps_its_first_result(store: SqlStore, state: TrialState) -> None:
     fence = begun(store)
     running = trial(0, state=TrialState.RUNNING, attempt=1)
-    ended = running.evolve(state=state, loss=1.0, finished_at=NOW)
+    end = ended(running, state)
     store.write("k1", fence, NOW, new=[running])
-    store.write("k1", fence, NOW, changed=[ended])
-    late = running.evolve(state=TrialState.COMPLETE, loss=0.0, finished_at=NOW + 1, attempt=2)
+    store.write("k1", fence, NOW, changed=[end])
+    late = replace(ended(running, loss=0.0), attempt=2, finished_at=NOW + 1)
     store.write("k1", fence, NOW, changed=[late, running])
-    assert list(store.trials("k1")) == [ended]
+    assert list(store.trials("k1")) == [end]
 
 
-def test_trials_come_in_the_order_of_their_numbers(store: Store) -> None:
+def test_trials_come_in_the_order_of_their_numbers(store: SqlStore) -> None:
     fence = begun(store)
     store.write("k1", fence, NOW, new=[trial(number) for number in (10, 2, 0)])
     store.write("k1", fence, NOW, new=[trial(1)])
     assert [t.number for t in store.trials("k1")] == [0, 1, 2, 10]
 
 
-def test_text_that_no_database_can_hold_costs_characters_and_not_the_study(store: Store) -> None:
+def test_text_that_no_database_can_hold_costs_characters_and_not_the_study(store: SqlStore) -> None:
     """A trial's last words may be any bytes: NUL, and halves of surrogate pairs."""
     fence = begun(store)
     words = "before\x00\ud800after"
-    broken = trial(0, error=words, metrics={"out\x00": words}, host="h\x00")
-    store.write("k1", fence, NOW, new=[broken])
-    store.write("k1", fence, NOW, changed=[broken.evolve(state=TrialState.FAILED)])
-    [back] = store.trials("k1")
-    assert back.error is not None
-    assert back.error.startswith("before")
-    assert back.error.endswith("after")
-    assert list(back.metrics)
+    running = trial(0, host="h\x00")
+    broken = ended(running, TrialState.FAILED, error=words, warning=words, metrics={"out\x00": words})
+    store.write("k1", fence, NOW, new=[running, replace(broken, number=1)])
+    store.write("k1", fence, NOW, changed=[broken])
+    for back in store.trials("k1"):
+        assert back.outcome is not None
+        for text in (back.outcome.error, back.outcome.warning):
+            assert text is not None
+            assert text.startswith("before")
+            assert text.endswith("after")
+        assert list(back.metrics)
 
 
-def test_a_turn_is_written_whole_or_not_at_all(store: Store) -> None:
+def test_a_turn_is_written_whole_or_not_at_all(store: SqlStore) -> None:
     fence = begun(store)
     store.write("k1", fence, NOW, new=[trial(0)])
     with pytest.raises(Exception, match=r"(?i)unique"):
@@ -324,11 +367,11 @@ def test_a_turn_is_written_whole_or_not_at_all(store: Store) -> None:
     assert store.reports("k1") == []
 
 
-def test_two_studies_do_not_see_each_other(store: Store) -> None:
+def test_two_studies_do_not_see_each_other(store: SqlStore) -> None:
     one, two = begun(store, "k1"), begun(store, "k2")
     store.write("k1", one, NOW, new=[trial(0, seed=1)], reported=[report(1, loss=0.1)])
     store.write("k2", two, NOW, new=[trial(0, seed=2), trial(1)], reported=[report(1, loss=0.2)])
-    store.write("k1", one, NOW, changed=[trial(0, state=TrialState.FAILED, finished_at=NOW)])
+    store.write("k1", one, NOW, changed=[ended(trial(0), TrialState.FAILED)])
     assert [(t.number, t.seed, t.state) for t in store.trials("k1")] == [(0, 1, "FAILED")]
     assert [(t.number, t.seed, t.state) for t in store.trials("k2")] == [(0, 2, "WAITING"), (1, 0, "WAITING")]
     assert [r.loss for r in store.reports("k1")] == [0.1]
@@ -336,7 +379,7 @@ def test_two_studies_do_not_see_each_other(store: Store) -> None:
 
 
 def test_what_one_store_wrote_another_one_reads(shared_url: str) -> None:
-    first, second = Store(shared_url), Store(shared_url)
+    first, second = SqlStore(shared_url), SqlStore(shared_url)
     fence = begun(first)
     first.write("k1", fence, NOW, new=[FULL])
     assert second.find("study k1").key == "k1"
@@ -348,14 +391,14 @@ def test_what_one_store_wrote_another_one_reads(shared_url: str) -> None:
 # Reports
 
 
-def test_a_report_that_comes_twice_is_kept_once_as_it_came_first(store: Store) -> None:
+def test_a_report_that_comes_twice_is_kept_once_as_it_came_first(store: SqlStore) -> None:
     fence = begun(store)
     store.write("k1", fence, NOW, reported=[report(1), report(1)])
     store.write("k1", fence, NOW, reported=[report(1, loss=9.0), report(2)])
     assert store.reports("k1") == [report(1), report(2)]
 
 
-def test_reports_come_by_trial_attempt_and_step(store: Store) -> None:
+def test_reports_come_by_trial_attempt_and_step(store: SqlStore) -> None:
     fence = begun(store)
     mixed = [
         report(2),
@@ -370,13 +413,13 @@ def test_reports_come_by_trial_attempt_and_step(store: Store) -> None:
 
 
 @pytest.mark.parametrize("loss", [float("inf"), float("nan"), -1e300])
-def test_a_diverging_trials_reports_are_kept(store: Store, loss: float) -> None:
+def test_a_diverging_trials_reports_are_kept(store: SqlStore, loss: float) -> None:
     fence = begun(store)
     store.write("k1", fence, NOW, reported=[report(1, loss=loss)])
     assert [repr(r.loss) for r in store.reports("k1")] == [repr(loss)]
 
 
-def test_a_step_may_count_tokens(store: Store) -> None:
+def test_a_step_may_count_tokens(store: SqlStore) -> None:
     fence = begun(store)
     store.write("k1", fence, NOW, reported=[report(2**40)])
     assert store.reports("k1") == [report(2**40)]
@@ -395,34 +438,41 @@ def written_by_an_earlier_version(url: str) -> None:
         sa.Table(table.name, then, *(sa.Column(c.name, c.type, primary_key=c.primary_key) for c in columns))
     study = {name: value for name, value in vars(RECORD).items() if name not in NEWER}
     study |= {"holder": ELSEWHERE, "lock_expires": NOW, "fence": 4}
-    trials = [asdict(ENDED), asdict(trial(1, asked_at=NOW))]
     engine = database.make_engine(url)
     with engine.begin() as connection:
         then.create_all(connection)
         connection.execute(sa.insert(then.tables["studies"]).values(study))
-        for each in trials:
-            kept = {name: value for name, value in each.items() if name not in NEWER}
-            row = {"study": RECORD.key, **kept, "state": str(each["state"])}
+        for each in KEPT:
+            values = {**asdict(each.outcome or Outcome(state=each.state)), **asdict(each)}
+            row = {name: values[name] for name in set(then.tables["trials"].columns.keys()) - {"study"}}
+            row |= {"study": RECORD.key, "state": str(each.state)}
             connection.execute(sa.insert(then.tables["trials"]).values(row))
     engine.dispose()
 
 
-ENDED = replace(FULL, number=0, state=TrialState.COMPLETE, finished_at=NOW, memory=None, budget=None)
+#: its trials, without what it did not know yet
+KEPT = [
+    replace(ENDED, number=0, origin=None, budget=None, outcome=replace(OUTCOME, memory=None)),
+    trial(1, asked_at=NOW),
+]
 
 
 def test_a_study_of_an_earlier_version_is_resumed_and_goes_on(shared_url: str) -> None:
     written_by_an_earlier_version(shared_url)
-    store = Store(shared_url)
+    store = SqlStore(shared_url)
     study = open_study(store, RECORD.space, module=RECORD.module, resume=True)
-    assert list(study) == [ENDED, trial(1, asked_at=NOW)]
+    assert list(study) == KEPT
     assert study.record == RECORD
     again = study.next_waiting()
     assert again is not None
-    study.queue(again, "gpu")
-    study.tell(Result(number=1, attempt=1, state=TrialState.COMPLETE, loss=0.5, memory=2**40, at=NOW + 1))
+    study.send(again, "gpu")
+    outcome = Outcome(state=TrialState.COMPLETE, loss=0.5, memory=2**40)
+    study.tell(Result(number=1, attempt=1, outcome=outcome, at=NOW + 1))
     study.add("all", {"x": 0.5}, seed=1, budget=0.25)
     study.close()
-    assert [(t.memory, t.budget) for t in store.trials(RECORD.key)] == [(None, None), (2**40, None), (None, 0.25)]
+    memory = [trial.outcome and trial.outcome.memory for trial in store.trials(RECORD.key)]
+    assert memory == [None, 2**40, None]
+    assert [trial.budget for trial in store.trials(RECORD.key)] == [None, None, 0.25]
     store.close()
 
 
@@ -433,7 +483,7 @@ def test_many_may_open_a_database_of_an_earlier_version_at_once(shared_url: str)
 
     def begin() -> None:
         ready.wait()
-        store = Store(shared_url)
+        store = SqlStore(shared_url)
         found.append(list(store.trials(RECORD.key)))
         store.close()
 
@@ -442,12 +492,12 @@ def test_many_may_open_a_database_of_an_earlier_version_at_once(shared_url: str)
         thread.start()
     for thread in threads:
         thread.join()
-    assert found == [[ENDED, trial(1, asked_at=NOW)]] * 8
+    assert found == [KEPT] * 8
 
 
 def test_an_earlier_version_can_still_write_to_a_database_of_this_one(shared_url: str) -> None:
     """A scheduler that was started before goes on: it names the columns it knows."""
-    store = Store(shared_url)
+    store = SqlStore(shared_url)
     begun(store)
     engine = database.make_engine(shared_url)
     values = {"study": "k1", "number": 0, "subspace": "all", "params": "{}", "seed": 0, "state": "WAITING"}
@@ -467,7 +517,7 @@ def test_an_earlier_version_can_still_write_to_a_database_of_this_one(shared_url
 def refusal(url: str) -> str:
     """What a store that cannot be opened says: one line that names the way out."""
     with pytest.raises(StoreError) as caught:
-        Store(url)
+        SqlStore(url)
     message = str(caught.value)
     assert "\n" not in message
     return message
@@ -476,7 +526,7 @@ def refusal(url: str) -> str:
 def test_a_password_is_hidden_wherever_the_store_is_named(postgres_url: str) -> None:
     user, _, rest = postgres_url.partition("@")
     with_password = f"{user.rpartition(':')[0] if user.count(':') > 1 else user}:secret%40word@{rest}"
-    store = Store(with_password)
+    store = SqlStore(with_password)
     assert "***" in store.safe_url
     store.create(RECORD)
     with pytest.raises(StudyExists) as exists:
@@ -538,7 +588,7 @@ def test_a_file_that_is_no_database_is_named(tmp_path: Path) -> None:
 def test_only_its_owner_can_read_the_file_whatever_the_umask(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
-        store = Store(f"sqlite:///{tmp_path / 'shadho.db'}")
+        store = SqlStore(f"sqlite:///{tmp_path / 'shadho.db'}")
         begun(store)
         modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir()}
         store.close()
@@ -551,7 +601,7 @@ def test_only_its_owner_can_read_the_file_whatever_the_umask(tmp_path: Path) -> 
 def test_others_read_while_the_scheduler_writes(tmp_path: Path) -> None:
     """The journal is a write-ahead log."""
     path = tmp_path / "shadho.db"
-    store = Store(f"sqlite:///{path}")
+    store = SqlStore(f"sqlite:///{path}")
     fence = begun(store)
     with sqlite3.connect(path) as reader:
         assert reader.execute("PRAGMA journal_mode").fetchone() == ("wal",)

@@ -8,9 +8,11 @@ for i = 2, #ARGV, 3 do
   local number, attempt = ARGV[i], ARGV[i + 1]
   local last = redis.call('HGET', KEYS[1], number)
   local done = last and string.sub(last, 1, 4) == 'done'
-  local claimed = last and not done and tonumber(string.match(last, '^%d+')) >= tonumber(attempt)
+  local latest = last and not done and tonumber(string.match(last, '^%d+')) or 0
+  local claimed = latest >= tonumber(attempt)
   if not done and (not claimed or ARGV[1] == 'gone') then
-    redis.call('HSET', KEYS[1], number, attempt)
+    -- A later attempt that is claimed stays so.
+    if latest <= tonumber(attempt) then redis.call('HSET', KEYS[1], number, attempt) end
     redis.call('ZREM', KEYS[4], number .. '.' .. attempt)
     redis.call('XADD', KEYS[3], '*', 'e', ARGV[i + 2])
   elseif claimed and ARGV[1] == 'stop' then redis.call('SADD', KEYS[2], number) end

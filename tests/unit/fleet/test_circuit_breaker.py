@@ -137,7 +137,8 @@ def test_the_breaker_of_a_worker_whose_failure_nobody_shares_is_half_open_althou
         judge.tell(failed(worker, 9, OWN), 1)
     assert judge.tell(failed("bad", 0, BROKEN), 1).elsewhere
     verdict = judge.tell(failed("good", 0, OWN), 1)
-    assert (verdict.closed, verdict.half_open) == ({"good"}, {"bad"})
+    assert verdict.closed == {"good"}
+    assert verdict.half_open == {"bad"}
 
 
 def test_a_worker_that_seldom_fails_alone_is_not_quarantined(judge: Judge) -> None:
