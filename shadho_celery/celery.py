@@ -19,7 +19,7 @@ from shadho_celery.errors import ShadhoError
 from shadho_celery.node.consumer import Consumer
 from shadho_celery.node.slots import NotMine, Slots
 from shadho_celery.objective.study_file import cores_per_trial
-from shadho_celery.transport import broker, broker_check
+from shadho_celery.transport import broker
 from shadho_celery.transport.celery_settings import configuration
 from shadho_celery.transport.redis import connect, own_address
 from shadho_celery.transport.signing import Signer
@@ -81,7 +81,7 @@ def _open(sender: Any, **_: object) -> None:
     sender.app.amqp.queues[name].exchange = broker.queue(name).exchange
     try:
         client = connect(conf.get("shadho_redis_url"))
-        broker_check.check_access(sender.app.connection_for_read(heartbeat=0, connect_timeout=3), name)
+        broker.check_access(sender.app.connection_for_read(heartbeat=0, connect_timeout=3), name)
         sender.app.shadho_slots = Slots(
             client,
             machine=machine,

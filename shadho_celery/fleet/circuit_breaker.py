@@ -1,13 +1,13 @@
-"""Circuit breakers: tell a worker that breaks trials from trials that break, and quarantine it.
+"""Circuit breakers: tell failures of a worker from failures of trials, and quarantine the worker.
 
 A machine with a broken driver or a missing library fails its trials at once, is free again at once, and so draws the
-whole study to itself (a black hole). A failure of a kind that only one worker has had is given a second opinion: the
-trial is tried again on another worker. Where that one finishes it, the failure counts against the first worker; where
-it fails alike, failures of that kind are known, and from then on believed of every worker. So a study in which many
-trials rightly fail pays one more run for each kind of failure, and no more.
+whole study to itself (a black hole). A failure of a kind that only one worker has had gets a second opinion: the trial
+is tried again on another worker. If that one finishes it, the failure counts against the first worker. If it fails in
+the same way, failures of that kind are known, and from then on believed of every worker. So a study whose trials fail
+for their own reasons pays one more run for each kind of failure, and no more.
 
-Between two judgements the strikes in Redis (`transport.quarantine`) open a breaker at once; what is decided here closes
-it, half-opens it (one trial more) or makes it a quarantine.
+Between two judgements the strikes in Redis (`transport.quarantine`) open a breaker at once; the judgement closes it,
+half-opens it (one more trial) or turns it into a quarantine.
 """
 
 from __future__ import annotations
@@ -22,31 +22,32 @@ from shadho_celery.core.checks import one_line
 from shadho_celery.core.failures import headline, kind_of
 from shadho_celery.core.trial import Result, Retry, TrialState
 from shadho_celery.transport.quarantine import Quarantine
+from shadho_celery.transport.redis import flush
 
-#: failures of trials that others finished after which a worker is quarantined: in all, and without a success among them
+#: failures of trials that others finished after which a worker is quarantined: in all, and in a row
 MAX_AGAINST, MAX_AGAINST_ROW = 5, 2
-#: and the least part of its results that the first must be
+#: the least share of its results that the first number must be
 MIN_SHARE = 0.1
-#: results after which one such failure is enough for a worker that has finished nothing
+#: results without a success after which one such failure is enough
 HOPELESS_AFTER = 2
 #: times that one trial may fail, on two workers or on one, before its failure is believed in any case
 MAX_OPINIONS, MAX_FAILURES = 3, 4
-#: failures that took longer than so many times a successful trial are believed: a black hole is quick
+#: factor of a successful trial's mean seconds beyond which a failure is believed: a black hole fails fast
 PATIENCE = 3.0
-#: how fast the mean of a successful trial's seconds forgets
+#: weight of the latest trial in the mean of successful trials' seconds
 DECAY = 0.2
 
 
 class CircuitBreaker:
-    """Judges the results of one study's workers."""
+    """Judge of the results of one study's workers."""
 
     def __init__(self, quarantine: Quarantine) -> None:
         self._quarantine = quarantine
-        #: what is to be said in Redis, for as long as it does not answer
-        self._unsaid: list[Callable[[], None]] = []
+        #: calls that record decisions in Redis, pending while it does not answer
+        self._unsaid: list[Callable[[], object]] = []
         #: workers that get no more trials
         self.quarantined: set[str] = set()
-        #: what the operator should know
+        #: warnings for the operator
         self.notices: list[str] = []
         #: the last failure of a kind that no other worker has had, by worker: its machine and the error
         self._errors: dict[str, tuple[str, str]] = {}
@@ -65,7 +66,7 @@ class CircuitBreaker:
         self._seconds = 0.0
 
     def judge(self, result: Result, others: int) -> Result:
-        """Return the result, to be retried where another worker is to try the trial first.
+        """Return the result, with a retry if another worker is to try the trial first.
 
         `others` is the number of workers beside its own that could do so.
         """
@@ -82,14 +83,12 @@ class CircuitBreaker:
         return replace(result, retry=Retry(reason=reason))
 
     def release(self, workers: Iterable[str]) -> None:
-        """Close the breakers of these workers: no other worker is left that could try their trials."""
+        """Close the breakers of these workers: no other worker is left to try their trials."""
         self._unsaid += [partial(self._quarantine.close, worker) for worker in workers]
 
     def speak(self) -> None:
-        """Say in Redis what was decided. Raises redis-py's errors; the rest is said the next time."""
-        while self._unsaid:
-            self._unsaid[0]()
-            del self._unsaid[0]
+        """Record the decisions in Redis. Raises redis-py's errors; the next call records the rest."""
+        flush(self._unsaid)
 
     def _note_success(self, result: Result) -> None:
         """Count a success, and the failures of the same trial against the workers that it failed on."""
@@ -101,14 +100,13 @@ class CircuitBreaker:
         self._row.update(guilty)
         black_holes = {worker for worker in guilty if self._is_black_hole(worker)} - self.quarantined
         self.quarantined |= black_holes
-        # Of the others nothing was found out.
+        # Nothing was found out about the others.
         self._unsaid += [partial(self._quarantine.half_open, worker) for worker in self._cleared(guilty)]
-        for worker in black_holes:
-            self._unsaid.append(partial(self._quarantine.quarantine, worker))
-            self.notices.append(self._notice(worker))
+        self._unsaid += [partial(self._quarantine.quarantine, worker) for worker in black_holes]
+        self.notices += [self._notice(worker) for worker in black_holes]
 
     def _is_believed(self, result: Result, others: int) -> bool:
-        """Take note of a failure; return whether it is the trial's own."""
+        """Record a failure; return whether it is the trial's own."""
         kind = kind_of(result.outcome.error)
         self._had[kind].add(result.worker)
         if len(self._had[kind]) > 1 or not others:
@@ -135,7 +133,7 @@ class CircuitBreaker:
         return self._row[worker] >= MAX_AGAINST_ROW or against >= max(MAX_AGAINST, MIN_SHARE * ended)
 
     def _cleared(self, workers: Iterable[str]) -> set[str]:
-        """Return those of `workers` about which no trial is left to tell, and that are not quarantined."""
+        """Return those of `workers` that have no doubted failure left, and are not quarantined."""
         suspects = {worker for failures in self._doubted.values() for worker, _ in failures}
         return set(workers) - suspects - self.quarantined
 

@@ -1,10 +1,11 @@
-"""Dispatch: turn placed attempts into messages, and publish these for as long as broker and Redis let it."""
+"""Dispatch: turn placed attempts into messages, and publish them; retry while the broker or Redis is away."""
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import KW_ONLY, dataclass
 
 from shadho_celery.core.clock import Clock
 from shadho_celery.core.hardware import ComputeClass
@@ -20,7 +21,7 @@ from shadho_celery.transport.redis import outages_pass
 #: seconds that a message costs a worker
 MESSAGE_SECONDS = 0.001
 
-#: seconds of work that one message may carry, where trials are that short; and the most attempts in it
+#: seconds of work that one message of short trials may carry; and the most attempts in it
 BUNDLE_SECONDS = 0.02
 MAX_BUNDLE = 16
 
@@ -36,7 +37,7 @@ RETRY_SECONDS = 2.0
 
 
 class Pace:
-    """How fast a study's classes work: so much should wait in their queues."""
+    """Speed of a study's compute classes, and with it the number of trials that should wait in their queues."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -45,130 +46,117 @@ class Pace:
         self._turned_at = -math.inf
 
     def tell(self, compute_class: str, seconds: float) -> None:
-        """Learn how long a class's trials take: a mean that forgets, and never believes the first short one."""
+        """Update the moving average of a class's seconds; it starts high, so that one short trial changes little."""
         before = self.seconds(compute_class, 10 * BUNDLE_SECONDS)
         self._seconds[compute_class] = before + 0.2 * (max(seconds, MESSAGE_SECONDS) - before)
 
     def seconds(self, compute_class: str, unknown: float = math.inf) -> float:
-        """Return how long a class's trials take, `unknown` before the first has ended."""
+        """Return the mean seconds of a class's trials, `unknown` before the first has ended."""
         return self._seconds.get(compute_class, unknown)
 
     def ahead(self, compute_class: ComputeClass) -> int:
-        """Return the trials to keep waiting: as many as the class runs while the scheduler takes its turn."""
+        """Return the number of trials to keep waiting: as many as the class runs while the scheduler takes its turn."""
         return min(MAX_AHEAD, round(compute_class.share * AHEAD_SECONDS / self.seconds(compute_class.name)))
 
     def turn(self, classes: Iterable[ComputeClass]) -> None:
-        """Begin a turn: where the queues hold work ahead, let some events gather first."""
+        """Begin a turn: if the queues have work ahead, let some events gather first."""
         if any(self.ahead(compute_class) for compute_class in classes):
             self._clock.sleep(max(0.0, self._turned_at + PACE_SECONDS - self._clock.now()))
         self._turned_at = self._clock.now()
 
 
+@dataclass
 class Dispatch:
     """Sends the attempts of one study."""
 
-    def __init__(
-        self,
-        study: str,
-        module: str,
-        publisher: Publisher,
-        channel: SchedulerChannel,
-        workers: Workers,
-        in_flight: InFlight,
-        clock: Clock,
-        *,
-        timeout: float | None,
-        may_watch: bool,
-    ) -> None:
-        """`timeout` are the seconds after which a trial is stopped.
+    study: str
+    module: str
+    publisher: Publisher
+    channel: SchedulerChannel
+    workers: Workers
+    in_flight: InFlight
+    clock: Clock
+    _: KW_ONLY
+    #: seconds after which a trial is stopped
+    timeout: float | None
+    #: False if all workers are on one machine: if one of them fails a trial, the others would fail it, too
+    may_watch: bool
 
-        `may_watch` is False where all workers are on one machine: what one of them fails, the others would fail, too.
-        """
-        self._study = study
-        self._module = module
-        self._timeout = timeout
-        self._publisher = publisher
-        self._channel = channel
-        self._workers = workers
-        self._in_flight = in_flight
-        self._clock = clock
-        self._may_watch = may_watch
-        self.pace = Pace(clock)
+    def __post_init__(self) -> None:
+        self.pace = Pace(self.clock)
         self._unsent: list[Attempt] = []
-        #: attempts after which another one follows although they have ended
+        #: ended attempts after which another one follows
         self._reopened: list[tuple[int, int]] = []
-        #: why the broker takes nothing at the moment, None while it does; and the moment to try again
+        #: reason why the broker takes nothing at the moment, None while it does; and the moment to try again
         self.refusal: ServiceError | None = None
         self._retry_at = -math.inf
 
     def add(self, attempts: Sequence[Attempt]) -> None:
-        """Send these the next time, unless they are not in flight any more by then."""
+        """Send these at the next `send`, except those that are not in flight any more by then."""
         self._unsent += attempts
 
     def reopen(self, attempts: Sequence[tuple[int, int]]) -> None:
-        """Let other attempts follow these (number, attempt) pairs, before anything else is sent."""
+        """Let other attempts follow these (number, attempt) pairs, before the next attempts are sent."""
         self._reopened += attempts
 
     def send(self) -> None:
-        """Publish what is to be sent; a broker that is away is asked again now and then, while what runs goes on.
+        """Publish the attempts that were added; retry every RETRY_SECONDS while the broker is away.
 
-        Raises ServiceError where Redis is of no use.
+        Raises ServiceError for an error of Redis that is not an outage.
         """
-        if not (self._unsent or self._reopened) or self.is_waiting(self._clock.now()):
+        if not (self._unsent or self._reopened) or self.is_waiting(self.clock.now()):
             return
         with outages_pass():
             if self._reopened:
-                self._channel.reopen(self._reopened)
+                self.channel.reopen(self._reopened)
                 self._reopened.clear()
-            wanted = [each for each in self._unsent if self._in_flight.find(each.number, each.attempt)]
+            wanted = [each for each in self._unsent if self.in_flight.find(each.number, each.attempt)]
             if self.publish(self._messages(wanted)):
                 self._unsent.clear()
 
     def publish(self, messages: Iterable[tuple[str, Payload]]) -> bool:
-        """Publish messages, each beside the name of its queue; return False where the broker takes none."""
+        """Publish messages, each beside the name of its queue; return whether the broker took them."""
         try:
-            self._publisher.publish(messages)
+            self.publisher.publish(messages)
         except ServiceError as error:
-            self.refusal, self._retry_at = error, self._clock.now() + RETRY_SECONDS
+            self.refusal, self._retry_at = error, self.clock.now() + RETRY_SECONDS
             return False
         self.refusal, self._retry_at = None, -math.inf
         return True
 
     def is_waiting(self, now: float) -> bool:
-        """Return whether the broker is away and not to be asked yet."""
+        """Return whether the broker is away and the next try is not due yet."""
         return now < self._retry_at
 
     def for_replicas(self, attempt: Attempt) -> Payload:
-        """Return the message for the replicas of an attempt, but for their seat."""
-        # Its time limit is its coordinator's; with that one all of them end.
+        """Return the message for the replicas of an attempt, without their seat."""
+        # The coordinator's time limit is enough: all replicas end with it.
         return self._payload([attempt], None)
 
     def _messages(self, attempts: Sequence[Attempt]) -> Iterator[tuple[str, Payload]]:
         """Yield the messages for these attempts, each beside the name of its queue."""
         by_class: dict[str, list[Attempt]] = defaultdict(list)
         for attempt in attempts:
-            by_class[str(attempt.compute_class)].append(attempt.evolve(not_on=self._in_flight.other_host(attempt)))
-        slots = {compute_class.name: compute_class.slots for compute_class in self._workers.classes}
+            by_class[str(attempt.compute_class)].append(attempt.evolve(not_on=self.in_flight.other_host(attempt)))
+        slots = {compute_class.name: compute_class.slots for compute_class in self.workers.classes}
         for name, group in by_class.items():
-            # An attempt that takes several slots, or that not every machine may have, has a message of its own.
+            # An attempt that takes several slots, or that one machine must not run, has a message of its own.
             together = [attempt for attempt in group if attempt.slots == 1 and attempt.not_on is None]
             alone = [[attempt] for attempt in group if attempt.slots > 1 or attempt.not_on is not None]
             for bundle in [*bundles(together, self.pace.seconds(name), slots.get(name, 1)), *alone]:
-                yield name, self._payload(bundle, self._timeout)
+                yield name, self._payload(bundle, self.timeout)
 
     def _payload(self, attempts: Sequence[Attempt], timeout: float | None) -> Payload:
-        # Where it has no other to be compared with, a worker's failures tell nothing of it.
-        watched = self._may_watch and len(self._workers.able) > 1
-        return Payload(
-            study=self._study, module=self._module, attempts=list(attempts), timeout=timeout, watched=watched
-        )
+        # The failures of a single worker tell nothing of it: there is no other to compare it with.
+        watched = self.may_watch and len(self.workers.able) > 1
+        return Payload(study=self.study, module=self.module, attempts=list(attempts), timeout=timeout, watched=watched)
 
 
 def bundles(attempts: Sequence[Attempt], seconds: float, slots: int) -> list[Sequence[Attempt]]:
-    """Return `attempts` of one class by messages, where one takes about `seconds` and there are `slots`.
+    """Return `attempts` of one class by messages; one takes about `seconds`, and the class has so many `slots`.
 
-    A message costs about a millisecond of a worker's time: trials that take little longer travel together, as long as
-    every slot gets its part.
+    A message costs about a millisecond of a worker's time: trials that take little longer share one, as long as every
+    slot gets its part.
     """
     size = min(MAX_BUNDLE, int(BUNDLE_SECONDS / seconds), math.ceil(len(attempts) / slots))
     return [attempts[i : i + size] for i in range(0, len(attempts), size)] if size > 1 else [[a] for a in attempts]

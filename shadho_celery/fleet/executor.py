@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 
 import redis
 
@@ -20,7 +22,7 @@ from shadho_celery.fleet.workers import Workers
 from shadho_celery.transport.broker import Publisher
 from shadho_celery.transport.channel import SchedulerChannel
 from shadho_celery.transport.quarantine import Quarantine
-from shadho_celery.transport.redis import is_outage, outages_pass, unusable
+from shadho_celery.transport.redis import flush, is_outage, outages_pass, unusable
 from shadho_celery.transport.registry import Worker
 from shadho_celery.transport.seats import SchedulerSeats
 from shadho_celery.transport.signing import UNSIGNED, Signer
@@ -48,43 +50,32 @@ class QueueExecutor:
     ) -> None:
         """`study` is the study's key, `module` the one its workers must have been started with.
 
-        `weight` is its part of the slots when several studies want them. With `adopt` attempts that a former scheduler
-        left running are waited for; without, their workers are known to be gone, and all workers are on one machine.
+        `weight` is its part of the slots when several studies want them. With `adopt` attempts that an earlier
+        scheduler left running are waited for; without, their workers are gone, and all workers are on one machine.
         A trial is stopped after `trial_timeout` seconds; one whose gang is not complete after `gang_wait_seconds`
         gives its slots back, and is lost unclaimed.
         """
         self._clock = clock or SystemClock()
         self._adopt = adopt
         self._publisher = publisher
-        self._channel = SchedulerChannel(client, study, signer)
+        self._channel = channel = SchedulerChannel(client, study, signer)
         quarantine = Quarantine(client, study)
         self._breaker = CircuitBreaker(quarantine)
-        self._workers = Workers(client, study, module, weight, signer.fingerprint)
-        self._in_flight = InFlight()
+        self._workers = workers = Workers(client, study, module, weight, signer.fingerprint)
+        self._in_flight = sent = InFlight()
         self._dispatch = Dispatch(
-            study,
-            module,
-            publisher,
-            self._channel,
-            self._workers,
-            self._in_flight,
-            self._clock,
-            timeout=trial_timeout,
-            may_watch=adopt,
+            study, module, publisher, channel, workers, sent, self._clock, timeout=trial_timeout, may_watch=adopt
         )
-        now = self._clock.now()
-        self._leases = LeaseMonitor(self._channel, self._workers, self._in_flight, self._breaker, now)
+        self._leases = LeaseMonitor(channel, workers, sent, self._breaker, self._clock.now())
         seats = SchedulerSeats(client, study, signer)
-        self._gangs = Gangs(seats, self._dispatch, self._workers, self._in_flight, gang_wait_seconds)
-        #: True until the first poll: what is submitted until then is known from an earlier life
+        self._gangs = Gangs(seats, self._dispatch, workers, sent, gang_wait_seconds)
+        #: True until the first poll: attempts that are submitted before it are those of an earlier scheduler
         self._is_new = True
-        #: attempts of an earlier scheduler that have ended with it
-        self._orphans: list[tuple[int, int]] = []
-        #: what is to be taken back, for as long as Redis does not answer
-        self._unwanted: list[tuple[list[tuple[int, int]], bool]] = []
-        #: why Redis answers nothing at the moment; None while it does
+        #: calls that take attempts back, pending while Redis does not answer
+        self._unwanted: list[Callable[[], object]] = []
+        #: reason why Redis answers nothing at the moment; None while it does
         self._silence: ServiceError | None = None
-        self._channel.reopen_study()
+        channel.reopen_study()
         quarantine.reopen()
 
     def classes(self) -> Sequence[ComputeClass]:
@@ -92,23 +83,23 @@ class QueueExecutor:
 
     @property
     def trouble(self) -> ServiceError | None:
-        """What is in the way at the moment, and will be tried again."""
+        """The reason why the broker or Redis cannot be used at the moment; it is tried again."""
         return self._dispatch.refusal or self._silence
 
     @property
     def workers(self) -> Mapping[str, Worker]:
-        """What every live worker announces, also those that cannot run this study, as of the last `poll`."""
+        """The announcements of all live workers, also of those that cannot run this study, as of the last `poll`."""
         return self._workers.announced
 
     def notices(self) -> Sequence[str]:
-        """Return what the operator should know of workers and messages."""
+        """Return warnings about workers and messages for the operator."""
         found = [*self._breaker.notices, *self._gangs.notices]
         if self._channel.forged:
             found.append("Warning: results that are not signed with our key are refused; see --signing-key-file")
         return found
 
     def refused(self) -> int:
-        """Return the late results that were refused, as far as Redis can tell."""
+        """Return the number of late results that were refused, 0 if Redis does not answer."""
         try:
             return self._channel.refused()
         except redis.RedisError:
@@ -119,12 +110,13 @@ class QueueExecutor:
         for attempt in attempts:
             self._in_flight.put(attempt.number, attempt.attempt, Sent(attempt, now))
         if self._is_new and not self._adopt:
-            # Their workers have ended with the earlier life.
-            self._orphans += [(attempt.number, attempt.attempt) for attempt in attempts]
+            orphans = [(attempt.number, attempt.attempt) for attempt in attempts]
+            reason = "it ran on this machine, and ended with its scheduler"
+            self._unwanted.append(partial(self._channel.give_up, orphans, reason))
             return
         self._gangs.expect([(a.number, a.attempt) for a in attempts if a.state is TrialState.RUNNING])
         queued = [attempt for attempt in attempts if attempt.state is TrialState.QUEUED]
-        # Not for a copy of what runs: that may have ended in this moment.
+        # Not for a copy of an attempt that runs: that may have ended in this moment.
         again = [a for a in queued if a.attempt > 1 and len(self._in_flight.of(a.number)) == 1]
         self._dispatch.reopen([(a.number, a.attempt - 1) for a in again])
         self._dispatch.add(queued)
@@ -133,10 +125,12 @@ class QueueExecutor:
     def poll(self, seconds: float) -> Sequence[Event]:
         self._dispatch.send()
         try:
-            self._confirm()
-            self._take_back()
+            self._leases.confirm()
+            flush(self._unwanted)
             self._breaker.speak()
-            self._look()
+            if unclaimed := self._leases.look(self._clock.now()):
+                # Sent again as new attempts, which costs their trials nothing: the old messages will be refused.
+                self._take_back(unclaimed, running=False)
             for gang in self._gangs.tend(self._clock.now()):
                 self._channel.give_up([(gang.number, gang.attempt)], gang.reason, claimed=gang.failed)
             self._dispatch.pace.turn(self._workers.classes)
@@ -156,43 +150,37 @@ class QueueExecutor:
     def cancel(self, numbers: Iterable[int], *, running: bool) -> None:
         attempts = [(number, attempt) for number in numbers for attempt in self._in_flight.of(number)]
         if attempts:
-            self._unwanted.append((attempts, running))
             with outages_pass():
-                self._take_back()
+                self._take_back(attempts, running=running)
 
     def close(self) -> None:
-        try:
+        with suppress(redis.RedisError):
             self._workers.withdraw()
-            self._confirm()
+            self._leases.confirm()
             if not self._in_flight:
                 self._channel.erase()
-        except redis.RedisError:
-            pass
         self._publisher.close()
 
-    def _look(self) -> None:
-        """See now and then which workers live, and what got lost."""
-        unclaimed = self._leases.look(self._clock.now())
-        if unclaimed:
-            # Sent as a new attempt, which costs the trial nothing: the old message will be refused.
-            self._unwanted.append((unclaimed, False))
-            self._take_back()
+    def _take_back(self, attempts: Sequence[tuple[int, int]], *, running: bool) -> None:
+        """Take back (number, attempt) pairs now, or once Redis answers again."""
+        self._unwanted.append(partial(self._channel.cancel, attempts, running=running))
+        flush(self._unwanted)
 
-    def _take_back(self) -> None:
-        if self._orphans:
-            self._channel.give_up(self._orphans, "it ran on this machine, and ended with its scheduler")
-            self._orphans.clear()
-        while self._unwanted:
-            attempts, running = self._unwanted[0]
-            self._channel.cancel(attempts, running=running)
-            del self._unwanted[0]
+    def _heard(self, events: Iterable[Event | GangEvent]) -> list[Event]:
+        """Return the study's events; give those of gangs to their gangs."""
+        found: list[Event] = []
+        for event in events:
+            if isinstance(event, GangEvent):
+                self._gangs.hear(event, self._clock.now())
+            else:
+                found.append(event)
+        return found
 
     def _judged(self, event: Event) -> Event:
-        """Return the event as the study is to take it, with what is in flight kept up to date."""
+        """Return the event for the study, after an update of the attempts in flight."""
         sent = self._in_flight.find(event.number, event.attempt)
         if isinstance(event, Started) and sent is not None:
-            running = TrialState.RUNNING
-            sent.attempt = sent.attempt.evolve(state=running, worker=event.worker, host=event.host)
+            sent.attempt = sent.attempt.evolve(state=TrialState.RUNNING, worker=event.worker, host=event.host)
         elif isinstance(event, Lost) and sent is not None:
             self._close(event, is_over=not self._in_flight.lose(event.number, event.attempt))
         elif isinstance(event, Result):
@@ -206,24 +194,10 @@ class QueueExecutor:
         return event
 
     def _close(self, event: Lost | Result, *, is_over: bool) -> None:
-        """Close the gang of an attempt that has ended, or where its trial `is_over` all of its gangs."""
+        """Close the gang of an attempt that has ended; if its trial `is_over`, all of its gangs."""
         if is_over:
             self._gangs.close(event.number)
             return
         self._gangs.close(event.number, event.attempt)
-        # Where the other one is not claimed yet, this one has ended the trial for Redis.
+        # Another attempt may not be claimed yet: for Redis this one has ended the trial.
         self._dispatch.reopen([(event.number, event.attempt)])
-
-    def _heard(self, events: Iterable[Event | GangEvent]) -> list[Event]:
-        """Return the study's events; those from inside gangs are dealt with here."""
-        found: list[Event] = []
-        for event in events:
-            if isinstance(event, GangEvent):
-                self._gangs.hear(event, self._clock.now())
-            else:
-                found.append(event)
-        return found
-
-    def _confirm(self) -> None:
-        self._channel.confirm()
-        self._leases.confirm()

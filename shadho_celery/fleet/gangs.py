@@ -1,10 +1,11 @@
-"""Gangs: see to it that the seats of a study's gangs are filled, and notice gangs that do not come together.
+"""Gangs: fill the seats of a study's gangs, and find gangs that do not come together.
 
-A trial that takes N slots has N - 1 seats besides its coordinator's; each is published until a worker holds it, and
-again when its holder has died, for as long as the trial runs. Seats of backup replicas are published while slots idle,
-and asked back when trials want those. A gang that has not told within `wait_seconds` that its replicas have come gives
-everything back: the slots it waits for may be held by another gang that waits, too. While all of its seats are held it
-waits for no other, and its replicas may take ten times as long to get ready. Those that fail do not hold them.
+A trial that takes N slots has N - 1 seats besides its coordinator's. A seat is published until a worker takes it, and
+again when its worker has died, for as long as the trial runs. Seats of backup replicas are published while slots idle,
+and asked back when trials want those. A gang whose coordinator has not told within `wait_seconds` that its replicas
+have come gives everything back: two gangs may each have slots that the other one waits for. While all of its seats are
+taken it waits for no other gang, and its replicas may take ten times as long to get ready. A replica that fails gives
+its seat back.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from msgspec.structs import replace
 
@@ -24,25 +26,26 @@ from shadho_celery.fleet.dispatch import Dispatch
 from shadho_celery.fleet.in_flight import InFlight
 from shadho_celery.fleet.lease_monitor import LOOK_SECONDS, UNCLAIMED_SECONDS
 from shadho_celery.fleet.workers import Workers
+from shadho_celery.transport.redis import flush
 from shadho_celery.transport.seats import SchedulerSeats, Seat
 
-#: seconds for which a slot has been free after which it idles, and a backup replica may have it
+#: seconds without a running trial after which a backup replica may have a slot
 IDLE_SECONDS = 2.0
 
 #: the most seconds until a seat whose replica has failed or died is published again; the first time it takes two
 MAX_PAUSE = 60.0
 
-#: times as long that a gang has whose seats are all held: its replicas import and load what its trial has long loaded
+#: factor of the wait for a gang whose seats are all taken: its replicas still import modules and load data
 READY_FACTOR = 10
 
 
 @dataclass
 class _Place:
-    """A seat, and what was done to fill it."""
+    """A seat, and the steps taken to fill it."""
 
     seat: Seat
     is_backup: bool
-    #: how it stands: ``never`` taken, ``held``, ``lost``, ``left`` or ``done``
+    #: ``never`` taken, ``taken`` now, ``lost``, ``left`` or ``done``
     state: str = "never"
     published_at: float = -math.inf
     #: times it was published
@@ -52,13 +55,7 @@ class _Place:
 
     @property
     def takes_a_slot(self) -> bool:
-        return self.state == "held" or (self.state == "never" and self.times > 0 and not self.asked_back)
-
-    def is_due(self, now: float, had_free_slot: Callable[[float], bool]) -> bool:
-        """Return whether it is to be published; `had_free_slot` tells whether its class had one since a moment."""
-        if self.state == "never":
-            return not self.times or self.asked_back or had_free_slot(self.published_at)
-        return self.state in ("lost", "left") and now - self.published_at >= min(MAX_PAUSE, 2.0**self.times)
+        return self.state == "taken" or (self.state == "never" and self.times > 0 and not self.asked_back)
 
 
 @dataclass
@@ -67,21 +64,22 @@ class _Gang:
 
     call: Called
     compute_class: str
-    #: the message for a replica, but for its seat
+    #: the message for a replica, without its seat
     payload: Payload
-    #: since when it is waited for
+    #: the moment of its call
     since: float
     places: list[_Place]
-    #: True once its coordinator has told that its replicas have come; and once it was given back
+    #: True once its coordinator has told that its replicas have come
     is_complete: bool = False
+    #: True once it was too late
     is_given_back: bool = False
-    #: how its last replica failed
+    #: description of the last failure of a replica
     failure: str = ""
 
     @property
     def is_seated(self) -> bool:
-        """True while all its seats are held, but for those of backups."""
-        return all(place.state in ("held", "done") for place in self.places if not place.is_backup)
+        """Return whether all its seats are taken, except those of backups."""
+        return all(place.state in ("taken", "done") for place in self.places if not place.is_backup)
 
     def message(self, place: _Place) -> tuple[str, Payload]:
         gang, rank = self.call.gang, place.seat.rank
@@ -96,7 +94,7 @@ class Overdue:
     number: int
     attempt: int
     reason: str
-    #: True where its replicas fail, which the trial is to blame for
+    #: True if its replicas fail, which counts against the trial
     failed: bool
 
 
@@ -111,21 +109,21 @@ class Gangs:
         self._workers = workers
         self._in_flight = in_flight
         self._wait_seconds = wait_seconds
-        #: what the operator should know
+        #: warnings for the operator
         self.notices: list[str] = []
         self._gangs: dict[tuple[int, int], _Gang] = {}
-        #: seats and attempts that are over, for as long as Redis does not answer
-        self._over: list[tuple[tuple[int, int], list[Seat]]] = []
-        #: attempts of an earlier life that may have called for replicas
+        #: calls that remove the seats of ended gangs, pending while Redis does not answer
+        self._over: list[Callable[[], object]] = []
+        #: attempts that run since an earlier scheduler, and may have called for replicas
         self._unheard: list[tuple[int, int]] = []
         self._tended_at = -math.inf
 
     def expect(self, attempts: Sequence[tuple[int, int]]) -> None:
-        """Ask at the next `tend` for the calls of these (number, attempt) pairs, which run since an earlier life."""
+        """Read at the next `tend` the calls of these (number, attempt) pairs, which run since an earlier scheduler."""
         self._unheard += attempts
 
     def hear(self, event: GangEvent, now: float) -> None:
-        """Deal with an event from inside a gang: at once, and not at the next look."""
+        """Handle an event from inside a gang; the next `tend` follows at once."""
         if isinstance(event, Called):
             self._open(event, now)
         else:
@@ -133,15 +131,15 @@ class Gangs:
         self._tended_at = -math.inf
 
     def close(self, number: int, attempt: int | None = None) -> None:
-        """Free the seats of an attempt that has ended; without `attempt` of all of its trial's."""
+        """Free the seats of an attempt that has ended; without `attempt` those of all attempts of its trial."""
         for key in [key for key in self._gangs if key[0] == number and attempt in (None, key[1])]:
-            self._over.append((key, [place.seat for place in self._gangs.pop(key).places]))
+            self._over.append(partial(self._forget, key, [place.seat for place in self._gangs.pop(key).places]))
 
     def tend(self, now: float) -> list[Overdue]:
-        """See every LOOK_SECONDS which seats are held, ask back those that are wanted, publish free ones.
+        """Read the states of seats, ask back those that are wanted, and publish free ones, every LOOK_SECONDS.
 
         Returns the gangs that have not come together: their attempts are to be given up. Raises redis-py's errors; the
-        rest is done the next time.
+        next call does the rest.
         """
         if self._unheard:
             for call in self._seats.calls(self._unheard):
@@ -151,23 +149,24 @@ class Gangs:
         if not (self._gangs or self._over) or is_early or self._dispatch.is_waiting(now):
             return []
         self._tended_at = now
-        self._forget()
-        self._see()
+        flush(self._over)
+        self._read_states()
         spare = {each.name: self._spare(each) for each in self._workers.classes}
         for name, slots in spare.items():
             self._ask_back(name, self.backups(name) - slots)
         self._fill(now)
         for each in self._workers.classes:
-            idle = each.slots - each.busy if self._idles(each, now) else 0
+            idles = self._workers.had_free_slot(each.name, -math.inf, now, IDLE_SECONDS)
+            idle = each.slots - each.busy if idles else 0
             self._fill_backups(now, each.name, min(idle, spare[each.name] - self.backups(each.name)))
         return [] if self._dispatch.is_waiting(now) else self._overdue(now)
 
     def backups(self, compute_class: str) -> int:
-        """Return the slots of a class that backup replicas take, or will when their message comes through."""
+        """Return the number of slots that backup replicas take in a class, or will take with messages under way."""
         return sum(place.takes_a_slot for _, place in self._backups(compute_class))
 
     def _open(self, call: Called, now: float) -> None:
-        """Enter a call for replicas: from now on there are seats to be filled. Or it tells that they have come."""
+        """Record an attempt's call for replicas, which makes seats to fill, or its news that they have come."""
         sent = self._in_flight.find(call.number, call.attempt)
         if sent is None:
             return
@@ -189,7 +188,7 @@ class Gangs:
         self._gangs[call.number, call.attempt] = gang
 
     def _note_failure(self, event: ReplicaFailed) -> None:
-        """Take note of a replica that failed: its seat is published again after a while."""
+        """Record a replica's failure: its seat is published again after a while."""
         text = f"replica {event.rank} of trial {event.number} failed on {event.host}: {one_line(headline(event.error))}"
         self.notices.append(f"Warning: {text}")
         gang = self._gangs.get((event.number, event.attempt))
@@ -210,35 +209,27 @@ class Gangs:
         return found
 
     def _spare(self, compute_class: ComputeClass) -> int:
-        """Return the slots of this study's part that its trials leave for backup replicas."""
-        name = compute_class.name
-        taken = sum(sent.attempt.slots for sent in self._in_flight if sent.attempt.compute_class == name)
-        return math.ceil(compute_class.share) - taken
-
-    def _idles(self, compute_class: ComputeClass, now: float) -> bool:
-        """Return whether a slot of the class has been free for a while."""
-        return self._workers.had_free_slot(compute_class.name, -math.inf, now, IDLE_SECONDS)
+        """Return the slots of this study's part of a class that its trials leave for backup replicas."""
+        attempts = [sent.attempt for sent in self._in_flight if sent.attempt.compute_class == compute_class.name]
+        return math.ceil(compute_class.share) - sum(attempt.slots for attempt in attempts)
 
     def _backups(self, compute_class: str) -> Iterator[tuple[_Gang, _Place]]:
         for gang in self._gangs.values():
             if gang.compute_class == compute_class:
                 yield from ((gang, place) for place in gang.places if place.is_backup)
 
-    def _forget(self) -> None:
-        while self._over:
-            key, seats = self._over[0]
-            if key not in self._gangs:
-                self._seats.forget([key])
-            self._seats.clear(seats)
-            del self._over[0]
+    def _forget(self, key: tuple[int, int], seats: Sequence[Seat]) -> None:
+        if key not in self._gangs:
+            self._seats.forget([key])
+        self._seats.clear(seats)
 
-    def _see(self) -> None:
+    def _read_states(self) -> None:
         places = [place for gang in self._gangs.values() for place in gang.places]
         for place, state in zip(places, self._seats.states([place.seat for place in places]), strict=True):
             place.state = state
 
     def _ask_back(self, compute_class: str, count: int) -> None:
-        """Have so many backups leave, the last ones first; those that were asked before count."""
+        """Ask `count` backups to leave, the last ones first; those that were asked before are among them."""
         taking = [place for _, place in self._backups(compute_class) if place.takes_a_slot]
         wanted = list(reversed(taking))[: max(0, count)]
         new = [place for place in wanted if not place.asked_back]
@@ -247,30 +238,28 @@ class Gangs:
             place.asked_back = True
 
     def _is_due(self, gang: _Gang, place: _Place, now: float) -> bool:
-        name = gang.compute_class
-        return place.is_due(now, lambda at: self._workers.had_free_slot(name, at, now, UNCLAIMED_SECONDS))
+        """Return whether a seat is to be published, for the first time or again."""
+        if place.state == "never":
+            had_free_slot = self._workers.had_free_slot(gang.compute_class, place.published_at, now, UNCLAIMED_SECONDS)
+            return not place.times or place.asked_back or had_free_slot
+        return place.state in ("lost", "left") and now - place.published_at >= min(MAX_PAUSE, 2.0**place.times)
 
     def _fill(self, now: float) -> None:
-        """Publish the free seats of all gangs that are not given back, but for the backups'."""
-        due = [
-            (gang, place)
-            for gang in self._gangs.values()
-            for place in gang.places
-            if not (place.is_backup or gang.is_given_back) and self._is_due(gang, place, now)
-        ]
-        self._publish(due, now)
+        """Publish the free seats of all gangs that are not given back, without those of backups."""
+        gangs = [gang for gang in self._gangs.values() if not gang.is_given_back]
+        free = ((gang, place) for gang in gangs for place in gang.places if not place.is_backup)
+        self._publish([(gang, place) for gang, place in free if self._is_due(gang, place, now)], now)
 
     def _fill_backups(self, now: float, name: str, most: int) -> None:
         """Publish at most so many seats of backups in a class."""
-        due = [
-            (gang, place) for gang, place in self._backups(name) if gang.is_complete and self._is_due(gang, place, now)
-        ]
+        complete = ((gang, place) for gang, place in self._backups(name) if gang.is_complete)
+        due = [(gang, place) for gang, place in complete if self._is_due(gang, place, now)]
         self._publish(due[: max(0, most)], now)
 
     def _publish(self, due: Sequence[tuple[_Gang, _Place]], now: float) -> None:
         if not due or self._dispatch.is_waiting(now):
             return
-        # What was said of a seat before must not be taken for what becomes of this message.
+        # The states of the past must not be taken for those of the new messages.
         self._seats.clear([place.seat for _, place in due if place.times or place.state != "never"])
         if self._dispatch.publish([gang.message(place) for gang, place in due]):
             for _, place in due:

@@ -1,4 +1,4 @@
-"""Attempts of one study that were sent and have not ended, as its executor knows them."""
+"""Attempts in flight: those of one study that were sent and have not ended."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Sent:
     attempt: Attempt
     #: the moment it was sent, seconds since the epoch
     at: float
-    #: looks in a row at which Redis knew no lease of the claimed attempt
+    #: looks in a row that found no lease of the claimed attempt in Redis
     unleased: int = 0
 
     @property
@@ -26,7 +26,7 @@ class Sent:
 
     @property
     def is_claimed(self) -> bool:
-        """True where a worker runs it."""
+        """Return whether a worker runs it."""
         return self.attempt.state is TrialState.RUNNING
 
 
@@ -34,6 +34,6 @@ class InFlight(Attempts[Sent]):
     """The attempts in flight."""
 
     def other_host(self, attempt: Attempt) -> str | None:
-        """Return the machine on which another attempt of the trial runs; None where there is no such attempt."""
+        """Return the machine on which another attempt of the trial runs; None if there is no such attempt."""
         others = (sent for key, sent in self.of(attempt.number).items() if key != attempt.attempt)
         return next((sent.attempt.host or "" for sent in others if sent.is_claimed), None)

@@ -1,4 +1,4 @@
-"""Workers that serve a study: those that are live, the classes they make up, and the study's share of the slots."""
+"""Workers of a study: the live ones, their compute classes, and the study's share of the slots."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from shadho_celery.transport.registry import Registry, StudyWants, Worker, able
 
 
 class Workers:
-    """The workers as they announce themselves, in the eyes of one study."""
+    """The live workers, as they announce themselves to one study."""
 
     def __init__(self, client: Redis, study: str, module: str, weight: float, fingerprint: str = "") -> None:
         """`module` is the one its workers must have been started with, `weight` its part of the slots.
@@ -26,11 +26,11 @@ class Workers:
         self._module = module
         self._weight = weight
         self._fingerprint = fingerprint
-        #: what every live worker announces, also those that cannot run this study
+        #: announcements of all live workers, also of those that cannot run this study
         self.announced: Mapping[str, Worker] = {}
         #: names of the workers that may run its trials
         self.able: set[str] = set()
-        #: names of those that could and are quarantined
+        #: names of those that could run them, but are quarantined
         self.quarantined: set[str] = set()
         self.classes: list[ComputeClass] = []
         #: classes all of whose workers are quarantined
@@ -40,7 +40,7 @@ class Workers:
         self._seen_at: dict[str, float] = {}
 
     def look(self, now: float, sent: Iterable[Sent], quarantined: set[str]) -> None:
-        """See which workers live, and announce to the other studies what this one wants, with `sent` in flight."""
+        """Update the live workers, and announce the slots that this study wants, with `sent` in flight."""
         self.announced = self._workers.living()
         ours = able(self.announced, self._module, self._fingerprint)
         self.quarantined = {name for name, worker in ours.items() if worker.quarantined or name in quarantined}
@@ -51,6 +51,7 @@ class Workers:
         in_flight: dict[str, list[Sent]] = defaultdict(list)
         for each in sent:
             in_flight[str(each.attempt.compute_class)].append(each)
+        is_sending = bool(in_flight)
         self._closed = {ours[name].compute_class for name in self.quarantined} - by_class.keys()
         fellows = self._studies.living()
         fellows.pop(self._study, None)
@@ -60,7 +61,7 @@ class Workers:
             known = self._class(name, workers, in_flight[name], others)
             self.classes.append(known)
             taken = sum(each.attempt.slots for each in in_flight[name])
-            has_room = bool(in_flight) and taken < math.ceil(known.share)
+            has_room = is_sending and taken < math.ceil(known.share)
             wants[name] = float(taken + 1 if has_room else known.slots)
             self._seen_at[name] = now
             if known.busy < known.slots:
@@ -70,11 +71,11 @@ class Workers:
         self._studies.announce(self._study, StudyWants(weight=self._weight, wants=wants))
 
     def withdraw(self) -> None:
-        """Want nothing any more."""
+        """Withdraw the study's announcement: it wants no slots any more."""
         self._studies.withdraw(self._study)
 
     def are_gone(self, sent: Sent, now: float, seconds: float) -> bool:
-        """Return whether an attempt's class has no worker: all are quarantined, or none was seen for so long."""
+        """Return whether an attempt's class has no worker: all are quarantined, or none was live for so long."""
         name = str(sent.attempt.compute_class)
         return name in self._closed or now - max(sent.at, self._seen_at.get(name, -math.inf)) > seconds
 
@@ -108,10 +109,10 @@ class Workers:
 def allow(slots: int, weight: float, others: Sequence[tuple[float, float]]) -> float:
     """Return the slots that a study of `weight` may fill beside `others`, pairs of weight and slots wanted.
 
-    Slots go by weight; a study's part that it does not want goes to those that do (water filling).
+    Slots go by weight; the part of its slots that a study does not want goes to the others (water filling).
     """
     free, total = float(slots), weight + sum(other for other, _ in others)
-    # Those that want least for their weight are served first, in full, as long as their part covers it.
+    # Studies that want least for their weight are served first, in full, as long as their part covers it.
     for other, want in sorted(others, key=lambda pair: pair[1] / pair[0]):
         part = min(want, free * other / total)
         free -= part

@@ -1,7 +1,8 @@
 """Node: the worker's side: slots, leases, heartbeat, consumer.
 
-May use: core to transport. `slots` runs what messages bring, `leases` keeps the right to run it, `heartbeat` tells the
-schedulers that the worker lives, `consumer` takes messages from Celery.
+May use: core to transport. `slots` runs the attempts of messages, `leases` renews the right to run them, `heartbeat`
+announces the worker to the schedulers, `consumer` pauses and resumes the messages from Celery.
 Why it is so: the Celery worker is thin. Its threads only drive slots, and a slot's process does the work. A worker
-claims before it runs, so that a message delivered twice is run once, and runs only modules it was started with.
+claims an attempt before it runs it, so that a message delivered twice is run once. It runs only objectives of modules
+that it was started with.
 """

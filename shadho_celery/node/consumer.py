@@ -1,4 +1,4 @@
-"""Consumer: how messages come to a worker, can be paused, and come again when Celery's consumer hangs."""
+"""Consumer: pause and resume a worker's messages, and reconnect when Celery's consumer hangs."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from shadho_celery.core.clock import Clock, SystemClock
 
 log = logging.getLogger(__name__)
 
-#: seconds without a message after which a worker with a free slot looks whether any wait for it
+#: seconds without a message after which a worker with a free slot looks for messages in its queue
 QUIET_SECONDS = 10.0
 
 
 class Consumer:
     """The one queue that a worker consumes.
 
-    Its methods are called from any thread; what they do is done by the consumer's own.
+    Its methods may be called from any thread; the consumer's own thread does the work.
     """
 
     def __init__(self, consumer: Any, queue: str, clock: Clock | None = None) -> None:
-        """`consumer` is Celery's, as its `worker_ready` signal brings it."""
+        """`consumer` is Celery's, from its `worker_ready` signal."""
         self._consumer = consumer
         self._queue = queue
         self._clock = clock or SystemClock()
@@ -32,7 +32,7 @@ class Consumer:
         self._message_at = self._clock.now()
 
     def note_message(self) -> None:
-        """Take note of a message that has come."""
+        """Record that a message has come."""
         self._message_at = self._clock.now()
         self._waited = False
 
@@ -50,16 +50,14 @@ class Consumer:
             self._consumer.call_soon(self._consumer.add_task_queue, self._queue)
 
     def reconnect_if_stuck(self, is_wanted: Callable[[], bool]) -> None:
-        """Connect anew where messages wait and none comes; to be called now and then while a slot is free.
+        """Reconnect if messages wait in the queue and none comes; to be called now and then while a slot is free.
 
-        `is_wanted` tells whether there should be any.
-
-        A connection that was cut in the middle of an acknowledgement may leave Celery waiting for it for ever, with
-        the slot's place in its prefetch count taken.
+        `is_wanted` tells whether any study may have sent messages. After a connection was cut in the middle of an
+        acknowledgement, Celery may wait for that for ever, and count it against its prefetch limit.
         """
         if self._paused or self._clock.now() - self._message_at < QUIET_SECONDS or not is_wanted():
             return
-        # Seen waiting twice: another worker's might be taken at this very moment.
+        # Only at the second look in a row: at the first, another worker may be about to take the message.
         waits, before = self._depth() > 0, self._waited
         self.note_message()
         self._waited = waits and not before
@@ -69,23 +67,23 @@ class Consumer:
             _cut(self._consumer)
 
     def _depth(self) -> int:
-        """Return the messages that wait in the queue, 0 where that cannot be told."""
+        """Return the number of messages that wait in the queue, 0 if the broker does not tell."""
         try:
             with self._consumer.app.connection_for_read(heartbeat=0) as connection:
                 connection.ensure_connection(max_retries=1, timeout=3)
                 return int(connection.default_channel.queue_declare(self._queue, passive=True).message_count)
         except Exception:
-            # No such queue, no broker, no permission: none of them is cured by connecting anew.
+            # No such queue, no broker, no permission: a new connection cures none of them.
             return 0
 
 
 def _break() -> None:
-    """End the consumer's loop as a lost connection does: Celery then begins again with a new one."""
+    """End the consumer's loop as a lost connection does: Celery then starts again with a new one."""
     raise ConnectionResetError("the worker gave its connection up")
 
 
 def _cut(consumer: Any) -> None:
-    """End the connection to RabbitMQ under the consumer: its thread may hang in the middle of a read."""
-    # An attribute of py-amqp, not of its interface: where the socket is not there, the next heartbeat must do.
+    """Shut down the consumer's socket to RabbitMQ: its thread may hang in the middle of a read."""
+    # The socket is no part of py-amqp's interface: without it, the next heartbeat finds the connection dead.
     with suppress(Exception):
         consumer.connection.connection.transport.sock.shutdown(socket.SHUT_RDWR)

@@ -22,10 +22,10 @@ ANNOUNCE_EVERY = 5.0
 
 
 class Heartbeat:
-    """One worker's announcements, and its circuit breakers. `beat` is for one thread, the rest for any."""
+    """One worker's announcements, and its circuit breakers. `beat` is for one thread, the other methods for any."""
 
     def __init__(self, client: redis.Redis, name: str, worker: Worker, leases: Leases, clock: Clock) -> None:
-        """`worker` is what it announces as `name`, beside how many slots are busy and whether it is quarantined."""
+        """`worker` is announced as `name`, with the number of `leases` and with the state of its breakers."""
         self._client = client
         self._workers = Registry(client, Worker)
         self._studies = Registry(client, StudyWants)
@@ -41,13 +41,13 @@ class Heartbeat:
         self._breakers: dict[str, Breaker] = {}
 
     def announce(self, consumer: Consumer | None = None) -> None:
-        """Let the schedulers know of this worker, until it is withdrawn; `consumer` brings it messages."""
+        """Announce this worker to the schedulers, until it is withdrawn; `consumer` brings it messages."""
         self._consumer = consumer
         self._is_announced.set()
         self._announce()
 
     def withdraw(self) -> None:
-        """Be forgotten by the schedulers: nothing new is sent."""
+        """Withdraw the announcement: the schedulers send nothing new."""
         self._is_announced.clear()
         try:
             self._workers.withdraw(self._name)
@@ -55,7 +55,7 @@ class Heartbeat:
             log.warning("could not sign off; the schedulers will notice")
 
     def note_message(self) -> None:
-        """Take note of a message that has come."""
+        """Record that a message has come."""
         if self._consumer is not None:
             self._consumer.note_message()
 
@@ -79,24 +79,23 @@ class Heartbeat:
             self._announce_now()
 
     def _follow_breakers(self) -> None:
-        """Go on where the breaker of every study is closed again; a quarantine does not end."""
+        """Take messages again once the breaker of every study is closed; a quarantine does not end."""
         living = self._studies.living() if self._breakers else {}
-        for study, was in list(self._breakers.items()):
+        for study, before in list(self._breakers.items()):
             state = Quarantine(self._client, study).state(self._name)
             if state is Breaker.OPEN and study not in living:
                 # Its scheduler has gone without a judgement; the next one begins with all breakers closed.
                 state = Breaker.CLOSED
-            if state is Breaker.QUARANTINED and was is not Breaker.QUARANTINED:
-                log.error(
-                    "quarantined: this worker failed trials that others finished; repair this machine, restart it"
-                )
+            if state is before:
+                continue
+            if state is Breaker.QUARANTINED:
+                log.error("quarantined: this worker fails trials that others finish; repair this machine, restart it")
             with self._lock:
                 if state is Breaker.CLOSED:
                     del self._breakers[study]
                 else:
                     self._breakers[study] = state
-            if state is not was:
-                self._announce_now()
+            self._announce_now()
             if not self._breakers and self._consumer is not None:
                 self._consumer.resume()
 
@@ -106,6 +105,6 @@ class Heartbeat:
         self._workers.announce(self._name, replace(self._worker, busy=len(self._leases), quarantined=quarantined))
 
     def _announce_now(self) -> None:
-        """Announce what has changed, where Redis answers; else the next announcement tells."""
+        """Announce a change at once if Redis answers; else the next announcement carries it."""
         with suppress(redis.RedisError):
             self._announce()

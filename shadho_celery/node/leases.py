@@ -1,4 +1,4 @@
-"""Leases of what runs in a worker's slots: renewed while it runs, and where one is gone its attempt is stopped."""
+"""Leases of a worker's running attempts: renewed while an attempt runs; an attempt whose lease is gone is stopped."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Lease:
     runner: Runner
     #: of a replica, its place in the attempt's gang
     seat: Seat | None = None
-    #: why it was stopped, once it was: ``cancel``, ``gone`` or ``yield``
+    #: reason why it was stopped: ``cancel``, ``gone`` or ``yield``; "" while it was not
     stopped: str = ""
     #: times it has called for replicas
     calls: int = 0
@@ -39,32 +39,32 @@ class Leases:
     def __init__(self, channel: WorkerChannel, seats: WorkerSeats) -> None:
         self._channel = channel
         self._seats = seats
-        self._held: dict[tuple[str, int, int], Lease] = {}
+        self._live: dict[tuple[str, int, int], Lease] = {}
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
         with self._lock:
-            return len(self._held)
+            return len(self._live)
 
     @contextmanager
     def holding(self, lease: Lease) -> Iterator[None]:
-        """Renew a lease for as long as this lasts."""
+        """Renew a lease for the length of a `with` block."""
         with self._lock:
-            self._held[lease.key] = lease
+            self._live[lease.key] = lease
         try:
             yield
         finally:
             with self._lock:
-                del self._held[lease.key]
+                del self._live[lease.key]
 
     def renew(self) -> None:
-        """Renew all leases and seats, and stop what has lost its own or is not wanted. Raises redis-py's errors."""
+        """Renew all leases and seats, and stop the attempts that are cancelled or lost. Raises redis-py's errors."""
         with self._lock:
-            held = list(self._held.values())
-        for study in {lease.study for lease in held}:
-            attempts = [lease for lease in held if lease.study == study and lease.seat is None]
+            live = list(self._live.values())
+        for study in {lease.study for lease in live}:
+            attempts = [lease for lease in live if lease.study == study and lease.seat is None]
             answers = self._channel.renew(study, [(a.number, a.attempt) for a in attempts]) if attempts else []
-            replicas = [lease for lease in held if lease.study == study and lease.seat is not None]
+            replicas = [lease for lease in live if lease.study == study and lease.seat is not None]
             seats = [(replica.seat, replica.delivery) for replica in replicas if replica.seat is not None]
             answers += self._seats.renew(study, seats) if seats else []
             for lease, answer in zip(attempts + replicas, answers, strict=True):
@@ -72,23 +72,22 @@ class Leases:
                     self.stop(lease, answer)
 
     def stop(self, lease: Lease, why: str) -> None:
-        """Ask the trial to stop, and end its process where it does not."""
+        """Ask the trial to stop, and kill its process unless it does."""
 
         def ask() -> None:
             lease.stopped = why
             lease.runner.stop_trial()
 
-        # A lease that is gone may just be that of a trial which has ended since we asked for it.
-        if not self._while_held(lease, ask):
-            return
-        timer = threading.Timer(STOP_SECONDS, self._while_held, (lease, lease.runner.kill))
-        timer.daemon = True
-        timer.start()
+        # A lease that is gone may be that of a trial which has ended since the request to Redis.
+        if self._while_live(lease, ask):
+            timer = threading.Timer(STOP_SECONDS, self._while_live, (lease, lease.runner.kill))
+            timer.daemon = True
+            timer.start()
 
-    def _while_held(self, lease: Lease, act: Callable[[], None]) -> bool:
-        # Under the lock: once it is off the list its slot's process may run another trial, which is none of ours.
+    def _while_live(self, lease: Lease, act: Callable[[], None]) -> bool:
+        # Under the lock: once the lease has ended, its slot's process may run another trial.
         with self._lock:
-            if self._held.get(lease.key) is not lease:
+            if self._live.get(lease.key) is not lease:
                 return False
             act()
             return True

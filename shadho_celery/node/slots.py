@@ -1,4 +1,4 @@
-"""Slots of a worker, each with a process: they run what the worker's messages bring."""
+"""Slots of a worker, each with a process of its own: they run the attempts of the worker's messages."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from queue import SimpleQueue
 from typing import TypeVar
 
 import redis
+from msgspec.structs import asdict
 
-from shadho_celery.core.clock import Clock, SystemClock
+from shadho_celery.core.clock import SystemClock
 from shadho_celery.core.failures import headline
 from shadho_celery.core.hardware import Machine
 from shadho_celery.core.payload import Payload
@@ -25,6 +26,7 @@ from shadho_celery.core.trial import (
     GangCall,
     Outcome,
     ReplicaFailed,
+    ReplicaSeat,
     Report,
     Result,
     Started,
@@ -46,7 +48,7 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-#: seconds between two renewals of the running trials' leases, and looks for their cancel flags
+#: seconds between two renewals of the running trials' leases, which also bring their cancel flags
 BEAT_SECONDS = 1.0
 
 #: seconds before a message goes back to the queue whose module this worker was not started with
@@ -56,7 +58,7 @@ REFUSED = "the result of trial %s, attempt %s was refused: its lease was lost"
 
 
 class NotMine(Exception):
-    """A message that this worker must not act on; another one of its class may."""
+    """A message that this worker must not act on, but another worker of its class may."""
 
 
 class Slots:
@@ -71,23 +73,20 @@ class Slots:
         count: int,
         imports: Sequence[str],
         checkpoints: Path,
-        address: str = "127.0.0.1",
-        clock: Clock | None = None,
+        address: str,
         signer: Signer = UNSIGNED,
     ) -> None:
         """`imports` are the modules whose objectives may run here, and no others.
 
-        `address` is how the fleet's other machines reach this one.
+        `address` is the one by which the fleet's other machines reach this machine.
         """
         self.name = f"{compute_class}@{socket.gethostname()}.{os.getpid()}.{uuid.uuid4().hex[:4]}"
         self.signer = signer
         self._channel = WorkerChannel(client, worker=self.name, signer=signer)
         self._seats = WorkerSeats(client, self.name, signer=signer)
         self._host = machine.host
-        self._class = compute_class
-        self._imports = list(imports)
         self._checkpoints = checkpoints
-        self._clock = clock or SystemClock()
+        self._clock = SystemClock()
         environments = [machine.slot_environment(compute_class, i, count) for i in range(count)]
         self._runners = [Runner(imports, {**each, "SHADHO_HOST": address}) for each in environments]
         self._free: SimpleQueue[int] = SimpleQueue()
@@ -95,66 +94,67 @@ class Slots:
             self._free.put(slot)
         self._closing = threading.Event()
         self._leases = Leases(self._channel, self._seats)
-        worker = Worker(
+        self._worker = Worker(
             protocol=PROTOCOL,
             key=signer.fingerprint,
             compute_class=compute_class,
             slots=count,
-            imports=self._imports,
+            imports=list(imports),
             pid=os.getpid(),
             machine=machine,
         )
-        self._heartbeat = Heartbeat(client, self.name, worker, self._leases, self._clock)
+        self._heartbeat = Heartbeat(client, self.name, self._worker, self._leases, self._clock)
 
     def start(self) -> None:
-        """Start the slots' processes; from now on leases are renewed."""
+        """Start the slots' processes, and the thread that renews leases."""
         for runner in self._runners:
             runner.start()
         threading.Thread(target=self._beat, name="shadho-beat", daemon=True).start()
 
     def announce(self, consumer: Consumer | None = None) -> None:
-        """Let the schedulers know of this worker, until it is closed or withdrawn; `consumer` brings it messages."""
+        """Announce this worker to the schedulers, until it is closed or withdrawn; `consumer` brings it messages."""
         self._heartbeat.announce(consumer)
 
     def withdraw(self) -> None:
-        """Be forgotten by the schedulers: nothing new is sent, what runs goes on."""
+        """Withdraw the announcement: the schedulers send nothing new, running trials go on."""
         self._heartbeat.withdraw()
 
     def close(self) -> None:
-        """Withdraw, and end the processes. What still runs is lost and will be sent again."""
+        """Withdraw, and end the processes. Attempts that still run are lost and will be sent again."""
         self.withdraw()
         self._closing.set()
         for runner in self._runners:
             runner.kill()
 
     def run(self, payload: Payload) -> None:
-        """Run a message's attempts one after another, those that are this worker's to run.
+        """Run a message's attempts one after another, without those that this worker declines.
 
-        Raises NotMine where their module is not known here, or this worker's circuit breaker is open.
+        Raises NotMine if this worker was not started with their module, or if its circuit breaker is open.
         """
         self._heartbeat.note_message()
-        if payload.module not in self._imports:
+        imports = self._worker.imports
+        if payload.module not in imports:
             self._closing.wait(REQUEUE_SECONDS)
-            raise NotMine(f"this worker was not started with {payload.module}; it has {', '.join(self._imports)}")
+            raise NotMine(f"this worker was not started with {payload.module}; it has {', '.join(imports)}")
         ours = [attempt for attempt in payload.attempts if not self._declines(payload.study, attempt)]
         delivery = new_delivery()
         slot = self._free.get()
         try:
             if payload.replica is not None:
-                self._run_replica(slot, payload, delivery)
+                self._run_replica(slot, payload, payload.replica, delivery)
                 return
             result = None
             for attempt in ours:
-                result = self._run_in(slot, payload, attempt, delivery, result)
+                result = self._run_attempt(slot, payload, attempt, delivery, result)
             if result is not None:
                 self._step(payload, delivery, result, None)
         finally:
             self._free.put(slot)
 
     def _declines(self, study: str, attempt: Attempt) -> bool:
-        """Give an attempt back that is for another machine; return whether it is.
+        """Decline an attempt that is for another machine; return whether it is.
 
-        Not to its queue: there it would be the first again, and all that is behind it would wait, however long.
+        It does not go back to its queue: there it would be the first again, and hold up all messages behind it.
         """
         if attempt.not_on != self._host:
             return False
@@ -163,80 +163,64 @@ class Slots:
         self._persist(lambda: self._channel.decline(study, attempt.number, attempt.attempt, reason))
         return True
 
-    def _run_in(
+    def _run_attempt(
         self, slot: int, payload: Payload, attempt: Attempt, delivery: str, before: Result | None
     ) -> Result | None:
         """Send the result of the attempt `before`, claim the next and run it; return its result, None without one."""
         number, which = attempt.number, attempt.attempt
         now = self._clock.now()
         started = Started(number=number, attempt=which, host=self._host, at=now, worker=self.name)
-        if self._answered(self._step(payload, delivery, before, started), payload.study) is Claim.REFUSED:
+        if self._is_refused(self._step(payload, delivery, before, started), payload.study):
+            log.info("trial %s, attempt %s is not to be run: refused at its claim", number, which)
             return None
-        runner = self._runners[slot]
-        lease = Lease(study=payload.study, number=number, attempt=which, delivery=delivery, runner=runner)
-        outcome = self._drive(lease, slot, payload, attempt)
-        if lease.stopped == "gone":
-            self._note_refused(lease)
+        outcome, stopped = self._drive(slot, payload, attempt, delivery)
+        if stopped == "gone":
+            log.warning(REFUSED, number, which)
+            # It is not even sent: Redis may have lost the data by which it would refuse it.
+            with suppress(redis.RedisError):
+                self._channel.count_refused(payload.study)
             return None
         if outcome.warning:
             log.warning("trial %s: %s", number, outcome.warning)
-        if outcome.state is TrialState.FAILED and not lease.stopped:
+        if outcome.state is TrialState.FAILED and not stopped:
             log.warning("trial %s failed: %s", number, headline(outcome.error))
         return Result(
             number=number,
             attempt=which,
-            outcome=outcome.cancelled() if lease.stopped else outcome,
+            outcome=outcome.cancelled() if stopped else outcome,
             host=self._host,
-            compute_class=self._class,
+            compute_class=self._worker.compute_class,
             at=self._clock.now(),
             worker=self.name,
         )
 
-    def _run_replica(self, slot: int, payload: Payload, delivery: str) -> None:
-        """Run a replica of an attempt, where that runs and the seat is free. Its findings reach its gang alone."""
-        told, [attempt] = payload.replica, payload.attempts
-        assert told is not None
-        seat = Seat(number=attempt.number, attempt=attempt.attempt, call=told.call, rank=told.rank)
+    def _run_replica(self, slot: int, payload: Payload, replica: ReplicaSeat, delivery: str) -> None:
+        """Run a replica of an attempt, if that runs and the seat is free. Its findings reach its gang alone."""
+        [attempt] = payload.attempts
+        seat = Seat(number=attempt.number, attempt=attempt.attempt, call=replica.call, rank=replica.rank)
         claim = self._persist(lambda: self._seats.take(payload.study, seat, delivery))
-        if self._answered(claim, payload.study) is Claim.REFUSED:
+        if self._is_refused(claim, payload.study):
             log.info("replica %s of trial %s, attempt %s is not to be run", seat.rank, seat.number, seat.attempt)
             return
-        lease = Lease(
-            study=payload.study,
-            number=seat.number,
-            attempt=seat.attempt,
-            delivery=delivery,
-            runner=self._runners[slot],
-            seat=seat,
-        )
-        outcome = self._drive(lease, slot, payload, attempt)
-        has_ended = not (lease.stopped or self._closing.is_set())
-        # A replica that its gang needs no more ends as CANCELLED; one that returns has taken part in nothing.
-        has_failed = has_ended and outcome.state is not TrialState.CANCELLED
-        failure = self._replica_failure(seat, outcome) if has_failed else None
+        outcome, stopped = self._drive(slot, payload, attempt, delivery, seat)
+        has_ended = not (stopped or self._closing.is_set())
+        # A replica that its gang needs no more ends as CANCELLED; one that returns did not take part in a gang.
+        failure = None
+        if has_ended and outcome.state is not TrialState.CANCELLED:
+            error = outcome.error or "its objective returned without taking part in a gang"
+            at = self._clock.now()
+            failure = ReplicaFailed(**asdict(seat), error=error, host=self._host, at=at, worker=self.name)
         done = has_ended and failure is None
-        is_told = self._persist(lambda: self._seats.leave(payload.study, seat, delivery, done=done, failure=failure))
-        if failure is not None and is_told:
+        is_taken = self._persist(lambda: self._seats.leave(payload.study, seat, delivery, done=done, failure=failure))
+        if failure is not None and is_taken:
             log.warning("replica %s of trial %s failed: %s", seat.rank, seat.number, headline(failure.error))
 
-    def _replica_failure(self, seat: Seat, outcome: Outcome) -> ReplicaFailed:
-        return ReplicaFailed(
-            number=seat.number,
-            attempt=seat.attempt,
-            call=seat.call,
-            rank=seat.rank,
-            error=outcome.error or "its objective returned without taking part in a gang",
-            host=self._host,
-            at=self._clock.now(),
-            worker=self.name,
-        )
-
-    def _answered(self, claim: Claim, study: str) -> Claim:
-        """Return the answer to a claim. Raises NotMine where this worker's circuit breaker is open."""
+    def _is_refused(self, claim: Claim, study: str) -> bool:
+        """Return whether a claim was refused. Raises NotMine if this worker's circuit breaker is open."""
         if claim is Claim.BREAKER_OPEN:
             self._heartbeat.pause_for(study)
             raise NotMine("this worker gets no trials for the time being: it fails those that others finish")
-        return claim
+        return claim is Claim.REFUSED
 
     def _step(self, payload: Payload, delivery: str, result: Result | None, started: Started | None) -> Claim:
         """Send a result and claim an attempt; return the answer to the claim."""
@@ -245,45 +229,43 @@ class Slots:
         )
         if result is not None and not finished:
             log.warning(REFUSED, result.number, result.attempt)
-        if started is not None and claim is Claim.REFUSED:
-            log.info("trial %s, attempt %s is not to be run: refused at its claim", started.number, started.attempt)
         return claim
 
-    def _note_refused(self, lease: Lease) -> None:
-        """Count and log a late result; it is not even sent, for Redis may have forgotten why it is to be refused."""
-        log.warning(REFUSED, lease.number, lease.attempt)
-        with suppress(redis.RedisError):
-            self._channel.count_refused(lease.study)
+    def _drive(
+        self, slot: int, payload: Payload, attempt: Attempt, delivery: str, seat: Seat | None = None
+    ) -> tuple[Outcome, str]:
+        """Run an attempt, or its replica on `seat`, while its lease is renewed.
 
-    def _drive(self, lease: Lease, slot: int, payload: Payload, attempt: Attempt) -> Outcome:
-        """Run an attempt to its end; meanwhile its lease is renewed, and it can be stopped."""
-        whose = attempt.number if attempt.origin is None else attempt.origin
+        Returns the outcome, and the reason why it was stopped, "" if it was not.
+        """
+        number, which, runner = attempt.number, attempt.attempt, self._runners[slot]
+        lease = Lease(study=payload.study, number=number, attempt=which, delivery=delivery, runner=runner, seat=seat)
+        whose = number if attempt.origin is None else attempt.origin
         order = RunAttempt(
             attempt=attempt,
             module=payload.module,
             checkpoint_dir=str(self._checkpoints / payload.study / str(whose)),
-            compute_class=self._class,
+            compute_class=self._worker.compute_class,
             slot=slot,
             timeout=payload.timeout,
             replica=payload.replica,
         )
-        number, which = attempt.number, attempt.attempt
 
         def on_report(said: Reported) -> None:
-            now = self._clock.now()
+            report = Report(number=number, attempt=which, step=said.step, loss=said.loss, at=self._clock.now())
             try:
-                report = Report(number=number, attempt=which, step=said.step, loss=said.loss, at=now)
-                self._channel.report(lease.study, report)
+                self._channel.report(payload.study, report)
             except redis.RedisError:
                 log.warning("a report of trial %s did not get through", number)
 
         def on_gang(gang: GangCall) -> None:
             lease.calls += not gang.assembled
             call = Called(number=number, attempt=which, call=lease.calls, gang=gang, at=self._clock.now())
-            self._persist(lambda: self._seats.call(lease.study, call))
+            self._persist(lambda: self._seats.call(payload.study, call))
 
         with self._leases.holding(lease):
-            return lease.runner.run(order, on_report, on_gang)
+            outcome = runner.run(order, on_report, on_gang)
+        return outcome, lease.stopped
 
     def _persist(self, call: Callable[[], T]) -> T:
         """Try `call` until Redis answers: a claim or a result must not be dropped because Redis restarts."""
@@ -298,7 +280,7 @@ class Slots:
                 wait = min(5.0, wait * 2)
 
     def _beat(self) -> None:
-        """Renew leases, stop what was cancelled, announce, until the worker closes."""
+        """Renew leases, stop cancelled trials, announce, until the worker closes."""
         while not self._closing.wait(BEAT_SECONDS):
             try:
                 self._leases.renew()

@@ -14,34 +14,38 @@ from contextlib import suppress
 from typing import Any
 
 import kombu
-import kombu.exceptions
 import msgspec
+from kombu.exceptions import KombuError
 
 from shadho_celery.core.checks import one_line
 from shadho_celery.core.payload import Payload
 from shadho_celery.errors import ServiceError
 from shadho_celery.transport.celery_settings import configuration
 from shadho_celery.transport.signing import UNSIGNED, Signer
-from shadho_celery.transport.tls import remedy
+from shadho_celery.transport.tls import is_untrusted, remedy
 from shadho_celery.transport.urls import BROKER, mask
 
-#: number of the protocol that scheduler and worker must share: the form of messages and of the channel's records
+#: version of the protocol that scheduler and worker must share: the form of messages and of the channel's records
 PROTOCOL = 6
 
-#: the name of the Celery task that runs a trial
+#: name of the Celery task that runs a trial
 TASK = "shadho.trial"
 
 #: seconds to wait for a broker's answer
 BROKER_SECONDS = 6.0
 
-#: messages in one batch (Redis), or before the broker's confirms are waited for (RabbitMQ)
+#: AMQP's codes of permanent refusals (access refused, not allowed), and Redis' words for them
+_DENIED = (403, 530)
+_DENIALS = ("WRONGPASS", "NOPERM", "NOAUTH", "invalid username-password", "Authentication required", "no permissions")
+
+#: messages in one batch (Redis), and most messages without the broker's confirm (RabbitMQ)
 BATCH = 500
 
 
 def queue(name: str) -> kombu.Queue:
     """Return the queue of the compute class `name`: durable, bound by its own name to the default exchange.
 
-    No arguments: those of an existing queue cannot be changed, and the consumer timeout belongs into the broker's file.
+    Without arguments: those of an existing queue cannot be changed, the consumer timeout is set in the broker's file.
     """
     return kombu.Queue(name, kombu.Exchange(""), routing_key=name, durable=True)
 
@@ -56,13 +60,10 @@ def message(payload: Payload, signer: Signer = UNSIGNED) -> tuple[Any, dict[str,
         "task": TASK,
         "id": task_id,
         "root_id": task_id,
-        "parent_id": None,
-        "group": None,
-        "eta": None,
-        "expires": None,
+        **dict.fromkeys(("parent_id", "group", "eta", "expires")),
         "retries": 0,
         "timelimit": [None, None],
-        # Shown by monitors in place of the params, which may be long.
+        # Monitors show it in place of the params, which may be long.
         "argsrepr": f"(study {payload.study}, trials {[attempt.number for attempt in payload.attempts]})",
         "kwargsrepr": "{}",
         "origin": "shadho",
@@ -74,7 +75,7 @@ def message(payload: Payload, signer: Signer = UNSIGNED) -> tuple[Any, dict[str,
 
 
 class RefusedMessage(Exception):
-    """A message that a worker must not act on; its text says why."""
+    """A message that a worker must not act on; the text gives the reason."""
 
 
 def read_message(plain: Any, headers: Any, signer: Signer = UNSIGNED) -> Payload:
@@ -94,8 +95,32 @@ def read_message(plain: Any, headers: Any, signer: Signer = UNSIGNED) -> Payload
     return payload
 
 
+def check_access(connection: kombu.Connection, name: str) -> None:
+    """Raise ServiceError if the broker refuses the connection, or refuses to let it consume the queue `name`.
+
+    To be called before a worker starts: Celery connects again and again, which is right while a broker is away, but
+    hides the reason of a permanent refusal. `connection` is Celery's, not yet open; it is closed afterwards.
+    """
+    try:
+        with connection:
+            connection.connect()
+            channel = connection.default_channel
+            queue(name)(channel).declare()
+            if connection.transport.driver_type == "amqp":
+                # Needs the same permission as consuming. A message that it gets goes back when the channel closes.
+                channel.basic_get(name)
+    except (*connection.connection_errors, *connection.channel_errors, KombuError, OSError) as error:
+        if is_untrusted(error):
+            raise _unusable(connection.as_uri(), error) from error
+        if getattr(error, "code", None) in _DENIED or any(words in str(error) for words in _DENIALS):
+            raise ServiceError(
+                f"the broker at {mask(connection.as_uri())} does not let this worker serve {name} ({one_line(error)}); "
+                "check user and password in CELERY_BROKER_URL, and the user's permissions"
+            ) from error
+
+
 class Publisher:
-    """Publishes messages to their classes' queues. One that may have failed may be published again."""
+    """Publishes messages to their classes' queues. A message may be published twice: its claim is refused then."""
 
     def __init__(
         self,
@@ -106,25 +131,23 @@ class Publisher:
     ) -> None:
         """`options` are Celery's `broker_transport_options`, `ssl` its `broker_use_ssl`.
 
-        Raises ServiceError where no broker answers.
+        Raises ServiceError if no broker answers.
         """
         self._url = url
         self._signer = signer
         settings = dict(options or {})
         if "socket_timeout" in settings:
-            # A worker waits in a read for its next message; what is asked here is answered at once.
+            # It is set for a worker, which waits in a read for its next message; a publisher's requests are short.
             settings["socket_timeout"] = BROKER_SECONDS / 2
         self._connection = kombu.Connection(
             url, ssl=ssl, connect_timeout=BROKER_SECONDS / 2, heartbeat=0, transport_options=settings
         )
         self._producer: kombu.Producer | None = None
-        self._declared: set[str] = set()
-        self._unconfirmed = 0
         self._open()
 
     @classmethod
     def configured(cls) -> Publisher:
-        """Return a publisher for the broker that the environment names, with the settings that the workers have."""
+        """Return a publisher for the configured broker, with the workers' settings."""
         settings = configuration()
         return cls(
             settings["broker_url"],
@@ -134,21 +157,21 @@ class Publisher:
         )
 
     def publish(self, payloads: Iterable[tuple[str, Payload]]) -> None:
-        """Send each payload to the queue named beside it. Raises ServiceError where the broker does not take them."""
+        """Send each payload to the queue named beside it. Raises ServiceError if the broker does not take them."""
         batch = list(payloads)
         try:
             self._publish(batch)
         except self._failures():
-            # The connection may have died in idleness: once more on a new one. A duplicate is refused at its claim.
+            # The connection may have died while it was idle: try once more on a new one.
             self.close()
             self._open()
             try:
                 self._publish(batch)
             except self._failures() as error:
-                raise self._unreachable(error) from error
+                raise _unusable(self._url, error) from error
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
         with suppress(*self._failures()):
             self._connection.release()
         self._producer = None
@@ -158,14 +181,15 @@ class Publisher:
             self._connection.ensure_connection(max_retries=1, interval_start=0.2, timeout=BROKER_SECONDS)
             channel = self._connection.default_channel
             self._producer = kombu.Producer(channel, auto_declare=False, serializer="json")
-            self._declared.clear()
-            self._unconfirmed = 0
-            if hasattr(channel, "confirm_select"):
+            self._declared: set[str] = set()
+            #: delivery tags of RabbitMQ's confirms; Redis has none
+            self._published_tag = self._confirmed_tag = 0
+            self._has_confirms = hasattr(channel, "confirm_select")
+            if self._has_confirms:
                 channel.confirm_select()
                 channel.events["basic_ack"].add(self._on_confirm)
-                self._confirmed_tag = self._published_tag = 0
         except self._failures() as error:
-            raise self._unreachable(error) from error
+            raise _unusable(self._url, error) from error
 
     def _publish(self, batch: list[tuple[str, Payload]]) -> None:
         if self._producer is None:
@@ -179,14 +203,10 @@ class Publisher:
                 self._producer.publish(
                     body, exchange="", routing_key=name, headers=headers, delivery_mode=2, **properties
                 )
-                self._count(self._producer.channel)
+                if self._has_confirms:
+                    self._published_tag += 1
+                    self._confirm(BATCH)
         self._confirm(0)
-
-    def _count(self, channel: Any) -> None:
-        """Bound the number of messages that RabbitMQ has not confirmed."""
-        if hasattr(channel, "confirm_select"):
-            self._published_tag += 1
-            self._confirm(BATCH)
 
     def _on_confirm(self, delivery_tag: int, multiple: bool) -> None:
         self._confirmed_tag = max(self._confirmed_tag, delivery_tag)
@@ -196,26 +216,17 @@ class Publisher:
         while self._published_tag - self._confirmed_tag > allowed:
             self._connection.drain_events(timeout=BROKER_SECONDS)
 
-    #: delivery tags of RabbitMQ's confirms; Redis has none
-    _published_tag = 0
-    _confirmed_tag = 0
-
     def _failures(self) -> tuple[type[BaseException], ...]:
-        return (
-            *self._connection.connection_errors,
-            *self._connection.channel_errors,
-            kombu.exceptions.KombuError,
-            OSError,
-            # A URL of a kind that no transport has, or that cannot be read.
-            KeyError,
-            ValueError,
-        )
+        # The last two: no transport knows the URL's scheme, or the URL cannot be read.
+        connection = self._connection
+        return *connection.connection_errors, *connection.channel_errors, KombuError, OSError, KeyError, ValueError
 
-    def _unreachable(self, error: BaseException) -> ServiceError:
-        cause = one_line(error) or type(error).__name__
-        return ServiceError(f"the broker at {mask(self._url)} cannot be used ({cause}); {remedy(cause, BROKER)}")
+
+def _unusable(url: str, error: BaseException) -> ServiceError:
+    cause = one_line(error) or type(error).__name__
+    return ServiceError(f"the broker at {mask(url)} cannot be used ({cause}); {remedy(cause, BROKER)}")
 
 
 def _signed(payload: Mapping[str, Any]) -> str:
-    """Return what of a message is signed: the protocol, and the payload as JSON in its own order."""
+    """Return the text of a message that is signed: the protocol, and the payload as JSON in its own order."""
     return f"task {PROTOCOL} {json.dumps(payload, separators=(',', ':'))}"

@@ -1,8 +1,8 @@
-"""Celery settings in force: those that came with the package, and the working directory's own."""
+"""Celery settings in force: the package's own, overridden by those of the working directory."""
 
 from __future__ import annotations
 
-import importlib.util
+import runpy
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -14,36 +14,31 @@ from shadho_celery.transport.tls import tls
 
 
 def configuration() -> dict[str, Any]:
-    """Return the settings that came with the package, overridden by those of a celeryconfig.py in the working directory.
+    """Return the package's settings, overridden by those of a celeryconfig.py in the working directory.
 
-    Raises UsageError where a file that they name cannot be read, or the broker is of no kind that there is.
+    Raises UsageError if a file that they name cannot be read, or if no broker's URL begins like theirs.
     """
     package = Path(__file__).parents[1]
-    installed = next(
-        path for path in (package / "celeryconfig.py", package.parent / "celeryconfig.py") if path.exists()
-    )
-    settings = _settings(_load(installed))
+    # An installed package has the file inside, a checkout beside it.
+    files = (package / "celeryconfig.py", package.parent / "celeryconfig.py")
+    settings = _settings(next(file for file in files if file.exists()))
     own = Path("celeryconfig.py").absolute()
-    if own.exists() and own != installed:
-        settings.update(_settings(_load(own)))
+    if own.exists():
+        settings |= _settings(own)
     scheme, separator, _ = str(settings["broker_url"]).partition("://")
     # A scheme may say more after a plus: redis+socket.
     if separator and scheme.partition("+")[0] not in TRANSPORT_ALIASES:
         raise UsageError(f"CELERY_BROKER_URL begins with {scheme}://, as no broker's does; write amqp:// or redis://")
-    # Now that the broker is known. Celery itself would not verify whom it talks to.
+    # Only now is the broker known. Without these settings Celery would not verify its certificate.
     if secure := tls(settings["broker_url"]):
         settings.setdefault("broker_use_ssl", secure)
-    return {name: value for name, value in settings.items() if not isinstance(value, (type, ModuleType))}
+    return settings
 
 
-def _settings(module: ModuleType) -> dict[str, Any]:
-    return {name: value for name, value in vars(module).items() if name[0] != "_" and name.islower()}
-
-
-def _load(path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location("shadho_celeryconfig", path)
-    if spec is None or spec.loader is None:
-        raise UsageError(f"{path} cannot be read")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def _settings(path: Path) -> dict[str, Any]:
+    """Return the settings in a file: its public names in lower case that are no module and no class."""
+    return {
+        name: value
+        for name, value in runpy.run_path(str(path)).items()
+        if name[0] != "_" and name.islower() and not isinstance(value, (type, ModuleType))
+    }

@@ -1,12 +1,12 @@
 """Channel: the way back from workers to schedulers, in Redis; both ends of it.
 
-The broker only delivers; the scripts in `lua/` decide who runs what. An attempt is *claimed* by the worker that will run
-it, its *lease* is renewed while it runs, and its result is taken only from a worker that still holds the lease.
+The broker only delivers; the scripts in `lua/` decide who runs an attempt. An attempt is *claimed* by the worker that
+will run it, its *lease* is renewed while it runs, and its result is taken only while that lease lasts.
 
-Keys of a study, under ``shadho:{study}:``; `quarantine` and `seats` tell of the others:
+Keys of a study, under ``shadho:{study}:``; `quarantine` and `seats` describe the others:
 
 ========  ======  ===================================================================================
-events    stream  what the scheduler has not confirmed yet, one JSON record an entry
+events    stream  events that the scheduler has not confirmed yet, one JSON record an entry
 attempts  hash    trial number -> ``N`` all up to N are void, ``N:delivery`` N is claimed, or
                   ``done:N:delivery``; and ``refused`` -> late results that were refused
 leases    zset    ``number.attempt`` -> moment the lease ends (ms, the server's clock); 0 once it has
@@ -16,17 +16,19 @@ cancel    set     numbers of running trials that should stop
 
 from __future__ import annotations
 
+import json
 import os
 import uuid
 from collections.abc import Iterable, Sequence
 from enum import Enum
-from typing import Any
+from itertools import chain
+
+import msgspec
 
 from shadho_celery.core.failures import kind_of
 from shadho_celery.core.trial import WELL, Event, GangEvent, Lost, Report, Result, Started, TrialState
 from shadho_celery.errors import UsageError
-from shadho_celery.transport.event_codec import seal, unseal
-from shadho_celery.transport.redis import Redis, script
+from shadho_celery.transport.redis import Redis, keys, run
 from shadho_celery.transport.signing import UNSIGNED, Signer
 
 #: seconds for which messages of a study that has ended are refused
@@ -35,18 +37,12 @@ ERASED_SECONDS = 7 * 86400
 #: events read at once
 READ = 1000
 
-
 #: strikes in a row that open a worker's circuit breaker, see `quarantine`
 MAX_STRIKES = 2
 
 
-def keys(study: str, *names: str) -> list[str]:
-    """Return the study's keys of these names."""
-    return [f"shadho:{study}:{name}" for name in names]
-
-
 def configured_lease() -> float:
-    """Return the seconds that a lease lasts without renewal: 30, or what SHADHO_LEASE_SECONDS says."""
+    """Return the seconds that a lease lasts without renewal: 30, or the number in SHADHO_LEASE_SECONDS."""
     told = os.environ.get("SHADHO_LEASE_SECONDS") or "30"
     try:
         seconds = float(told)
@@ -57,11 +53,30 @@ def configured_lease() -> float:
     return seconds
 
 
+def seal(study: str, event: Event | GangEvent, signer: Signer) -> str:
+    """Return an event as it travels: its JSON, after its signature if messages are signed."""
+    text = json.dumps(msgspec.to_builtins(event))
+    return signer.sign(study + text) + text if signer.fingerprint else text
+
+
+def unseal(study: str, text: str, signer: Signer) -> Event | GangEvent | None:
+    """Return the event in `text`; None if it lacks a required signature, or is not an event."""
+    signature, brace, rest = text.partition("{")
+    if signer.fingerprint and not signer.is_signed(study + brace + rest, signature):
+        return None
+    try:
+        event: Event | GangEvent = msgspec.convert(json.loads(brace + rest), Event | GangEvent)
+    except (ValueError, RecursionError, msgspec.ValidationError):
+        return None
+    # Only the study's scheduler decides on retries.
+    return None if isinstance(event, Result) and event.retry is not None else event
+
+
 class Claim(Enum):
     """Answer to a claim."""
 
     TAKEN = 1
-    #: another worker runs the attempt, or it is not to be run any more
+    #: another worker runs the attempt, or its trial has ended or was taken back
     REFUSED = 0
     #: this worker's circuit breaker is open
     BREAKER_OPEN = -1
@@ -78,17 +93,11 @@ class WorkerChannel:
         self._lease_ms = int(1000 * (configured_lease() if lease_seconds is None else lease_seconds))
         self._worker = worker
         self._signer = signer
-        self._step = script(client, "step")
-        self._renew = script(client, "renew")
-        self._cancel = script(client, "cancel")
 
     def decline(self, study: str, number: int, attempt: int, reason: str) -> None:
-        """Give an attempt back that is not claimed: it is lost, and no fault of its trial's."""
+        """Give back an attempt that is not claimed: it is lost, which does not count against its trial."""
         lost = Lost(number=number, attempt=attempt, reason=reason, claimed=False)
-        self._cancel(
-            keys=keys(study, "attempts", "cancel", "events", "leases"),
-            args=["leave", number, attempt, seal(study, lost, self._signer)],
-        )
+        run(self._client, "cancel", study, "leave", number, attempt, seal(study, lost, self._signer))
 
     def step(
         self,
@@ -101,27 +110,17 @@ class WorkerChannel:
     ) -> tuple[bool, Claim]:
         """Finish one attempt and claim the next in one round trip; either may be None.
 
-        Returns whether the result was taken, and the answer to the claim. With the same `delivery` it may be said again
-        when the answer got lost. A result that is `watched` counts for or against the worker.
+        Returns whether the result was taken, and the answer to the claim. The call may be repeated with the same
+        `delivery` if the answer was lost. A result that is `watched` counts for or against the worker.
         """
-        finished, claimed = self._step(
-            keys=keys(study, "attempts", "leases", "events", "cancel", "strikes", "known"),
-            args=[
-                self._lease_ms,
-                delivery or new_delivery(),
-                self._worker,
-                MAX_STRIKES,
-                *self._sealed(study, result),
-                *self._sealed(study, started),
-                _failure(result, watched),
-            ],
-        )
+        who = (self._lease_ms, delivery or new_delivery(), self._worker, MAX_STRIKES)
+        events = (*self._sealed(study, result), *self._sealed(study, started))
+        finished, claimed = run(self._client, "step", study, *who, *events, _failure(result, watched))
         return bool(finished), Claim(claimed)
 
     def renew(self, study: str, attempts: Sequence[tuple[int, int]]) -> list[str]:
         """Renew the leases of (number, attempt) pairs; return for each ``ok``, ``cancel`` or ``gone`` (not ours)."""
-        members = [f"{number}.{attempt}" for number, attempt in attempts]
-        return list(self._renew(keys=keys(study, "attempts", "leases", "cancel"), args=[self._lease_ms, *members]))
+        return list(run(self._client, "renew", study, self._lease_ms, *map(_member, attempts)))
 
     def count_refused(self, study: str) -> None:
         """Count a late result that was refused before it was sent."""
@@ -131,32 +130,26 @@ class WorkerChannel:
         """Send a report."""
         self._client.xadd(*keys(study, "events"), {"e": seal(study, report, self._signer)})
 
-    def _sealed(self, study: str, event: Result | Started | None) -> list[int | str]:
-        return ["", "", ""] if event is None else [event.number, event.attempt, seal(study, event, self._signer)]
+    def _sealed(self, study: str, event: Result | Started | None) -> tuple[int | str, int | str, str]:
+        return ("", "", "") if event is None else (event.number, event.attempt, seal(study, event, self._signer))
 
 
 class SchedulerChannel:
-    """A scheduler's end: drain events, see leases end, take attempts back."""
+    """A scheduler's end: drain events, find ended leases, take attempts back."""
 
     def __init__(self, client: Redis, study: str, signer: Signer = UNSIGNED) -> None:
         self._client = client
         self._study = study
         self._signer = signer
-        self._attempts, self._leases, self._events, self._cancelled = keys(
-            study, "attempts", "leases", "events", "cancel"
-        )
-        self._expire = script(client, "expire")
-        self._extend = script(client, "extend")
-        self._cancel = script(client, "cancel")
-        self._reopen = script(client, "reopen")
-        #: events that are not signed with our key, or are none
+        self._attempts, self._leases, self._events = keys(study, "attempts", "leases", "events")
+        #: entries that are not signed with our key, or are not events
         self.forged = 0
-        #: id of the last event read; the stream holds what an earlier life did not confirm
+        #: id of the last event read; the stream starts with events that an earlier scheduler did not confirm
         self._last = "0"
 
     def drain(self, wait_ms: int) -> list[Event | GangEvent]:
         """Return the events since the last call, waiting up to `wait_ms` (0: not at all) for the first one."""
-        answer: Any = self._client.xread({self._events: self._last}, count=READ, block=wait_ms or None)
+        answer = self._client.xread({self._events: self._last}, count=READ, block=wait_ms or None)
         if not answer:
             return []
         entries = next(iter(answer.values()))[0] if isinstance(answer, dict) else answer[0][1]
@@ -166,31 +159,28 @@ class SchedulerChannel:
         return [event for event in events if event is not None]
 
     def confirm(self) -> None:
-        """Forget the events drained so far: they are recorded."""
+        """Remove the events drained so far: they are recorded."""
         if self._last != "0":
             moment, place = self._last.split("-")
             self._client.xtrim(self._events, minid=f"{moment}-{int(place) + 1}", approximate=False)
 
     def ended_leases(self) -> list[tuple[int, int]]:
-        """Return (number, attempt) of the claimed attempts that fell silent, again until they are forgotten."""
-        members: list[str] = self._expire(keys=[self._leases])
-        return [_pair(member) for member in members]
+        """Return (number, attempt) of the claimed attempts whose lease has ended, again until `forget` removes them."""
+        pairs = (member.split(".") for member in run(self._client, "expire", self._study))
+        return [(int(number), int(attempt)) for number, attempt in pairs]
 
     def extend_leases(self) -> None:
         """Renew all leases that have not ended: for a while workers could not reach Redis to do so."""
-        self._extend(keys=[self._leases], args=[int(1000 * configured_lease())])
+        run(self._client, "extend", self._study, int(1000 * configured_lease()))
 
     def forget(self, attempts: Iterable[tuple[int, int]]) -> None:
-        """Forget ended leases: their loss is recorded."""
-        members = [f"{number}.{attempt}" for number, attempt in attempts]
-        if members:
+        """Remove ended leases: their loss is recorded."""
+        if members := [*map(_member, attempts)]:
             self._client.zrem(self._leases, *members)
 
     def leased(self, attempts: Sequence[tuple[int, int]]) -> list[bool]:
         """Return for each (number, attempt) whether Redis knows a lease of it, ended or not."""
-        if not attempts:
-            return []
-        scores = self._client.zmscore(self._leases, [f"{number}.{attempt}" for number, attempt in attempts])
+        scores = self._client.zmscore(self._leases, [*map(_member, attempts)]) if attempts else []
         return [score is not None for score in scores]
 
     def cancel(self, attempts: Sequence[tuple[int, int]], *, running: bool) -> None:
@@ -198,25 +188,25 @@ class SchedulerChannel:
         self._take_back(attempts, "stop" if running else "leave", "taken back")
 
     def give_up(self, attempts: Sequence[tuple[int, int]], reason: str, *, claimed: bool = False) -> None:
-        """Take back attempts, claimed or not: their worker is gone, or is to stop. A trial that has ended stays so.
+        """Take back attempts, claimed or not: their worker is gone, or is to stop. A finished trial does not change.
 
         Those that are `claimed` count against their trial.
         """
         self._take_back(attempts, "gone", reason, claimed)
 
     def _take_back(self, attempts: Sequence[tuple[int, int]], mode: str, reason: str, claimed: bool = False) -> None:
-        arguments: list[Any] = [mode]
+        arguments: list[int | str] = [mode]
         for number, attempt in attempts:
             lost = Lost(number=number, attempt=attempt, reason=reason, claimed=claimed)
             arguments += [number, attempt, seal(self._study, lost, self._signer)]
-        self._cancel(keys=[self._attempts, self._cancelled, self._events, self._leases], args=arguments)
+        run(self._client, "cancel", self._study, *arguments)
 
     def reopen(self, attempts: Sequence[tuple[int, int]]) -> None:
-        """Let another attempt follow where one of these has ended its trial."""
-        self._reopen(keys=[self._attempts], args=[part for pair in attempts for part in pair])
+        """Let another attempt follow if one of these has ended its trial."""
+        run(self._client, "reopen", self._study, *chain.from_iterable(attempts))
 
     def refused(self) -> int:
-        """Return the late results that were refused so far."""
+        """Return the number of late results that were refused so far."""
         return int(self._client.hget(self._attempts, "refused") or 0)
 
     def reopen_study(self) -> None:
@@ -226,11 +216,10 @@ class SchedulerChannel:
     def erase(self) -> None:
         """Remove the study's keys: it has ended and all is recorded.
 
-        The attempts are kept for ERASED_SECONDS: messages that were taken back may still lie in a queue, and a worker
-        that gets one must be told that it is not to be run.
+        The attempts are kept for ERASED_SECONDS: messages that were taken back may still lie in a queue, and their
+        claims must be refused.
         """
-        gone = keys(self._study, "events", "leases", "cancel", "known", "gangs", "seats", "yields")
-        self._client.delete(*gone)
+        self._client.delete(*keys(self._study, "events", "leases", "cancel", "known", "gangs", "seats", "yields"))
         for kept in keys(self._study, "attempts", "strikes"):
             self._client.expire(kept, ERASED_SECONDS)
 
@@ -240,14 +229,13 @@ def new_delivery() -> str:
     return uuid.uuid4().hex[:8]
 
 
+def _member(attempt: tuple[int, int]) -> str:
+    return f"{attempt[0]}.{attempt[1]}"
+
+
 def _failure(result: Result | None, watched: bool) -> str:
-    """Return how a result counts in the scripts: the kind of its failure, '' for a success, or 'unwatched'."""
+    """Return the kind of a result's failure as the scripts count it: '' for a success, or 'unwatched'."""
     if result is None or result.outcome.state in WELL:
         return ""
     failed = result.outcome.state is TrialState.FAILED and not result.outcome.out_of_memory
     return kind_of(result.outcome.error) if watched and failed else "unwatched"
-
-
-def _pair(member: str) -> tuple[int, int]:
-    number, attempt = member.split(".")
-    return int(number), int(attempt)

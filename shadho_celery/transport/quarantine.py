@@ -1,6 +1,6 @@
 """Quarantine, in Redis: workers that get no trials of a study, and the strikes that open a circuit breaker.
 
-A failure of a kind that no other worker has had is a *strike* against its worker, counted where the result is taken
+A failure of a kind that no other worker has had is a *strike* against its worker, counted when the result is taken
 (`lua/step.lua`). After `MAX_STRIKES` in a row the worker's circuit breaker is open: it may claim nothing until the
 study's scheduler has judged it (`fleet.circuit_breaker`). A quarantined worker stays out.
 
@@ -16,8 +16,8 @@ from __future__ import annotations
 
 from enum import Enum
 
-from shadho_celery.transport.channel import MAX_STRIKES, keys
-from shadho_celery.transport.redis import Redis
+from shadho_celery.transport.channel import MAX_STRIKES
+from shadho_celery.transport.redis import Redis, keys
 
 
 class Breaker(str, Enum):
@@ -27,6 +27,7 @@ class Breaker(str, Enum):
     CLOSED = "closed"
     #: it may not until the scheduler has judged its failures
     OPEN = "open"
+    #: it may not any more
     QUARANTINED = "quarantined"
 
 
@@ -60,11 +61,11 @@ class Quarantine:
             self._client.hset(self._strikes, worker, MAX_STRIKES - 1)
 
     def quarantine(self, worker: str) -> None:
-        """Let a worker have no more trials of this study."""
+        """Give a worker no more trials of this study."""
         self._client.hset(self._strikes, worker, Breaker.QUARANTINED.value)
 
     def reopen(self) -> None:
-        """Take the strikes up again where an earlier scheduler let them expire, all breakers closed."""
+        """Remove the expiry that an earlier scheduler put on the strikes, and close all breakers."""
         self._client.persist(self._strikes)
         for worker in self._client.hkeys(self._strikes):
             self.close(worker)

@@ -1,7 +1,8 @@
-"""A client of the fleet's Redis, its scripts, and what its errors mean."""
+"""Redis: a client of the fleet's server, its scripts, and how its errors are to be taken."""
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 from collections.abc import Callable, Iterator
@@ -12,6 +13,7 @@ from typing import Any
 
 import redis
 from redis.backoff import NoBackoff
+from redis.exceptions import NoScriptError
 from redis.retry import Retry
 
 from shadho_celery.core import hardware
@@ -28,55 +30,59 @@ CONNECT_SECONDS = 3.0
 
 _SCRIPTS = Path(__file__).parent / "lua"
 _INCLUDE = re.compile(r"^-- include (\w+)\n", re.MULTILINE)
+_KEYS = re.compile(r"^-- KEYS .*$", re.MULTILINE)
 
-#: how Redis begins an error that will pass: memory or disk are full, it starts, it is being replaced
+#: beginnings of errors that pass: memory or disk are full, the server starts, or another one takes its place
 _PASSING = ("OOM", "MISCONF", "LOADING", "READONLY", "MASTERDOWN", "NOREPLICAS", "BUSY", "TRYAGAIN", "CLUSTERDOWN")
 
 
 def connect(url: str) -> Redis:
-    """Return a client of the Redis at `url`, tested. Raises ServiceError where it does not answer."""
-    secure = tls(url)
+    """Return a client of the Redis at `url`, tested. Raises ServiceError if the server does not answer."""
+    options = {"socket_connect_timeout": CONNECT_SECONDS, **tls(url)}
     try:
-        # Asked with less patience than later: somebody waits for the answer.
-        with redis.Redis.from_url(
-            url,
-            socket_connect_timeout=CONNECT_SECONDS,
-            socket_timeout=CONNECT_SECONDS,
-            retry=Retry(NoBackoff(), 1),
-            **secure,
-        ) as first:
+        # Less patient than later: a person waits for the answer.
+        with redis.Redis.from_url(url, socket_timeout=CONNECT_SECONDS, retry=Retry(NoBackoff(), 1), **options) as first:
             first.ping()
-        return redis.Redis.from_url(
-            url,
-            decode_responses=True,
-            socket_connect_timeout=CONNECT_SECONDS,
-            # Nothing asked of Redis takes long; a connection that died in silence should not be waited for.
-            socket_timeout=10,
-            health_check_interval=15,
-            **secure,
-        )
+        # No command takes long; a connection that died in silence should not be waited for.
+        return redis.Redis.from_url(url, decode_responses=True, socket_timeout=10, health_check_interval=15, **options)
     except (redis.RedisError, OSError, ValueError) as error:
         cause = one_line(error)
         raise ServiceError(f"Redis at {mask(url)} cannot be used ({cause}); {remedy(cause, REDIS)}") from error
 
 
-def script(client: Redis, name: str) -> Callable[..., Any]:
-    """Return the script ``lua/NAME.lua`` as a function of `keys` and `args`, to be run by `client`."""
-    registered: Callable[..., Any] = client.register_script(_source(name))
-    return registered
+def keys(study: str, *names: str) -> list[str]:
+    """Return the study's keys of these names."""
+    return [f"shadho:{study}:{name}" for name in names]
+
+
+def run(client: Redis, name: str, study: str, *args: int | str) -> Any:
+    """Run the script ``lua/NAME.lua`` on the keys of `study` that its header names; return its answer."""
+    source, digest, names = _script(name)
+    try:
+        return client.evalsha(digest, len(names), *keys(study, *names), *args)
+    except NoScriptError:
+        # The server has forgotten its scripts, as after a restart or on another replica; `eval` stores them again.
+        return client.eval(source, len(names), *keys(study, *names), *args)
 
 
 @cache
+def _script(name: str) -> tuple[str, str, list[str]]:
+    """Return a script's source, its SHA-1 by which Redis knows it, and the names of its keys."""
+    source = _source(name)
+    names = re.findall(r"\d+ (\w+)", _KEYS.findall(source)[0])
+    return source, hashlib.sha1(source.encode()).hexdigest(), names
+
+
 def _source(name: str) -> str:
     text = (_SCRIPTS / f"{name}.lua").read_text(encoding="utf-8")
     return _INCLUDE.sub(lambda found: _source(found[1]), text)
 
 
 def is_outage(error: Exception) -> bool:
-    """Return True where Redis will do as asked once it has been put right: nothing is lost, only later."""
-    # redis-py makes an exception of its own of some of these, and then leaves the word out.
+    """Return whether Redis will do as asked once its operator has repaired it: the command is late, and not lost."""
+    # redis-py has exceptions of its own for some of these, and then leaves the word out.
     passing = (redis.ConnectionError, redis.TimeoutError, redis.exceptions.OutOfMemoryError, redis.ReadOnlyError)
-    # Of a pipeline it tells first which command it was.
+    # The error of a pipeline begins with the command that caused it.
     said = str(error).partition("caused error: ")[2] or str(error)
     return isinstance(error, passing) or said.startswith(_PASSING)
 
@@ -84,22 +90,27 @@ def is_outage(error: Exception) -> bool:
 def own_address(client: Redis) -> str:
     """Return the address by which the fleet's other machines reach this one.
 
-    It is what SHADHO_HOST says, else the address that this machine has on the way to Redis: 127.0.0.1 where Redis is
-    on this machine, too.
+    It is the one in SHADHO_HOST, else the address that this machine has on the way to Redis: 127.0.0.1 if Redis is on
+    this machine, too.
     """
     place = client.connection_pool.connection_kwargs
     if told := os.environ.get("SHADHO_HOST"):
         return told
-    return (
-        "127.0.0.1"
-        if "path" in place
-        else hardware.own_address(place.get("host", "localhost"), place.get("port", 6379))
-    )
+    if "path" in place:
+        return "127.0.0.1"
+    return hardware.own_address(place.get("host", "localhost"), place.get("port", 6379))
+
+
+def flush(calls: list[Callable[[], object]]) -> None:
+    """Make the pending `calls` in their order; remove each one that succeeds. Raises redis-py's errors."""
+    while calls:
+        calls[0]()
+        del calls[0]
 
 
 @contextmanager
 def outages_pass() -> Iterator[None]:
-    """Pass over an outage: nothing is known to have happened, and nothing is lost. Raises ServiceError otherwise."""
+    """Pass over an outage: the caller tries again later. Raises ServiceError for any other error of Redis."""
     try:
         yield
     except redis.RedisError as error:

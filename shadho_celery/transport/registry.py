@@ -1,4 +1,4 @@
-"""Registry: workers and studies announce themselves in Redis, and are gone when their heartbeat stops.
+"""Registry: workers and studies announce themselves in Redis, and disappear when their heartbeat stops.
 
 Keys: ``shadho:workers`` and ``shadho:studies`` (sets of names), ``shadho:worker:NAME`` and ``shadho:study:NAME`` (JSON
 that expires unless it is renewed).
@@ -20,17 +20,17 @@ from shadho_celery.errors import ServiceError
 from shadho_celery.transport.broker import PROTOCOL
 from shadho_celery.transport.redis import Redis
 
-#: seconds after which a worker or a study that has not announced itself again is gone
+#: seconds after which an announcement expires unless it is renewed
 ANNOUNCE_SECONDS = 20.0
 
 _Slots = Annotated[int, Meta(ge=0, le=10**6)]
 
 
 class Worker(Struct, frozen=True, kw_only=True):
-    """A worker's announcement. Every field has a default: one of another protocol may lack it."""
+    """A worker's announcement. Every field has a default: a worker of another protocol may lack it."""
 
     protocol: int = 0
-    #: fingerprint of its signing key
+    #: fingerprint of its signing key, "" without one
     key: str = ""
     compute_class: str = ""
     slots: _Slots = 0
@@ -40,15 +40,15 @@ class Worker(Struct, frozen=True, kw_only=True):
     imports: list[str] = []
     pid: int = 0
     machine: Machine = Machine()
-    #: True where it takes no messages: a study has its circuit breaker open, or has it in quarantine
+    #: True if it takes no messages: its circuit breaker is open for a study, or it is quarantined
     quarantined: bool = False
 
 
 class StudyWants(Struct, frozen=True, kw_only=True):
-    """A study's announcement: what it wants of the fleet."""
+    """A study's announcement: the slots it wants, and its weight."""
 
     weight: Annotated[float, Meta(gt=0, le=1e300)] = 1.0
-    #: slots by compute class
+    #: wanted slots by compute class
     wants: dict[str, Annotated[float, Meta(ge=0, le=1e12)]] = {}
 
 
@@ -68,7 +68,7 @@ class Registry(Generic[T]):
         self._index, self._name = f"shadho:{plural}", f"shadho:{singular}:{{}}"
 
     def announce(self, name: str, announcement: T) -> None:
-        """Be known as `name` for the next ANNOUNCE_SECONDS."""
+        """Announce `name`, for the next ANNOUNCE_SECONDS."""
         text = json.dumps(msgspec.to_builtins(announcement))
         with self._client.pipeline(transaction=False) as pipe:
             pipe.sadd(self._index, name)
@@ -76,24 +76,21 @@ class Registry(Generic[T]):
             pipe.execute()
 
     def withdraw(self, name: str) -> None:
-        """Be forgotten at once."""
+        """Remove an announcement at once."""
         self._client.delete(self._name.format(name))
         self._client.srem(self._index, name)
 
     def clear(self) -> None:
-        """Forget all: those that live announce themselves again."""
+        """Remove all announcements: the processes that live announce themselves again."""
         self._client.delete(self._index)
 
     def living(self) -> dict[str, T]:
-        """Return the announcements by name; one that is no announcement is passed over."""
+        """Return the announcements by name, without malformed ones."""
         names = sorted(self._client.smembers(self._index))
-        if not names:
-            return {}
-        texts = dict(zip(names, self._client.mget([self._name.format(name) for name in names]), strict=True))
-        silent = [name for name, text in texts.items() if text is None]
-        if silent:
-            self._client.srem(self._index, *silent)
-        found = {name: self._read(text) for name, text in texts.items() if text is not None}
+        texts = self._client.mget([self._name.format(name) for name in names]) if names else []
+        if expired := [name for name, text in zip(names, texts, strict=True) if text is None]:
+            self._client.srem(self._index, *expired)
+        found = {name: self._read(text) for name, text in zip(names, texts, strict=True) if text is not None}
         return {name: announcement for name, announcement in found.items() if announcement is not None}
 
     def _read(self, text: str) -> T | None:
@@ -105,7 +102,7 @@ class Registry(Generic[T]):
 
 
 def able(workers: Mapping[str, Worker], module: str, fingerprint: str = "") -> dict[str, Worker]:
-    """Return those of the live `workers` that run `module` and understand us; `fingerprint` is our signing key's."""
+    """Return those of the live `workers` that run `module`, with our protocol and the signing key of `fingerprint`."""
     return {
         name: worker
         for name, worker in workers.items()
@@ -114,7 +111,7 @@ def able(workers: Mapping[str, Worker], module: str, fingerprint: str = "") -> d
 
 
 def unable(workers: Mapping[str, Worker], module: str, fingerprint: str = "") -> ServiceError | None:
-    """Return why none of the live `workers` runs `module`, with the remedy; None where one does."""
+    """Return the reason why none of the live `workers` runs `module`, with the remedy; None if one does."""
     if able(workers, module, fingerprint):
         return None
     if not workers:
@@ -136,5 +133,5 @@ def unable(workers: Mapping[str, Worker], module: str, fingerprint: str = "") ->
 
 
 def start_command(compute_class: str, module: str) -> str:
-    """Return what a person types on a node to serve trials of `module` there."""
+    """Return the command that starts a worker for trials of `module` on a node."""
     return f"SHADHO_IMPORTS={module} celery -A shadho_celery worker -Q {shlex.quote(compute_class)}"

@@ -1,7 +1,7 @@
-"""Signing: with a key, messages and events are signed, and unsigned ones refused.
+"""Signing: with a key, messages and events are signed (HMAC), and unsigned ones are refused.
 
-Any client of the broker can put a message there, and any client of Redis a result. With a key that only the fleet's
-own processes can read, those of others are refused. Make one with ``openssl rand -hex 32 > shadho.key``.
+Any client of the broker can send a message, and any client of Redis a result. With a key that only the fleet's own
+processes can read, those of other clients are refused. Make one with ``openssl rand -hex 32 > shadho.key``.
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ from pathlib import Path
 
 from shadho_celery.errors import UsageError
 
-#: names the file with the key
+#: environment variable that names the file with the key
 KEY_FILE = "SHADHO_SIGNING_KEY_FILE"
 
-#: bytes that a key must have
+#: fewest bytes of a key
 MIN_BYTES = 16
 
 
 class Signer:
-    """HMAC-SHA256 with one key; without a key nothing is signed, and everything passes."""
+    """HMAC-SHA256 with one key; without a key nothing is signed, and every signature is accepted."""
 
     def __init__(self, key: bytes = b"") -> None:
         self._key = key
-        #: tells one key from another without telling the key; "" without one
+        #: tells one key from another without disclosing it; "" without a key
         self.fingerprint = self.sign("fingerprint")[:8]
 
     @classmethod
     def configured(cls) -> Signer:
-        """Return the signer with the key in the file that SHADHO_SIGNING_KEY_FILE names, without one where it names none.
+        """Return a signer with the key in the file that SHADHO_SIGNING_KEY_FILE names, UNSIGNED if that is not set.
 
         Raises UsageError for a file that cannot be read or that others can read.
         """
@@ -46,7 +46,7 @@ class Signer:
         """Return whether `signature` is that of `text`; always True without a key."""
         if not self._key:
             return True
-        # As bytes: what others have written may hold anything, and text that is not ASCII would raise.
+        # As bytes: a forged signature may have any characters, and text that is not ASCII would raise.
         return hmac.compare_digest(self.sign(text).encode(), signature.encode(errors="replace"))
 
 
@@ -65,5 +65,5 @@ def read_key(path: Path) -> bytes:
     return key
 
 
-#: for a fleet without a key
+#: signer of a fleet without a key
 UNSIGNED = Signer()

@@ -1,4 +1,4 @@
-"""TLS for ``amqps://`` and ``rediss://``, alike for the scheduler, the workers' Celery and the channel.
+"""TLS for ``amqps://`` and ``rediss://``: the same rules for the scheduler, the workers' Celery and the channel.
 
 A server's certificate must be valid for the name in its URL, by the system's authorities or the one in SHADHO_TLS_CA.
 """
@@ -15,12 +15,12 @@ from shadho_celery.errors import UsageError
 
 CA, CERTIFICATE, KEY = "SHADHO_TLS_CA", "SHADHO_TLS_CERT", "SHADHO_TLS_KEY"
 
-#: what a failed verification is called by every library
+#: name of a failed verification in the errors of every library
 _UNTRUSTED = "CERTIFICATE_VERIFY_FAILED"
 
 
 def tls(url: str) -> dict[str, Any]:
-    """Return what kombu's `ssl`, or redis-py's keyword arguments, must be for `url`; empty where the URL says all itself.
+    """Return kombu's `ssl`, or redis-py's keyword arguments, for `url`; empty without TLS or with its own options.
 
     Raises UsageError for a file that cannot be read.
     """
@@ -36,12 +36,12 @@ def tls(url: str) -> dict[str, Any]:
         raise UsageError(f"{KEY} needs {CERTIFICATE}, the certificate it belongs to")
     if scheme == "rediss":
         return {"ssl_cert_reqs": ssl.CERT_REQUIRED, **{f"ssl_{name}": path for name, path in found.items()}}
-    # None: the name in the URL. Without this entry no name would be checked at all.
+    # None stands for the name in the URL. Without this entry no name would be checked at all.
     return {"cert_reqs": ssl.CERT_REQUIRED, "server_hostname": None, **found}
 
 
 def remedy(cause: str, variable: str) -> str:
-    """Return what helps against a server that cannot be used because of `cause`, where `variable` names it."""
+    """Return the remedy for a server that cannot be used because of `cause`; `variable` has its URL."""
     if _UNTRUSTED in cause:
         return f"name the authority that signed its certificate in {CA}, and in {variable} a host it is valid for"
     if "CERTIFICATE_REQUIRED" in cause:
@@ -50,7 +50,7 @@ def remedy(cause: str, variable: str) -> str:
 
 
 def is_untrusted(error: BaseException) -> bool:
-    """Return True where the server's certificate was not accepted."""
+    """Return whether the server's certificate was not accepted."""
     return _UNTRUSTED in str(error)
 
 

@@ -1,4 +1,4 @@
-"""URLs of broker and Redis, as the environment names them."""
+"""URLs of broker and Redis, from the environment."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ DEFAULTS: Mapping[str, str] = {BROKER: "amqp://127.0.0.1", REDIS: "redis://127.0
 
 
 def url(variable: str) -> str:
-    """Return the URL in force."""
+    """Return the URL in the environment variable, else its default."""
     return os.environ.get(variable) or DEFAULTS[variable]
 
 
 def mask(url: str) -> str:
     """Return the URL with its password hidden."""
-    # Rather too much than too little: a password may hold any character, and several URLs may be joined by semicolons.
+    # Hide rather too much: a password may have any character, and several URLs may be joined by semicolons.
     url = re.sub(r"(://[^/:@;]*):[^;]*@", r"\1:***@", url)
     return re.sub(r"([?&]password=)[^&;]*", r"\1***", url)

@@ -10,8 +10,7 @@ import redis
 import services
 
 from shadho_celery.errors import ServiceError
-from shadho_celery.transport.broker import queue
-from shadho_celery.transport.broker_check import check_access
+from shadho_celery.transport.broker import check_access, queue
 
 
 @pytest.mark.parametrize("scheme", ["amqp", "redis"])

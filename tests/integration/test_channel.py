@@ -20,8 +20,7 @@ from shadho_celery.core.trial import Event, GangEvent, Lost, Outcome, Report, Re
 from shadho_celery.errors import ServiceError
 from shadho_celery.transport import channel as channel_module
 from shadho_celery.transport import registry as registry_module
-from shadho_celery.transport.channel import ERASED_SECONDS, MAX_STRIKES, Claim, SchedulerChannel
-from shadho_celery.transport.event_codec import seal, unseal
+from shadho_celery.transport.channel import ERASED_SECONDS, MAX_STRIKES, Claim, SchedulerChannel, seal, unseal
 from shadho_celery.transport.quarantine import Breaker, Quarantine
 from shadho_celery.transport.redis import connect
 from shadho_celery.transport.registry import Registry, StudyWants, Worker

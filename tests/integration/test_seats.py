@@ -112,7 +112,7 @@ def test_a_seat_has_one_holder(seats: WorkerSeats, books: SchedulerSeats, client
     assert seats.take("k1", SEAT, "a") is Claim.TAKEN
     assert WorkerSeats(client, "w2").take("k1", SEAT, "b") is Claim.REFUSED
     assert seats.take("k1", replace(SEAT, rank=2), "c") is Claim.TAKEN
-    assert books.states([SEAT, replace(SEAT, rank=2), replace(SEAT, rank=3)]) == ["held", "held", "never"]
+    assert books.states([SEAT, replace(SEAT, rank=2), replace(SEAT, rank=3)]) == ["taken", "taken", "never"]
 
 
 @pytest.mark.parametrize("end", ["result", "lost", "given up", "cancelled", "never began"])
@@ -187,7 +187,7 @@ def test_a_seat_that_is_renewed_late_is_held_on_where_nobody_has_taken_it(
     services.wait_until(lambda: books.states([SEAT]) == ["lost"], seconds=5)
     books.clear([SEAT])
     assert seats.renew("k1", [(SEAT, "a")]) == ["ok"]
-    assert books.states([SEAT]) == ["held"]
+    assert books.states([SEAT]) == ["taken"]
 
 
 def test_after_redis_has_lost_its_memory_replicas_go_on(
@@ -200,7 +200,7 @@ def test_after_redis_has_lost_its_memory_replicas_go_on(
     assert seats.take("k1", replace(SEAT, rank=2), "b") is Claim.REFUSED
     assert worker.renew("k1", [(0, 1)]) == ["ok"]
     assert seats.renew("k1", [(SEAT, "a")]) == ["ok"]
-    assert books.states([SEAT]) == ["held"]
+    assert books.states([SEAT]) == ["taken"]
 
 
 def test_a_backup_whose_slot_is_wanted_is_told_so_and_one_on_its_way_does_not_come(
@@ -243,7 +243,7 @@ def test_the_failure_of_a_replica_is_told_unless_its_seat_is_somebody_elses_by_t
     scheduler.drain(0)
     assert not seats.leave("k1", SEAT, "not its holder", failure=failure())
     assert scheduler.drain(0) == []
-    assert books.states([SEAT]) == ["held"]
+    assert books.states([SEAT]) == ["taken"]
     assert seats.leave("k1", SEAT, "a", failure=failure())
     assert scheduler.drain(0) == [failure()]
     assert books.states([SEAT]) == ["left"]

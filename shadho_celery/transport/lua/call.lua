@@ -1,8 +1,8 @@
--- Call for the replicas of an attempt's gang.
+-- Record and announce an attempt's call for the replicas of its gang.
 --
 -- KEYS  1 attempts  2 leases  3 events  4 gangs
 -- ARGV  1 number  2 attempt  3 call  4 sealed event
--- Returns 1, or 0 where the attempt does not run
+-- Returns 1, or 0 if the attempt does not run
 
 -- include runs
 if not runs(ARGV[1], ARGV[2]) then return 0 end

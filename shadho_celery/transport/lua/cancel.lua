@@ -1,8 +1,8 @@
 -- Take back attempts that are not claimed.
 --
 -- KEYS  1 attempts  2 cancel  3 events  4 leases
--- ARGV  1 what to do with those that are claimed: 'leave' them, 'stop' them, or 'gone': take them back as well, for nobody
---       runs them any more; then number, attempt and sealed loss each
+-- ARGV  1 for claimed attempts: 'leave' them, 'stop' them, or 'gone' (take them back, too: no worker runs them);
+--       then for each attempt its number, attempt and sealed Lost event
 
 for i = 2, #ARGV, 3 do
   local number, attempt = ARGV[i], ARGV[i + 1]

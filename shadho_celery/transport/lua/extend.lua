@@ -1,4 +1,4 @@
--- Renew all leases that have not ended.
+-- Renew every lease that has not ended.
 --
 -- KEYS  1 leases
 -- ARGV  1 lease in ms

@@ -1,17 +1,17 @@
--- Renew leases. What runs is known again where Redis has lost its memory.
+-- Renew leases; record a running attempt again after Redis has lost its data.
 --
 -- KEYS  1 attempts  2 leases  3 cancel
--- ARGV  1 lease in ms, then "number.attempt" each
--- Returns for each 'ok', 'cancel' where it should stop, or 'gone' where it is not the worker's any more
+-- ARGV  1 lease in ms; then "number.attempt" of each lease
+-- Returns for each 'ok', 'cancel' (the trial should stop) or 'gone' (the worker has lost the lease)
 
 -- include now
 local answer = {}
 for i = 2, #ARGV do
   local number, attempt = string.match(ARGV[i], '^(%d+)%.(%d+)$')
   local lease = redis.call('ZSCORE', KEYS[2], ARGV[i])
-  local forgotten = not lease and redis.call('HEXISTS', KEYS[1], number) == 0
-  if forgotten then redis.call('HSET', KEYS[1], number, attempt .. ':again') end
-  if not forgotten and (not lease or tonumber(lease) == 0) then answer[i - 1] = 'gone'
+  local unknown = not lease and redis.call('HEXISTS', KEYS[1], number) == 0
+  if unknown then redis.call('HSET', KEYS[1], number, attempt .. ':again') end
+  if not unknown and (not lease or tonumber(lease) == 0) then answer[i - 1] = 'gone'
   else
     redis.call('ZADD', KEYS[2], now + ARGV[1], ARGV[i])
     answer[i - 1] = redis.call('SISMEMBER', KEYS[3], number) == 1 and 'cancel' or 'ok'

@@ -1,7 +1,7 @@
--- Let later attempts follow where this one or an earlier one has ended the trial.
+-- Let a later attempt be claimed if this one or an earlier one has ended the trial.
 --
 -- KEYS  1 attempts
--- ARGV  number and attempt each
+-- ARGV  number and attempt of each
 
 for i = 1, #ARGV, 2 do
   local last = redis.call('HGET', KEYS[1], ARGV[i])

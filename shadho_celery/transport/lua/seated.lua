@@ -1,14 +1,14 @@
--- Tell how seats stand.
+-- Return the states of seats.
 --
 -- KEYS  1 seats
 -- ARGV  seats
--- Returns for each 'never' taken, 'held', 'lost', 'left' or 'done'
+-- Returns for each 'never' taken, 'taken', 'lost', 'left' or 'done'
 
 -- include now
 local answer = {}
 for i = 1, #ARGV do
   local seated = redis.call('HGET', KEYS[1], ARGV[i])
-  local lasts = string.match(seated or '', '^held:(%d+):')
-  answer[i] = lasts and (tonumber(lasts) > now and 'held' or 'lost') or seated or 'never'
+  local lasts = string.match(seated or '', '^taken:(%d+):')
+  answer[i] = lasts and (tonumber(lasts) > now and 'taken' or 'lost') or seated or 'never'
 end
 return answer

@@ -1,14 +1,14 @@
--- Finish one attempt, claim the next, in one step. Either may be absent: then its three arguments are empty.
+-- Finish one attempt and claim the next, in one step. Either may be absent: then its three arguments are empty.
 --
 -- KEYS  1 attempts  2 leases  3 events  4 cancel  5 strikes  6 known
 -- ARGV  1 lease in ms  2 delivery  3 worker  4 strikes that open the worker's circuit breaker
---       5 number  6 attempt  7 sealed event of a result;  8 number  9 attempt  10 sealed event of a claim
---       11 kind of the result's failure: '' where it ended well, 'unwatched' where it does not count against the worker
--- Returns {finished, claimed}: 1 taken, 0 refused; a claim is -1 where the worker's circuit breaker is open
+--       5 number  6 attempt  7 sealed Result;  8 number  9 attempt  10 sealed Started of the attempt to claim
+--       11 kind of the result's failure: '' for a success, 'unwatched' if it does not count against the worker
+-- Returns {finished, claimed}: 1 taken, 0 refused; a claim is -1 if the worker's circuit breaker is open
 
 -- include now
 local delivery, worker = ARGV[2], ARGV[3]
--- Count a failure that no other worker has had against the worker; a success closes its circuit breaker.
+-- Count a failure of a kind that only this worker has had against it; a success closes its circuit breaker.
 local function judge(failure)
   local strikes = redis.call('HGET', KEYS[5], worker)
   if strikes == 'quarantined' then return end
@@ -19,6 +19,7 @@ local function judge(failure)
   end
 end
 
+-- Return whether another attempt of the trial has a live lease.
 local function lives_elsewhere(number, attempt, latest)
   for each = 1, latest do
     local lease = each ~= tonumber(attempt) and redis.call('ZSCORE', KEYS[2], number .. '.' .. each)
@@ -30,17 +31,17 @@ end
 local function finish(number, attempt, event, failure)
   local last = redis.call('HGET', KEYS[1], number)
   local mine = 'done:' .. attempt .. ':' .. delivery
-  -- Said before; it was the answer that got lost.
+  -- A repeated call: the first answer was lost on the way.
   if last == mine then return 1 end
   local lease = redis.call('ZSCORE', KEYS[2], number .. '.' .. attempt)
-  -- Without a record Redis has lost its memory; the store takes one result a trial in any case.
+  -- Without a record Redis has lost its data; the store takes one result a trial in any case.
   if last and (string.sub(last, 1, 4) == 'done' or not lease or tonumber(lease) == 0) then
     redis.call('HINCRBY', KEYS[1], 'refused', 1)
     return 0
   end
   redis.call('XADD', KEYS[3], '*', 'e', event)
   local latest = tonumber(last and string.match(last, '^%d+') or attempt)
-  -- The rule of core/attempts.py: an attempt that ends well ends its trial, one that does not leaves it to the others.
+  -- The rule of core/attempts.py: a success ends the trial, a failure leaves it to the attempts that still run.
   if failure ~= '' and lives_elsewhere(number, attempt, latest) then
     redis.call('ZREM', KEYS[2], number .. '.' .. attempt)
   else

@@ -1,8 +1,8 @@
--- Take a seat in a gang.
+-- Take a seat in a gang for a replica.
 --
 -- KEYS  1 attempts  2 leases  3 cancel  4 gangs  5 seats  6 strikes  7 yields
 -- ARGV  1 lease in ms  2 delivery  3 worker  4 strikes that open its circuit breaker  5 number  6 attempt  7 call  8 rank
--- Returns 1 taken; 0 refused: its attempt does not run, or another worker has it; -1 the circuit breaker is open
+-- Returns 1 taken; 0 refused (its attempt does not run, or another worker has the seat); -1 circuit breaker open
 
 -- include runs
 local number, attempt, call = ARGV[5], ARGV[6], ARGV[7]
@@ -12,10 +12,10 @@ if redis.call('SISMEMBER', KEYS[7], seat) == 1 then return 0 end
 local latest = redis.call('HGET', KEYS[4], number .. '.' .. attempt)
 if latest and string.match(latest, '^%d+') ~= call then return 0 end
 local seated = redis.call('HGET', KEYS[5], seat)
-local lasts, holder = string.match(seated or '', '^held:(%d+):(.*)$')
+local lasts, holder = string.match(seated or '', '^taken:(%d+):(.*)$')
 if holder == ARGV[2] then return 1 end
 if seated == 'done' or (holder and tonumber(lasts) > now) then return 0 end
 local strikes = redis.call('HGET', KEYS[6], ARGV[3])
 if strikes and (strikes == 'quarantined' or tonumber(strikes) >= tonumber(ARGV[4])) then return -1 end
-redis.call('HSET', KEYS[5], seat, 'held:' .. string.format('%.0f', now + ARGV[1]) .. ':' .. ARGV[2])
+redis.call('HSET', KEYS[5], seat, 'taken:' .. string.format('%.0f', now + ARGV[1]) .. ':' .. ARGV[2])
 return 1

@@ -14,7 +14,7 @@ from shadho_celery.core.clock import ManualClock
 from shadho_celery.core.trial import Attempt, Event, Outcome, Result, Started, TrialState
 from shadho_celery.fleet.executor import QueueExecutor
 from shadho_celery.transport.broker import PROTOCOL
-from shadho_celery.transport.event_codec import seal
+from shadho_celery.transport.channel import seal
 from shadho_celery.transport.registry import Worker
 from shadho_celery.transport.signing import UNSIGNED
 

@@ -166,7 +166,7 @@ def test_what_an_earlier_scheduler_was_called_for_is_taken_up(rig: Rig, table: T
 def test_a_message_that_nobody_takes_while_a_slot_is_free_is_sent_again(rig: Rig, table: Table) -> None:
     rig.call()
     rig.tend(0)
-    table.sit("held", 1)
+    table.sit("taken", 1)
     assert table.ranks() == [1, 2]
     rig.slots.waited = True
     rig.tend(31)
@@ -179,7 +179,7 @@ def test_a_seat_whose_replica_has_gone_is_filled_again_at_once_after_a_long_life
 ) -> None:
     rig.call()
     rig.tend(0)
-    table.sit("held", 1, 2)
+    table.sit("taken", 1, 2)
     rig.tend(500)
     table.ranks()
     table.sit(state, 2)
@@ -216,10 +216,10 @@ def test_a_gang_that_has_not_come_together_in_time_is_given_back_once(rig: Rig, 
     rig.call()
     rig.tend(0)
     table.ranks()
-    table.sit("held", 1)
+    table.sit("taken", 1)
     rig.tend(57)
     table.sit("lost", 1)
-    table.sit("held", 2)
+    table.sit("taken", 2)
     assert rig.tend(59.9) == []
     [given_back] = rig.tend(61)
     assert (given_back.number, given_back.attempt, given_back.failed) == (0, 1, False)
@@ -234,7 +234,7 @@ def test_a_gang_that_has_not_come_together_in_time_is_given_back_once(rig: Rig, 
 def test_seats_that_are_held_and_lost_again_do_not_make_a_gang(rig: Rig, table: Table) -> None:
     """Its replicas fail before they say hello, say; while all of them are at it, they may take their time."""
     rig.call()
-    table.sit("held", 1, 2)
+    table.sit("taken", 1, 2)
     assert rig.tend(10) == []
     assert rig.tend(70) == []
     table.sit("left", 1)
@@ -243,7 +243,7 @@ def test_seats_that_are_held_and_lost_again_do_not_make_a_gang(rig: Rig, table: 
 
 def test_one_that_has_told_that_it_is_complete_is_its_coordinators_business(rig: Rig, table: Table) -> None:
     rig.call()
-    table.sit("held", 1, 2)
+    table.sit("taken", 1, 2)
     rig.tend(10)
     rig.call(assembled=True)
     table.sit("lost", 1, 2)
@@ -280,7 +280,7 @@ def test_replicas_that_fail_are_told_of_and_are_why_their_gang_is_given_back(rig
 def test_a_trial_that_has_ended_has_no_seats_and_redis_forgets_them(rig: Rig, table: Table) -> None:
     rig.call()
     rig.call(number=1)
-    table.sit("held", 1, 2)
+    table.sit("taken", 1, 2)
     rig.gangs.close(0, 1)
     rig.gangs.close(5)
     rig.tend(0)
@@ -313,7 +313,7 @@ def test_replicas_that_hold_their_seats_and_never_get_ready_are_waited_for_ten_t
     rig: Rig, table: Table
 ) -> None:
     rig.call()
-    table.sit("held", 1, 2)
+    table.sit("taken", 1, 2)
     rig.tend(0)
     assert rig.tend(599) == []
     [late] = rig.tend(601)
@@ -346,7 +346,7 @@ def complete(rig: Rig, backups: int, number: int = 0) -> None:
     """Have a gang of three come together, with so many seats for backups."""
     rig.call(number=number, backups=backups)
     rig.tend(0)
-    rig.table.sit("held", 1, 2, number=number)
+    rig.table.sit("taken", 1, 2, number=number)
     rig.call(number=number, backups=backups, assembled=True)
     rig.table.ranks()
 
@@ -358,7 +358,7 @@ def test_backups_are_called_into_idle_slots_of_the_studys_part_once_the_gang_is_
     rig.leave(spare=9, idle=9)
     rig.tend(0)
     assert table.ranks() == [1, 2]
-    table.sit("held", 1, 2)
+    table.sit("taken", 1, 2)
     rig.tend(1)
     assert table.ranks() == []
     rig.call(backups=5, assembled=True)
@@ -379,7 +379,7 @@ def test_backups_leave_when_trials_want_their_slots_the_last_ones_first(rig: Rig
     rig.leave(spare=3, idle=3)
     rig.tend(1)
     assert table.ranks() == [3, 4, 5]
-    table.sit("held", 3, 4)
+    table.sit("taken", 3, 4)
     rig.leave(spare=2, idle=0)
     rig.tend(2)
     assert {seat.rank for seat in table.wanted} == {5}, "one that nobody has taken yet is not to come"
@@ -400,8 +400,8 @@ def test_backups_leave_when_trials_want_their_slots_the_last_ones_first(rig: Rig
 def test_the_seats_of_backups_need_not_be_held_and_do_not_stand_in_for_others(rig: Rig, table: Table) -> None:
     rig.call(backups=1)
     rig.call(number=1, backups=1)
-    table.sit("held", 1, 2)
-    table.sit("held", 1, 3, number=1)
+    table.sit("taken", 1, 2)
+    table.sit("taken", 1, 3, number=1)
     rig.tend(1)
     assert [gang.number for gang in rig.tend(60)] == [1]
 

@@ -20,7 +20,7 @@ from shadho_celery.core.trial import Called, GangCall, Outcome, ReplicaFailed, R
 from shadho_celery.core.trial import Attempt, Event, GangEvent, Lost, TrialState
 from shadho_celery.runner import protocol
 from shadho_celery.transport.broker import PROTOCOL, read_message
-from shadho_celery.transport.event_codec import seal, unseal
+from shadho_celery.transport.channel import seal, unseal
 from shadho_celery.transport.registry import Worker, StudyWants
 from shadho_celery.transport.signing import UNSIGNED
 

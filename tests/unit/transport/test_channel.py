@@ -22,7 +22,7 @@ from shadho_celery.core.trial import (
     Started,
     TrialState,
 )
-from shadho_celery.transport.event_codec import seal, unseal
+from shadho_celery.transport.channel import seal, unseal
 from shadho_celery.transport.signing import UNSIGNED, Signer
 
 SIGNER = Signer(b"a key of sixteen bytes")
