@@ -56,6 +56,8 @@ class TrialState(str, Enum):
 
 
 FINISHED = frozenset({TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAILED, TrialState.CANCELLED})
+#: ways to end that count against the `trials` limit
+COUNTED = FINISHED - {TrialState.CANCELLED}
 #: ways to end well; `attempts.Attempts` has the rule for the trial's other attempts
 WELL = frozenset({TrialState.COMPLETE, TrialState.PRUNED})
 
