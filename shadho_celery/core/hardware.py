@@ -57,7 +57,7 @@ class Machine(Struct, frozen=True, kw_only=True):
         return len(self.gpus_for(compute_class)) or max(1, self.cores // max(1, cores_per_trial))
 
     def slot_environment(self, compute_class: str, slot: int, slots: int) -> dict[str, str]:
-        """Return the variables for the process of slot number `slot` of `slots`: its GPU, and its share of the cores."""
+        """Return the variables for the process of slot `slot` of `slots`: its GPU, and its share of the cores."""
         gpus = self.gpus_for(compute_class)
         threads = str(max(1, self.cores // max(1, slots)))
         visible = gpus[slot % len(gpus)] if gpus else ""
@@ -133,7 +133,7 @@ def _cores() -> int:
 
 
 def _nvidia_gpus() -> tuple[tuple[str, ...], str, int]:
-    """Return the indexes of the usable NVIDIA GPUs, the name of the machine's first one, and the smallest one's bytes."""
+    """Return the indexes of the usable NVIDIA GPUs, the name of the machine's first one, and the smallest memory."""
     import pynvml
 
     try:

@@ -1,7 +1,7 @@
 """Payload of a message to a worker, validated before use.
 
-The study's key and the trial's number become names of folders and of Redis keys, and the module is imported. A client of
-the broker must not choose them freely.
+The study's key and the trial's number become names of folders and of Redis keys, and the module is imported. A client
+of the broker must not choose them freely.
 """
 
 from __future__ import annotations

@@ -49,6 +49,11 @@ class Plan(Struct, frozen=True, kw_only=True):
     #: descriptor of the lock on the folder, which every process that writes there keeps open
     lock: int
 
+    @property
+    def urls(self) -> dict[str, str]:
+        """Environment variables with the URLs of broker and Redis, which are the same server."""
+        return {urls.BROKER: f"redis+socket://{self.socket}", urls.REDIS: f"unix://{self.socket}"}
+
 
 class Supervisor:
     """Owner of Redis and the workers; it ends them before itself."""
@@ -129,8 +134,7 @@ class Supervisor:
 
     def _start_worker(self, name: str) -> subprocess.Popen[bytes]:
         environment = {
-            urls.BROKER: f"redis+socket://{self._plan.socket}",
-            urls.REDIS: f"unix://{self._plan.socket}",
+            **self._plan.urls,
             "SHADHO_IMPORTS": ",".join(self._plan.imports),
             "SHADHO_CORES": str(self._plan.cores[name]),
         }

@@ -33,7 +33,7 @@ class StudyFile:
     @property
     def settings(self) -> StudySettings:
         """The settings with what STUDY says."""
-        return StudySettings().over(self.stated)
+        return StudySettings(**self.stated)
 
 
 def load(module: str) -> StudyFile:
