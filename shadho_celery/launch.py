@@ -120,8 +120,7 @@ def main(study_module: str, resume: str | None, **given: Any) -> None:
     os.environ.update(found)
     given["given"] = {name: value for name in KEPT if (value := given.pop(name)) is not None}
     given["name"] = resume or given["name"]
-    is_fleet = connection_options.is_fleet(found)
-    options = Options(study=study_module, resume=resume is not None, fleet=is_fleet, **given)
+    options = Options(study=study_module, resume=resume is not None, fleet=connection_options.is_fleet(found), **given)
     if options.fleet and options.workers:
         raise UsageError("--workers is for embedded mode; on a fleet start workers with celery -A shadho_celery worker")
     sys.exit(run(options))

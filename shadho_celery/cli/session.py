@@ -231,8 +231,7 @@ class Session:
             found = views.as_json(self._study, seconds, self._scheduler.subspaces, self._slots)
             sys.stdout.write(json.dumps(found) + "\n")
         else:
-            refused = self._executor.refused()
-            views.summary(self._study, self._space, self._console, shlex.join(resume), refused)
+            views.summary(self._study, self._space, self._console, shlex.join(resume), self._executor.refused())
         if self._study.best is None:
             click.echo(str(NoSuccessfulTrial()) if self._study.counted else "No trial has ended.", err=True)
 
