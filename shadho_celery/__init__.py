@@ -22,9 +22,7 @@ def minimize(objective: Objective, space: object, **options: Any) -> Study:
     return run(objective, space, **options)
 
 
-def fmin(
-    fn: Objective, space: object, algo: object = None, max_evals: int | None = None, **options: Any
-) -> dict[str, Any]:
+def fmin(fn: Objective, space: Any, algo: Any = None, max_evals: int | None = None, **options: Any) -> dict[str, Any]:
     """Return the best params by label, as hyperopt's ``fmin`` does; see `shadho_celery.search.fmin`."""
     from shadho_celery.search import fmin as run
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -113,17 +114,20 @@ def _close(sender: Any, **_: object) -> None:
     sender.app.shadho_slots.close()
 
 
-def _compute_class(queues: Any, machine: hardware.Machine) -> str:
+def _compute_class(queues: str | Iterable[str] | None, machine: hardware.Machine) -> str:
     """Return the one class in the worker's options, else the machine's own."""
-    names = [name for name in (queues.split(",") if isinstance(queues, str) else queues or []) if name]
+    names = _listed(queues)
     if len(names) > 1:
         raise _refusal(f"one worker serves one class; start one for each: -Q {', -Q '.join(names)}")
-    return str(names[0]) if names else machine.compute_class
+    return names[0] if names else machine.compute_class
 
 
 def _imports(conf: Any, options: dict[str, Any]) -> list[str]:
     """Return the modules with objectives for this worker: SHADHO_IMPORTS or the checkout's tasks, and those of -I."""
-    include = options.get("include") or ()
-    named = include.split(",") if isinstance(include, str) else include
-    listed = [*conf.get("shadho_imports", ()), *conf.imports, *named]
-    return [name for name in dict.fromkeys(listed) if name.partition(".")[0] not in {"shadho_celery", "celery"}]
+    names = [*conf.get("shadho_imports", ()), *conf.imports, *_listed(options.get("include"))]
+    return [name for name in dict.fromkeys(names) if name.partition(".")[0] not in {"shadho_celery", "celery"}]
+
+
+def _listed(names: str | Iterable[str] | None) -> list[str]:
+    """Return names from a list, or from one text with commas."""
+    return [name for name in (names.split(",") if isinstance(names, str) else names or ()) if name]

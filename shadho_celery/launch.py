@@ -9,6 +9,7 @@ import io
 import math
 import os
 import sys
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext, redirect_stdout
 from functools import partial
 from typing import Any
@@ -16,7 +17,7 @@ from typing import Any
 import click
 
 from shadho_celery.cli import connection_options
-from shadho_celery.cli.connection_options import refusal
+from shadho_celery.cli.connection_options import F, refusal
 from shadho_celery.cli.session import DEFAULT_TRIALS, Options, Session
 from shadho_celery.core.settings import KEPT
 from shadho_celery.errors import UsageError
@@ -58,6 +59,11 @@ def _finite(_: object, parameter: click.Parameter, value: float | None) -> float
     return value
 
 
+def _choice(name: str, choices: Iterable[str], meaning: str) -> Callable[[F], F]:
+    default = getattr(DEFAULT_SETTINGS, name)
+    return click.option(f"--{name}", type=click.Choice([*choices]), help=f"{meaning}  [default: {default}]")
+
+
 _number = partial(click.option, type=float, callback=_finite)
 _positive = partial(click.option, type=click.FloatRange(min=0, min_open=True), callback=_finite)
 
@@ -68,18 +74,9 @@ _positive = partial(click.option, type=click.FloatRange(min=0, min_open=True), c
 @_number("--seconds", help="Send no new trial after this many seconds.")
 @_number("--target", help="Stop at this loss or less.")
 @click.option("--seed", type=click.IntRange(min=0), help="Makes the search repeatable.  [default: drawn]")
-@click.option(
-    "--sampler", type=click.Choice([*SAMPLERS]), help=f"Proposes params.  [default: {DEFAULT_SETTINGS.sampler}]"
-)
-@click.option(
-    "--policy", type=click.Choice(POLICIES), help=f"Places trials on classes.  [default: {DEFAULT_SETTINGS.policy}]"
-)
-@click.option(
-    "--shares",
-    type=click.Choice(SHARES),
-    help="Trials of each subspace: evenly, or more for those that may beat the best loss.  "
-    f"[default: {DEFAULT_SETTINGS.shares}]",
-)
+@_choice("sampler", SAMPLERS, "Proposes params.")
+@_choice("policy", POLICIES, "Places trials on classes.")
+@_choice("shares", SHARES, "Trials of each subspace: evenly, or more for those that may beat the best loss.")
 @click.option(
     "--speculation/--no-speculation",
     "speculate",
@@ -123,8 +120,7 @@ def main(study_module: str, resume: str | None, **given: Any) -> None:
     os.environ.update(found)
     given["given"] = {name: value for name in KEPT if (value := given.pop(name)) is not None}
     given["name"] = resume or given["name"]
-    is_fleet = connection_options.is_fleet(found)
-    options = Options(study=study_module, resume=resume is not None, fleet=is_fleet, **given)
+    options = Options(study=study_module, resume=resume is not None, fleet=connection_options.is_fleet(found), **given)
     if options.fleet and options.workers:
         raise UsageError("--workers is for embedded mode; on a fleet start workers with celery -A shadho_celery worker")
     sys.exit(run(options))

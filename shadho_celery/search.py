@@ -14,7 +14,7 @@ from shadho_celery.core.settings import StudySettings
 from shadho_celery.errors import NoSuccessfulTrial
 from shadho_celery.executors.inline import InlineExecutor
 from shadho_celery.objective.call import Objective
-from shadho_celery.scheduler.build import check_settings, make_scheduler
+from shadho_celery.scheduler.build import DEFAULT_SETTINGS, check_settings, make_scheduler
 from shadho_celery.space.compile import compile_space
 from shadho_celery.store.sql import SqlStore
 from shadho_celery.study.limits import Limits
@@ -27,8 +27,6 @@ CHECKPOINTS = Path(".shadho/checkpoints")
 #: samplers by the module of hyperopt's ``suggest`` function
 _HYPEROPT = {"hyperopt.tpe": "tpe", "hyperopt.rand": "random"}
 
-_DEFAULT = StudySettings()
-
 
 def minimize(
     objective: Objective,
@@ -38,9 +36,9 @@ def minimize(
     seconds: float | None = None,
     target: float | None = None,
     seed: int | None = None,
-    sampler: str = _DEFAULT.sampler,
-    policy: str = _DEFAULT.policy,
-    shares: str = _DEFAULT.shares,
+    sampler: str = DEFAULT_SETTINGS.sampler,
+    policy: str = DEFAULT_SETTINGS.policy,
+    shares: str = DEFAULT_SETTINGS.shares,
     rungs: Mapping[str, object] | None = None,
     store: str = "sqlite://",
     study: str | None = None,
@@ -90,7 +88,9 @@ def fmin(
     """
     if ignored:
         warnings.warn(f"fmin ignores {', '.join(ignored)}", stacklevel=3)
-    sampler = algo if isinstance(algo, str) else _HYPEROPT.get(getattr(algo, "__module__", ""), _DEFAULT.sampler)
+    sampler = (
+        algo if isinstance(algo, str) else _HYPEROPT.get(getattr(algo, "__module__", ""), DEFAULT_SETTINGS.sampler)
+    )
     seed = int(rstate.integers(2**31)) if isinstance(rstate, np.random.Generator) else rstate
     study = minimize(fn, space, trials=max_evals, seconds=timeout, target=loss_threshold, seed=seed, sampler=sampler)
     if study.best is None:

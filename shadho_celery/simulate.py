@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -106,8 +106,7 @@ def _progress(cluster: Cluster, policy: str) -> Iterator[Callable[[Study], None]
     if not console.is_terminal:
         yield lambda study: None
         return
-    words = (TextColumn("{task.description}"), TextColumn("{task.fields[trials]} trials"))
-    columns = (words[0], BarColumn(), words[1], TimeElapsedColumn())
+    columns = ("{task.description}", BarColumn(), "{task.fields[trials]} trials", TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task(policy, total=1.0, trials=0)
         turns = 0

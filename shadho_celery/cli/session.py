@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 
 import click
 from rich.console import Console
@@ -66,9 +65,9 @@ class Options:
     #: True if broker or Redis is named
     fleet: bool = False
 
-    def over(self, stated: Mapping[str, object], earlier: Mapping[str, object] = MappingProxyType({})) -> StudySettings:
+    def over(self, stated: Mapping[str, object], earlier: Mapping[str, object] | None = None) -> StudySettings:
         """Return the settings in force: the option, else an earlier run's, else the study file's, else the default."""
-        return StudySettings(**{**stated, **earlier, **self.given})  # type: ignore[arg-type]
+        return StudySettings(**{**stated, **(earlier or {}), **self.given})  # type: ignore[arg-type]
 
 
 class _StopNow(Exception):
@@ -139,8 +138,8 @@ class Session:
         self._settle(self._study.record.settings)
         if not self._options.fleet:
             self._embedded = opened.enter_context(closing(self._embed()))
-            os.environ.update({urls.BROKER: self._embedded.broker_url, urls.REDIS: self._embedded.redis_url})
-            client, publisher = connect(self._embedded.redis_url), Publisher.configured()
+            os.environ.update(self._embedded.urls)
+            client, publisher = connect(self._embedded.urls[urls.REDIS]), Publisher.configured()
         self._executor = QueueExecutor(
             client,
             publisher,
@@ -232,8 +231,7 @@ class Session:
             found = views.as_json(self._study, seconds, self._scheduler.subspaces, self._slots)
             sys.stdout.write(json.dumps(found) + "\n")
         else:
-            refused = self._executor.refused()
-            views.summary(self._study, self._space, self._console, shlex.join(resume), refused=refused)
+            views.summary(self._study, self._space, self._console, shlex.join(resume), self._executor.refused())
         if self._study.best is None:
             click.echo(str(NoSuccessfulTrial()) if self._study.counted else "No trial has ended.", err=True)
 

@@ -253,12 +253,7 @@ def as_json(study: Study, seconds: float, subspaces: Iterable[str], slots: Mappi
         "seconds": round(seconds, 3),
         "trials": {"total": study.counted, **counts(*ended, _S.PRUNED, _S.CANCELLED)},
         "best": best
-        and {
-            "loss": best.loss,
-            "params": dict(best.params),
-            "compute_class": best.compute_class,
-            "trial": best.number,
-        },
+        and {"loss": best.loss, "params": dict(best.params), "compute_class": best.compute_class, "trial": best.number},
         "classes": {name: counts(*ended, compute_class=name) | {"slots": slots.get(name, 0)} for name in classes},
         "subspaces": {
             name: counts(*ended, subspace=name) | {"best": study.best_of(name)}

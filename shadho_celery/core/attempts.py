@@ -6,12 +6,9 @@ The rule stands here for Python, and in `transport/lua/step.lua` for Redis; one 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from types import MappingProxyType
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
-
-_NONE: Mapping[int, object] = MappingProxyType({})
 
 
 class Attempts(Generic[T]):
@@ -39,7 +36,7 @@ class Attempts(Generic[T]):
 
     def of(self, number: int) -> Mapping[int, T]:
         """Return the trial's live attempts by their number."""
-        return self._live.get(number, _NONE)  # type: ignore[arg-type]
+        return self._live.get(number, {})
 
     def find(self, number: int, attempt: int) -> T | None:
         """Return the attempt; None if it is not live."""

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from typing import Annotated, Any, get_type_hints
 
 from msgspec import Meta, Struct
-from msgspec.structs import replace
 
 from shadho_celery.core.checks import misfit_at
 from shadho_celery.core.trial import Count, Finite
@@ -67,9 +66,4 @@ class StudySettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     @classmethod
     def meaning(cls, name: str) -> str:
         """Return the description of a setting."""
-        meta = get_type_hints(cls, include_extras=True)[name].__metadata__[-1]
-        return str(meta.description)
-
-    def over(self, stated: Mapping[str, Any]) -> StudySettings:
-        """Return a copy with the `stated` settings."""
-        return replace(self, **stated)
+        return str(get_type_hints(cls, include_extras=True)[name].__metadata__[-1].description)

@@ -29,7 +29,7 @@ Number = Annotated[int, Meta(ge=0, le=MAX_COUNT)]
 Count = Annotated[int, Meta(ge=1, le=MAX_COUNT)]
 #: a number that is neither NaN nor infinite
 Finite = Annotated[float, Meta(ge=-sys.float_info.max, le=sys.float_info.max)]
-#: what databases keep in a signed integer of 64 bits
+#: a signed integer of 64 bits, the largest of a database
 Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 
 

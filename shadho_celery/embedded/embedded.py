@@ -22,7 +22,7 @@ from pathlib import Path
 import msgspec
 import redis
 
-from shadho_celery.embedded.supervisor import REDIS_SECONDS, WORKER_SECONDS, Plan, open_log, remove_socket
+from shadho_celery.embedded.plan import REDIS_SECONDS, WORKER_SECONDS, Plan, open_log, remove_socket
 from shadho_celery.errors import ServiceError
 from shadho_celery.transport.registry import Registry, Worker
 
@@ -58,14 +58,9 @@ class Embedded:
         self._await_redis()
 
     @property
-    def broker_url(self) -> str:
-        """URL of the broker for Celery."""
-        return f"redis+socket://{self._plan.socket}"
-
-    @property
-    def redis_url(self) -> str:
-        """URL of the same server for redis-py."""
-        return f"unix://{self._plan.socket}"
+    def urls(self) -> dict[str, str]:
+        """Environment variables with the URLs of broker and Redis."""
+        return self._plan.urls
 
     def raise_if_dead(self) -> None:
         """Raise ServiceError if the supervisor has died: nothing runs any more."""
@@ -191,6 +186,5 @@ def _last_words(log: Path) -> str:
 
 def _socket_path(directory: Path) -> str:
     path = directory / "redis.sock"
-    if len(str(path)) <= MAX_SOCKET_PATH:
-        return str(path)
-    return str(Path(tempfile.mkdtemp(prefix="shadho-")) / "redis.sock")
+    fits = len(str(path)) <= MAX_SOCKET_PATH
+    return str(path if fits else Path(tempfile.mkdtemp(prefix="shadho-")) / path.name)

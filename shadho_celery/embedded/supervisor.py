@@ -19,35 +19,15 @@ from pathlib import Path
 from typing import IO
 
 import msgspec
-from msgspec import Struct
 
+from shadho_celery.embedded.plan import REDIS_SECONDS, WORKER_SECONDS, Plan, open_log, remove_socket
 from shadho_celery.runner.process_tree import PR_SET_PDEATHSIG, prctl
-from shadho_celery.transport import urls
-
-#: seconds for workers, and then Redis, to end before they are killed
-WORKER_SECONDS = 1.5
-REDIS_SECONDS = 1.5
 
 #: least seconds between two starts of a worker
 RESTART_SECONDS = 5.0
 
 #: messages of Redis and Valkey about an append-only file that they cannot read
 UNREADABLE = ("Bad file format", "AOF MANIFEST", "Short read", "truncated file is not the last", "Unrecoverable error")
-
-
-class Plan(Struct, frozen=True, kw_only=True):
-    """Servers and workers for the supervisor to start."""
-
-    server: str
-    directory: str
-    socket: str
-    #: slots by class
-    workers: Mapping[str, int]
-    imports: Sequence[str]
-    #: cores by class
-    cores: Mapping[str, int]
-    #: descriptor of the lock on the folder, which every process that writes there keeps open
-    lock: int
 
 
 class Supervisor:
@@ -129,8 +109,7 @@ class Supervisor:
 
     def _start_worker(self, name: str) -> subprocess.Popen[bytes]:
         environment = {
-            urls.BROKER: f"redis+socket://{self._plan.socket}",
-            urls.REDIS: f"unix://{self._plan.socket}",
+            **self._plan.urls,
             "SHADHO_IMPORTS": ",".join(self._plan.imports),
             "SHADHO_CORES": str(self._plan.cores[name]),
         }
@@ -164,20 +143,6 @@ class Supervisor:
 def _die_with_parent() -> None:
     """Have Linux end this process when the supervisor dies, even by SIGKILL."""
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
-def open_log(path: Path) -> IO[bytes]:
-    """Open a log to append to, readable only by its owner: objectives may print into it."""
-    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab")
-
-
-def remove_socket(plan: Plan) -> None:
-    """Remove Redis's socket, and its temporary folder if it has one."""
-    socket = Path(plan.socket)
-    socket.unlink(missing_ok=True)
-    if socket.parent != Path(plan.directory):
-        with suppress(OSError):
-            socket.parent.rmdir()
 
 
 def _end(processes: Collection[subprocess.Popen[bytes]], seconds: float) -> None:

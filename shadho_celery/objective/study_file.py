@@ -33,8 +33,8 @@ class StudyFile:
 
     @property
     def settings(self) -> StudySettings:
-        """The default settings with those of STUDY in their place."""
-        return StudySettings().over(self.stated)
+        """The settings of STUDY, and the defaults of the others."""
+        return StudySettings(**self.stated)
 
 
 def load(module: str) -> StudyFile:

@@ -31,7 +31,7 @@ class MemoryFit:
         self._order = sorted(self._seen, key=self._size)
 
     def fits(self, trial: Trial, compute_class: ComputeClass) -> bool:
-        """Return False for too few slots, or for likely too little memory if a larger class is wide enough."""
+        """Return False if the class has too few slots, or likely too little memory and a larger one is wide enough."""
         if trial.slots > compute_class.slots:
             return False
         if not self._larger(compute_class.name, trial.slots):

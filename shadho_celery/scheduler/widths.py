@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -25,11 +24,17 @@ def make_width(slots: SlotsSetting, space: Space, subspaces: Sequence[Subspace])
     if isinstance(slots, int):
         width = _count(slots)
         return lambda params: width
-    read = slots if callable(slots) else _by_key(slots)
 
     def width_of(params: Params) -> int:
         try:
-            return _count(read(space.evaluate(params)))
+            values = space.evaluate(params)
+            if callable(slots):
+                return _count(slots(values))
+            if not isinstance(values, Mapping) or slots not in values:
+                raise UsageError(
+                    f"STUDY['slots'] is {slots!r}, which is no key of the params; give a number or a function"
+                )
+            return _count(values[slots])
         except UsageError:
             raise
         except Exception as error:
@@ -50,16 +55,7 @@ def widest(slots: SlotsSetting, space: Space) -> int:
     return max(width(params) for subspace in subspaces for params in subspace.sample(generator, 8 * SAMPLES))
 
 
-def _by_key(key: str) -> Callable[[Any], Any]:
-    def read(params: Any) -> Any:
-        if not isinstance(params, Mapping) or key not in params:
-            raise UsageError(f"STUDY['slots'] is {key!r}, which is no key of the params; give a number or a function")
-        return params[key]
-
-    return read
-
-
-def _count(value: Any) -> int:
+def _count(value: object) -> int:
     number = value.item() if isinstance(value, np.generic) else value
     if isinstance(number, float) and number.is_integer():
         number = int(number)

@@ -10,6 +10,7 @@ from typing import Annotated
 
 import numpy as np
 from msgspec import Meta, Struct, field
+from msgspec.structs import asdict
 from numpy.typing import NDArray
 
 from shadho_celery.core.checks import as_record, misfit_at, short
@@ -123,7 +124,17 @@ _SIZES = _by_name(Constant, Uniform, LogNormal, Samples)
 _STRAGGLERS = _by_name(NoStraggler, HalfNormal, Slow)
 
 
-class Family(Struct, frozen=True, kw_only=True):
+class _Table(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Table of the file."""
+
+
+class _Loss(_Table, frozen=True, kw_only=True):
+    #: least loss of a family, and its range
+    best: _Signed = 0.0
+    spread: _Amount = 1.0
+
+
+class Family(_Loss, frozen=True, kw_only=True):
     """Similar trials: one subspace."""
 
     #: mean seconds of a trial by class
@@ -133,8 +144,6 @@ class Family(Struct, frozen=True, kw_only=True):
     failure_rate: float = 0.0
     #: peak bytes of a trial; 0 to ignore memory
     memory: int = 0
-    best: float = 0.0
-    spread: float = 1.0
 
 
 class _Bounds(Struct, frozen=True, kw_only=True):
@@ -176,18 +185,9 @@ class _Top(_Bounds, frozen=True, kw_only=True, forbid_unknown_fields=True):
     changes: list[object] = []
 
 
-class _Table(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Table of the file."""
-
-
 class _Class(_Table, frozen=True, kw_only=True):
     workers: Annotated[int, Meta(ge=0, le=MOST_WORKERS)]
     memory_gib: _Amount = 0.0
-
-
-class _Loss(_Table, frozen=True, kw_only=True):
-    best: _Signed = 0.0
-    spread: _Amount = 1.0
 
 
 class _Family(_Table, frozen=True, kw_only=True):
@@ -221,7 +221,7 @@ def load(path: Path, instead: Mapping[str, object] | None = None) -> Cluster:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is no text"
+        reason = getattr(error, "strerror", "it is no text")
         raise UsageError(f"{path} cannot be read: {reason}; --example prints a cluster file") from None
     try:
         return parse({**tomllib.loads(text), **(instead or {})})
@@ -278,8 +278,7 @@ def _family(name: str, value: object, classes: Sequence[str], rate: float) -> Fa
         share=table.share,
         failure_rate=rate if table.failure_rate is None else table.failure_rate,
         memory=int(table.memory_gib * GIB),
-        best=table.loss.best,
-        spread=table.loss.spread,
+        **asdict(table.loss),
     )
 
 

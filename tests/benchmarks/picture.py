@@ -37,8 +37,8 @@ def main(target: Path, trials: int = 60) -> None:
         study = open_study(SqlStore(), space.describe(), module=file.module, name="digits", seed=0)
         fleet = Embedded(Path(folder), {"gpu_large": 1, "gpu_small": 1, "cpu": 1}, [file.module], os.cpu_count() or 1)
         try:
-            os.environ.update({urls.BROKER: fleet.broker_url, urls.REDIS: fleet.redis_url})
-            client, publisher = connect(fleet.redis_url), Publisher.configured()
+            os.environ.update(fleet.urls)
+            client, publisher = connect(fleet.urls[urls.REDIS]), Publisher.configured()
             executor = QueueExecutor(client, publisher, study.record.key, file.module)
             scheduler = make_scheduler(space, study, executor, Limits(trials=trials))
             view = views.LiveView(scheduler, console)
