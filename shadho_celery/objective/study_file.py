@@ -9,6 +9,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -108,10 +109,9 @@ def _spec(name: str) -> ModuleSpec | None:
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)
-    try:
+    with suppress(ImportError, ValueError):
         return importlib.util.find_spec(name)
-    except (ImportError, ValueError):
-        return None
+    return None
 
 
 def _checked(name: str, stated: object) -> dict[str, object]:

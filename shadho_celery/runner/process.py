@@ -84,13 +84,12 @@ class TrialProcess:
         """Return whether it lives and has sent nothing; its first record, that it is ready, does not count."""
         if self.was_killed or self._code is not None or self._reaper.poll() is not None:
             return False
-        try:
+        with suppress(BrokenRecord, OSError, ValueError):
             while self._received or select.select([self._pipe], [], [], 0)[0]:
                 if self._ready.is_set() or self.receive() is None:
                     return False
-        except (BrokenRecord, OSError, ValueError):
-            return False
-        return True
+            return True
+        return False
 
     def send(self, record: ToChild) -> None:
         """Send it a record; do nothing if it has died."""
