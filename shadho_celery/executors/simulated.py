@@ -134,7 +134,7 @@ class SimulatedExecutor:
         ]
 
     def submit(self, attempts: Sequence[Attempt]) -> None:
-        touched: dict[str, None] = {}
+        touched = {}
         for attempt in attempts:
             self._live.put(attempt.number, attempt.attempt, attempt)
             name = str(attempt.compute_class)
@@ -144,7 +144,7 @@ class SimulatedExecutor:
                 self._lose(attempt, f"no worker serves {name}", claimed=False)
             else:
                 self._classes[name].queue.append(attempt)
-                touched[name] = None
+                touched[name] = True
         for name in touched:
             self._start(name)
 

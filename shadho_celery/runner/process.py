@@ -59,11 +59,10 @@ class TrialProcess:
         self._output = tempfile.TemporaryFile()  # noqa: SIM115 -- lives as long as the process
         self._pipe, theirs = socket.socketpair()
         lifeline, self._lifeline = os.pipe()
-        module, *rest = arguments
         given = {name: value for name, value in os.environ.items() if name not in SECRETS}
         try:
             self._reaper = subprocess.Popen(
-                [sys.executable, *_REAPER, str(lifeline), module, str(theirs.fileno()), *rest],
+                [sys.executable, *_REAPER, str(lifeline), arguments[0], str(theirs.fileno()), *arguments[1:]],
                 pass_fds=[lifeline, theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=self._output,
