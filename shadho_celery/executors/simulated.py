@@ -171,7 +171,7 @@ class SimulatedExecutor:
 
     @property
     def is_still(self) -> bool:
-        """Whether nothing will happen any more without another `submit`."""
+        """Standstill: without another `submit` nothing will happen any more."""
         return not self._is_due(math.inf) and not self._events
 
     def utilisation(self) -> dict[str, float]:
