@@ -104,21 +104,19 @@ class SimulatedExecutor:
         self._clock = clock
         self._ahead = ahead
         self._lease_seconds = lease_seconds
-        self._classes = {
-            name: _Class(place, memory=(memory or {}).get(name, 0), counted_at=clock.now())
-            for place, name in enumerate(slots)
-        }
+        sizes, now = memory or {}, clock.now()
+        self._classes = {n: _Class(i, memory=sizes.get(n, 0), counted_at=now) for i, n in enumerate(slots)}
         #: heap of (moment, counter, action, attempt that it ends): the counter puts ties in first-in-first-out order
         self._future: list[tuple[float, int, Callable[[], None], _Running | None]] = []
         self._order = count()
         self._events: list[Event] = []
         self._live: Attempts[Attempt] = Attempts()
-        #: True if workers have come or gone since the last poll
-        self._has_changed = False
         for name, number in slots.items():
             self._resize(name, number)
+        #: True if workers have come or gone since the last poll
+        self._has_changed = False
         for change in changes:
-            self._at(change.at, partial(self._change, change))
+            self._at(change.at, partial(self._resize, change.compute_class, change.slots))
 
     def classes(self) -> Sequence[ComputeClass]:
         return [
@@ -136,7 +134,7 @@ class SimulatedExecutor:
         ]
 
     def submit(self, attempts: Sequence[Attempt]) -> None:
-        touched: dict[str, None] = {}
+        touched = {}
         for attempt in attempts:
             self._live.put(attempt.number, attempt.attempt, attempt)
             name = str(attempt.compute_class)
@@ -146,7 +144,7 @@ class SimulatedExecutor:
                 self._lose(attempt, f"no worker serves {name}", claimed=False)
             else:
                 self._classes[name].queue.append(attempt)
-                touched[name] = None
+                touched[name] = True
         for name in touched:
             self._start(name)
 
@@ -173,7 +171,7 @@ class SimulatedExecutor:
 
     @property
     def is_still(self) -> bool:
-        """Whether nothing will happen any more without another `submit`."""
+        """Standstill: without another `submit` nothing will happen any more."""
         return not self._is_due(math.inf) and not self._events
 
     def utilisation(self) -> dict[str, float]:
@@ -242,14 +240,11 @@ class SimulatedExecutor:
                 self._vacate(name, one)
                 self._start(name)
 
-    def _change(self, change: Change) -> None:
-        self._has_changed = True
-        self._classes[change.compute_class].count(self._clock.now())
-        self._resize(change.compute_class, change.slots)
-
     def _resize(self, name: str, by: int) -> None:
         """Add slots to a class, or let its last ones die; their trials are LOST after the lease."""
+        self._has_changed = True
         each, now = self._classes[name], self._clock.now()
+        each.count(now)
         before, each.alive = each.alive, max(0, each.alive + by)
         each.hosts = {f"{name}.{slot}": 1 for slot in range(each.alive)}
         each.free = [slot for slot in each.free if slot < each.alive] + list(range(before, each.alive))

@@ -7,7 +7,7 @@ import math
 import numbers
 from collections.abc import Mapping
 from decimal import Decimal
-from itertools import islice
+from itertools import accumulate, islice
 from typing import Any
 
 from shadho_celery.core.checks import short
@@ -21,7 +21,7 @@ MAX_KEYS = 20_000
 #: most levels of a nested metric
 MAX_DEPTH = 100
 
-#: most characters of a warning about dropped metrics
+#: most characters of the names and reasons in a warning about dropped metrics
 MAX_WARNING = 500
 
 _encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
@@ -47,9 +47,8 @@ def read(returned: Any) -> tuple[float, dict[str, Any], str | None]:
     except Unreadable:
         raise
     except Exception as error:
-        raise Unreadable(
-            f"what the objective returned cannot be read: {type(error).__name__}: {short(error)}"
-        ) from error
+        text = f"what the objective returned cannot be read: {type(error).__name__}: {short(error)}"
+        raise Unreadable(text) from error
 
 
 def number(value: Any, what: str, *, finite: bool = True) -> float:
@@ -124,14 +123,11 @@ def _fitting(items: Mapping[Any, Any]) -> tuple[dict[str, Any], dict[str, str]]:
 
 def _warning(dropped: Mapping[str, str]) -> str:
     """Return one line that names the dropped metrics."""
-    text, left = "metrics dropped: ", len(dropped)
-    for key, why in dropped.items():
-        part = f"{key} ({why})"
-        if len(text) + len(part) > MAX_WARNING:
-            break
-        text += part + ("; " if left > 1 else "")
-        left -= 1
-    return text + (f"and {left} more" if left else "")
+    parts = [f"{key} ({why})" for key, why in dropped.items()]
+    sizes = accumulate(len(part) + len("; ") for part in parts)
+    fitting = sum(size <= MAX_WARNING for size in sizes)
+    rest = [f"and {len(parts) - fitting} more"] if fitting < len(parts) else []
+    return "metrics dropped: " + "; ".join(parts[:fitting] + rest)
 
 
 class _Allowance:

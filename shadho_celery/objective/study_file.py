@@ -9,6 +9,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -108,10 +109,9 @@ def _spec(name: str) -> ModuleSpec | None:
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)
-    try:
+    with suppress(ImportError, ValueError):
         return importlib.util.find_spec(name)
-    except (ImportError, ValueError):
-        return None
+    return None
 
 
 def _checked(name: str, stated: object) -> dict[str, object]:
@@ -124,11 +124,11 @@ def _checked(name: str, stated: object) -> dict[str, object]:
     except msgspec.ValidationError as error:
         known = StudySettings.__struct_fields__
         if unknown := [key for key in stated if key not in known]:
-            words = f"has an unknown key {short(unknown[0], 60)}; known are {', '.join(known)}"
-            raise UsageError(f"STUDY of {name} {words}") from None
+            key = short(unknown[0], 60)
+            raise UsageError(f"STUDY of {name} has an unknown key {key}; known are {', '.join(known)}") from None
         key = misfit(error, stated, StudySettings)[0].partition(".")[0]
-        should = StudySettings.meaning(key)
-        raise UsageError(f"STUDY of {name} has {key!r}: {short(stated[key])}; it should be: {should}") from None
+        wanted = StudySettings.meaning(key)
+        raise UsageError(f"STUDY of {name} has {key!r}: {short(stated[key])}; it should be: {wanted}") from None
 
 
 def _line(error: BaseException, path: str) -> str:

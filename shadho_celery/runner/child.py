@@ -219,8 +219,7 @@ def _seed(seed: int) -> None:
     random.seed(seed)
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed(seed % 2**32)
-    torch = sys.modules.get("torch")
-    if torch is not None:
+    if (torch := sys.modules.get("torch")) is not None:
         # Not torch.manual_seed: it takes a fifth of a millisecond without a GPU.
         torch.default_generator.manual_seed(seed)
         if torch.cuda.is_initialized():

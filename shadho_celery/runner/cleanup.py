@@ -71,16 +71,9 @@ class Cleanup:
             # The bytes that os.environ keeps: decoding them takes longer than everything else here together.
             _Part("environment", lambda: dict(os.environ._data), _restore_environment),  # type: ignore[attr-defined]
             *(_Part(f"handler of {n.name}", partial(signal.getsignal, n), partial(signal.signal, n)) for n in _SIGNALS),
-            _Part(
-                "signal mask",
-                partial(signal.pthread_sigmask, signal.SIG_BLOCK, ()),
-                partial(signal.pthread_sigmask, signal.SIG_SETMASK),
-            ),
+            _Part("signal mask", partial(_set_mask, signal.SIG_BLOCK, ()), partial(_set_mask, signal.SIG_SETMASK)),
             _Part("umask", lambda: os.umask(os.umask(0o077)), os.umask),
-            *(
-                _Part("resource limits", partial(resource.getrlimit, n), partial(resource.setrlimit, n))
-                for n in _LIMITS
-            ),
+            *(_Part("resource limit", partial(resource.getrlimit, n), partial(resource.setrlimit, n)) for n in _LIMITS),
             _Part("faulthandler", faulthandler.is_enabled, lambda _: faulthandler.enable(self.spares[2])),
         ]
         self._threads = set(threading.enumerate())
@@ -152,20 +145,21 @@ class Cleanup:
         return new + ["without a name"] * max(0, unnamed)
 
 
+_set_mask = signal.pthread_sigmask
+
+
 def _folder() -> str | None:
-    try:
+    with suppress(OSError):
         return os.getcwd()  # noqa: PTH109 -- Path costs more than everything else that is read
-    except OSError:
-        return None
+    return None
 
 
 def identity(descriptor: int) -> tuple[int, int] | None:
     """Return device and inode of an open descriptor; None if it is closed."""
-    try:
+    with suppress(OSError):
         found = os.fstat(descriptor)
-    except OSError:
-        return None
-    return found.st_dev, found.st_ino
+        return found.st_dev, found.st_ino
+    return None
 
 
 def _restore_environment(initial: dict[bytes, bytes]) -> None:
@@ -178,11 +172,10 @@ def _is_childless() -> bool:
     if sys.platform != "linux":
         # There the system adopts orphans, and the reaper ends children.
         return True
-    try:
+    with suppress(ChildProcessError):
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    except ChildProcessError:
-        return True
-    return False
+        return False
+    return True
 
 
 def _helpers() -> set[int]:

@@ -59,11 +59,10 @@ class TrialProcess:
         self._output = tempfile.TemporaryFile()  # noqa: SIM115 -- lives as long as the process
         self._pipe, theirs = socket.socketpair()
         lifeline, self._lifeline = os.pipe()
-        module, *rest = arguments
         given = {name: value for name, value in os.environ.items() if name not in SECRETS}
         try:
             self._reaper = subprocess.Popen(
-                [sys.executable, *_REAPER, str(lifeline), module, str(theirs.fileno()), *rest],
+                [sys.executable, *_REAPER, str(lifeline), arguments[0], str(theirs.fileno()), *arguments[1:]],
                 pass_fds=[lifeline, theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=self._output,
@@ -84,13 +83,12 @@ class TrialProcess:
         """Return whether it lives and has sent nothing; its first record, that it is ready, does not count."""
         if self.was_killed or self._code is not None or self._reaper.poll() is not None:
             return False
-        try:
+        with suppress(BrokenRecord, OSError, ValueError):
             while self._received or select.select([self._pipe], [], [], 0)[0]:
                 if self._ready.is_set() or self.receive() is None:
                     return False
-        except (BrokenRecord, OSError, ValueError):
-            return False
-        return True
+            return True
+        return False
 
     def send(self, record: ToChild) -> None:
         """Send it a record; do nothing if it has died."""

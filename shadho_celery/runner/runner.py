@@ -11,6 +11,9 @@ from shadho_celery.core.trial import GangCall, Outcome, TrialState
 from shadho_celery.runner.process import BrokenRecord, TrialProcess
 from shadho_celery.runner.protocol import HARD_SECONDS, Ended, Gang, Reported, RunAttempt, Stop, TimeUp
 
+OnReport = Callable[[Reported], None]
+OnGang = Callable[[GangCall], None]
+
 #: seconds a trial has to return after its stop flag was set
 STOP_SECONDS = 2.0
 
@@ -32,12 +35,7 @@ class Runner:
         """Start the process unless it lives, without waiting until it is ready. Raises OSError."""
         self._living()
 
-    def run(
-        self,
-        order: RunAttempt,
-        on_report: Callable[[Reported], None],
-        on_gang: Callable[[GangCall], None] = lambda call: None,
-    ) -> Outcome:
+    def run(self, order: RunAttempt, on_report: OnReport, on_gang: OnGang = lambda call: None) -> Outcome:
         """Run one attempt to its end; return its outcome, also if its process died.
 
         `on_gang` gets its call for replicas, and a second one when the gang is assembled. The seconds in between do not
@@ -51,7 +49,7 @@ class Runner:
         limit = _TimeLimit(order.timeout, process)
         ended, broken = None, ""
         try:
-            ended = self._converse(process, order, on_report, on_gang, limit)
+            ended = _converse(limit, order, on_report, on_gang)
         except BrokenRecord as error:
             broken = str(error)
             process.kill()
@@ -63,13 +61,9 @@ class Runner:
             limit.end()
         if ended is None:
             how, out_of_memory = process.death()
-            text = broken or limit.reason or how
-            return Outcome(
-                state=TrialState.FAILED,
-                error=text + (f"; it last printed:\n{process.tail}" if process.tail else ""),
-                seconds=SystemClock().now() - began,
-                out_of_memory=out_of_memory,
-            )
+            printed = f"; it last printed:\n{process.tail}" if process.tail else ""
+            text, seconds = (broken or limit.reason or how) + printed, SystemClock().now() - began
+            return Outcome(state=TrialState.FAILED, error=text, seconds=seconds, out_of_memory=out_of_memory)
         if ended.is_unfit:
             process.kill()
         return ended.outcome
@@ -95,28 +89,6 @@ class Runner:
             self._process = self._process or TrialProcess(self._arguments, self._environment)
             return self._process
 
-    @staticmethod
-    def _converse(
-        process: TrialProcess,
-        order: RunAttempt,
-        on_report: Callable[[Reported], None],
-        on_gang: Callable[[GangCall], None],
-        limit: _TimeLimit,
-    ) -> Ended | None:
-        """Send the order and receive records until the trial ends; return None if the process has died."""
-        process.forget_output()
-        process.send(order)
-        limit.begin()
-        for record in iter(process.receive, None):
-            if isinstance(record, Reported):
-                on_report(record)
-            elif isinstance(record, Gang):
-                limit.pause(paused=not record.call.assembled)
-                on_gang(record.call)
-            elif isinstance(record, Ended):
-                return record
-        return None
-
 
 class _TimeLimit:
     """Interrupts a trial when its time is up, and kills its process if that does not help."""
@@ -125,7 +97,7 @@ class _TimeLimit:
         self._seconds = seconds
         #: the error of the trial, once the limit has killed its process
         self.reason = ""
-        self._process = process
+        self.process = process
         self._over = threading.Event()
         self._is_paused = False
         #: notified when the limit ends, is paused, or goes on
@@ -149,7 +121,7 @@ class _TimeLimit:
             self._changed.notify_all()
 
     def _watch(self, seconds: float) -> None:
-        self._process.await_ready(IMPORT_SECONDS, self._over)
+        self.process.await_ready(IMPORT_SECONDS, self._over)
         with self._changed:
             left = seconds
             while left > 0 and not self._over.is_set():
@@ -158,7 +130,7 @@ class _TimeLimit:
                 if not is_paused:
                     left -= time.monotonic() - began
             if not self._over.is_set():
-                self._process.send(TimeUp())
+                self.process.send(TimeUp())
         if self._over.wait(HARD_SECONDS):
             return
         with self._changed:
@@ -167,4 +139,20 @@ class _TimeLimit:
                     f"timed out after {seconds:g} s (--trial-timeout): it ignored its interruption "
                     f"and was killed {HARD_SECONDS:g} s later"
                 )
-                self._process.kill()
+                self.process.kill()
+
+
+def _converse(limit: _TimeLimit, order: RunAttempt, on_report: OnReport, on_gang: OnGang) -> Ended | None:
+    """Send the order and receive records until the trial ends; return None if the process has died."""
+    limit.process.forget_output()
+    limit.process.send(order)
+    limit.begin()
+    for record in iter(limit.process.receive, None):
+        if isinstance(record, Reported):
+            on_report(record)
+        elif isinstance(record, Gang):
+            limit.pause(paused=not record.call.assembled)
+            on_gang(record.call)
+        elif isinstance(record, Ended):
+            return record
+    return None

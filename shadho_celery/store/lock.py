@@ -1,4 +1,4 @@
-"""Holder of a study's lock: a process, told from later ones with its process id by the time of its start."""
+"""Holder of a study's lock: a process, identified by its process id and the time of its start."""
 
 from __future__ import annotations
 

@@ -193,8 +193,8 @@ class SqlStore:
                 add_columns(self._engine)
                 return
             except sa.exc.DBAPIError as error:
-                said = str(error.orig)
-                if not left or not any(words in said for words in ("already exists", "duplicate column", "locked")):
+                harmless = ("already exists", "duplicate column", "locked")
+                if not left or not any(words in str(error.orig) for words in harmless):
                     raise
                 time.sleep(0.05)
 

@@ -69,8 +69,8 @@ class Study:
         self._taken: Counter[str] = Counter()
         self._asked: Counter[str] = Counter()
         self._fence = fence
-        self._new: set[int] = set()
-        self._changed: set[int] = set()
+        #: numbers of the trials that `commit` has to write; True for a new one
+        self._unwritten: dict[int, bool] = {}
         self._reports: list[Report] = []
         self._written_at = self.clock.now()
         #: finished trials in the order of their results
@@ -212,7 +212,7 @@ class Study:
             origin=origin,
             asked_at=self.clock.now(),
         )
-        self._new.add(trial.number)
+        self._unwritten[trial.number] = True
         self._asked[subspace] += origin is None
         self._put(trial)
         return trial
@@ -254,7 +254,7 @@ class Study:
         if isinstance(event, Result):
             return self._end(trial, event)
         if isinstance(event, Lost):
-            return self._lose(trial, event.attempt, event.reason, claimed=event.claimed)
+            return self._lose(trial, event)
         if isinstance(event, Started):
             return self._start(trial, event)
         if not self.lives(event.number, event.attempt):
@@ -268,18 +268,18 @@ class Study:
         Raises LockLost if another scheduler has taken the study over, StoreError if the store fails.
         """
         now = self.clock.now()
-        if not (self._new or self._changed or self._reports) and now - self._written_at < RENEW_SECONDS:
+        if not (self._unwritten or self._reports) and now - self._written_at < RENEW_SECONDS:
             return
+        unwritten = sorted(self._unwritten.items())
         self.store.write(
             self.record.key,
             self._fence,
             now,
-            new=[self.trial(number) for number in sorted(self._new)],
-            changed=[self.trial(number) for number in sorted(self._changed - self._new)],
+            new=[self.trial(number) for number, is_new in unwritten if is_new],
+            changed=[self.trial(number) for number, is_new in unwritten if not is_new],
             reported=self._reports,
         )
-        self._new.clear()
-        self._changed.clear()
+        self._unwritten.clear()
         self._reports.clear()
         self._written_at = now
 
@@ -299,42 +299,15 @@ class Study:
     def _end(self, trial: Trial, result: Result) -> Trial | None:
         """Decide whether a result ends its trial, or only its attempt: the only place that does."""
         if result.retry is not None:
-            return self._lose(trial, result.attempt, result.retry.reason, outgrown=result.retry.outgrown)
+            lost = Lost(number=trial.number, attempt=result.attempt, reason=result.retry.reason, claimed=False)
+            return self._lose(trial, lost, result.retry.outgrown)
         live = dict(self._live.of(trial.number))
         if self._live.settle(trial.number, result.attempt, well=result.outcome.state in WELL):
             self.rescued += result.attempt in live and result.attempt != min(live)
-            return self._finish(trial, result, live)
-        self._count_attempt(live[result.attempt], -1)
-        self._suspects.add(trial.number)
-        return self._show(trial)
-
-    def _lose(
-        self, trial: Trial, attempt: int, reason: str, *, claimed: bool = False, outgrown: str | None = None
-    ) -> Trial | None:
-        """Remove an attempt that will not end its trial; after the last one the trial is WAITING again, or FAILED."""
-        lost = self._live.find(trial.number, attempt)
-        if lost is None:
-            return None
-        self._count_attempt(lost, -1)
-        too_small = ",".join(name for name in (trial.outgrown, outgrown) if name) or None
-        trial = replace(trial, lost=trial.lost + claimed, outgrown=too_small)
-        if self._live.lose(trial.number, attempt):
-            return self._show(trial)
-        trial = trial.evolve(state=_S.LOST)
-        if trial.lost >= MAX_LOST:
-            error = f"{trial.lost} attempts were lost; the last one: {reason}"
-            failed = Outcome(state=_S.FAILED, error=error)
-            return self._note(trial.evolve(state=_S.FAILED, outcome=failed, finished_at=self.clock.now()))
-        self.hold_back(trial)
-        return self._note(trial.evolve(state=_S.WAITING))
-
-    def _finish(self, trial: Trial, result: Result, live: dict[int, Attempt]) -> Trial:
-        """Finish a trial by a result; `live` were its attempts until now."""
-        for attempt in live.values():
-            self._count_attempt(attempt, -1)
-        seen = live.get(result.attempt, trial)
-        return self._note(
-            trial.evolve(
+            for attempt in live.values():
+                self._count_attempt(attempt, -1)
+            seen = live.get(result.attempt, trial)
+            finished = trial.evolve(
                 state=result.outcome.state,
                 outcome=result.outcome,
                 host=result.host or seen.host,
@@ -342,7 +315,28 @@ class Study:
                 started_at=seen.started_at or result.at - (result.outcome.seconds or 0.0),
                 finished_at=result.at,
             )
-        )
+            return self._note(finished)
+        self._count_attempt(live[result.attempt], -1)
+        self._suspects.add(trial.number)
+        return self._show(trial)
+
+    def _lose(self, trial: Trial, event: Lost, outgrown: str | None = None) -> Trial | None:
+        """Remove an attempt that will not end its trial; after the last one the trial is WAITING again, or FAILED."""
+        attempt = self._live.find(trial.number, event.attempt)
+        if attempt is None:
+            return None
+        self._count_attempt(attempt, -1)
+        too_small = ",".join(name for name in (trial.outgrown, outgrown) if name) or None
+        trial = replace(trial, lost=trial.lost + event.claimed, outgrown=too_small)
+        if self._live.lose(trial.number, event.attempt):
+            return self._show(trial)
+        trial = trial.evolve(state=_S.LOST)
+        if trial.lost >= MAX_LOST:
+            error = f"{trial.lost} attempts were lost; the last one: {event.reason}"
+            failed = Outcome(state=_S.FAILED, error=error)
+            return self._note(trial.evolve(state=_S.FAILED, outcome=failed, finished_at=self.clock.now()))
+        self.hold_back(trial)
+        return self._note(trial.evolve(state=_S.WAITING))
 
     def _show(self, trial: Trial) -> Trial:
         """Note a trial with the state and place of the oldest of its live attempts."""
@@ -359,7 +353,7 @@ class Study:
         if kept != trial.live:
             trial = replace(trial, live=kept)
         self._put(trial)
-        self._changed.add(trial.number)
+        self._unwritten.setdefault(trial.number, False)
         return trial
 
     def _put(self, trial: Trial) -> None:
