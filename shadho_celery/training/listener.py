@@ -157,7 +157,7 @@ class Listener:
         try:
             receive_hello(wire, self._terms.token, admit, self._terms.epoch)
         except Exception as error:
-            # Any exception at all: an unauthenticated connection must not end the coordinator.
+            # Every exception: an unauthenticated connection must not end the coordinator.
             with self._lock:
                 cause = _cause(error) if wire in self._handshakes else "too many handshakes at once"
                 self.refused[cause] += 1
