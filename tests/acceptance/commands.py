@@ -213,7 +213,13 @@ class Desk:
         return [(int(n), int(attempt), name, int(pid)) for word, n, attempt, name, pid in lines if word == what]
 
     def await_runs(self, count: int, what: str = "began", seconds: float = 90.0) -> None:
-        until(lambda: len(self.runs(what)) >= count, seconds, lambda: f"{self.runs()} {self.said()}")
+        def enough() -> bool:
+            for command in self.commands:
+                if isinstance(command, Terminal):
+                    command.read()  # or it would wait for room in the terminal
+            return len(self.runs(what)) >= count
+
+        until(enough, seconds, lambda: f"{self.runs()} {self.said()}")
 
     def trials(self, store: str = "shadho.db") -> list[dict[str, Any]]:
         """The trials in the store, with the name of their study."""

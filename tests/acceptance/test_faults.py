@@ -34,7 +34,7 @@ def runs(desk: Desk) -> list[tuple[int, str, bool]]:
 
 
 @pytest.mark.parametrize("broker", ["rabbitmq", "redis"])
-def test_a_worker_that_fails_what_others_finish_is_fenced_and_its_trials_run_elsewhere(
+def test_a_worker_that_fails_what_others_finish_is_quarantined_and_its_trials_run_elsewhere(
     desk: Desk, broker: str, request: pytest.FixtureRequest
 ) -> None:
     """At most five of its failures; what fails everywhere is FAILED; the operator sees the machine and the error."""
@@ -58,15 +58,15 @@ def test_a_worker_that_fails_what_others_finish_is_fenced_and_its_trials_run_els
         assert trial["state"] == ("FAILED" if trial["params"]["x"] > 0.8 else "COMPLETE"), trial["error"]
         assert trial["lost"] == 0
     assert sum(broken for _, _, broken in runs(desk)) <= 5
-    told = [line for line in command.err.splitlines() if "is fenced" in line]
+    told = [line for line in command.err.splitlines() if "is quarantined" in line]
     assert len(told) == 1, command.err
     assert fleet.cpu in told[0]
     assert "no space left on this machine" in told[0]
-    until(lambda: "fenced: this worker failed" in bad.err, 10, lambda: bad.err)
+    until(lambda: "quarantined: this worker failed" in bad.err, 10, lambda: bad.err)
     assert bad.code is None, "it waits to be looked at"
 
 
-def test_a_study_that_fails_alike_everywhere_ends_and_fences_nobody(desk: Desk, on_redis: Fleet) -> None:
+def test_a_study_that_fails_alike_everywhere_ends_and_nobody_is_quarantined(desk: Desk, on_redis: Fleet) -> None:
     desk.write("my_study.py", STUDY.format(classes=[on_redis.cpu], body="raise KeyError('loss')"))
     for _ in range(2):
         desk.worker(on_redis.cpu, "-c", "1", SHADHO_IMPORTS="my_study")
@@ -74,7 +74,7 @@ def test_a_study_that_fails_alike_everywhere_ends_and_fences_nobody(desk: Desk, 
     command = desk.launch("my_study", "--trials", "40", "--seed", "1").wait()
     assert command.code == 1
     assert desk.states() == Counter({"FAILED": 40})
-    assert "fenced" not in command.err
+    assert "quarantined" not in command.err
     assert len(runs(desk)) <= 40 + 8, "one kind of failure costs few second opinions"
 
 
