@@ -54,13 +54,17 @@ def configured_lease() -> float:
 
 
 def seal(study: str, event: Event | GangEvent, signer: Signer) -> str:
-    """Return an event as it travels: its JSON, after its signature if messages are signed."""
+    """Encode an event for the stream: its JSON, after its signature if messages are signed.
+
+    `seal` and `unseal` are the event codec; the signature covers the study's key, so an event cannot be moved to another
+    study.
+    """
     text = json.dumps(msgspec.to_builtins(event))
     return signer.sign(study + text) + text if signer.fingerprint else text
 
 
 def unseal(study: str, text: str, signer: Signer) -> Event | GangEvent | None:
-    """Return the event in `text`; None if it lacks a required signature, or is not an event."""
+    """Decode an event; return None for text that lacks a required signature or is not an event."""
     signature, brace, rest = text.partition("{")
     if signer.fingerprint and not signer.is_signed(study + brace + rest, signature):
         return None
