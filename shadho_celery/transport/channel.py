@@ -56,8 +56,7 @@ def configured_lease() -> float:
 def seal(study: str, event: Event | GangEvent, signer: Signer) -> str:
     """Encode an event for the stream: its JSON, after its signature if messages are signed.
 
-    `seal` and `unseal` are the event codec; the signature covers the study's key, so an event cannot be moved to another
-    study.
+    `seal` and `unseal` are the event codec. The signature covers the study's key: no event passes for another study's.
     """
     text = json.dumps(msgspec.to_builtins(event))
     return signer.sign(study + text) + text if signer.fingerprint else text
