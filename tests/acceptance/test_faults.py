@@ -62,7 +62,7 @@ def test_a_worker_that_fails_what_others_finish_is_quarantined_and_its_trials_ru
     assert len(told) == 1, command.err
     assert fleet.cpu in told[0]
     assert "no space left on this machine" in told[0]
-    until(lambda: "quarantined: this worker failed" in bad.err, 10, lambda: bad.err)
+    until(lambda: "quarantined: this worker fails" in bad.err, 10, lambda: bad.err)
     assert bad.code is None, "it waits to be looked at"
 
 
