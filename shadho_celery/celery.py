@@ -45,7 +45,7 @@ except ShadhoError as error:
 
 @shared_task(name=broker.TASK, bind=True, ignore_result=True)  # type: ignore[untyped-decorator]
 def trial(self: Task, payload: dict[str, Any]) -> None:
-    """Run one attempt. An exception of the trial is an outcome and does not leave the task."""
+    """Run the attempts of one message, or one replica. An exception of a trial is an outcome: it stays in the task."""
     slots: Slots = self.app.shadho_slots
     try:
         slots.run(broker.read_message(payload, self.request, slots.signer))

@@ -1,6 +1,6 @@
 """The live attempts of trials, and the rule by which one of them ends its trial.
 
-The rule stands here for Python, and in `transport/lua/step.lua` for Redis; one contract test drives both.
+The rule stands here for Python, and in `transport/lua/finish_and_claim.lua` for Redis; one contract test drives both.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ class Attempts(Generic[T]):
         return self.of(number).get(attempt)
 
     def lose(self, number: int, attempt: int) -> bool:
-        """Remove an attempt that will not end; return True if its trial has another live attempt."""
+        """Remove an attempt that was lost; return True if its trial has no live attempt any more."""
         live = self._live.get(number, {})
         live.pop(attempt, None)
         if not live:
             self._live.pop(number, None)
-        return bool(live)
+        return not live
 
     def settle(self, number: int, attempt: int, *, well: bool) -> bool:
         """Remove an attempt that has ended; return True if its trial ends with it.

@@ -249,7 +249,8 @@ class Lost(_Event, frozen=True, kw_only=True):
     """An attempt was lost: its worker fell silent, or it was cancelled before a worker claimed it."""
 
     reason: str
-    #: False if no worker had claimed it, or the trial was not the cause; only a claimed one counts against the trial
+    #: True if the loss counts against the trial: a worker had claimed the attempt, and nothing but the trial may be the
+    #: cause
     claimed: bool = True
 
 

@@ -17,10 +17,10 @@ class Executor(Protocol):
         """Return the compute classes with live workers for this study, as of the last `poll`."""
 
     def submit(self, attempts: Sequence[Attempt]) -> None:
-        """Send QUEUED attempts to their compute class; every one of them ends in an event.
+        """Send QUEUED attempts to their compute class; each ends in an event, unless another one has ended its trial.
 
         Sending an attempt twice is harmless. A copy is sent while another attempt of its trial runs: it goes to another
-        machine, and the first to end COMPLETE or PRUNED ends the others, which give no more events. A RUNNING attempt,
+        machine, and the first to end COMPLETE or PRUNED ends the others. A RUNNING attempt,
         known from an earlier run of the scheduler, is not sent but watched: it too ends in an event.
         """
 

@@ -76,7 +76,7 @@ class QueueExecutor:
         #: reason why Redis answers nothing at the moment; None while it does
         self._silence: ServiceError | None = None
         channel.reopen_study()
-        quarantine.reopen()
+        quarantine.reset()
 
     def classes(self) -> Sequence[ComputeClass]:
         return [replace(each, ahead=self._dispatch.pace.ahead(each)) for each in self._workers.classes]
@@ -182,7 +182,7 @@ class QueueExecutor:
         if isinstance(event, Started) and sent is not None:
             sent.attempt = sent.attempt.evolve(state=TrialState.RUNNING, worker=event.worker, host=event.host)
         elif isinstance(event, Lost) and sent is not None:
-            self._close(event, is_over=not self._in_flight.lose(event.number, event.attempt))
+            self._close(event, is_over=self._in_flight.lose(event.number, event.attempt))
         elif isinstance(event, Result):
             if sent is not None and self._adopt:
                 event = self._breaker.judge(event, len(self._workers.able - {event.worker}))

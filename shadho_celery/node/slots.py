@@ -147,7 +147,7 @@ class Slots:
             for attempt in ours:
                 result = self._run_attempt(slot, payload, attempt, delivery, result)
             if result is not None:
-                self._step(payload, delivery, result, None)
+                self._finish_and_claim(payload, delivery, result, None)
         finally:
             self._free.put(slot)
 
@@ -170,7 +170,7 @@ class Slots:
         number, which = attempt.number, attempt.attempt
         now = self._clock.now()
         started = Started(number=number, attempt=which, host=self._host, at=now, worker=self.name)
-        if self._is_refused(self._step(payload, delivery, before, started), payload.study):
+        if self._is_refused(self._finish_and_claim(payload, delivery, before, started), payload.study):
             log.info("trial %s, attempt %s is not to be run: refused at its claim", number, which)
             return None
         outcome, stopped = self._drive(slot, payload, attempt, delivery)
@@ -219,13 +219,19 @@ class Slots:
         """Return whether a claim was refused. Raises NotMine if this worker's circuit breaker is open."""
         if claim is Claim.BREAKER_OPEN:
             self._heartbeat.pause_for(study)
-            raise NotMine("this worker gets no trials for the time being: it fails those that others finish")
+            raise NotMine(
+                "this worker takes no trials for now: its last ones failed in ways that no other worker has seen"
+            )
         return claim is Claim.REFUSED
 
-    def _step(self, payload: Payload, delivery: str, result: Result | None, started: Started | None) -> Claim:
+    def _finish_and_claim(
+        self, payload: Payload, delivery: str, result: Result | None, started: Started | None
+    ) -> Claim:
         """Send a result and claim an attempt; return the answer to the claim."""
         finished, claim = self._persist(
-            lambda: self._channel.step(payload.study, result, started, delivery=delivery, watched=payload.watched)
+            lambda: self._channel.finish_and_claim(
+                payload.study, result, started, delivery=delivery, watched=payload.watched
+            )
         )
         if result is not None and not finished:
             log.warning(REFUSED, result.number, result.attempt)

@@ -30,7 +30,7 @@ class Policy(Protocol):
         """Learn from finished trials, one or the many of an earlier run."""
 
     def pick(self, compute_class: str, backlogs: Mapping[str, float]) -> str:
-        """Return one of the subspaces that may get a trial; `backlogs` has them in their turn, see `Shares`."""
+        """Return one of the subspaces that may get a trial; the first in `backlogs` is the one whose turn it is."""
 
 
 class CostPolicy:

@@ -146,7 +146,7 @@ class Proposals:
         return self._narrowest[name]
 
     def _backlogs(self, drawn: int | None) -> dict[str, float]:
-        """Return the backlog of each subspace that may get a trial, the largest first.
+        """Return the backlog of each subspace that may get a trial, the one whose turn it is first.
 
         If the proposals do not depend on the losses, a limit on trials fixes the number of each subspace. The policy
         then decides only on their order and place, and the seed on the set. In rounds, the limit is the number `drawn`

@@ -139,7 +139,7 @@ class Scheduler:
 
     def _with_retry(self, result: Result) -> Result:
         """Return a result, with a reason if its trial is to be tried again on a class with more memory."""
-        if not self.study.lives(result.number, result.attempt):
+        if not self.study.is_current(result.number, result.attempt):
             return result
         retry = self._memory_fit.retry(result, self.study.trial(result.number))
         return result if retry is None else replace(result, retry=retry)

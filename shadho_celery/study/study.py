@@ -173,8 +173,11 @@ class Study:
             if trial.number not in self._suspects and trial.lost < MAX_LOST - 1
         )
 
-    def lives(self, number: int, attempt: int) -> bool:
-        """Return whether an attempt may still end its trial."""
+    def is_current(self, number: int, attempt: int) -> bool:
+        """Return whether an attempt is live, or the last one of a trial that waits for its next.
+
+        Reports of the others are ignored, while a late result of one may still end the trial.
+        """
         trial = self._open.get(number)
         return trial is not None and (
             attempt in self._live.of(number) or (trial.state is _S.WAITING and attempt == trial.attempt)
@@ -257,7 +260,7 @@ class Study:
             return self._lose(trial, event)
         if isinstance(event, Started):
             return self._start(trial, event)
-        if not self.lives(event.number, event.attempt):
+        if not self.is_current(event.number, event.attempt):
             return None
         self._reports.append(event)
         return trial
@@ -328,7 +331,7 @@ class Study:
         self._count_attempt(attempt, -1)
         too_small = ",".join(name for name in (trial.outgrown, outgrown) if name) or None
         trial = replace(trial, lost=trial.lost + event.claimed, outgrown=too_small)
-        if self._live.lose(trial.number, event.attempt):
+        if not self._live.lose(trial.number, event.attempt):
             return self._show(trial)
         trial = trial.evolve(state=_S.LOST)
         if trial.lost >= MAX_LOST:

@@ -100,9 +100,9 @@ class WorkerChannel:
     def decline(self, study: str, number: int, attempt: int, reason: str) -> None:
         """Give back an attempt that is not claimed: it is lost, which does not count against its trial."""
         lost = Lost(number=number, attempt=attempt, reason=reason, claimed=False)
-        run(self._client, "cancel", study, "leave", number, attempt, seal(study, lost, self._signer))
+        run(self._client, "cancel", study, "keep", number, attempt, seal(study, lost, self._signer))
 
-    def step(
+    def finish_and_claim(
         self,
         study: str,
         result: Result | None,
@@ -118,7 +118,7 @@ class WorkerChannel:
         """
         who = (self._lease_ms, delivery or new_delivery(), self._worker, MAX_STRIKES)
         events = (*self._sealed(study, result), *self._sealed(study, started))
-        finished, claimed = run(self._client, "step", study, *who, *events, _failure(result, watched))
+        finished, claimed = run(self._client, "finish_and_claim", study, *who, *events, _failure(result, watched))
         return bool(finished), Claim(claimed)
 
     def renew(self, study: str, attempts: Sequence[tuple[int, int]]) -> list[str]:
@@ -188,14 +188,14 @@ class SchedulerChannel:
 
     def cancel(self, attempts: Sequence[tuple[int, int]], *, running: bool) -> None:
         """Take back the attempts that are not claimed (each gives a Lost event); with `running` stop the others."""
-        self._take_back(attempts, "stop" if running else "leave", "taken back")
+        self._take_back(attempts, "stop" if running else "keep", "taken back")
 
     def give_up(self, attempts: Sequence[tuple[int, int]], reason: str, *, claimed: bool = False) -> None:
         """Take back attempts, claimed or not: their worker is gone, or is to stop. A finished trial does not change.
 
         Those that are `claimed` count against their trial.
         """
-        self._take_back(attempts, "gone", reason, claimed)
+        self._take_back(attempts, "revoke", reason, claimed)
 
     def _take_back(self, attempts: Sequence[tuple[int, int]], mode: str, reason: str, claimed: bool = False) -> None:
         arguments: list[int | str] = [mode]

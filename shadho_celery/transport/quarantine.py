@@ -1,8 +1,8 @@
 """Quarantine, in Redis: workers that get no trials of a study, and the strikes that open a circuit breaker.
 
 A failure of a kind that no other worker has had is a *strike* against its worker, counted when the result is taken
-(`lua/step.lua`). After `MAX_STRIKES` in a row the worker's circuit breaker is open: it may claim nothing until the
-study's scheduler has judged it (`fleet.circuit_breaker`). A quarantined worker stays out.
+(`lua/finish_and_claim.lua`). After `MAX_STRIKES` in a row the worker's circuit breaker is open: it claims nothing
+until the study's scheduler has judged it (`fleet.circuit_breaker`). A quarantined worker stays out.
 
 Keys of a study, under ``shadho:{study}:``, beside those of `channel`:
 
@@ -64,7 +64,7 @@ class Quarantine:
         """Give a worker no more trials of this study."""
         self._client.hset(self._strikes, worker, Breaker.QUARANTINED.value)
 
-    def reopen(self) -> None:
+    def reset(self) -> None:
         """Remove the expiry that an earlier scheduler put on the strikes, and close all breakers."""
         self._client.persist(self._strikes)
         for worker in self._client.hkeys(self._strikes):

@@ -58,7 +58,7 @@ class WorkerSeats:
     def call(self, study: str, call: Called) -> bool:
         """Call for replicas, or tell that they have come; return False if the attempt does not run any more."""
         sealed = seal(study, call, self._signer)
-        return bool(run(self._client, "call", study, call.number, call.attempt, call.call, sealed))
+        return bool(run(self._client, "call_replicas", study, call.number, call.attempt, call.call, sealed))
 
     def take(self, study: str, seat: Seat, delivery: str) -> Claim:
         """Take a seat; return REFUSED if its attempt does not run, or if another worker has it.
@@ -66,7 +66,7 @@ class WorkerSeats:
         The call may be repeated with the same `delivery` if the answer was lost.
         """
         who = (self._lease_ms, delivery, self._worker, MAX_STRIKES)
-        return Claim(run(self._client, "take", study, *who, seat.number, seat.attempt, seat.call, seat.rank))
+        return Claim(run(self._client, "take_seat", study, *who, seat.number, seat.attempt, seat.call, seat.rank))
 
     def renew(self, study: str, taken: Sequence[tuple[Seat, str]]) -> list[str]:
         """Renew seats, each with the delivery that took it; return for each ``ok``, ``gone`` or ``yield`` (leave)."""
@@ -82,7 +82,9 @@ class WorkerSeats:
         """
         sealed = "" if failure is None else seal(study, failure, self._signer)
         state = "done" if done else "left"
-        return bool(run(self._client, "leave", study, seat.number, seat.attempt, seat.key, delivery, state, sealed))
+        return bool(
+            run(self._client, "leave_seat", study, seat.number, seat.attempt, seat.key, delivery, state, sealed)
+        )
 
 
 class SchedulerSeats:
@@ -96,7 +98,7 @@ class SchedulerSeats:
 
     def states(self, seats: Sequence[Seat]) -> list[str]:
         """Return for each seat ``never`` taken, ``taken`` now, ``lost`` (not renewed), ``left`` or ``done``."""
-        return list(run(self._client, "seated", self._study, *(seat.key for seat in seats))) if seats else []
+        return list(run(self._client, "seat_states", self._study, *(seat.key for seat in seats))) if seats else []
 
     def calls(self, attempts: Sequence[tuple[int, int]]) -> list[Called]:
         """Return the latest calls of those (number, attempt) that have called for replicas."""

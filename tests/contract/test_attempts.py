@@ -80,7 +80,7 @@ class InRedis:
 
     def claim(self, attempt: int) -> Claim:
         started = Started(number=NUMBER, attempt=attempt, host="h", at=0.0)
-        return self._worker(attempt).step(STUDY, None, started, delivery=f"d{attempt}")[1]
+        return self._worker(attempt).finish_and_claim(STUDY, None, started, delivery=f"d{attempt}")[1]
 
     def start(self, attempt: int) -> None:
         assert self.claim(attempt) is Claim.TAKEN
@@ -95,7 +95,7 @@ class InRedis:
 
     def end(self, attempt: int, outcome: Outcome) -> str:
         result = Result(number=NUMBER, attempt=attempt, outcome=outcome, at=1.0)
-        is_taken, _ = self._worker(attempt).step(STUDY, result, None, delivery=f"d{attempt}", watched=True)
+        is_taken, _ = self._worker(attempt).finish_and_claim(STUDY, result, None, delivery=f"d{attempt}", watched=True)
         if not is_taken:
             return REFUSED
         return OVER if self._client.hget(self._attempts, str(NUMBER)).startswith("done:") else GOES_ON
@@ -236,5 +236,5 @@ def test_a_copy_is_claimed_once_only_though_the_first_attempt_is_given_up(client
         redis.start(attempt)
     redis.lose(1)
     started = Started(number=NUMBER, attempt=2, host="h", at=0.0)
-    _, again = WorkerChannel(client, worker="another").step(STUDY, None, started, delivery="another")
+    _, again = WorkerChannel(client, worker="another").finish_and_claim(STUDY, None, started, delivery="another")
     assert again is Claim.REFUSED

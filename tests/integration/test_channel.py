@@ -155,12 +155,12 @@ def test_a_result_ends_the_other_attempts_leases(worker: Channel, scheduler: Sch
 
 
 def test_one_step_ends_an_attempt_and_claims_the_next(worker: Channel, scheduler: SchedulerChannel) -> None:
-    assert worker.step("k1", None, started(0)) == (False, Claim.TAKEN)
-    assert worker.step("k1", result(0), started(1)) == (True, Claim.TAKEN)
-    assert worker.step("k1", result(0), started(2)) == (False, Claim.TAKEN)
-    assert worker.step("k1", result(1), started(2)) == (True, Claim.REFUSED)
-    assert worker.step("k1", result(2), None) == (True, Claim.REFUSED)
-    assert worker.step("k1", None, None) == (False, Claim.REFUSED)
+    assert worker.finish_and_claim("k1", None, started(0)) == (False, Claim.TAKEN)
+    assert worker.finish_and_claim("k1", result(0), started(1)) == (True, Claim.TAKEN)
+    assert worker.finish_and_claim("k1", result(0), started(2)) == (False, Claim.TAKEN)
+    assert worker.finish_and_claim("k1", result(1), started(2)) == (True, Claim.REFUSED)
+    assert worker.finish_and_claim("k1", result(2), None) == (True, Claim.REFUSED)
+    assert worker.finish_and_claim("k1", None, None) == (False, Claim.REFUSED)
     events = scheduler.drain(0)
     assert events == [started(0), result(0), started(1), started(2), result(1), result(2)]
 
@@ -222,11 +222,11 @@ def test_a_claim_and_a_result_may_be_said_again_when_the_answer_was_lost(
     worker: Channel, scheduler: SchedulerChannel
 ) -> None:
     for _ in range(2):
-        assert worker.step("k1", None, started(0), delivery="d1") == (False, Claim.TAKEN)
-    assert worker.step("k1", None, started(0), delivery="d2") == (False, Claim.REFUSED)
+        assert worker.finish_and_claim("k1", None, started(0), delivery="d1") == (False, Claim.TAKEN)
+    assert worker.finish_and_claim("k1", None, started(0), delivery="d2") == (False, Claim.REFUSED)
     for _ in range(2):
-        assert worker.step("k1", result(0), None, delivery="d1") == (True, Claim.REFUSED)
-    assert worker.step("k1", result(0), None, delivery="d2") == (False, Claim.REFUSED)
+        assert worker.finish_and_claim("k1", result(0), None, delivery="d1") == (True, Claim.REFUSED)
+    assert worker.finish_and_claim("k1", result(0), None, delivery="d2") == (False, Claim.REFUSED)
     assert scheduler.drain(0) == [started(0), result(0)]
 
 
@@ -297,9 +297,9 @@ def failed(number: int, error: str = "disk full") -> Result:
 
 
 def fail(channel: Channel, number: int, error: str = "disk full") -> Claim:
-    claim = channel.step("k1", None, started(number), watched=True)[1]
+    claim = channel.finish_and_claim("k1", None, started(number), watched=True)[1]
     if claim is Claim.TAKEN:
-        channel.step("k1", failed(number, error), None, watched=True)
+        channel.finish_and_claim("k1", failed(number, error), None, watched=True)
     return claim
 
 
@@ -344,10 +344,10 @@ def test_a_quarantined_worker_stays_quarantined(
     quarantine.quarantine("w")
     assert worker.finish("k1", result(0)), "what it runs it may finish"
     assert quarantine.state("w") is Breaker.QUARANTINED
-    assert worker.step("k1", None, started(1))[1] is Claim.BREAKER_OPEN
+    assert worker.finish_and_claim("k1", None, started(1))[1] is Claim.BREAKER_OPEN
     scheduler.erase()
     scheduler.reopen_study()
-    quarantine.reopen()
+    quarantine.reset()
     assert quarantine.state("w") is Breaker.QUARANTINED
 
 

@@ -11,8 +11,8 @@ class Channel(WorkerChannel):
 
     def claim(self, study: str, started: Started) -> bool:
         """Claim an attempt; return whether it is this worker's now."""
-        return self.step(study, None, started)[1] is Claim.TAKEN
+        return self.finish_and_claim(study, None, started)[1] is Claim.TAKEN
 
     def finish(self, study: str, result: Result) -> bool:
         """Send a result; return whether it was taken."""
-        return self.step(study, result, None)[0]
+        return self.finish_and_claim(study, result, None)[0]

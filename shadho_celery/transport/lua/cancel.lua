@@ -1,7 +1,8 @@
--- Take back attempts that are not claimed.
+-- Take back attempts.
 --
 -- KEYS  1 attempts  2 cancel  3 events  4 leases
--- ARGV  1 for claimed attempts: 'leave' them, 'stop' them, or 'gone' (take them back, too: no worker runs them);
+-- ARGV  1 the part of the claimed ones: 'keep' (they go on), 'stop' (their workers are asked to stop them) or 'revoke'
+--       (their leases end, too: their workers are gone, or learn of it at the next renewal);
 --       then for each attempt its number, attempt and sealed Lost event
 
 for i = 2, #ARGV, 3 do
@@ -10,7 +11,7 @@ for i = 2, #ARGV, 3 do
   local done = last and string.sub(last, 1, 4) == 'done'
   local latest = last and not done and tonumber(string.match(last, '^%d+')) or 0
   local claimed = latest >= tonumber(attempt)
-  if not done and (not claimed or ARGV[1] == 'gone') then
+  if not done and (not claimed or ARGV[1] == 'revoke') then
     -- A later attempt that is claimed stays so.
     if latest <= tonumber(attempt) then redis.call('HSET', KEYS[1], number, attempt) end
     redis.call('ZREM', KEYS[4], number .. '.' .. attempt)

@@ -1,4 +1,5 @@
 -- Return whether an attempt runs: true, false, or 'perhaps'. The first two keys are attempts and leases.
+-- Sets `now`, too.
 -- include now
 local function runs(number, attempt)
   local last = redis.call('HGET', KEYS[1], number)

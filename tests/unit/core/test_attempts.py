@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from functools import partial
 
 import pytest
 
@@ -40,9 +41,9 @@ def test_what_is_put_again_takes_the_place_of_what_was_known_and_keeps_its_turn(
 def test_a_lost_attempt_leaves_its_trial_to_the_others_and_the_last_one_takes_it_away(
     attempts: Attempts[str],
 ) -> None:
-    assert [attempts.lose(7, attempt) for attempt in (1, 1, 2, 2)] == [True, True, False, False]
-    assert not attempts.lose(3, 5)
-    assert not attempts.lose(9, 1)
+    assert [attempts.lose(7, attempt) for attempt in (1, 1, 2, 2)] == [False, False, True, True]
+    assert attempts.lose(3, 5)
+    assert attempts.lose(9, 1)
     assert (list(attempts), list(attempts.numbers), len(attempts)) == ([], [], 0)
 
 
@@ -93,9 +94,7 @@ def test_whatever_comes_in_whatever_order_no_attempt_lives_that_has_ended() -> N
         told: set[int] = set()
         for kind, attempt in order:
             told.add(attempt)
-            if kind == "lose":
-                lives_on = attempts.lose(0, attempt)
-            else:
-                lives_on = not attempts.settle(0, attempt, well=kind == "well")
-            assert lives_on is bool(attempts.of(0)) is bool(len(attempts))
+            end = attempts.lose if kind == "lose" else partial(attempts.settle, well=kind == "well")
+            is_over = end(0, attempt)
+            assert (not is_over) is bool(attempts.of(0)) is bool(len(attempts))
             assert told.isdisjoint(attempts.of(0))

@@ -7,6 +7,7 @@
 -- include runs
 local number, attempt, call = ARGV[5], ARGV[6], ARGV[7]
 local seat = number .. '.' .. attempt .. '.' .. call .. '.' .. ARGV[8]
+-- 'perhaps' is not enough for a new seat.
 if runs(number, attempt) ~= true or redis.call('SISMEMBER', KEYS[3], number) == 1 then return 0 end
 if redis.call('SISMEMBER', KEYS[7], seat) == 1 then return 0 end
 local latest = redis.call('HGET', KEYS[4], number .. '.' .. attempt)
