@@ -7,6 +7,7 @@ import fcntl
 import functools
 import os
 import tempfile
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -30,6 +31,9 @@ from services.servers import (
 
 #: The databases of a shared Redis that tests may fill and flush; the others belong to whoever runs it.
 TEST_DBS = range(9, 16)
+
+#: seconds to wait for a database while the tests of other processes have them all
+LENT_SECONDS = 30.0
 
 
 @contextlib.contextmanager
@@ -94,29 +98,43 @@ def postgres_service() -> contextlib.AbstractContextManager[tuple[str, Server | 
 
 @contextlib.contextmanager
 def redis_db(server_url: str) -> Iterator[str]:
-    """Lend one empty database of that server, and flush it afterwards."""
+    """Lend one empty database of that server, and flush it afterwards; wait a while if all are lent."""
     base = urlsplit(server_url)
-    for number in TEST_DBS:
-        url = base._replace(path=f"/{number}").geturl()
-        # The lock keeps this machine's test sessions apart and ends with its process. It is one per number, whatever
-        # the server: a name per private server would leave a file behind for each.
-        lock_path = Path(tempfile.gettempdir()) / f"shadho-test-redis-{os.getuid()}-{number}.lock"
-        with lock_path.open("a") as lock, redis.Redis.from_url(url) as client:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                continue
-            if client.dbsize() and not client.exists(MARK):
-                continue  # somebody's data; what a killed session left carries the mark
-            client.flushdb()
-            client.set(MARK, os.getpid())
-            try:
-                yield url
-            finally:
+    deadline = time.monotonic() + LENT_SECONDS
+    while time.monotonic() < deadline:
+        for number in TEST_DBS:
+            url = base._replace(path=f"/{number}").geturl()
+            with _lock(number) as is_ours, redis.Redis.from_url(url) as client:
+                # Data without the mark is somebody's; what a killed session left carries it.
+                if not is_ours or (client.dbsize() and not client.exists(MARK)):
+                    continue
                 client.flushdb()
-            return
+                client.set(MARK, os.getpid())
+                try:
+                    yield url
+                finally:
+                    client.flushdb()
+                return
+        time.sleep(0.5)
     message = f"databases {TEST_DBS[0]} to {TEST_DBS[-1]} of {base.hostname}:{base.port} are all in use: flush one"
     raise Unavailable(message)
+
+
+@contextlib.contextmanager
+def _lock(number: int) -> Iterator[bool]:
+    """Keep this machine's other test sessions from the database of this number; yield False if one of them has it.
+
+    The lock ends with its process. It is one per number, whatever the server: a name per private server would leave a
+    file behind for each.
+    """
+    path = Path(tempfile.gettempdir()) / f"shadho-test-redis-{os.getuid()}-{number}.lock"
+    with path.open("a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
 
 
 @contextlib.contextmanager
