@@ -23,7 +23,7 @@ from shadho_celery.transport.broker import Publisher
 from shadho_celery.transport.channel import SchedulerChannel
 from shadho_celery.transport.quarantine import Quarantine
 from shadho_celery.transport.redis import flush, is_outage, outages_pass, unusable
-from shadho_celery.transport.registry import Worker
+from shadho_celery.transport.registry import Worker, of_other_protocols
 from shadho_celery.transport.seats import SchedulerSeats
 from shadho_celery.transport.signing import UNSIGNED, Signer
 
@@ -57,6 +57,7 @@ class QueueExecutor:
         """
         self._clock = clock or SystemClock()
         self._adopt = adopt
+        self._module = module
         self._publisher = publisher
         self._channel = channel = SchedulerChannel(client, study, signer)
         quarantine = Quarantine(client, study)
@@ -94,6 +95,8 @@ class QueueExecutor:
     def notices(self) -> Sequence[str]:
         """Return warnings about workers and messages for the operator."""
         found = [*self._breaker.notices, *self._gangs.notices]
+        if self._workers.able and (said := of_other_protocols(self._workers.announced, self._module)):
+            found.append(f"Warning: some workers get no trials: they {said}")
         if self._channel.forged:
             found.append("Warning: results that are not signed with our key are refused; see --signing-key-file")
         return found

@@ -223,7 +223,7 @@ class SchedulerChannel:
         claims must be refused.
         """
         self._client.delete(*keys(self._study, "events", "leases", "cancel", "known", "gangs", "seats", "yields"))
-        for kept in keys(self._study, "attempts", "strikes"):
+        for kept in keys(self._study, "attempts", "breakers"):
             self._client.expire(kept, ERASED_SECONDS)
 
 

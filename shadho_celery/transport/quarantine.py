@@ -6,10 +6,10 @@ until the study's scheduler has judged it (`fleet.circuit_breaker`). A quarantin
 
 Keys of a study, under ``shadho:{study}:``, beside those of `channel`:
 
-=======  ====  ========================================================================================
-strikes  hash  worker -> failures in a row that no other worker has had, or ``quarantined``
-known    set   kinds of failures that are the trials' own: more than one worker has had them
-=======  ====  ========================================================================================
+========  ====  ========================================================================================
+breakers  hash  worker -> failures in a row that no other worker has had, or ``quarantined``
+known     set   kinds of failures that are the trials' own: more than one worker has had them
+========  ====  ========================================================================================
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ class Quarantine:
 
     def __init__(self, client: Redis, study: str) -> None:
         self._client = client
-        self._strikes, self._known = keys(study, "strikes", "known")
+        self._breakers, self._known = keys(study, "breakers", "known")
 
     def state(self, worker: str) -> Breaker:
         """Return the state of a worker's circuit breaker."""
-        strikes = self._client.hget(self._strikes, worker)
+        strikes = self._client.hget(self._breakers, worker)
         if strikes == Breaker.QUARANTINED.value:
             return Breaker.QUARANTINED
         return Breaker.OPEN if strikes and int(strikes) >= MAX_STRIKES else Breaker.CLOSED
@@ -53,19 +53,19 @@ class Quarantine:
         if kind is not None:
             self._client.sadd(self._known, kind)
         if self.state(worker) is not Breaker.QUARANTINED:
-            self._client.hdel(self._strikes, worker)
+            self._client.hdel(self._breakers, worker)
 
     def half_open(self, worker: str) -> None:
         """Half-open a circuit breaker: allow one trial; another failure opens it again."""
         if self.state(worker) is not Breaker.QUARANTINED:
-            self._client.hset(self._strikes, worker, MAX_STRIKES - 1)
+            self._client.hset(self._breakers, worker, MAX_STRIKES - 1)
 
     def quarantine(self, worker: str) -> None:
         """Give a worker no more trials of this study."""
-        self._client.hset(self._strikes, worker, Breaker.QUARANTINED.value)
+        self._client.hset(self._breakers, worker, Breaker.QUARANTINED.value)
 
     def reset(self) -> None:
-        """Remove the expiry that an earlier scheduler put on the strikes, and close all breakers."""
-        self._client.persist(self._strikes)
-        for worker in self._client.hkeys(self._strikes):
+        """Remove the expiry that an earlier scheduler put on the breakers, and close all breakers."""
+        self._client.persist(self._breakers)
+        for worker in self._client.hkeys(self._breakers):
             self.close(worker)

@@ -121,14 +121,21 @@ def unable(workers: Mapping[str, Worker], module: str, fingerprint: str = "") ->
         name = min(worker.compute_class for worker in workers.values())
         return ServiceError(f"no live worker has {module}; start one that has: {start_command(name, module)}")
     if all(worker.protocol != PROTOCOL for worker in having):
-        theirs = ", ".join(sorted({str(worker.protocol) for worker in having}))
-        return ServiceError(
-            f"the workers that have {module} speak protocol {theirs}, this scheduler {PROTOCOL}; "
-            "install the same version of shadho_celery on both sides"
-        )
+        return ServiceError(f"the workers that have {module} {of_other_protocols(workers, module)}")
     return ServiceError(
         f"the workers that have {module} sign with another key than this scheduler, or only one side signs; "
         "give all of them the same --signing-key-file"
+    )
+
+
+def of_other_protocols(workers: Mapping[str, Worker], module: str) -> str:
+    """Return what to say of live workers that have `module` but speak another protocol; "" if there are none."""
+    theirs = {worker.protocol for worker in workers.values() if module in worker.imports} - {PROTOCOL}
+    if not theirs:
+        return ""
+    spoken = ", ".join(map(str, sorted(theirs)))
+    return (
+        f"speak protocol {spoken}, this scheduler {PROTOCOL}; install the same version of shadho_celery on both sides"
     )
 
 

@@ -351,6 +351,12 @@ def test_a_quarantined_worker_stays_quarantined(
     assert quarantine.state("w") is Breaker.QUARANTINED
 
 
+def test_what_version_0_4_wrote_of_a_quarantine_stops_no_study(client: Any, quarantine: Quarantine) -> None:
+    client.hset("shadho:k1:strikes", "w", "fenced")
+    quarantine.reset()
+    assert Channel(client, worker="w").claim("k1", started(0))
+
+
 def test_nothing_to_ask_after_is_no_question(worker: Channel, scheduler: SchedulerChannel) -> None:
     assert worker.renew("k1", []) == []
     assert scheduler.leased([]) == []

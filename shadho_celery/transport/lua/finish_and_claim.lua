@@ -1,6 +1,6 @@
 -- Finish one attempt and claim the next, in one step. Either may be absent: then its three arguments are empty.
 --
--- KEYS  1 attempts  2 leases  3 events  4 cancel  5 strikes  6 known
+-- KEYS  1 attempts  2 leases  3 events  4 cancel  5 breakers  6 known
 -- ARGV  1 lease in ms  2 delivery  3 worker  4 strikes that open the worker's circuit breaker
 --       5 number  6 attempt  7 sealed Result;  8 number  9 attempt  10 sealed Started of the attempt to claim
 --       11 kind of the result's failure: '' for a success, 'unwatched' if it does not count against the worker

@@ -22,13 +22,13 @@ from shadho_celery.transport.signing import UNSIGNED
 class Rig:
     """An executor beside a Redis in which two workers of class cpu are announced, and events come in as told."""
 
-    def __init__(self, *, adopt: bool = True) -> None:
+    def __init__(self, *, adopt: bool = True, protocols: tuple[int, int] = (PROTOCOL, PROTOCOL)) -> None:
         self._events: list[Event] = []
         self._entries = 0
         client = MagicMock()
         client.smembers.side_effect = lambda key: {"good", "bad"} if key == "shadho:workers" else set()
-        worker = Worker(protocol=PROTOCOL, compute_class="cpu", slots=5, imports=["m"])
-        client.mget.side_effect = lambda names: [json.dumps(msgspec.to_builtins(worker)) for _ in names]
+        workers = [Worker(protocol=each, compute_class="cpu", slots=5, imports=["m"]) for each in protocols]
+        client.mget.side_effect = lambda names: [json.dumps(msgspec.to_builtins(each)) for each in workers]
         client.xread.side_effect = self._read
         client.zmscore.side_effect = lambda key, members: [1.0 for _ in members]
         self.executor = QueueExecutor(client, MagicMock(), "s", "m", clock=ManualClock(), adopt=adopt)
@@ -72,6 +72,14 @@ def failed(seconds: float) -> Outcome:
 @pytest.fixture
 def rig() -> Rig:
     return Rig()
+
+
+def test_a_worker_of_another_protocol_beside_able_ones_is_warned_of_in_one_line() -> None:
+    [warning] = Rig(protocols=(PROTOCOL, PROTOCOL - 1)).executor.notices()
+    assert f"protocol {PROTOCOL - 1}" in warning
+    assert "install the same version" in warning
+    assert "\n" not in warning
+    assert not [each for each in Rig().executor.notices() if "protocol" in each]
 
 
 def test_short_trials_are_sent_ahead_once_they_are_known_to_be_short(rig: Rig) -> None:
