@@ -74,7 +74,7 @@ LAWFUL: Mapping[TrialState, frozenset[TrialState]] = {
 
 
 class Outcome(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Outcome of one call of an objective. Trial, result, message and store contain this record and copy no field."""
+    """Outcome of one call of an objective. Trial, result and pipe contain this record and copy no field."""
 
     #: COMPLETE, PRUNED, FAILED or CANCELLED
     state: TrialState
@@ -93,6 +93,12 @@ class Outcome(Struct, frozen=True, kw_only=True, omit_defaults=True):
     out_of_memory: bool = False
     #: message to the user although it ended well, for instance about a dropped metric
     warning: str | None = None
+
+    @property
+    def is_an_end(self) -> bool:
+        """Membership of the state in `FINISHED`; COMPLETE comes with a loss, FAILED and CANCELLED without."""
+        fits = (self.state is TrialState.COMPLETE) == (self.loss is not None) or self.state is TrialState.PRUNED
+        return self.state.is_finished and fits
 
     def cancelled(self, seconds: float | None = None) -> Outcome:
         """Return the outcome of an attempt that was stopped after so many seconds, without its loss."""

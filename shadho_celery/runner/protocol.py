@@ -9,7 +9,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from shadho_celery.core.checks import resolve
-from shadho_celery.core.trial import Attempt, GangCall, Int64, Outcome, ReplicaSeat, TrialState
+from shadho_celery.core.trial import Attempt, GangCall, Int64, Outcome, ReplicaSeat
 from shadho_celery.objective.call import MAX_ERROR
 
 #: seconds between a trial's time limit and the end of its process, if it does not return
@@ -101,8 +101,7 @@ def decode_from_child(line: bytes) -> FromChild:
     """
     record: FromChild = msgspec.convert(json.loads(line), FromChild)
     if isinstance(record, Ended):
-        state, loss = record.outcome.state, record.outcome.loss
-        if not state.is_finished or (state is TrialState.COMPLETE) != (loss is not None):
+        if not record.outcome.is_an_end:
             raise ValueError("no end of a trial")
         outcome = replace(record.outcome, error=_fit(record.outcome.error), warning=_fit(record.outcome.warning))
         record = replace(record, outcome=outcome)

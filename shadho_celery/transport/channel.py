@@ -72,7 +72,9 @@ def unseal(study: str, text: str, signer: Signer) -> Event | GangEvent | None:
     except (ValueError, RecursionError, msgspec.ValidationError):
         return None
     # Only the study's scheduler decides on retries.
-    return None if isinstance(event, Result) and event.retry is not None else event
+    if isinstance(event, Result) and (event.retry is not None or not event.outcome.is_an_end):
+        return None
+    return event
 
 
 class Claim(Enum):

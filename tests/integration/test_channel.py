@@ -526,8 +526,9 @@ EVENTS: list[Event] = [
     ),
     *(
         Result(number=0, attempt=1, outcome=Outcome(state=state, loss=1e-300), at=0.0)
-        for state in (S.COMPLETE, S.PRUNED, S.CANCELLED)
+        for state in (S.COMPLETE, S.PRUNED)
     ),
+    Result(number=0, attempt=1, outcome=Outcome(state=S.CANCELLED, error="cancelled"), at=0.0),
     Lost(number=3, attempt=1, reason="why", claimed=True),
     taken_back(1, 1),
 ]

@@ -94,6 +94,8 @@ def changed(**changes: Any) -> str:
         {"at": math.nan},
         {"outcome": None},
         {"outcome": {"state": "WON"}},
+        *({"outcome": {"state": state}} for state in ("WAITING", "QUEUED", "RUNNING", "LOST", "COMPLETE")),
+        {"outcome": {"state": "FAILED", "loss": 0.0}},
         {"outcome": {"state": "COMPLETE", "loss": math.nan}},
         {"outcome": {"state": "COMPLETE", "loss": 0.0, "memory": 2**63}},
         {"kind": "won"},
