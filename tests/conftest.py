@@ -122,7 +122,7 @@ def closed_databases(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture
 def no_orphans(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Five seconds after the test nothing that it started is alive, whoever is its parent now (Linux only)."""
+    """Five seconds after the test nothing that it started is alive, under any parent (Linux only)."""
     mark = uuid.uuid4().hex
     monkeypatch.setenv(services.MARK, mark)
     yield

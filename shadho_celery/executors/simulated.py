@@ -75,11 +75,13 @@ class _Class:
         """Return the slot seconds of all attempts until now."""
         return self.ran + sum((now - one.began) * one.attempt.slots for one in self.running.values())
 
-    def count(self, now: float) -> float:
-        """Return all slot seconds until now; called at each change of the slots."""
-        self.offered += self.alive * (now - self.counted_at)
-        self.counted_at = now
-        return self.offered
+    def offered_until(self, now: float) -> float:
+        """Return all slot seconds until now."""
+        return self.offered + self.alive * (now - self.counted_at)
+
+    def settle(self, now: float) -> None:
+        """Enter the slot seconds until now, before the number of slots changes."""
+        self.offered, self.counted_at = self.offered_until(now), now
 
 
 class SimulatedExecutor:
@@ -177,7 +179,7 @@ class SimulatedExecutor:
     def utilisation(self) -> dict[str, float]:
         """Return by class the share of its slot seconds until now in which trials ran."""
         now = self._clock.now()
-        offered = {name: each.count(now) for name, each in self._classes.items()}
+        offered = {name: each.offered_until(now) for name, each in self._classes.items()}
         # Rounding errors may put the sum a little above the whole.
         return {n: min(1.0, each.run(now) / offered[n]) if offered[n] else 0.0 for n, each in self._classes.items()}
 
@@ -244,7 +246,7 @@ class SimulatedExecutor:
         """Add slots to a class, or let its last ones die; their trials are LOST after the lease."""
         self._has_changed = True
         each, now = self._classes[name], self._clock.now()
-        each.count(now)
+        each.settle(now)
         before, each.alive = each.alive, max(0, each.alive + by)
         each.hosts = {f"{name}.{slot}": 1 for slot in range(each.alive)}
         each.free = [slot for slot in each.free if slot < each.alive] + list(range(before, each.alive))

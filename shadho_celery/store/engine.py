@@ -115,7 +115,7 @@ def _rescue(connection: sa.Connection, path: Path) -> str:
             connection.connection.driver_connection.backup(copy)  # type: ignore[union-attr]
     except (OSError, sqlite3.Error):
         return "put it back"
-    return f"put it back, or put {rescued.name}, which has all that it held, in its place"
+    return f"put it back, or put {rescued.name}, which has all its contents, in its place"
 
 
 def _set_up_sqlite(connection: sqlite3.Connection, _: object) -> None:

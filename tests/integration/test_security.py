@@ -165,7 +165,7 @@ def test_a_user_can_do_with_a_classs_queue_what_its_role_needs(
             except connection.channel_errors as error:
                 refusals.append(str(error))
     assert all("ACCESS_REFUSED" in refusal for refusal in refusals), refusals
-    assert done == allowed, "and whoever may declare a queue may delete it"
+    assert done == allowed, "and a user who may declare a queue may delete it"
 
 
 # TLS

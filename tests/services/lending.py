@@ -29,7 +29,7 @@ from services.servers import (
     redis_answers,
 )
 
-#: The databases of a shared Redis that tests may fill and flush; the others belong to whoever runs it.
+#: The databases of a shared Redis that tests may fill and flush; the others belong to its owner.
 TEST_DBS = range(9, 16)
 
 #: seconds to wait for a database while the tests of other processes have them all
@@ -160,7 +160,7 @@ def amqp_vhost(url: str, ctl: Callable[..., str]) -> Iterator[str]:
 
 @contextlib.contextmanager
 def postgres_database(server_url: str) -> Iterator[str]:
-    """Lend a fresh database of that server, and drop it afterwards with whoever is still connected."""
+    """Lend a fresh database of that server, and drop it afterwards with its open connections."""
     name = f"shadho_test_{uuid.uuid4().hex[:12]}"
     engine = sqlalchemy.create_engine(server_url, poolclass=sqlalchemy.NullPool, isolation_level="AUTOCOMMIT")
     with engine.connect() as connection:

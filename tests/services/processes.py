@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-#: Set in the environment of everything a test starts, so that what it leaves behind is found whoever its parent is now.
+#: Set in the environment of everything a test starts, so that what it leaves behind is found under any parent.
 MARK = "SHADHO_TEST_MARK"
 
 

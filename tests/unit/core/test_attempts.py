@@ -82,7 +82,7 @@ def test_the_result_of_an_attempt_that_was_given_up_ends_its_trial_in_any_case(
     attempts.lose(7, 1)
     assert attempts.settle(7, 1, well=well)
     assert list(attempts.of(7)) == []
-    assert attempts.settle(7, 2, well=well), "its trial has ended: that it is told once is for others to see to"
+    assert attempts.settle(7, 2, well=well), "its trial has ended: that it is recorded once is the study's part"
 
 
 def test_whatever_comes_in_whatever_order_no_attempt_lives_that_has_ended() -> None:

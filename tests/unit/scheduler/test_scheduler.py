@@ -980,7 +980,7 @@ def test_samplers_and_policy_learn_each_finished_trial_once_and_after_a_resume_a
     assert sorted(told) == list(range(20))
 
 
-def test_turns_are_told_to_whoever_watches() -> None:
+def test_run_calls_its_observer_after_each_turn() -> None:
     search = Search(plain(), trials=5, slots={"only": 1})
     seen: list[int] = []
     search.scheduler.run(lambda: seen.append(search.study.counted))

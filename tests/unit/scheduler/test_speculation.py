@@ -133,7 +133,7 @@ def test_a_trial_whose_copies_come_to_nothing_is_copied_again_after_pauses_that_
     while now < LATE + 10 * AGAIN_SECONDS:
         if speculation.ask([running(0)], lambda: [idle()], 9, now):
             moments.append(now)
-        assert speculation.due > now, "whoever waits for it never waits in vain"
+        assert speculation.due > now, "no wait for it is in vain"
         now = min(speculation.due, now + LOOK_SECONDS)
     pauses = [later - earlier for earlier, later in pairwise(moments)]
     assert pauses == pytest.approx([AGAIN_SECONDS, 2 * AGAIN_SECONDS, 4 * AGAIN_SECONDS], abs=LOOK_SECONDS)

@@ -112,7 +112,7 @@ def refusal(plain: Any, headers: Any, signer: Signer = UNSIGNED) -> str:
     return str(caught.value)
 
 
-def test_a_signed_message_is_taken_by_whoever_has_the_key_or_asks_for_none() -> None:
+def test_a_signed_message_is_taken_with_the_same_key_or_without_any() -> None:
     for signer in (SIGNER, UNSIGNED):
         assert read_message(*travelled(SIGNER), signer) == PAYLOAD
     assert read_message(*travelled(UNSIGNED), UNSIGNED) == PAYLOAD
