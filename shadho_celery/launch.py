@@ -19,7 +19,9 @@ import click
 from shadho_celery.cli import connection_options
 from shadho_celery.cli.connection_options import F, refusal
 from shadho_celery.cli.session import DEFAULT_TRIALS, Options, Session
+from shadho_celery.core.checks import short
 from shadho_celery.core.settings import KEPT
+from shadho_celery.core.trial import MAX_POSITIVE
 from shadho_celery.errors import UsageError
 from shadho_celery.objective import study_file
 from shadho_celery.placement.policies import POLICIES
@@ -46,8 +48,9 @@ def _workers(_: object, __: object, values: tuple[str, ...]) -> dict[str, int]:
     slots: dict[str, int] = {}
     for part in filter(str.strip, ",".join(values).split(",")):
         name, _, count = part.strip().partition("=")
-        if not (name and count.isdecimal() and int(count)):
-            raise refusal(UsageError(f"--workers {part!r} is not of the form CLASS=SLOTS, such as cpu=4"))
+        # Python reads no number of thousands of digits.
+        if not (name and count.isdecimal() and len(count) < 10 and int(count)):
+            raise refusal(UsageError(f"--workers {short(part, 60)} is not of the form CLASS=SLOTS, such as cpu=4"))
         slots[name] = int(count)
     return slots
 
@@ -65,7 +68,7 @@ def _choice(name: str, choices: Iterable[str], meaning: str) -> Callable[[F], F]
 
 
 _number = partial(click.option, type=float, callback=_finite)
-_positive = partial(click.option, type=click.FloatRange(min=0, min_open=True), callback=_finite)
+_positive = partial(click.option, type=click.FloatRange(min=0, min_open=True, max=MAX_POSITIVE), callback=_finite)
 
 
 @click.command(epilog=EXAMPLES)

@@ -19,6 +19,7 @@ from rich.console import Console
 
 from shadho_celery.cli import connection_options, views
 from shadho_celery.core import hardware
+from shadho_celery.core.checks import as_record
 from shadho_celery.core.settings import StudySettings
 from shadho_celery.embedded.embedded import Embedded
 from shadho_celery.errors import NoSuccessfulTrial, UsageError
@@ -66,8 +67,11 @@ class Options:
     fleet: bool = False
 
     def over(self, stated: Mapping[str, object], earlier: Mapping[str, object] | None = None) -> StudySettings:
-        """Return the settings in force: the option, else an earlier run's, else the study file's, else the default."""
-        return StudySettings(**{**stated, **(earlier or {}), **self.given})  # type: ignore[arg-type]
+        """Return the settings in force: the option, else an earlier run's, else the study file's, else the default.
+
+        Raises UsageError for one that no message could carry.
+        """
+        return as_record({**stated, **(earlier or {}), **self.given}, StudySettings)
 
 
 class _StopNow(Exception):

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 import reprlib
+import sys
 from collections.abc import Collection, Mapping
 from numbers import Integral, Real
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_type_hints
 
 import msgspec
 
@@ -16,6 +17,9 @@ R = TypeVar("R")
 
 _repr = reprlib.Repr()
 _repr.maxstring = _repr.maxother = _repr.maxlong = 200
+
+#: levels of plain values; a record has fewer, and what lies deeper cannot fit it
+_LEVELS = 8
 
 #: form of msgspec's messages: the problem, then the path of the field
 _WHERE = re.compile(r"(?P<what>.*?)(?: - at (?P<is_key>`key` in )?`\$(?P<path>[^`]*)`)?", re.DOTALL)
@@ -39,21 +43,31 @@ def short(value: object, most: int = 200) -> str:
     return text if len(text) <= most else text[:most] + "..."
 
 
-def plain(value: object) -> object:
-    """Convert numbers such as numpy's, which msgspec refuses, to Python's own."""
+def plain(value: object, levels: int = _LEVELS) -> object:
+    """Convert numbers and keys such as numpy's, which msgspec refuses, to Python's own; drop what lies too deep."""
+    if levels == 0:
+        return None
     if isinstance(value, Mapping):
-        return {key: plain(each) for key, each in value.items()}
+        return {_plain_key(key): plain(each, levels - 1) for key, each in value.items()}
     if isinstance(value, (list, tuple)):
-        return [plain(each) for each in value]
+        return [plain(each, levels - 1) for each in value]
     if isinstance(value, bool) or not isinstance(value, Real):
         return value
-    return int(value) if isinstance(value, Integral) else float(value)
+    try:
+        return int(value) if isinstance(value, Integral) else float(value)
+    except Exception:  # a fraction that no float can hold; a class of the user's may raise anything
+        return value
 
 
-def check_name(kind: str, name: str, known: Collection[str]) -> None:
+def _plain_key(key: object) -> object:
+    """Return a str of Python's own for one of numpy's or of an Enum, with escapes for what is no text (surrogates)."""
+    return str.encode(key, errors="backslashreplace").decode() if isinstance(key, str) else key
+
+
+def check_name(kind: str, name: object, known: Collection[str]) -> None:
     """Raise UsageError unless `name` is one of the `known` names of its `kind`."""
-    if name not in known:
-        raise UsageError(f"there is no {kind} {name!r}; choose one of {', '.join(known)}")
+    if not isinstance(name, str) or name not in known:
+        raise UsageError(f"there is no {kind} {short(name)}; choose one of {', '.join(known)}")
 
 
 def resolve(*kinds: Any) -> None:
@@ -69,14 +83,20 @@ def resolve(*kinds: Any) -> None:
 def as_record(value: object, kind: type[R], where: str = "", form: str = "") -> R:
     """Convert plain values to a declared record.
 
-    Raises UsageError with the key under `where`, the problem, and `form`, the remedy.
+    Raises UsageError with the key under `where`, the problem, the field's description, and `form`, the remedy.
     """
     try:
         return msgspec.convert(plain(value), kind)
     except msgspec.ValidationError as error:
         key, what = misfit(error, value, kind)
         name = ".".join(part for part in (where, key) if part)
-        raise UsageError(f"{name}: {what}{form and '; '}{form}") from None
+        raise UsageError(f"{name}: {'; '.join(filter(None, (what, description(kind, key), form)))}") from None
+
+
+def description(kind: type[object], key: str) -> str:
+    """Return the description of a record's field, or of the field that `key` is a part of; "" without one."""
+    hint = get_type_hints(kind, include_extras=True).get(key.partition(".")[0]) if key else None
+    return next((meta.description for meta in getattr(hint, "__metadata__", ()) if meta.description), "")
 
 
 def misfit_at(key: str, what: str) -> ValueError:
@@ -93,22 +113,25 @@ def misfit(error: msgspec.ValidationError, value: object, kind: type[object]) ->
         words = "it is missing" if missing["how"] == "missing required" else _no_such_key(kind)
         return ".".join([*keys, missing["key"]]), words
     for key in keys:
-        if isinstance(value, dict):
+        if isinstance(value, Mapping):
             value = value.get(key)
-        elif isinstance(value, list) and key.isdecimal():
+        elif isinstance(value, (list, tuple)) and key.isdecimal():
             value = value[int(key)]
     if found and found["is_key"] and isinstance(value, Mapping):
-        wrong = next(key for key in value if not isinstance(key, str))
+        wrong = next((key for key in value if not isinstance(key, str)), "")
         return ".".join([*keys, short(wrong, 60)]), _no_such_key(kind)
     return ".".join(keys), _in_words(what, value)
 
 
 def _no_such_key(kind: type[object]) -> str:
-    known = ", ".join(field.encode_name for field in msgspec.structs.fields(kind))  # type: ignore[arg-type]
-    return f"there is no such key; known are {known}"
+    tag = kind.__struct_config__.tag_field  # type: ignore[attr-defined]
+    fields = [field.encode_name for field in msgspec.structs.fields(kind)]  # type: ignore[arg-type]
+    return f"there is no such key; known are {', '.join(filter(None, (tag, *fields)))}"
 
 
 def _in_words(what: str, value: object) -> str:
+    if isinstance(value, int) and 2**64 < abs(value) <= sys.float_info.max:
+        value = float(value)  # 1e300 rather than its 301 digits
     shown = short(value, 60)
     if bound := _BOUND.fullmatch(what):
         return f"{shown} is not allowed; it must be {_BOUNDS[bound['sign']]} {float(bound['bound']):g}"
@@ -117,8 +140,8 @@ def _in_words(what: str, value: object) -> str:
             return f"this is no {noun} but {_KINDS.get(type(value), type(value).__name__)}"
     if what.startswith("Expected `int"):
         return f"{shown} is no whole number"
-    if isinstance(value, int) and not isinstance(value, bool):
+    if isinstance(value, int) and what == "Number out of range":
         return f"{shown} is more than a float can hold"
-    if what.startswith(("Expected `float", "Number out of range")):
+    if what.startswith("Expected `float"):
         return f"{shown} is no number"
     return f"{shown} is not allowed; {what[:1].lower()}{what[1:]}"

@@ -129,7 +129,8 @@ def detect() -> Machine:
 def _cores() -> int:
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     bound = os.environ.get("SHADHO_CORES", "")
-    return min(usable, int(bound)) if bound.isdecimal() and int(bound) > 0 else usable
+    # Python reads no number of thousands of digits, and no machine has as many cores as one of ten.
+    return min(usable, int(bound) or usable) if bound.isdecimal() and len(bound) < 10 else usable
 
 
 def _nvidia_gpus() -> tuple[tuple[str, ...], str, int]:

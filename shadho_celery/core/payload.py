@@ -11,7 +11,7 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from shadho_celery.core.checks import resolve
-from shadho_celery.core.trial import Attempt, ReplicaSeat
+from shadho_celery.core.trial import Attempt, Positive, ReplicaSeat
 
 StudyKey = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{1,64}\Z")]
 ModuleName = Annotated[str, Meta(pattern=r"^[^\W\d]\w*(\.[^\W\d]\w*)*\Z")]
@@ -25,7 +25,7 @@ class Payload(Struct, frozen=True, kw_only=True, omit_defaults=True):
     module: ModuleName
     attempts: list[Attempt]
     #: seconds after which a trial is stopped
-    timeout: Annotated[float, Meta(gt=0, le=1e300)] | None = None
+    timeout: Positive | None = None
     #: True if a failure may count against the worker: other workers run trials of the study, too
     watched: bool = False
     #: seat for the worker's slot in the gang of the one attempt; None to run the attempts themselves

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
-from shadho_celery.core.checks import misfit_at
-from shadho_celery.core.trial import Count, Finite
+from shadho_celery.core.checks import description, misfit_at
+from shadho_celery.core.trial import Count, Finite, Positive
 
 #: width of a trial: a number, a key of the objective's values, or a function of those
 SlotsSetting = int | str | Callable[[Any], int]
@@ -16,7 +16,6 @@ SlotsSetting = int | str | Callable[[Any], int]
 Cost = Mapping[str, float] | Callable[[Any], float]
 
 _Name = Annotated[str, Meta(min_length=1)]
-_Positive = Annotated[float, Meta(gt=0, le=1e300)]
 
 #: settings that a study keeps for its resumption
 KEPT = ("trials", "seconds", "target", "sampler", "policy", "shares", "speculate", "weight", "trial_timeout")
@@ -43,16 +42,16 @@ class StudySettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         Meta(description="slots of one class that a trial takes: a number, a key of the params, or a function of them"),
     ] = 1
     gang_wait_seconds: Annotated[
-        _Positive, Meta(description="seconds after which a trial whose slots do not come together waits again")
+        Positive, Meta(description="seconds after which a trial whose slots do not come together waits again")
     ] = 60.0
     rungs: Annotated[
         Mapping[str, Any] | None,
         Meta(description="a ladder of budgets: least, most and eta, such as 1, 9 and 3, and backups; a dict"),
     ] = None
     speculate: Annotated[bool, Meta(description="whether late trials are copied to idle slots: True or False")] = True
-    weight: Annotated[_Positive, Meta(description="the study's part of the slots beside other studies")] = 1.0
+    weight: Annotated[Positive, Meta(description="the study's part of the slots beside other studies")] = 1.0
     trial_timeout: Annotated[
-        _Positive | None, Meta(description="seconds after which a trial is stopped, more than 0")
+        Positive | None, Meta(description="seconds after which a trial is stopped, more than 0")
     ] = None
 
     def __post_init__(self) -> None:
@@ -66,4 +65,4 @@ class StudySettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     @classmethod
     def meaning(cls, name: str) -> str:
         """Return the description of a setting."""
-        return str(get_type_hints(cls, include_extras=True)[name].__metadata__[-1].description)
+        return description(cls, name)

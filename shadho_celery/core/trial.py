@@ -29,6 +29,9 @@ Number = Annotated[int, Meta(ge=0, le=MAX_COUNT)]
 Count = Annotated[int, Meta(ge=1, le=MAX_COUNT)]
 #: a number that is neither NaN nor infinite
 Finite = Annotated[float, Meta(ge=-sys.float_info.max, le=sys.float_info.max)]
+#: most seconds of a time limit, and the largest weight, that a message can carry; sums of them are still finite
+MAX_POSITIVE = 1e300
+Positive = Annotated[float, Meta(gt=0, le=MAX_POSITIVE)]
 #: a signed integer of 64 bits, the largest of a database
 Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 

@@ -119,8 +119,11 @@ def _checked(name: str, stated: object) -> dict[str, object]:
     if not isinstance(stated, Mapping):
         raise UsageError(f"STUDY of {name} is no dict")
     try:
-        settings = msgspec.convert(plain(dict(stated)), StudySettings)
-        return {key: getattr(settings, key) for key in stated}
+        if isinstance(stated.get("classes"), (set, frozenset)):
+            raise msgspec.ValidationError("a set has no order - at `$.classes`")
+        given: Any = plain(dict(stated))
+        settings = msgspec.convert(given, StudySettings)
+        return {key: getattr(settings, key) for key in given}
     except msgspec.ValidationError as error:
         known = StudySettings.__struct_fields__
         if unknown := [key for key in stated if key not in known]:

@@ -10,7 +10,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from shadho_celery.core.checks import as_record
+from shadho_celery.core.checks import as_record, short
 from shadho_celery.core.trial import Trial, TrialState
 from shadho_celery.errors import UsageError
 from shadho_celery.scheduler.rounds import Wanted
@@ -18,7 +18,12 @@ from shadho_celery.scheduler.rounds import Wanted
 #: most trials of one round: with more, a second round would hardly ever begin
 LARGEST = 100_000
 
-Budget = Annotated[float, Meta(gt=0, le=sys.float_info.max)]
+_FORM = "give a dict such as {'least': 1, 'most': 9, 'eta': 3}"
+
+Budget = Annotated[
+    float,
+    Meta(gt=0, le=sys.float_info.max, description="a budget is a number above 0 that a float can hold"),
+]
 
 
 class Ladder(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -34,7 +39,9 @@ class Ladder(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     @classmethod
     def of(cls, settings: Mapping[str, object]) -> Ladder:
         """Convert plain settings to a ladder. Raises UsageError for an invalid one."""
-        ladder = as_record(settings, cls, "rungs", "give a dict such as {'least': 1, 'most': 9, 'eta': 3}")
+        if not isinstance(settings, Mapping):
+            raise UsageError(f"rungs: {short(settings, 60)} is no ladder; {_FORM}")
+        ladder = as_record(settings, cls, "rungs", _FORM)
         between = f"rungs: from {ladder.least:g} to {ladder.most:g}"
         if ladder.most / ladder.least + ladder.backups > LARGEST:
             raise UsageError(f"{between} takes over {LARGEST} trials a round; raise 'least'")

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
+from shadho_celery.core.checks import short
 from shadho_celery.core.settings import SlotsSetting
 from shadho_celery.core.trial import MAX_SLOTS, Params
 from shadho_celery.errors import UsageError
@@ -60,5 +61,7 @@ def _count(value: object) -> int:
     if isinstance(number, float) and number.is_integer():
         number = int(number)
     if isinstance(number, bool) or not isinstance(number, int) or not 1 <= number <= MAX_SLOTS:
-        raise UsageError(f"STUDY['slots'] gives {value!r}; a trial takes a whole number of slots from 1 to {MAX_SLOTS}")
+        raise UsageError(
+            f"STUDY['slots'] gives {short(value, 60)}; a trial takes a whole number of slots from 1 to {MAX_SLOTS}"
+        )
     return number

@@ -13,7 +13,7 @@ from msgspec import Meta, Struct, field
 from msgspec.structs import asdict
 from numpy.typing import NDArray
 
-from shadho_celery.core.checks import as_record, misfit_at, short
+from shadho_celery.core.checks import as_record, misfit_at, plain, short
 from shadho_celery.errors import UsageError
 from shadho_celery.executors.simulated import LEASE_SECONDS, Change
 from shadho_celery.space.split import DEFAULT_MAX_SUBSPACES
@@ -26,7 +26,7 @@ else:
 GIB = 2**30
 
 #: bounds on numbers of a file, given by memory, time and the precision of a float
-LARGEST, MOST_WORKERS, MOST_TRIALS = 1e15, 10**6, 10**9
+LARGEST, LARGEST_SEED, MOST_WORKERS, MOST_TRIALS = 1e15, 2**64, 10**6, 10**9
 
 #: least time of a trial: without it a simulation would not advance
 LEAST_SECONDS = 1e-3
@@ -81,7 +81,7 @@ class LogNormal(Law, frozen=True, kw_only=True):
 class Samples(Law, frozen=True, kw_only=True):
     """Uniform choice of one of the values."""
 
-    values: list[_Amount]
+    values: Annotated[list[_Amount], Meta(description="write values = [1.0, 2.0]")]
 
     def __post_init__(self) -> None:
         if not sum(self.values) > 0:
@@ -110,7 +110,7 @@ class Slow(Law, frozen=True, kw_only=True):
     """Slowdown by a factor with a probability."""
 
     probability: _Part
-    factor: Annotated[float, Meta(ge=1, le=LARGEST)]
+    factor: Annotated[float, Meta(ge=1, le=LARGEST, description="a straggler takes longer")]
 
     def draw(self, generator: np.random.Generator, size: int) -> NDArray[np.float64]:
         return np.where(generator.random(size) < self.probability, self.factor, 1.0)
@@ -152,7 +152,7 @@ class _Bounds(Struct, frozen=True, kw_only=True):
     seconds: Annotated[float, Meta(gt=0, le=LARGEST)] | None = None
     trials: Annotated[int, Meta(ge=1, le=MOST_TRIALS)] | None = None
     target: _Signed | None = None
-    seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] = 0
+    seed: Annotated[int, Meta(ge=0)] = 0
     lease_seconds: _Amount = LEASE_SECONDS
 
 
@@ -182,7 +182,12 @@ class _Top(_Bounds, frozen=True, kw_only=True, forbid_unknown_fields=True):
     failure_rate: _Part = 0.0
     size: object = field(default_factory=lambda: {"law": "constant"})
     straggler: object = field(default_factory=lambda: {"law": "none"})
-    changes: list[object] = []
+    changes: Annotated[list[object], Meta(description="write [[changes]] above each")] = []
+
+    def __post_init__(self) -> None:
+        # msgspec's own bounds end at 2**63.
+        if self.seed > LARGEST_SEED:
+            raise misfit_at("seed", "it must be at most 2**64")
 
 
 class _Class(_Table, frozen=True, kw_only=True):
@@ -195,7 +200,7 @@ class _Family(_Table, frozen=True, kw_only=True):
     share: Annotated[float, Meta(ge=1e-6, le=1e6)] = 1.0
     memory_gib: _Amount = 0.0
     failure_rate: _Part | None = None
-    loss: _Loss = _Loss()
+    loss: object = field(default_factory=dict)
 
 
 class _Named(Struct, frozen=True, kw_only=True):
@@ -233,7 +238,7 @@ def load(path: Path, instead: Mapping[str, object] | None = None) -> Cluster:
 
 def parse(description: Mapping[str, object]) -> Cluster:
     """Return the cluster that a file's content describes. Raises UsageError with the key of an invalid value."""
-    top = as_record(_with_whole_numbers(dict(description)), _Top, form=_FORM)
+    top = as_record(_with_whole_numbers(plain(description)), _Top, form=_FORM)
     classes = {name: as_record(value, _Class, f"classes.{name}", _FORM) for name, value in top.classes.items()}
     slots = {name: each.workers for name, each in classes.items()}
     changes = [_change(place, value, slots) for place, value in enumerate(top.changes)]
@@ -274,11 +279,11 @@ def _family(name: str, value: object, classes: Sequence[str], rate: float) -> Fa
     if missing := [key for key in classes if key not in table.seconds]:
         raise UsageError(f"{where}.{missing[0]}: it is missing; {_FORM}")
     return Family(
-        seconds={key: as_record(table.seconds[key], _Seconds, f"{where}.{key}") for key in classes},
+        seconds={key: as_record(table.seconds[key], _Seconds, f"{where}.{key}", _FORM) for key in classes},
         share=table.share,
         failure_rate=rate if table.failure_rate is None else table.failure_rate,
         memory=int(table.memory_gib * GIB),
-        **asdict(table.loss),
+        **asdict(as_record(table.loss, _Loss, f"families.{name}.loss", _FORM)),
     )
 
 

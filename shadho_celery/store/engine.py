@@ -50,6 +50,8 @@ def make_engine(url: str) -> sa.Engine:
     """Return the engine of the database at `url`. Raises StoreError, naming cause and remedy."""
     try:
         parsed = sa.make_url(url)
+        if parsed.get_backend_name() == "sqlite" and (parsed.host or parsed.username):
+            raise ValueError(parsed.host)  # sqlite://FILE
     except (sa.exc.ArgumentError, ValueError):  # ValueError: a port that is no number
         shown = re.sub(r"^([^:]*:/*[^:]*):.*@", r"\1:***@", url)
         raise StoreError(f"{shown!r} is no database URL; write sqlite:///FILE or postgresql://USER@HOST/NAME") from None

@@ -16,6 +16,7 @@ from msgspec import Meta, Struct
 
 from shadho_celery.core.checks import resolve
 from shadho_celery.core.hardware import Machine
+from shadho_celery.core.trial import Positive
 from shadho_celery.errors import ServiceError
 from shadho_celery.transport.broker import PROTOCOL
 from shadho_celery.transport.redis import Redis
@@ -47,7 +48,7 @@ class Worker(Struct, frozen=True, kw_only=True):
 class StudyWants(Struct, frozen=True, kw_only=True):
     """A study's announcement: the slots it wants, and its weight."""
 
-    weight: Annotated[float, Meta(gt=0, le=1e300)] = 1.0
+    weight: Positive = 1.0
     #: wanted slots by compute class
     wants: dict[str, Annotated[float, Meta(ge=0, le=1e12)]] = {}
 

@@ -251,8 +251,8 @@ def test_arguments_that_make_no_sense_are_refused(options: dict[str, Any], about
         shadho_celery.minimize(x_squared, SPACE, **options)
 
 
-@pytest.mark.parametrize("bad", [{"sampler": "oracle"}, {"policy": "best"}, {"shares": "fair"}])
-def test_a_refused_search_leaves_no_study_behind(bad: dict[str, str]) -> None:
+@pytest.mark.parametrize("bad", [{"sampler": "oracle"}, {"sampler": ["tpe"]}, {"policy": "best"}, {"shares": "fair"}])
+def test_a_refused_search_leaves_no_study_behind(bad: dict[str, Any]) -> None:
     options: dict[str, Any] = {"store": "sqlite:///s.db", "study": "s", "trials": 1}
     with pytest.raises(UsageError):
         shadho_celery.minimize(x_squared, SPACE, **options, **bad)

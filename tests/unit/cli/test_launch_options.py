@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from shadho_celery import launch
 from shadho_celery.cli.session import Options, Session
 from shadho_celery.core.settings import StudySettings
+from shadho_celery.errors import UsageError
 from shadho_celery.launch import main
 from shadho_celery.store.sql import SqlStore
 from shadho_celery.study.limits import Limits
@@ -132,6 +133,11 @@ def test_what_an_earlier_run_was_given_comes_between_the_option_and_the_study_fi
     assert (found.sampler, found.seconds) == ("random", None)
 
 
+def test_a_setting_of_an_earlier_run_that_no_message_can_carry_is_refused(options: Captured) -> None:
+    with pytest.raises(UsageError, match=r"^trial_timeout: 1e\+305 is not allowed; it must be at most 1e\+300"):
+        options("tasks.svm").over({}, {"trial_timeout": 1e305})
+
+
 @pytest.mark.parametrize(
     ("words", "resume", "name"),
     [
@@ -161,9 +167,25 @@ def test_workers_are_classes_with_slots(options: Captured, words: list[str], wor
     assert options("tasks.svm", *(part for word in words for part in ("--workers", word))).workers == workers
 
 
-@pytest.mark.parametrize("word", ["cpu", "cpu=", "=4", "cpu=0", "cpu=-1", "cpu=two", "cpu=1.5", "cpu=1,gpu", "cpu=²"])
+@pytest.mark.parametrize(
+    "word",
+    [
+        "cpu",
+        "cpu=",
+        "=4",
+        "cpu=0",
+        "cpu=-1",
+        "cpu=two",
+        "cpu=1.5",
+        "cpu=1,gpu",
+        "cpu=²",
+        pytest.param("cpu=" + "9" * 5000, id="digits"),
+    ],
+)
 def test_other_words_for_workers_are_refused_with_an_example(word: str) -> None:
-    assert "cpu=4" in refused("tasks.svm", "--workers", word)
+    line = refused("tasks.svm", "--workers", word)
+    assert "cpu=4" in line
+    assert len(line) < 200
 
 
 @pytest.mark.parametrize(
@@ -177,6 +199,8 @@ def test_other_words_for_workers_are_refused_with_an_example(word: str) -> None:
         (["--shares", "fair"], "promise"),
         (["--weight", "0"], "--weight"),
         (["--weight", "inf"], "--weight"),
+        (["--weight", "1e308"], "--weight"),
+        (["--trial-timeout", "1e305"], "--trial-timeout"),
         (["--target", "nan"], "--target"),
         (["--seconds", "inf"], "--seconds"),
         (["--trial-timeout", "0"], "--trial-timeout"),
@@ -206,6 +230,8 @@ def test_a_study_file_that_is_not_there_is_one_line(name: str, tmp_path: Path) -
         (["--seconds", "0"], "--seconds"),
         (["--seconds", "nan"], "--seconds"),
         (["--store", "mysql://me@host/db"], "sqlite:///"),
+        (["--store", "sqlite://host/x"], "sqlite:///FILE"),
+        (["--store", "sqlite://me@/x"], "sqlite:///FILE"),
         (["--store", "sqlite:////no/such/folder/s.db"], "--store"),
         (["--resume"], "no study"),
         (["--resume", "s"], "'s'"),

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from enum import Enum
+from fractions import Fraction
+from numbers import Real
 from typing import Annotated, Any
 
+import numpy as np
 import pytest
 from msgspec import Meta, Struct, field
 
-from shadho_celery.core.checks import as_record, check_name, misfit_at, one_line, short
+from shadho_celery.core.checks import as_record, check_name, misfit_at, one_line, plain, short
 from shadho_celery.errors import UsageError
 
 
 class Inner(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     size: Annotated[int, Meta(ge=1, le=9)] = 1
-    parts: list[Annotated[float, Meta(gt=0)]] = []
+    parts: Annotated[list[Annotated[float, Meta(gt=0)]], Meta(description="write parts = [1.0]")] = []
 
 
 class Outer(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -24,6 +28,14 @@ class Outer(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         if self.name == self.kind:
             raise misfit_at("class", "it must not be the name")
+
+
+class Leaf(Inner, frozen=True, kw_only=True, tag_field="kind", tag="leaf"):
+    limit: Annotated[float, Meta(le=1e15)] = 1.0
+
+    def __post_init__(self) -> None:
+        if self.limit == self.size:
+            raise misfit_at("limit", "it must not be the size")
 
 
 def refusal(value: Any, *words: str) -> str:
@@ -66,6 +78,67 @@ def test_the_key_is_named_under_where_it_stands_and_with_what_would_be_right() -
         "families.net.name: it is missing; --example shows the form"
     )
     assert refusal([], "top", "give a dict") == "top: this is no table but a list; give a dict"
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ({"parts": 5}, "parts: this is no list but a number; write parts = [1.0]; see the form"),
+        ({"parts": [0]}, "parts.0: 0 is not allowed; it must be above 0; write parts = [1.0]; see the form"),
+        ({"part": 5}, "part: there is no such key; known are kind, size, parts, limit; see the form"),
+        ({"limit": 1}, "limit: 1 is not allowed; it must not be the size; see the form"),
+        ({"limit": 10**300}, "limit: 1e+300 is not allowed; it must be at most 1e+15; see the form"),
+        ({"limit": 10**400}, f"limit: 1{'0' * 59}... is more than a float can hold; see the form"),
+        ({"size": 10**300}, "size: 1e+300 is not allowed; it must be at most 9; see the form"),
+    ],
+)
+def test_a_refusal_has_the_cause_and_the_fields_own_remedy(value: Any, message: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        as_record(value, Leaf, form="see the form")
+    assert str(caught.value) == message
+
+
+class Key(str, Enum):
+    NAME = "name"
+
+
+class Unconvertible:
+    """Counts as a number, and is none."""
+
+    def __float__(self) -> float:
+        raise RuntimeError("no")
+
+
+Real.register(Unconvertible)
+
+
+def test_a_key_may_be_a_text_of_numpys_or_of_an_enum() -> None:
+    assert as_record({np.str_("name"): "n"}, Outer) == as_record({Key.NAME: "n"}, Outer) == Outer(name="n")
+
+
+def test_plain_values_within_themselves_or_too_deep_are_cut_off() -> None:
+    within: dict[str, Any] = {}
+    within["all"] = within
+    deep: list[Any] = []
+    for _ in range(3000):
+        deep = [deep]
+    for value in (within, deep):
+        assert len(repr(plain(value))) < 200
+        assert refusal({"name": "n", "inner": {"size": value}}).startswith("inner.size: ")
+
+
+@pytest.mark.parametrize("value", [Fraction(10**400), Unconvertible()], ids=["fraction", "raises"])
+def test_a_number_that_no_float_can_be_made_of_is_refused(value: Any) -> None:
+    assert refusal({"name": "n", "inner": {"parts": [value]}}).startswith("inner.parts.0: ")
+
+
+def test_a_key_that_is_no_text_is_named_with_its_escapes() -> None:
+    assert refusal({"name": "n", "\ud800": 1}).startswith("\\ud800: there is no such key; known are name")
+
+
+def test_a_name_that_is_no_text_is_refused_as_an_unknown_one() -> None:
+    with pytest.raises(UsageError, match=r"^there is no sampler \['tpe'\]; choose one of random, tpe$"):
+        check_name("sampler", ["tpe"], {"random": 1, "tpe": 2})
 
 
 def test_a_name_that_is_not_known_is_refused_with_those_that_are() -> None:

@@ -232,7 +232,10 @@ def test_a_driver_that_fails_means_no_gpu_and_no_error(monkeypatch: pytest.Monke
     assert fake.open == 0
 
 
-@pytest.mark.parametrize(("told", "cores"), [("1", 1), ("99999", None), ("0", None), ("many", None), ("-1", None)])
+@pytest.mark.parametrize(
+    ("told", "cores"),
+    [("1", 1), ("99999", None), pytest.param("9" * 5000, None, id="digits"), ("0", None), ("many", None), ("-1", None)],
+)
 def test_shadho_cores_bounds_the_cores(monkeypatch: pytest.MonkeyPatch, told: str, cores: int | None) -> None:
     unbounded = with_gpus(monkeypatch, [])[0].cores
     monkeypatch.setenv("SHADHO_CORES", told)

@@ -15,6 +15,22 @@ from shadho_celery.objective.study_file import cores_per_trial, load, module_nam
 GOOD = "SPACE = {'x': 1}\ndef objective(params): return 0.0\n"
 
 
+#: keys and values that are rare
+ODD = """
+import enum, fractions, numbers, numpy
+class Key(str, enum.Enum):
+    TRIALS = 'trials'
+class Bad:
+    def __float__(self): raise RuntimeError('no')
+numbers.Real.register(Bad)
+DEEP = {}
+for _ in range(3000): DEEP = {'all': DEEP}
+STUDY = {}
+STUDY['cost'] = STUDY
+SELF = STUDY
+"""
+
+
 def forget() -> None:
     """Drop the modules of these names, which differ from test to test."""
     for name in [name for name in sys.modules if name.partition(".")[0] in {"a_study_of_mine", "a_folder_of_mine"}]:
@@ -89,6 +105,17 @@ def test_a_number_may_be_one_of_numpys_floats(write: Callable[..., str], key: st
     assert file.stated == {key: 1.5}
 
 
+@pytest.mark.parametrize("key", ["numpy.str_('trials')", "Key.TRIALS"])
+def test_a_key_may_be_a_text_of_numpys_or_of_an_enum(write: Callable[..., str], key: str) -> None:
+    file = load(write(GOOD + ODD + f"STUDY = {{{key}: 2}}\n"))
+    assert (file.stated, file.settings.trials) == ({"trials": 2}, 2)
+
+
+@pytest.mark.parametrize("study", ["SELF", "{'cost': DEEP}", "{'rungs': DEEP}", "{'rungs': {'\\ud800': 1}}"])
+def test_a_table_within_itself_or_too_deep_is_left_to_what_reads_it(write: Callable[..., str], study: str) -> None:
+    assert len(repr(load(write(GOOD + ODD + f"STUDY = {study}\n")).stated)) < 200
+
+
 def test_a_module_in_a_folder_is_found_by_dots_and_by_path(write: Callable[..., str]) -> None:
     write(GOOD, "a_folder_of_mine.study")
     assert load("a_folder_of_mine.study").module == "a_folder_of_mine.study"
@@ -139,7 +166,7 @@ def test_an_unknown_setting_is_refused_with_the_known_ones(write: Callable[..., 
     assert all(name in message for name in StudySettings.__struct_fields__)
 
 
-@pytest.mark.parametrize("key", ["7", "None", "('trials',)"])
+@pytest.mark.parametrize("key", ["7", "None", "('trials',)", "'\\ud800'"])
 def test_a_key_that_is_no_text_is_named_with_the_known_ones(write: Callable[..., str], key: str) -> None:
     message = refusal(write(GOOD + f"STUDY = {{{key}: 7}}\n"))
     assert f"unknown key {key}" in message
@@ -161,6 +188,9 @@ def test_a_cost_is_a_mapping_or_a_function(write: Callable[..., str], cost: str)
         *("'shares': 1", "'shares': ''", "'sampler': ''", "'policy': None"),
         *("'trials': 0", "'trials': 1.5", "'trials': True", "'trials': '7'", "'cores': 0", "'cores': [2]"),
         *("'seconds': '1'", "'seconds': float('nan')", "'target': float('inf')", "'target': 10**400"),
+        *("'classes': {'a', 'b'}", "'classes': frozenset('a')"),
+        *("'weight': fractions.Fraction(10**400)", "'weight': 10**5000", "'trials': DEEP", "'weight': Bad()"),
+        *("'weight': 1e305", "'trial_timeout': 1e305", "'gang_wait_seconds': 1e305"),
         *("'classes': 'cpu'", "'classes': 3", "'classes': ['']", "'classes': ['cpu', 1]"),
         *("'slots': 0", "'slots': True", "'slots': ''", "'slots': 1.5", "'slots': None"),
         *("'gang_wait_seconds': 0", "'weight': 0", "'weight': -1", "'trial_timeout': 0", "'trial_timeout': True"),
@@ -170,7 +200,7 @@ def test_a_cost_is_a_mapping_or_a_function(write: Callable[..., str], cost: str)
 def test_a_setting_of_the_wrong_form_is_refused_saying_what_it_should_be(
     write: Callable[..., str], setting: str
 ) -> None:
-    message = refusal(write(GOOD + f"STUDY = {{{setting}}}\n"))
+    message = refusal(write(GOOD + ODD + f"STUDY = {{{setting}}}\n"))
     name = setting.split("'")[1]
     assert f"{name!r}" in message
     assert StudySettings.meaning(name) in message

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Iterable
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -298,6 +299,14 @@ def test_trials_of_another_ladder_or_of_none_are_left_alone() -> None:
 FORM = "give a dict such as {'least': 1, 'most': 9, 'eta': 3}"
 
 
+def nested(levels: int) -> dict[str, Any]:
+    """A dict in a dict in a dict."""
+    found: dict[str, Any] = {}
+    for _ in range(levels):
+        found = {"all": found}
+    return found
+
+
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
@@ -327,10 +336,19 @@ FORM = "give a dict such as {'least': 1, 'most': 9, 'eta': 3}"
         ({"least": 1, "most": 9, "eta": 10**400}, ["rungs.eta: 1000", f"at most {LARGEST}", FORM]),
         ({"least": 1, "most": 9, "backups": 10**5000}, ["rungs.backups", f"at most {LARGEST}", FORM]),
         ({"least": 1, "most": 9, "backups": LARGEST}, ["raise 'least'"]),
-        (3, ["rungs: ", "but a number", FORM]),
-        ([1, 2], ["rungs: ", "but a list", FORM]),
-        ("x", ["rungs: ", "but a text", FORM]),
-        (False, ["rungs: ", "but a truth value", FORM]),
+        (3, ["rungs: 3 is no ladder", FORM]),
+        ([1, 2], ["rungs: [1, 2] is no ladder", FORM]),
+        ("x", ["rungs: 'x' is no ladder", FORM]),
+        (False, ["rungs: False is no ladder", FORM]),
+        (
+            {"least": 1, "most": math.inf},
+            ["rungs.most: inf", "a budget is a number above 0 that a float can hold", FORM],
+        ),
+        ({"least": 1, "most": Fraction(10**400)}, ["rungs.most: Fraction(1", FORM]),
+        ({"least": 1, "\ud800": 3}, ["rungs.\\ud800: there is no such key; known are least", FORM]),
+        ({np.str_("least"): 1}, ["rungs.most: it is missing", FORM]),
+        (nested(3000), ["rungs.all: there is no such key", FORM]),
+        ({"least": nested(3000)}, ["rungs.least: {", FORM]),
     ],
     ids=lambda value: value[0] if isinstance(value, list) and isinstance(value[0], str) else "",
 )
@@ -343,6 +361,10 @@ def test_settings_that_make_no_ladder_are_refused_in_one_line_that_names_key_cau
     assert all(part in message for part in said), message
     assert "\n" not in message
     assert len(message) < 300
+
+
+def test_a_key_may_be_one_of_numpys_texts() -> None:
+    assert make_rounds({np.str_("least"): 1, np.str_("most"): 9}).size == 9
 
 
 def test_budgets_may_be_numpys_floats() -> None:

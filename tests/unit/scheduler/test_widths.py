@@ -50,8 +50,28 @@ def test_a_function_is_given_what_the_objective_gets() -> None:
 
 @pytest.mark.parametrize(
     "slots",
-    [0, 5000, "nothing", "kind", "x", lambda params: None, lambda params: params["missing"], lambda params: True],
-    ids=["none", "too many", "no such key", "no number", "no whole number", "nothing", "raises", "truth"],
+    [
+        0,
+        5000,
+        10**5000,
+        "nothing",
+        "kind",
+        "x",
+        lambda params: None,
+        lambda params: params["missing"],
+        lambda params: True,
+    ],
+    ids=[
+        "none",
+        "too many",
+        "too many digits",
+        "no such key",
+        "no number",
+        "no whole number",
+        "nothing",
+        "raises",
+        "truth",
+    ],
 )
 def test_what_gives_no_number_of_slots_is_refused_before_the_study_begins(slots: Any) -> None:
     with pytest.raises(UsageError, match="STUDY\\['slots'\\]"):

@@ -159,6 +159,12 @@ def test_a_seed_keeps_all_its_digits() -> None:
     assert understood(with_("", top="seed = 9007199254740993")).seed == 9007199254740993
 
 
+@pytest.mark.parametrize("seed", [2**63, 2**64])
+def test_a_seed_may_have_64_bits_and_no_more(seed: int, tmp_path: Path) -> None:
+    assert understood(with_("", top=f"seed = {seed}")).seed == seed
+    assert refusal(with_("", top=f"seed = {2**64 + 1}"), tmp_path).startswith("seed: ")
+
+
 def test_whole_numbers_may_be_written_with_a_point() -> None:
     assert understood(LEAST.replace("workers = 2", "workers = 2.0")).slots == {"cpu": 2}
 
@@ -185,11 +191,13 @@ def test_a_familys_failure_rate_comes_before_the_clusters() -> None:
     [
         (with_("", top="second = 1"), "second"),
         (with_("[class.cpu]"), "class"),
+        (with_(f"[a{'.a' * 3000}]"), "a"),
         (LEAST.replace("workers = 2", "workers = 2\nworker = 2"), "classes.cpu.worker"),
         (with_("weight = 2"), "families.net.weight"),
         (with_("loss = { bets = 1 }"), "families.net.loss.bets"),
         (LEAST.replace("cpu = 10", "cpu = 10, gpu = 5"), "families.net.seconds.gpu"),
         (with_('[size]\nlaw = "constant"\nsigma = 1'), "size.sigma"),
+        (with_('[size]\nlaw = "uniform"\nsigma = 1'), "size.sigma"),
         (with_('[straggler]\nlaw = "slow"\nprobability = 0.1\nfactor = 2\nscale = 1'), "straggler.scale"),
         (with_('[[changes]]\nat = 1\nclass = "cpu"\nworkers = 1\nslots = 1'), "changes.0.slots"),
     ],
@@ -197,6 +205,18 @@ def test_a_familys_failure_rate_comes_before_the_clusters() -> None:
 def test_a_key_that_does_not_exist_is_named_with_those_that_do(text: str, key: str, tmp_path: Path) -> None:
     line = refusal(text, tmp_path)
     assert line.startswith(f"{key}: there is no such key; known are ")
+
+
+@pytest.mark.parametrize(
+    ("text", "known"),
+    [
+        (with_('[size]\nlaw = "constant"\nsigma = 1'), "law"),
+        (with_('[straggler]\nlaw = "slow"\nscale = 1'), "law, probability, factor"),
+        (with_("loss = { bets = 1 }"), "best, spread"),
+    ],
+)
+def test_the_keys_that_do_exist_are_those_of_the_same_table(text: str, known: str, tmp_path: Path) -> None:
+    assert f"there is no such key; known are {known};" in refusal(text, tmp_path)
 
 
 # Keys that are missing
@@ -354,19 +374,34 @@ def test_what_should_be_a_table_and_is_none_is_named(key: str, text: str, value:
 
 
 @pytest.mark.parametrize("value", ["5", "true", '"cpu"', "{ at = 1 }"])
-def test_changes_that_are_no_list_are_named_with_the_way_to_see_their_form(value: str, tmp_path: Path) -> None:
+def test_changes_that_are_no_list_are_named_with_their_form(value: str, tmp_path: Path) -> None:
     changes = refusal(with_("", top=f"changes = {value}"), tmp_path)
     assert changes.startswith("changes: this is no list but ")
-    assert "--example shows the form" in changes
-    assert "[[changes]]" in EXAMPLE
+    assert "; write [[changes]] above each" in changes
 
 
 @pytest.mark.parametrize("value", ["5", "true", '"cpu"', "{ at = 1 }"])
 def test_samples_that_are_no_list_are_named_with_their_form(value: str, tmp_path: Path) -> None:
-    """The example says that there are values, but not how they are written."""
     samples = refusal(with_(f'[size]\nlaw = "samples"\nvalues = {value}'), tmp_path)
     assert samples.startswith("size.values: this is no list but ")
-    assert "values = [" in samples or "values = [" in EXAMPLE
+    assert "; write values = [1.0, 2.0]" in samples
+
+
+@pytest.mark.parametrize("bounds", ["low = 3\nhigh = 1", "low = 0\nhigh = 0"])
+def test_bounds_that_are_none_are_refused_with_their_rule(bounds: str, tmp_path: Path) -> None:
+    line = refusal(with_(f'[size]\nlaw = "uniform"\n{bounds}'), tmp_path)
+    assert line.startswith("size.high: ")
+    assert "is not allowed; it must be above 0 and not below low;" in line
+
+
+def test_a_large_number_is_shown_without_all_its_digits(tmp_path: Path) -> None:
+    for key in ("trials", "target", "families.net.seconds.cpu"):
+        assert refusal(put(key, "1e300"), tmp_path).startswith(f"{key}: 1e+300 is not allowed; it must be at most 1e+")
+
+
+@pytest.mark.parametrize("value", ['"a"', "0"])
+def test_the_seconds_of_a_family_are_refused_with_the_way_to_see_their_form(value: str, tmp_path: Path) -> None:
+    assert refusal(put("families.net.seconds.cpu", value), tmp_path).endswith("; --example shows the form")
 
 
 @pytest.mark.parametrize("law", ['"gauss"', '"Uniform"', '""', "3", "true", '["uniform"]', "{ a = 1 }", "nan"])
@@ -402,6 +437,7 @@ def test_a_law_of_which_no_mean_of_1_can_be_made_is_refused(law: str, key: str, 
 def test_a_straggler_is_not_faster_than_the_others(tmp_path: Path) -> None:
     line = refusal(with_('[straggler]\nlaw = "slow"\nprobability = 0.5\nfactor = 0.5'), tmp_path)
     assert line.startswith("straggler.factor: ")
+    assert "it must be at least 1; a straggler takes longer" in line
 
 
 @pytest.mark.parametrize("name", ['"gpu"', '""', '"CPU"', "3", "true", '["cpu"]', "{ cpu = 1 }", "nan"])
