@@ -205,7 +205,7 @@ def objective(params: dict[str, Any], context: Context) -> dict[str, float]:
 
 
 def with_a_gang(params: dict[str, Any], context: Context) -> dict[str, float]:
-    """What `objective` returns, with as many replicas as `machines`, in whatever order they happen to be done.
+    """Return the result of `objective`, with as many replicas as `machines`, in the order in which they finish.
 
     Some hundreds of evaluations a second: it is the way of the vectors that is tried out here, not its speed.
     """

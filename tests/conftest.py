@@ -101,7 +101,7 @@ def private_rabbitmq() -> Iterator[services.RabbitServer]:
 
 @pytest.fixture
 def unique() -> Callable[[str], str]:
-    """Make a name nobody else uses: of a queue on a shared broker, of a study in a shared store."""
+    """Make a unique name: of a queue on a shared broker, of a study in a shared store."""
     return lambda name: f"{name}-{uuid.uuid4().hex[:8]}"
 
 

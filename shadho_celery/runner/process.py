@@ -160,7 +160,7 @@ class TrialProcess:
         return f"{text}, which this worker did not send: perhaps memory ran out", True
 
     def _end(self) -> int:
-        """End it in whatever state it is; return the reaper's exit code."""
+        """End the process and its reaper in any state; return the reaper's exit code."""
         with self._ending:
             if self._code is None:
                 os.close(self._lifeline)

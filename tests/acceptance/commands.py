@@ -238,7 +238,7 @@ class Desk:
         return folder
 
     def logs(self) -> str:
-        """What the embedded processes have logged."""
+        """Return the logs of the embedded processes."""
         return "\n".join(f"{path.name}: {path.read_text()}" for path in self.folder.glob(".shadho/*/*.log"))
 
     # Commands

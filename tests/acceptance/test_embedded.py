@@ -43,7 +43,7 @@ def check_schema(report: dict[str, Any]) -> None:
 
 
 def reference(desk: Desk, trials: int, seed: int, name: str = "my_study") -> Counter[str]:
-    """The params that an undisturbed study of that file and seed tries, in whatever order."""
+    """Return the params that an undisturbed study of that file and seed tries, in any order."""
     spec = importlib.util.spec_from_file_location(f"reference_{desk.folder.name}", desk.folder / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
@@ -132,7 +132,7 @@ def test_the_svm_task_runs_from_the_checkout(desk: Desk) -> None:
 
 
 def test_a_trial_that_goes_on_with_a_greater_budget_finds_the_checkpoints_of_the_one_it_carries_on(desk: Desk) -> None:
-    """And nobody else finds any: the folder of a trial that carries on no other is empty."""
+    """The folder of a trial that carries on no other is empty."""
     body = """
     kept = context.checkpoint_dir / "kept"
     before = kept.read_text() if kept.exists() else "nothing"
@@ -233,7 +233,7 @@ def test_where_no_trial_succeeds_the_exit_code_is_1(desk: Desk) -> None:
 
 
 def test_ctrl_c_once_finishes_what_runs_and_keeps_what_waits(desk: Desk) -> None:
-    """What was begun is finished and counted, the result is printed, nothing is left; --resume finishes the rest."""
+    """Trials that run are finished and counted, the result is printed, nothing is left; --resume finishes the rest."""
     desk.study(seconds=0.6)
     command = desk.launch("my_study", "--trials", "12", "--seed", "3", "--json")
     desk.await_runs(4)

@@ -47,7 +47,7 @@ class Fleet:
         return [self.large, self.small, self.cpu]
 
     def workers(self) -> list[dict[str, object]]:
-        """What the live workers announce."""
+        """Return the announcements of the live workers."""
         with redis.Redis.from_url(self.redis, decode_responses=True) as client:
             return [json.loads(client.get(key) or "null") for key in client.scan_iter("shadho:worker:*")]
 

@@ -41,7 +41,7 @@ TRAINING = ROOT / "shadho_celery" / "training" / "README.md"
 
 
 def last_part(command: str) -> str:
-    """What remains of a command once the environment stands: the install needs a network and is what CI begins with."""
+    """Return a command without its install: that needs a network, and CI begins with it."""
     return command.rsplit(" && ", maxsplit=1)[-1]
 
 

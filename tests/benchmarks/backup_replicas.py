@@ -234,7 +234,7 @@ class Trial:
         return g
 
     def take_part(self, seat: ReplicaSeat, go: Any) -> None:
-        """What a process that was called does, once it is let go; starting it takes longer than a few steps."""
+        """Take a seat of the gang, once `go` is set; starting a process takes longer than a few steps."""
         torch.set_num_threads(1)
         pictures()
         torch.optim.SGD(network(0).parameters(), lr=0.1)

@@ -80,7 +80,7 @@ def summarise(cluster: Cluster, complete: Mapping[str, int], utilisation: float,
 
 
 def push(cluster: Cluster, seed: int) -> Run:
-    """What a plain Celery user would write: all trials are pushed at the start, the classes' queues in turn.
+    """Push all trials at the start, to the classes' queues in turn, as a plain Celery user would.
 
     As many as the bound allows, and the run ends with the last one: a queue's trials wait for its own class, however
     idle the others are.
@@ -198,7 +198,7 @@ def show(results: Mapping[tuple[str, str], list[Run]]) -> None:
 
 
 def goals(results: Mapping[tuple[str, str], list[Run]]) -> dict[str, dict[str, object]]:
-    """What `cost` should reach on each case."""
+    """Return the goals of `cost` on each case."""
     found = {}
     for case in dict.fromkeys(case for case, _ in results):
         cost, fifo = (float(np.mean([each.share for each in results[case, p]])) for p in ("cost", "fifo"))

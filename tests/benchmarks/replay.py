@@ -97,7 +97,7 @@ class Record:
                 self._points[key] = np.array([self._unit(key[0], row.params) for row in mine])
 
     def play(self, attempt: Attempt, compute_class: str) -> Outcome:
-        """What the trial would have done on that class."""
+        """Return the outcome that the trial would have had on that class."""
         row = self.nearest(attempt.subspace, attempt.params, compute_class)
         return Outcome(state=TrialState.COMPLETE, loss=row.loss, seconds=row.seconds)
 

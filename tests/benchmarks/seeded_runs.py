@@ -122,7 +122,7 @@ def spaces() -> dict[str, Any]:
 
 
 def total(values: Any) -> float:
-    """Make a loss of whatever the objective got."""
+    """Make a loss of any params: the sum of their numbers."""
     if isinstance(values, Mapping):
         return sum(map(total, values.values()))
     if isinstance(values, (list, tuple)):

@@ -94,7 +94,7 @@ def alone(*arguments: object) -> Run:
 
 
 def same(policy: str, shares: str) -> bool:
-    """Whether an hour of the cluster goes the same way twice, to the bit."""
+    """Return True when an hour of the cluster goes the same way twice, to the bit."""
     described = replace(cluster(WORKERS), seconds=3600.0)
     first, second = (repr(list(play(described, policy, shares).rows())) for _ in "12")
     return first == second
@@ -110,7 +110,7 @@ def show(title: str, unit: str, runs: Mapping[int, Run]) -> None:
 
 
 def growth(runs: Mapping[int, Run]) -> float:
-    """How much a trial costs at most, beside one of the smallest search."""
+    """Return the greatest cost of a trial, as a multiple of its cost in the smallest search."""
     first, *others = (run.microseconds for run in runs.values())
     return max(others) / first
 

@@ -241,7 +241,7 @@ def test_a_process_that_got_a_dead_holders_number_does_not_pass_for_it(store: Sq
 
 
 def test_a_holder_that_died_and_is_not_buried_is_dead(store: SqlStore) -> None:
-    """A zombie still has its entry in /proc: nobody waited for it."""
+    """A zombie still has its entry in /proc, because its parent has not waited for it."""
     store.create(RECORD)
     code = "from shadho_celery.store.lock import holder_name; print(holder_name(), flush=True)"
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as child:
@@ -515,7 +515,7 @@ def test_an_earlier_version_can_still_write_to_a_database_of_this_one(shared_url
 
 
 def refusal(url: str) -> str:
-    """What a store that cannot be opened says: one line that names the way out."""
+    """Return the error of a store that cannot be opened: one line that names the remedy."""
     with pytest.raises(StoreError) as caught:
         SqlStore(url)
     message = str(caught.value)

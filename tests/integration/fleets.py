@@ -78,7 +78,7 @@ class Fleet:
         return found
 
     def metrics(self, name: str) -> list[Any]:
-        """What the objectives returned beside their losses."""
+        """Return the metrics of the trials: the values that the objectives returned beside their losses."""
         return [json.loads(trial["metrics"] or "{}") for trial in self.trials(name)]
 
 

@@ -384,7 +384,7 @@ def test_cancel_takes_back_what_is_unclaimed_so_that_nobody_can_claim_it(
 def test_a_worker_may_decline_what_nobody_has_claimed_while_another_attempt_runs(
     client: Any, scheduler: SchedulerChannel
 ) -> None:
-    """Where the trial has ended, or somebody runs this attempt, nothing becomes of it."""
+    """It may not where the trial has ended, or where this attempt runs."""
     one, other = Channel(client, worker="one"), Channel(client, worker="other")
     assert other.claim("k1", started())
     for _ in range(2):
@@ -593,7 +593,7 @@ def test_an_erased_study_leaves_only_the_memory_of_its_attempts_and_that_ends(
 def test_messages_of_an_erased_study_are_still_refused(
     client: Any, worker: Channel, scheduler: SchedulerChannel
 ) -> None:
-    """What was taken back may lie in a queue long after the study's end."""
+    """A message may lie in a queue long after its study's end."""
     lived(worker, scheduler)
     scheduler.erase()
     for number, attempt in [(0, 1), (0, 2), (1, 1), (5, 1)]:

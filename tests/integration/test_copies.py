@@ -118,13 +118,13 @@ def hosts(fleet: Fleet, number: int = STUCK) -> dict[int, str]:
 
 
 def host_of(fleet: Fleet, attempt: int, number: int = STUCK) -> str:
-    """Where an attempt of a trial runs, once it does."""
+    """Wait until an attempt of a trial runs; return its host."""
     until(lambda: attempt in hosts(fleet, number), 60, fleet.desk.said)
     return hosts(fleet, number)[attempt]
 
 
 def copys_host(fleet: Fleet) -> str:
-    """Where a copy of the trial STUCK runs, once one does."""
+    """Wait until a copy of the trial STUCK runs; return its host."""
     until(lambda: max(hosts(fleet), default=0) > 1, 60, fleet.desk.said)
     return hosts(fleet)[max(hosts(fleet))]
 

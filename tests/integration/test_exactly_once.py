@@ -76,7 +76,7 @@ def impatient_rabbitmq() -> Iterator[services.RabbitServer]:
 
 
 def consumer_is_thrown_out(url: str, seconds: float) -> bool:
-    """Whether a consumer that does not acknowledge its message loses its channel."""
+    """Return True when a consumer that does not acknowledge its message loses its channel."""
     with kombu.Connection(url) as connection:
         channel = connection.default_channel
         control = kombu.Queue("control", durable=True)(channel)

@@ -181,7 +181,7 @@ class Play:
         return result
 
     def lost(self, number: int, attempt: int) -> Lost:
-        """How an attempt was lost, once it was."""
+        """Wait until an attempt is lost; return the event."""
         self.until(lambda: any(isinstance(e, Lost) and (e.number, e.attempt) == (number, attempt) for e in self.events))
         return next(e for e in self.events if isinstance(e, Lost) and (e.number, e.attempt) == (number, attempt))
 
@@ -285,7 +285,7 @@ def test_when_the_coordinators_worker_dies_its_replicas_leave_and_the_next_attem
 def test_a_gang_that_is_not_complete_in_time_gives_everything_back_and_the_attempt_does_not_count(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """So does one whose trial is cancelled; messages of replicas that nobody has taken by then are not run."""
+    """So does one whose trial is cancelled. Messages of replicas that no worker has taken by then are not run."""
     workers(fleet, 1, slots=2)
     with play(fleet, monkeypatch, gang_wait_seconds=5.0) as game:
         game.submit(0)

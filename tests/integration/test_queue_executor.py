@@ -98,7 +98,7 @@ class Place:
 
     @property
     def log(self) -> str:
-        """What the worker has logged."""
+        """Return the log of the worker."""
         return self.desk.commands[0].err
 
 
@@ -190,7 +190,7 @@ def of(name: str, executor: Executor) -> ComputeClass:
 
 
 def test_there_is_a_class_with_room_before_and_after_trials_ran(rig: Rig, place: Place) -> None:
-    """What workers announce is a few seconds old, but they do announce that they are free again."""
+    """Announcements are a few seconds old, but workers do announce that they are free again."""
 
     def check() -> None:
         served = of(place.compute_class, rig.executor)

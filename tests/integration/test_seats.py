@@ -94,8 +94,8 @@ def test_an_attempt_that_does_not_run_calls_nobody(seats: WorkerSeats, worker: C
     assert books.calls([(0, 1), (0, 2)]) == []
 
 
-def test_a_call_that_nobody_with_our_key_has_signed_is_not_heeded(client: Any, worker: Channel) -> None:
-    """It would have our replicas compute for somebody else."""
+def test_a_call_signed_with_another_key_is_refused(client: Any, worker: Channel) -> None:
+    """Replicas would compute for another study."""
     worker.claim("k1", started())
     WorkerSeats(client, "w1", signer=Signer(b"k" * 32)).call("k1", CALL)
     assert SchedulerSeats(client, "k1", Signer(b"k" * 32)).calls([(0, 1)]) == [CALL]
@@ -106,7 +106,7 @@ def test_a_call_that_nobody_with_our_key_has_signed_is_not_heeded(client: Any, w
 
 
 def test_a_seat_has_one_holder(seats: WorkerSeats, books: SchedulerSeats, client: Any) -> None:
-    """Who asks again because the answer got lost is told the same."""
+    """A worker that asks again, because the answer got lost, gets the same answer."""
     assert books.states([SEAT]) == ["never"]
     assert seats.take("k1", SEAT, "a") is Claim.TAKEN
     assert seats.take("k1", SEAT, "a") is Claim.TAKEN
