@@ -15,6 +15,7 @@ from rich.text import Text
 
 from shadho_celery.core.checks import one_line
 from shadho_celery.core.failures import headline
+from shadho_celery.core.hardware import ComputeClass
 from shadho_celery.core.trial import Params, Trial, TrialState
 from shadho_celery.scheduler.scheduler import Scheduler
 from shadho_celery.space.compile import Space
@@ -97,7 +98,7 @@ def progress_line(scheduler: Scheduler) -> str:
     study = scheduler.study
     limit = f"/{scheduler.limits.trials}" if scheduler.limits.trials else ""
     taken = busy_slots(study)
-    busy = ", ".join(f"{c.name} {taken[c.name]}/{c.slots} busy" for c in scheduler.classes)
+    busy = ", ".join(f"{c.name} {taken[c.name]}/{held_slots(c, taken[c.name])} busy" for c in scheduler.classes)
     return f"{study.counted}{limit} trials; {best_line(study)}; {busy or 'no live worker'}"
 
 
@@ -108,6 +109,12 @@ def busy_slots(study: Study) -> Counter[str | None]:
         if attempt.state is _S.RUNNING:
             busy[attempt.compute_class] += attempt.slots
     return busy
+
+
+def held_slots(compute_class: ComputeClass, busy: int) -> int:
+    """Return the slots of a class, with those of silent workers whose leases have not run out; never below `busy`."""
+    # Below it if a worker is quarantined or leaves: its trials go on, and its slots are none for new ones.
+    return max(compute_class.slots + compute_class.silent, busy)
 
 
 def best_line(study: Study) -> str:
@@ -130,11 +137,12 @@ def class_table(scheduler: Scheduler) -> Table:
     busy = busy_slots(study)
     table = Table("class", *map(right, ("workers", "busy", "slots", "waiting", "done", "failed")))
     for name in dict.fromkeys([*live, *study.compute_classes]):
-        workers, slots = (live[name].workers, live[name].slots) if name in live else (0, 0)
+        shown = live.get(name) or ComputeClass(name=name, slots=0, workers=0)
+        slots = held_slots(shown, busy[name])
         waiting = study.count(_S.QUEUED, compute_class=name)
         done = study.count(_S.COMPLETE, _S.PRUNED, compute_class=name)
         failed = study.count(_S.FAILED, compute_class=name)
-        table.add_row(Text(name), *map(str, (workers, busy[name], slots, waiting, done, failed)))
+        table.add_row(Text(name), *map(str, (shown.workers, busy[name], slots, waiting, done, failed)))
     return table
 
 

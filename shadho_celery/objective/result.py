@@ -12,6 +12,9 @@ from typing import Any
 
 from shadho_celery.core.checks import short
 
+#: hyperopt's statuses of a result; a loss counts only with the last one, or without a status
+STATUSES = ("new", "running", "suspended", "fail", "ok")
+
 #: bytes of JSON that the metrics of a trial may take in all
 MAX_METRICS = 1_000_000
 
@@ -38,7 +41,7 @@ class _Unfit(Exception):
 def read(returned: Any) -> tuple[float, dict[str, Any], str | None]:
     """Return loss, metrics, and a warning about dropped metrics, of a number or of a mapping with the key `loss`.
 
-    Raises Unreadable, with a message for the user; also for hyperopt's ``status: "fail"``.
+    Raises Unreadable, with a message for the user; also for any `status` but hyperopt's "ok".
     """
     try:
         if isinstance(returned, Mapping):
@@ -76,9 +79,7 @@ def scalar(value: Any) -> Any:
 
 
 def _read_mapping(returned: Mapping[Any, Any]) -> tuple[float, dict[str, Any], str | None]:
-    status = returned.get("status")
-    if isinstance(status, str) and status == "fail":
-        raise Unreadable("the objective returned status 'fail'")
+    _check_status(scalar(returned.get("status")))
     if "loss" not in returned:
         has = ", ".join(map(short, islice(returned, 20)))
         raise Unreadable(f"the objective returned a dict without 'loss' (it has {has or 'nothing'})")
@@ -90,6 +91,17 @@ def _read_mapping(returned: Mapping[Any, Any]) -> tuple[float, dict[str, Any], s
     if len(keys) > MAX_KEYS:
         dropped[f"all after the first {MAX_KEYS}"] = "too many"
     return loss, kept, _warning(dropped) if dropped else None
+
+
+def _check_status(status: Any) -> None:
+    """Raise Unreadable unless the status is "ok", or None."""
+    text = str.__str__(status) if isinstance(status, str) else None
+    if status is None or text == "ok":
+        return
+    if text in STATUSES:
+        raise Unreadable(f"the objective returned status {text!r}")
+    known = ", ".join(STATUSES)
+    raise Unreadable(f"the objective returned the unknown status {short(status, 60)}; known are {known}")
 
 
 def _fitting(items: Mapping[Any, Any]) -> tuple[dict[str, Any], dict[str, str]]:

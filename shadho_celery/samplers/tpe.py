@@ -130,6 +130,8 @@ class TpeSampler:
         kernels = np.zeros((len(points), len(rows)))
         for place, axis in enumerate(self._axes.values()):
             active = np.flatnonzero(~np.isnan(points[:, place]))
+            if not len(active):
+                continue
             kernels[active] += axis.log_kernels(points[active, place], rows[:, place], narrowing)
         return np.asarray(logsumexp(kernels, axis=1) - math.log(len(rows)))
 
@@ -150,9 +152,10 @@ class _Options:
     def __init__(self, domain: Categorical) -> None:
         self._domain = domain
         law = np.array(domain.probabilities)
-        kernels = (1 - OPTION_WIDTH) * np.eye(len(law)) + OPTION_WIDTH * law
-        #: a row for each option, the last one for trials without
-        self._logarithms = np.log(np.maximum(np.vstack([kernels, law]), _TINY))
+        # By option: the law, and the kernel of a trial with this option and with another one. Not a kernel for every
+        # pair of options: of 10,000 options these would take gigabytes.
+        masses = law, (1 - OPTION_WIDTH) + OPTION_WIDTH * law, OPTION_WIDTH * law
+        self._law, self._own, self._other = (np.log(np.maximum(each, _TINY)) for each in masses)
 
     def draw(self, centres: Array, narrowing: Array, picks: Array, generator: np.random.Generator) -> Array:
         own = centres[picks]
@@ -161,8 +164,9 @@ class _Options:
         return np.where(leaves, by_law, np.nan_to_num(own)).astype(np.int64)
 
     def log_kernels(self, values: Array, centres: Array, narrowing: Array) -> Array:
-        options = np.where(np.isnan(centres), self._domain.count, centres).astype(np.int64)
-        return np.asarray(self._logarithms[np.ix_(options, values.astype(np.int64))].T)
+        options = values.astype(np.int64)[:, None]
+        known = np.where(options == centres, self._own[options], self._other[options])
+        return np.where(np.isnan(centres), self._law[options], known)
 
 
 class _Line:

@@ -48,6 +48,8 @@ def compile_space(expression: Value) -> Space:
     Raises SpaceError, in one line with the label, the cause and the remedy, if it cannot be searched. Warns if the
     bounds of a log law look like raw values.
     """
+    if expression is None:
+        raise SpaceError("The space is None; give an hp expression, such as hp.uniform, or a dict of them.")
     space = _Reader().read(_as_graph(expression))
     for label, domain in space.domains.items():
         if hint := domain.hint():
@@ -119,8 +121,6 @@ class _Reader:
         parents = Counter(id(child) for apply in order for child in apply.inputs())
         for apply in order:
             self._enter(apply, parents[id(apply)] > 1)
-        if not self._domains:
-            raise SpaceError("The space has no hyperparameter; put an hp expression, such as hp.uniform, into it.")
         return Space(self._nodes[id(root)], Skeleton(self._blocks[id(root)]), self._domains, self._switches)
 
     def _enter(self, apply: Apply, is_shared: bool) -> None:

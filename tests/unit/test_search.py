@@ -23,6 +23,7 @@ from shadho_celery.executors.inline import InlineExecutor
 from shadho_celery.objective.context import Context
 from shadho_celery.placement.policies import POLICIES, CostPolicy
 from shadho_celery.placement.shares import UniformShares
+from shadho_celery.samplers import SAMPLERS
 from shadho_celery.scheduler.build import make_scheduler
 from shadho_celery.scheduler.scheduler import Scheduler
 from shadho_celery.space.compile import compile_space
@@ -259,9 +260,30 @@ def test_a_refused_search_leaves_no_study_behind(bad: dict[str, Any]) -> None:
     assert shadho_celery.minimize(x_squared, SPACE, **options).counted == 1
 
 
-def test_a_space_without_anything_to_sample_is_refused() -> None:
-    with pytest.raises(SpaceError):
-        shadho_celery.minimize(x_squared, {"x": 1.0}, trials=1)
+@pytest.mark.parametrize("sampler", SAMPLERS)
+@pytest.mark.parametrize(("space", "given"), [({"lr": 0.1}, {"lr": 0.1}), ([1, "a"], (1, "a")), ({}, {}), (3, 3)])
+def test_a_space_of_constants_runs_the_same_params_with_other_seeds(space: Any, given: Any, sampler: str) -> None:
+    seen: list[tuple[Any, int]] = []
+
+    def objective(params: Any, context: Context) -> float:
+        seen.append((params, context.seed))
+        if len(seen) == 1:
+            raise ValueError
+        return context.seed / 2**32
+
+    options: dict[str, Any] = {"sampler": sampler, "store": "sqlite:///s.db", "study": "s", "seed": 1}
+    shadho_celery.minimize(objective, space, trials=12, **options)
+    study = shadho_celery.minimize(objective, space, trials=15, resume=True, **options)
+    assert [params for params, _ in seen] == [given] * 15
+    assert len({seed for _, seed in seen}) == 15
+    assert study.best is not None
+    assert study.best.params == {}
+    assert study.best.loss == min(seed for _, seed in seen[1:]) / 2**32
+
+
+def test_no_space_at_all_is_refused() -> None:
+    with pytest.raises(SpaceError, match="None"):
+        shadho_celery.minimize(x_squared, None, trials=1)
 
 
 # True to hyperopt

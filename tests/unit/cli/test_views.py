@@ -13,6 +13,7 @@ from rich.console import Console
 
 from shadho_celery.cli import views
 from shadho_celery.core.clock import ManualClock
+from shadho_celery.core.hardware import ComputeClass
 from shadho_celery.core.trial import Attempt, Lost, Outcome, Result, Started, Trial, TrialState
 from shadho_celery.executors.simulated import SimulatedExecutor
 from shadho_celery.scheduler.build import make_scheduler
@@ -265,11 +266,34 @@ def test_a_trial_is_busy_in_as_many_slots_as_it_is_wide_and_each_of_its_attempts
     assert waits.state is S.QUEUED
     assert views.busy_slots(study) - before == {"[/cpu]": 4, "gpu": 1}
     busy = 4 + before["[/cpu]"]
-    assert f"[/cpu] {busy}/2 busy" in views.progress_line(scheduler)
+    assert f"[/cpu] {busy}/{busy} busy" in views.progress_line(scheduler)
     screen, text = console()
     screen.print(views.class_table(scheduler))
     [row] = [line for line in text.getvalue().splitlines() if "[/cpu]" in line]
     assert row.split("│")[3].strip() == str(busy)
+
+
+def test_a_dead_workers_slots_leave_the_view_with_its_leases_so_that_no_more_slots_are_busy_than_there_are() -> None:
+    study, scheduler, _ = searched(turns=0)
+    for _ in range(7):
+        attempt = study.send(study.add("model=net", {}, seed=1), "gpu")
+        study.tell(Started(number=attempt.number, attempt=1, host="h", at=1e9))
+
+    def shown(**live: int) -> list[str]:
+        scheduler.classes = [ComputeClass(name="gpu", **live)] if live else []
+        screen, text = console()
+        screen.print(views.class_table(scheduler))
+        [row] = [line for line in text.getvalue().splitlines() if "gpu" in line]
+        return [cell.strip() for cell in row.split("│")[3:5]]
+
+    assert shown(slots=8, silent=0) == ["7", "8"]
+    # One of its workers has died; an attempt of it is not lost yet.
+    assert shown(slots=7, silent=1) == ["7", "8"]
+    assert "gpu 7/8 busy" in views.progress_line(scheduler)
+    # One is quarantined, and its trial goes on.
+    assert shown(slots=6, silent=0) == ["7", "7"]
+    assert "gpu 7/7 busy" in views.progress_line(scheduler)
+    assert shown() == ["7", "7"]
 
 
 def test_a_class_that_is_gone_stays_in_the_table_and_without_any_the_line_says_so() -> None:

@@ -11,11 +11,12 @@ import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from decimal import Decimal
-from enum import IntEnum
+from enum import Enum, IntEnum
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+import hyperopt
 import numpy as np
 import pytest
 
@@ -144,6 +145,33 @@ def test_hyperopts_status_fail_is_a_failure_even_beside_a_loss() -> None:
     with pytest.raises(ValueError, match="status 'fail'"):
         read({"status": "fail", "loss": 0.1})
     assert read({"status": "ok", "loss": 0.1}) == (0.1, {"status": "ok"}, None)
+
+
+class Status(str, Enum):
+    OK = "ok"
+    FAIL = "fail"
+
+
+@pytest.mark.parametrize("status", [None, "ok", np.str_("ok"), np.array("ok"), Status.OK])
+def test_a_loss_counts_without_a_status_and_with_hyperopts_ok(status: Any) -> None:
+    assert read({"loss": 0.1, "status": status})[0] == 0.1
+
+
+@pytest.mark.parametrize("status", [*hyperopt.STATUS_STRINGS, Status.FAIL, np.str_("fail"), np.array("fail")])
+def test_a_loss_beside_any_other_status_of_hyperopts_is_a_failure(status: Any) -> None:
+    if status != hyperopt.STATUS_OK:
+        with pytest.raises(ValueError, match=r"returned status '(new|running|suspended|fail)'"):
+            read({"loss": 0.1, "status": status})
+
+
+@pytest.mark.parametrize(
+    "status", ["failed", "OK", "Fail", "", b"ok", 0, 200, True, False, math.nan, ["ok"], np.array(["ok", "ok"]), object]
+)
+def test_an_unknown_status_is_a_failure_that_names_the_known_ones(status: Any) -> None:
+    with pytest.raises(ValueError, match=r"unknown status .*; known are ") as caught:
+        read({"loss": 0.1, "status": status})
+    assert all(known in str(caught.value) for known in hyperopt.STATUS_STRINGS)
+    assert "\n" not in str(caught.value)
 
 
 def test_what_json_can_carry_is_kept_beside_the_loss_and_the_rest_is_dropped_by_name() -> None:

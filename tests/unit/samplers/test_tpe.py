@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import tracemalloc
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -283,6 +284,27 @@ def test_draws_follow_their_kernel(name: str) -> None:
 
 
 # As part of a search
+
+
+def test_a_choice_of_ten_thousand_options_takes_little_memory() -> None:
+    """A kernel for every pair of options would take 2.4 GB."""
+    subspace = whole({"option": hp.choice("option", list(range(10_000))), "x": hp.uniform("x", 0, 1)})
+    tracemalloc.start()
+    try:
+        sampler = TpeSampler(subspace, [1])
+        for index in range(MOST_RANDOM + 5):
+            sampler.tell(told(sampler.ask(index), float(index)))
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 30e6
+
+
+def test_an_options_kernel_is_the_mixture_of_its_own_and_the_law() -> None:
+    axis = _axis(make_domain("label", "categorical", {"p": [0.5, 0.2, 0.3]}))
+    masses = np.exp(axis.log_kernels(np.arange(3.0), np.array([1.0, math.nan]), np.ones(2)))
+    assert masses[:, 0] == pytest.approx([0.1, 0.84, 0.06])
+    assert masses[:, 1] == pytest.approx([0.5, 0.2, 0.3])
 
 
 def test_minimize_finds_a_narrow_optimum_in_one_branch() -> None:
