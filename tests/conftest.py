@@ -12,7 +12,9 @@ from collections.abc import Callable, Iterator
 import pytest
 import services
 import sqlalchemy as sa
+from services.clocks import MachineTime
 
+from shadho_celery.core import clock
 from shadho_celery.store import engine, sql
 
 #: folders in the order in which their tests run: fast ones first, so that a failure shows early
@@ -103,6 +105,14 @@ def private_rabbitmq() -> Iterator[services.RabbitServer]:
 def unique() -> Callable[[str], str]:
     """Make a unique name: of a queue on a shared broker, of a study in a shared store."""
     return lambda name: f"{name}-{uuid.uuid4().hex[:8]}"
+
+
+@pytest.fixture
+def machine_time(monkeypatch: pytest.MonkeyPatch) -> MachineTime:
+    """The time that every `SystemClock` tells; it passes only in their `sleep`, and the time of day can be set."""
+    found = MachineTime()
+    monkeypatch.setattr(clock, "time", found)
+    return found
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,8 @@
-"""Clocks: time is an argument, so the same code runs on the wall clock and on a simulated one."""
+"""Clocks: time is an argument, so the same code runs on the machine's clock and on a simulated one.
+
+A clock has two readings. Intervals are differences of `now`, which nobody can set. Records carry `wall`, which is the
+time of day, and which an administrator, NTP or a resumed virtual machine may set back or forward at any moment.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,10 @@ class Clock(Protocol):
     """Tells the time and lets it pass."""
 
     def now(self) -> float:
-        """Return the seconds since the epoch."""
+        """Return the seconds since some moment of this process's past; they never go back (monotonic)."""
+
+    def wall(self) -> float:
+        """Return the seconds since the epoch, for records."""
 
     def sleep(self, seconds: float) -> None:
         """Return once `seconds` have passed on this clock."""
@@ -20,6 +27,9 @@ class SystemClock:
     """The machine's own clock."""
 
     def now(self) -> float:
+        return time.monotonic()
+
+    def wall(self) -> float:
         return time.time()
 
     def sleep(self, seconds: float) -> None:
@@ -27,12 +37,15 @@ class SystemClock:
 
 
 class ManualClock:
-    """A clock that moves only on request, for tests and for the simulator."""
+    """A clock that moves only on request, for tests and for the simulator; both readings are the same."""
 
     def __init__(self, start: float = 0.0) -> None:
         self._now = start
 
     def now(self) -> float:
+        return self._now
+
+    def wall(self) -> float:
         return self._now
 
     def sleep(self, seconds: float) -> None:

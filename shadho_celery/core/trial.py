@@ -32,6 +32,8 @@ Finite = Annotated[float, Meta(ge=-sys.float_info.max, le=sys.float_info.max)]
 #: most seconds of a time limit, and the largest weight, that a message can carry; sums of them are still finite
 MAX_POSITIVE = 1e300
 Positive = Annotated[float, Meta(gt=0, le=MAX_POSITIVE)]
+#: length of an interval
+Seconds = Annotated[float, Meta(ge=0, le=sys.float_info.max)]
 #: a signed integer of 64 bits, the largest of a database
 Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 
@@ -87,8 +89,8 @@ class Outcome(Struct, frozen=True, kw_only=True, omit_defaults=True):
     metrics: Mapping[str, Any] = {}
     #: reason of the failure, with its traceback
     error: str | None = None
-    #: seconds the objective itself took
-    seconds: Finite | None = None
+    #: seconds the objective itself took, by the monotonic clock of its process
+    seconds: Seconds | None = None
     #: peak bytes of the objective: of GPU memory if it ran on a GPU, else of the process's resident memory; None if
     #: not measured
     memory: Annotated[int, Meta(ge=0, le=2**63 - 1)] | None = None

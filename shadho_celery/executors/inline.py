@@ -66,10 +66,10 @@ class InlineExecutor:
 
     def _run(self, attempt: Attempt) -> None:
         number, which = attempt.number, attempt.attempt
-        self._events.append(Started(number=number, attempt=which, host=HOST, at=self._clock.now()))
+        self._events.append(Started(number=number, attempt=which, host=HOST, at=self._clock.wall()))
 
         def report(step: int, loss: float) -> None:
-            self._events.append(Report(number=number, attempt=which, step=step, loss=loss, at=self._clock.now()))
+            self._events.append(Report(number=number, attempt=which, step=step, loss=loss, at=self._clock.wall()))
 
         context = LocalContext(
             trial=number,
@@ -81,6 +81,6 @@ class InlineExecutor:
             on_report=report,
         )
         outcome = call(self._objective, lambda: self._evaluate(attempt.params), context, self._clock)
-        now = self._clock.now()
-        result = Result(number=number, attempt=which, outcome=outcome, compute_class=INLINE_CLASS, host=HOST, at=now)
+        at = self._clock.wall()
+        result = Result(number=number, attempt=which, outcome=outcome, compute_class=INLINE_CLASS, host=HOST, at=at)
         self._events.append(result)

@@ -14,7 +14,7 @@ class Sent:
 
     #: RUNNING once a worker has claimed it
     attempt: Attempt
-    #: the moment it was sent, seconds since the epoch
+    #: moment of the clock at which it was sent (`Clock.now`)
     at: float
     #: looks in a row that found no lease of the claimed attempt in Redis
     unleased: int = 0

@@ -168,8 +168,8 @@ class Slots:
     ) -> Result | None:
         """Send the result of the attempt `before`, claim the next and run it; return its result, None without one."""
         number, which = attempt.number, attempt.attempt
-        now = self._clock.now()
-        started = Started(number=number, attempt=which, host=self._host, at=now, worker=self.name)
+        at = self._clock.wall()
+        started = Started(number=number, attempt=which, host=self._host, at=at, worker=self.name)
         if self._is_refused(self._finish_and_claim(payload, delivery, before, started), payload.study):
             log.info("trial %s, attempt %s is not to be run: refused at its claim", number, which)
             return None
@@ -190,7 +190,7 @@ class Slots:
             outcome=outcome.cancelled() if stopped else outcome,
             host=self._host,
             compute_class=self._worker.compute_class,
-            at=self._clock.now(),
+            at=self._clock.wall(),
             worker=self.name,
         )
 
@@ -208,7 +208,7 @@ class Slots:
         failure = None
         if has_ended and outcome.state is not TrialState.CANCELLED:
             error = outcome.error or "its objective returned without taking part in a gang"
-            at = self._clock.now()
+            at = self._clock.wall()
             failure = ReplicaFailed(**asdict(seat), error=error, host=self._host, at=at, worker=self.name)
         done = has_ended and failure is None
         is_taken = self._persist(lambda: self._seats.leave(payload.study, seat, delivery, done=done, failure=failure))
@@ -258,7 +258,7 @@ class Slots:
         )
 
         def on_report(said: Reported) -> None:
-            report = Report(number=number, attempt=which, step=said.step, loss=said.loss, at=self._clock.now())
+            report = Report(number=number, attempt=which, step=said.step, loss=said.loss, at=self._clock.wall())
             try:
                 self._channel.report(payload.study, report)
             except redis.RedisError:
@@ -266,7 +266,7 @@ class Slots:
 
         def on_gang(gang: GangCall) -> None:
             lease.calls += not gang.assembled
-            call = Called(number=number, attempt=which, call=lease.calls, gang=gang, at=self._clock.now())
+            call = Called(number=number, attempt=which, call=lease.calls, gang=gang, at=self._clock.wall())
             self._persist(lambda: self._seats.call(payload.study, call))
 
         with self._leases.holding(lease):

@@ -80,7 +80,8 @@ class CostModel:
             return
         if row is not None:
             self._bounds[trial.subspace].tell(trial.params, compute_class, fits=True)
-        if outcome.seconds is not None:
+        # An earlier version measured by the time of day, which may have been set back within the trial.
+        if outcome.seconds is not None and outcome.seconds >= 0:
             place, column, value = self._timing(trial, compute_class, outcome.seconds)
             self._durations.tell(place, column, value)
             if row is not None:
@@ -91,12 +92,12 @@ class CostModel:
                 self._memory[key] = Neighbours(len(row))
             self._memory[key].tell(row, math.log(outcome.memory), 0, _ONE_GROUP)
 
-    def watch(self, running: Iterable[Trial], now: float) -> None:
-        """Learn from the trials that run now, which take at least the seconds they have run."""
+    def watch(self, running: Iterable[tuple[Trial, float]]) -> None:
+        """Learn from the trials that run now, which take at least the seconds beside them: those they have run."""
         self._durations.suppose(
-            self._timing(trial, trial.compute_class, now - trial.started_at)
-            for trial in running
-            if trial.subspace in self._row and trial.compute_class is not None and trial.started_at is not None
+            self._timing(trial, trial.compute_class, seconds)
+            for trial, seconds in running
+            if trial.subspace in self._row and trial.compute_class is not None
         )
 
     def _timing(self, trial: Trial, compute_class: str, seconds: float) -> tuple[int, int, float]:

@@ -104,7 +104,8 @@ class Scheduler:
         now = self.study.clock.now()
         if now - self._watched_at >= WATCH_SECONDS:
             self._watched_at = now
-            self.cost_model.watch(self.study.sent, now)
+            running = [trial for trial in self.study.sent if trial.state is TrialState.RUNNING]
+            self.cost_model.watch((trial, now - self.study.running_since(trial)) for trial in running)
         self.classes = self._in_order(self._executor.classes())
         self._memory_fit.see(self.classes)
         self._reservations.see(self.classes)
@@ -210,7 +211,11 @@ class Scheduler:
         self._speculation.due = math.inf
         if self.stopping or all(self._reservations.free(each) <= 0 for each in self.classes):
             return []
-        alone = (trial for trial in self.study.alone if trial.subspace in self._proposals.samplers)
+        alone = (
+            (trial, self.study.running_since(trial))
+            for trial in self.study.alone
+            if trial.subspace in self._proposals.samplers
+        )
         size = self.study.in_flight if self._proposals.rounds.size is None else self._proposals.rounds.size
         most = most_copies(size) - self.study.copies
         late = self._speculation.ask(alone, self._idle, most, self.study.clock.now())

@@ -79,13 +79,13 @@ class Speculation:
         self.due = math.inf
 
     def ask(
-        self, running: Iterable[Trial], idle: Callable[[], Sequence[Idle]], most: int, now: float
+        self, running: Iterable[tuple[Trial, float]], idle: Callable[[], Sequence[Idle]], most: int, now: float
     ) -> list[tuple[Trial, str]]:
         """Return up to `most` of the `running` trials that are late at the moment `now`, and a class for each copy.
 
-        `running` have one attempt, which has started. A copy goes to another machine than its trial's, to a class with
-        an expected time below the trial's present run time, and not soon after a lost copy of the same trial. `idle`
-        is called only if some are late.
+        `running` have one attempt; beside each is the moment of its start, on the clock of `now`. A copy goes to
+        another machine than its trial's, to a class with an expected time below the trial's present run time, and not
+        soon after a lost copy of the same trial. `idle` is called only if some are late.
         """
         if now + EARLY_SECONDS < self._looked_at + LOOK_SECONDS:
             self.due = self._looked_at + LOOK_SECONDS
@@ -93,15 +93,15 @@ class Speculation:
         self._looked_at, self.due = now, math.inf
         now += EARLY_SECONDS
         found: list[tuple[Trial, str]] = []
-        moments = sorted(self._moments(running), key=lambda pair: (pair[0], pair[1].number))
-        late = [trial for moment, trial in moments if moment <= now]
-        self.due = min((moment for moment, _ in moments[len(late) :]), default=math.inf)
+        moments = sorted(self._moments(running), key=lambda known: (known[0], known[1].number))
+        late = [(trial, since) for moment, trial, since in moments if moment <= now]
+        self.due = min((moment for moment, *_ in moments[len(late) :]), default=math.inf)
         places = {each.compute_class: each for each in (idle() if late and most > 0 else ())}
-        seconds = {name: self._expected(late, name) for name in places}
-        for trial in late if seconds else ():
+        seconds = {name: self._expected([trial for trial, _ in late], name) for name in places}
+        for trial, since in late if seconds else ():
             names = [name for name, place in places.items() if place.is_open_to(trial)]
             best = min(((seconds[name][trial.number], name) for name in names), default=(math.inf, ""))
-            moment = (trial.started_at or 0.0) + best[0]
+            moment = since + best[0]
             if moment > now:
                 self.due = min(self.due, moment)
             else:
@@ -114,17 +114,17 @@ class Speculation:
                 break
         return found
 
-    def _moments(self, running: Iterable[Trial]) -> Iterable[tuple[float, Trial]]:
-        """Yield the moment from which each trial is late, if the times of its class are known."""
-        by_class: dict[str, list[Trial]] = defaultdict(list)
-        for trial in running:
-            by_class[str(trial.compute_class)].append(trial)
-        for compute_class, trials in by_class.items():
+    def _moments(self, running: Iterable[tuple[Trial, float]]) -> Iterable[tuple[float, Trial, float]]:
+        """Yield the moment from which each trial is late, before the trial, if the times of its class are known."""
+        by_class: dict[str, list[tuple[Trial, float]]] = defaultdict(list)
+        for trial, since in running:
+            by_class[str(trial.compute_class)].append((trial, since))
+        for compute_class, known in by_class.items():
             if self._model.timed(compute_class) >= MIN_TIMED:
-                seconds = self._expected(trials, compute_class)
-                for trial in trials:
-                    late = (trial.started_at or 0.0) + max(LEAST_SECONDS, LATE_FACTOR * seconds[trial.number])
-                    yield max(late, self._paused.get(trial.number, (-math.inf, 0.0))[0]), trial
+                seconds = self._expected([trial for trial, _ in known], compute_class)
+                for trial, since in known:
+                    late = since + max(LEAST_SECONDS, LATE_FACTOR * seconds[trial.number])
+                    yield max(late, self._paused.get(trial.number, (-math.inf, 0.0))[0]), trial, since
 
     def _expected(self, trials: Sequence[Trial], compute_class: str) -> dict[int, float]:
         """Return the median of the predicted seconds of each trial on a class, by number."""

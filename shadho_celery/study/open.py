@@ -41,7 +41,7 @@ def open_study(
     else:
         record = _new_record(space, module, name, seed, clock)
         store.create(record)
-    fence = store.lock(record.key, holder_name(), clock.now())
+    fence = store.lock(record.key, holder_name(), clock.wall())
     if settings:
         record = replace(record, settings={**record.settings, **settings})
         store.keep_settings(record.key, fence, record.settings)
@@ -55,14 +55,14 @@ def _new_record(space: Mapping[str, str], module: str, name: str | None, seed: i
     if not 0 <= seed < 2**63:
         raise UsageError(f"a seed is a whole number from 0 to 2**63 - 1, not {seed:.6g}")
     if name is None:
-        moment = np.datetime64(int(clock.now()), "s").item()
+        moment = np.datetime64(int(clock.wall()), "s").item()
         # Two studies of one module may begin within a second.
         name = f"{module or 'study'}-{moment:%Y%m%d-%H%M%S}-{key[:4]}"
     if not name.strip() or len(name) > 200 or any(ord(char) < 32 or char in "/\\" for char in name) or name[0] == ".":
         raise UsageError(
             f"{name[:60]!r} cannot name a study; use up to 200 characters without slashes or a leading dot"
         )
-    return StudyRecord(key=key, name=name, module=module, seed=seed, space=dict(space), created_at=clock.now())
+    return StudyRecord(key=key, name=name, module=module, seed=seed, space=dict(space), created_at=clock.wall())
 
 
 def _compare(record: StudyRecord, space: Mapping[str, str], module: str, seed: int | None) -> None:

@@ -6,7 +6,7 @@ since the last one in one transaction.
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
 
 from msgspec.structs import replace
@@ -59,6 +59,8 @@ class Study:
         #: trials that have not finished, by number
         self._open: dict[int, Trial] = {}
         self._live: Attempts[Attempt] = Attempts()
+        #: by trial and attempt, the moment of our clock at which we learned that it runs; workers' clocks may differ
+        self._running_since: defaultdict[int, dict[int, float]] = defaultdict(dict)
         #: trials of which an attempt has failed while another one lived
         self._suspects: set[int] = set()
         self._waiting: deque[int] = deque()
@@ -173,6 +175,10 @@ class Study:
             if trial.number not in self._suspects and trial.lost < MAX_LOST - 1
         )
 
+    def running_since(self, trial: Trial) -> float:
+        """Return the moment of the clock at which this scheduler learned that a RUNNING trial had started."""
+        return self._running_since[trial.number][min(self._live.of(trial.number))]
+
     def is_current(self, number: int, attempt: int) -> bool:
         """Return whether an attempt is live, or the last one of a trial that waits for its next.
 
@@ -213,7 +219,7 @@ class Study:
             slots=slots,
             rung=rung,
             origin=origin,
-            asked_at=self.clock.now(),
+            asked_at=self.clock.wall(),
         )
         self._unwritten[trial.number] = True
         self._asked[subspace] += origin is None
@@ -277,7 +283,7 @@ class Study:
         self.store.write(
             self.record.key,
             self._fence,
-            now,
+            self.clock.wall(),
             new=[self.trial(number) for number, is_new in unwritten if is_new],
             changed=[self.trial(number) for number, is_new in unwritten if not is_new],
             reported=self._reports,
@@ -337,7 +343,7 @@ class Study:
         if trial.lost >= MAX_LOST:
             error = f"{trial.lost} attempts were lost; the last one: {event.reason}"
             failed = Outcome(state=_S.FAILED, error=error)
-            return self._note(trial.evolve(state=_S.FAILED, outcome=failed, finished_at=self.clock.now()))
+            return self._note(trial.evolve(state=_S.FAILED, outcome=failed, finished_at=self.clock.wall()))
         self.hold_back(trial)
         return self._note(trial.evolve(state=_S.WAITING))
 
@@ -364,6 +370,7 @@ class Study:
         if before is not None:
             self._count_open(before, -1)
         if trial.state.is_finished:
+            self._running_since.pop(trial.number, None)
             self.trials.add(trial)
         else:
             self._open[trial.number] = trial
@@ -379,6 +386,8 @@ class Study:
         if before is not None:
             self._count_attempt(before, -1)
         self._live.put(attempt.number, attempt.attempt, attempt)
+        if attempt.state is _S.RUNNING:
+            self._running_since[attempt.number][attempt.attempt] = self.clock.now()
         self._count_attempt(attempt, +1)
 
     def _count_attempt(self, attempt: Attempt, by: int) -> None:

@@ -9,8 +9,9 @@ from unittest.mock import MagicMock
 
 import msgspec
 import pytest
+from services.clocks import MachineTime
 
-from shadho_celery.core.clock import ManualClock
+from shadho_celery.core.clock import Clock, ManualClock, SystemClock
 from shadho_celery.core.trial import Attempt, Event, Outcome, Result, Started, TrialState
 from shadho_celery.fleet.executor import QueueExecutor
 from shadho_celery.transport.broker import PROTOCOL
@@ -22,16 +23,18 @@ from shadho_celery.transport.signing import UNSIGNED
 class Rig:
     """An executor beside a Redis in which two workers of class cpu are announced, and events come in as told."""
 
-    def __init__(self, *, adopt: bool = True, protocols: tuple[int, int] = (PROTOCOL, PROTOCOL)) -> None:
+    def __init__(
+        self, *, adopt: bool = True, protocols: tuple[int, int] = (PROTOCOL, PROTOCOL), clock: Clock | None = None
+    ) -> None:
         self._events: list[Event] = []
         self._entries = 0
-        client = MagicMock()
+        self.client = client = MagicMock()
         client.smembers.side_effect = lambda key: {"good", "bad"} if key == "shadho:workers" else set()
         workers = [Worker(protocol=each, compute_class="cpu", slots=5, imports=["m"]) for each in protocols]
         client.mget.side_effect = lambda names: [json.dumps(msgspec.to_builtins(each)) for each in workers]
         client.xread.side_effect = self._read
         client.zmscore.side_effect = lambda key, members: [1.0 for _ in members]
-        self.executor = QueueExecutor(client, MagicMock(), "s", "m", clock=ManualClock(), adopt=adopt)
+        self.executor = QueueExecutor(client, MagicMock(), "s", "m", clock=clock or ManualClock(), adopt=adopt)
         self.executor.poll(0.0)
 
     def _read(self, streams: dict[str, str], count: int, block: int | None) -> list[Any]:
@@ -117,3 +120,16 @@ def test_a_result_of_what_is_not_in_flight_is_passed_on_and_teaches_nothing(rig:
     for _ in range(30):
         assert list(rig.hear(late)) == [late]
     assert rig.ahead == 0
+
+
+@pytest.mark.parametrize("step", [-3600.0, 3600.0])
+def test_a_lost_worker_is_seen_although_the_schedulers_clock_is_set(machine_time: MachineTime, step: float) -> None:
+    rig = Rig(clock=SystemClock())
+    assert len(rig.executor.workers) == 2
+    machine_time.set_by(step)
+    rig.client.smembers.side_effect = lambda key: set()
+    rig.executor.poll(0.0)
+    assert len(rig.executor.workers) == 2, "the last look was in this second"
+    machine_time.sleep(1.5)
+    rig.executor.poll(0.0)
+    assert not rig.executor.workers

@@ -19,6 +19,7 @@ from typing import Any
 import hyperopt
 import numpy as np
 import pytest
+from services.clocks import MachineTime
 
 from shadho_celery.core.clock import ManualClock
 from shadho_celery.core.trial import Outcome, TrialState
@@ -557,6 +558,15 @@ def test_the_seconds_are_those_of_the_objective() -> None:
     assert call(objective, lambda: None, LocalContext(), clock).seconds == 2.5
     failing = call(lambda params: clock.sleep(1.5), lambda: None, LocalContext(), clock)
     assert (failing.state, failing.seconds) == (TrialState.FAILED, 1.5)
+
+
+def test_the_seconds_are_those_that_passed_although_the_clock_was_set_back(machine_time: MachineTime) -> None:
+    def objective(params: Any) -> float:
+        machine_time.sleep(2.5)
+        machine_time.set_by(-3600.0)
+        return 0.0
+
+    assert call(objective, lambda: None, LocalContext()).seconds == 2.5
 
 
 # One parameter or two

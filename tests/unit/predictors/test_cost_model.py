@@ -473,11 +473,20 @@ def test_the_version_changes_once_more_is_believed() -> None:
 def test_running_trials_may_be_of_classes_that_were_never_heard_of() -> None:
     generator = np.random.default_rng(0)
     model = CostModel(SUBSPACES)
-    trial = fresh(NET, "never heard of", generator).evolve(state=TrialState.COMPLETE, started_at=100.0)
-    model.watch([trial], 1000.0)
+    trial = fresh(NET, "never heard of", generator).evolve(state=TrialState.COMPLETE)
+    model.watch([(trial, 900.0)])
     assert model.timed("never heard of") == 0
     median = model.seconds(NET, "never heard of", [trial.params], quantiles=[0.5])
     assert median[0, 0] > CostModel(SUBSPACES).seconds(NET, "another", [trial.params], quantiles=[0.5])[0, 0]
+
+
+def test_negative_seconds_teach_nothing() -> None:
+    """A store of an earlier version has them if a clock was set back within the trial."""
+    [trial, *_] = trials_of(by_pair, 1)
+    assert trial.outcome is not None
+    model = CostModel(SUBSPACES)
+    model.tell(trial.evolve(outcome=replace(trial.outcome, seconds=-3597.0)))
+    assert model.timed(str(trial.compute_class)) == 0
 
 
 # Out of memory, without a byte known

@@ -84,6 +84,7 @@ def ended(**changes: Any) -> dict[str, Any]:
         ended(loss=float("nan")),
         ended(loss=float("inf")),
         ended(seconds=float("-inf")),
+        ended(seconds=-3597.0),
         ended(memory=-1),
         ended(memory=2**63),
         ended(metrics=[]),

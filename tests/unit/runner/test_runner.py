@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import services
+from services.clocks import MachineTime
 
 from shadho_celery.core.trial import Attempt, GangCall, Outcome, ReplicaSeat, TrialState
 from shadho_celery.runner.protocol import Reported, RunAttempt, encode
@@ -419,6 +420,15 @@ def run_until_report(runner: Runner, deed: str, then: Callable[[], None]) -> Out
 
 
 # Outcomes
+
+
+def test_the_seconds_of_a_process_that_died_are_never_negative(own: Runner, machine_time: MachineTime) -> None:
+    def die() -> None:
+        machine_time.set_by(-3600.0)
+        own.kill()
+
+    outcome = run_until_report(own, "obedient", die)
+    assert (outcome.state, outcome.seconds) == (TrialState.FAILED, 0.0)
 
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the peak cannot be set back")

@@ -41,12 +41,11 @@ def model(seconds: float = 10.0, trials: int = 50, **others: float) -> CostModel
     return found
 
 
-def running(number: int, since: float = 0.0, host: str = "a", compute_class: str = "cpu", **facts: Any) -> Trial:
-    return made(
-        number,
-        **{"state": TrialState.RUNNING, "attempt": 1, "compute_class": compute_class, "host": host, "started_at": since}
-        | facts,
-    )
+def running(
+    number: int, since: float = 0.0, host: str = "a", compute_class: str = "cpu", **facts: Any
+) -> tuple[Trial, float]:
+    where = {"state": TrialState.RUNNING, "attempt": 1, "compute_class": compute_class, "host": host}
+    return made(number, **where | facts), since
 
 
 def idle(compute_class: str = "cpu", slots: int = 1, **facts: Any) -> Idle:
@@ -54,7 +53,11 @@ def idle(compute_class: str = "cpu", slots: int = 1, **facts: Any) -> Idle:
 
 
 def copied(
-    now: float, trials: Sequence[Trial], places: Sequence[Idle], most: int = 9, costs: CostModel | None = None
+    now: float,
+    trials: Sequence[tuple[Trial, float]],
+    places: Sequence[Idle],
+    most: int = 9,
+    costs: CostModel | None = None,
 ) -> list[tuple[int, str]]:
     found = Speculation(costs or model()).ask(trials, lambda: places, most, now)
     return [(trial.number, compute_class) for trial, compute_class in found]

@@ -98,6 +98,7 @@ def changed(**changes: Any) -> str:
         {"outcome": {"state": "FAILED", "loss": 0.0}},
         {"outcome": {"state": "COMPLETE", "loss": math.nan}},
         {"outcome": {"state": "COMPLETE", "loss": 0.0, "memory": 2**63}},
+        {"outcome": {"state": "COMPLETE", "loss": 0.0, "seconds": -3597.0}},
         {"kind": "won"},
     ],
     ids=str,

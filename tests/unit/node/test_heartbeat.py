@@ -1,0 +1,26 @@
+"""A worker announces itself as long as it lives."""
+
+from __future__ import annotations
+
+from unittest.mock import MagicMock
+
+import pytest
+from services.clocks import MachineTime
+
+from shadho_celery.core.clock import SystemClock
+from shadho_celery.node.heartbeat import ANNOUNCE_EVERY, Heartbeat
+from shadho_celery.node.leases import Leases
+from shadho_celery.transport.registry import ANNOUNCE_SECONDS, Worker
+
+
+@pytest.mark.parametrize("step", [0.0, -600.0, -3600.0, 3600.0])
+def test_a_worker_announces_itself_although_its_clock_is_set(machine_time: MachineTime, step: float) -> None:
+    client = MagicMock()
+    heartbeat = Heartbeat(client, "cpu@h.1", Worker(), Leases(MagicMock(), MagicMock()), SystemClock())
+    heartbeat.announce()
+    machine_time.set_by(step)
+    for second in range(60):
+        machine_time.sleep(1.0)
+        heartbeat.beat(has_free_slot=True)
+        assert client.pipeline.call_count == 1 + (second + 1) // ANNOUNCE_EVERY
+    assert ANNOUNCE_EVERY < ANNOUNCE_SECONDS
