@@ -6,11 +6,14 @@ every write checks the fence in the same transaction, so that a scheduler which 
 
 from __future__ import annotations
 
+import json
 import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
+from functools import lru_cache
+from operator import attrgetter, itemgetter
 from typing import Any
 
 import sqlalchemy as sa
@@ -40,6 +43,10 @@ _TEXTS = ("error", "host", "warning")
 #: stored fields of a live attempt
 _OF_ATTEMPT = ("attempt", "state", "compute_class", "host", "started_at")
 _NO_OUTCOME = Outcome(state=TrialState.WAITING)
+#: columns of a trial that are fields of its own, and the values of both kinds
+_OF_TRIAL = [name for name in _COLUMNS if name not in _OF_OUTCOME]
+_trial_values, _outcome_values = attrgetter(*_OF_TRIAL), attrgetter(*_OF_OUTCOME)
+_INSERT = sa.insert(trials)
 #: Sets the columns that it is given. A finished trial keeps its first result, whichever scheduler writes.
 _UPDATE = sa.update(trials).where(
     trials.c.study == sa.bindparam("_study"),
@@ -137,16 +144,14 @@ class SqlStore:
             with self._begin() as connection:
                 if not _set(connection, key, fence, lock_expires=now + LOCK_SECONDS):
                     raise LockLost
-                if new:
-                    connection.execute(insert, [_row(key, trial) for trial in new])
-                if changed:
-                    connection.execute(_UPDATE, [_change(key, trial) for trial in changed])
+                _execute_many(connection, insert, [_row(key, trial) for trial in new])
+                _execute_many(connection, _UPDATE, [_change(key, trial) for trial in changed])
                 if rows:
                     # A report that comes again after a crash is in the table already and stays as it is.
                     connection.execute(self._insert_ignoring(reports), rows)
 
         try:
-            write(sa.insert(trials))
+            write(_INSERT)
         except StoreError as error:
             cause = error.__cause__
             if not (isinstance(cause, sa.exc.DBAPIError) and cause.connection_invalidated):
@@ -220,19 +225,40 @@ def _set(connection: sa.Connection, key: str, fence: int, /, **values: object) -
     return connection.execute(update.values(values)).rowcount > 0
 
 
-def _row(key: str, trial: Trial) -> dict[str, object]:
-    """Return the row of a trial."""
-    facts = asdict(trial.outcome or _NO_OUTCOME) | asdict(trial)
-    row = {"study": key, **{name: facts[name] for name in _COLUMNS}, "state": str(trial.state)}
-    row |= {name: _text(row[name]) for name in _TEXTS}
+def _execute_many(connection: sa.Connection, statement: sa.Insert | sa.Update, rows: list[dict[str, Any]]) -> None:
+    """Execute a statement with each of `rows`, as the driver takes them: SQLAlchemy's own way takes twice the time."""
+    if not rows:
+        return
+    text, names = _compiled(connection.dialect, statement, tuple(rows[0]))
+    connection.exec_driver_sql(text, [itemgetter(*names)(row) for row in rows] if names else rows)
+
+
+@lru_cache(maxsize=16)
+def _compiled(dialect: sa.Dialect, statement: sa.Insert | sa.Update, columns: tuple[str, ...]) -> tuple[str, list[str]]:
+    """Return the text of a statement, and its parameters in their order; none for a driver that takes them by name."""
+    compiled = statement.compile(dialect=dialect, column_keys=columns)
+    return str(compiled), compiled.positiontup or []
+
+
+def _row(key: str, trial: Trial) -> dict[str, Any]:
+    """Return the row of a new trial, JSON columns as text."""
+    return {"study": key, **_values(trial), "params": json.dumps(trial.params)}
+
+
+def _change(key: str, trial: Trial) -> dict[str, Any]:
+    values = _values(trial)
+    return {"_study": key, "_number": trial.number, **{name: values[name] for name in _UPDATED}}
+
+
+def _values(trial: Trial) -> dict[str, Any]:
+    """Return the columns of a trial but for `study` and `params`."""
+    values = dict(zip(_OF_TRIAL, _trial_values(trial), strict=True))
+    values.update(zip(_OF_OUTCOME, _outcome_values(trial.outcome or _NO_OUTCOME), strict=True))
+    values.update({name: _text(values[name]) for name in _TEXTS})
+    values["state"], values["metrics"] = str(trial.state), json.dumps(values["metrics"])
     if trial.live is not None:
-        row["live"] = [{name: getattr(each, name) for name in _OF_ATTEMPT} for each in trial.live]
-    return row
-
-
-def _change(key: str, trial: Trial) -> dict[str, object]:
-    row = _row(key, trial)
-    return {"_study": key, "_number": trial.number, **{name: row[name] for name in _UPDATED}}
+        values["live"] = json.dumps([{name: getattr(each, name) for name in _OF_ATTEMPT} for each in trial.live])
+    return values
 
 
 def _trial(row: sa.RowMapping) -> Trial:
