@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from functools import lru_cache
-from operator import attrgetter, itemgetter
+from operator import itemgetter
 from typing import Any
 
 import sqlalchemy as sa
@@ -43,9 +43,7 @@ _TEXTS = ("error", "host", "warning")
 #: stored fields of a live attempt
 _OF_ATTEMPT = ("attempt", "state", "compute_class", "host", "started_at")
 _NO_OUTCOME = Outcome(state=TrialState.WAITING)
-#: columns of a trial that are fields of its own, and the values of both kinds
-_OF_TRIAL = [name for name in _COLUMNS if name not in _OF_OUTCOME]
-_trial_values, _outcome_values = attrgetter(*_OF_TRIAL), attrgetter(*_OF_OUTCOME)
+_JSON = ("params", "metrics", "live")
 _INSERT = sa.insert(trials)
 #: Sets the columns that it is given. A finished trial keeps its first result, whichever scheduler writes.
 _UPDATE = sa.update(trials).where(
@@ -144,8 +142,10 @@ class SqlStore:
             with self._begin() as connection:
                 if not _set(connection, key, fence, lock_expires=now + LOCK_SECONDS):
                     raise LockLost
-                _execute_many(connection, insert, [_row(key, trial) for trial in new])
-                _execute_many(connection, _UPDATE, [_change(key, trial) for trial in changed])
+                if new:
+                    _execute_many(connection, insert, [_row(key, trial) for trial in new])
+                if changed:
+                    _execute_many(connection, _UPDATE, [_change(key, trial) for trial in changed])
                 if rows:
                     # A report that comes again after a crash is in the table already and stays as it is.
                     connection.execute(self._insert_ignoring(reports), rows)
@@ -225,11 +225,11 @@ def _set(connection: sa.Connection, key: str, fence: int, /, **values: object) -
     return connection.execute(update.values(values)).rowcount > 0
 
 
-def _execute_many(connection: sa.Connection, statement: sa.Insert | sa.Update, rows: list[dict[str, Any]]) -> None:
-    """Execute a statement with each of `rows`, as the driver takes them: SQLAlchemy's own way takes twice the time."""
-    if not rows:
-        return
+def _execute_many(connection: sa.Connection, statement: sa.Insert | sa.Update, rows: list[dict[str, object]]) -> None:
+    """Execute a statement on `trials` with each of `rows` by the driver itself, in half of SQLAlchemy's time."""
     text, names = _compiled(connection.dialect, statement, tuple(rows[0]))
+    for row in rows:
+        row.update({name: json.dumps(row[name]) for name in _JSON if row.get(name) is not None})
     connection.exec_driver_sql(text, [itemgetter(*names)(row) for row in rows] if names else rows)
 
 
@@ -240,25 +240,19 @@ def _compiled(dialect: sa.Dialect, statement: sa.Insert | sa.Update, columns: tu
     return str(compiled), compiled.positiontup or []
 
 
-def _row(key: str, trial: Trial) -> dict[str, Any]:
-    """Return the row of a new trial, JSON columns as text."""
-    return {"study": key, **_values(trial), "params": json.dumps(trial.params)}
-
-
-def _change(key: str, trial: Trial) -> dict[str, Any]:
-    values = _values(trial)
-    return {"_study": key, "_number": trial.number, **{name: values[name] for name in _UPDATED}}
-
-
-def _values(trial: Trial) -> dict[str, Any]:
-    """Return the columns of a trial but for `study` and `params`."""
-    values = dict(zip(_OF_TRIAL, _trial_values(trial), strict=True))
-    values.update(zip(_OF_OUTCOME, _outcome_values(trial.outcome or _NO_OUTCOME), strict=True))
-    values.update({name: _text(values[name]) for name in _TEXTS})
-    values["state"], values["metrics"] = str(trial.state), json.dumps(values["metrics"])
+def _row(key: str, trial: Trial) -> dict[str, object]:
+    """Return the row of a trial."""
+    facts = asdict(trial.outcome or _NO_OUTCOME) | asdict(trial)
+    row = {"study": key, **{name: facts[name] for name in _COLUMNS}, "state": str(trial.state)}
+    row |= {name: _text(row[name]) for name in _TEXTS}
     if trial.live is not None:
-        values["live"] = json.dumps([{name: getattr(each, name) for name in _OF_ATTEMPT} for each in trial.live])
-    return values
+        row["live"] = [{name: getattr(each, name) for name in _OF_ATTEMPT} for each in trial.live]
+    return row
+
+
+def _change(key: str, trial: Trial) -> dict[str, object]:
+    row = _row(key, trial)
+    return {"_study": key, "_number": trial.number, **{name: row[name] for name in _UPDATED}}
 
 
 def _trial(row: sa.RowMapping) -> Trial:
