@@ -66,14 +66,20 @@ class UniformShares:
         self._names = list(probabilities)
         self._place = {name: place for place, name in enumerate(self._names)}
         self._weights = np.array(list(probabilities.values()), dtype=float)
-        self._dealt = np.zeros(len(self._names))
-        self._failed = np.zeros(len(self._names))
-        self._only_fails = np.zeros(len(self._names), dtype=bool)
+        # Plain numbers: one subspace changes at a time, and numpy's price is by the call.
+        self._dealt = [0.0] * len(self._names)
+        self._failed = [0.0] * len(self._names)
+        self._only_fails = [False] * len(self._names)
         self._ended: Counter[tuple[str, bool]] = Counter()
+        #: by subspace, the trials that it has had in units of its share; and p / (2 d + 1), negative
+        self._progress = [0.0] * len(self._names)
+        self._turns = [0.0] * len(self._names)
+        self._count(*range(len(self._names)))
 
     def deal(self, subspace: str) -> None:
         if subspace in self._place:
             self._dealt[self._place[subspace]] += 1
+            self._count(self._place[subspace])
 
     def tell(self, trial: Trial) -> None:
         if trial.subspace not in self._place or trial.state is TrialState.CANCELLED:
@@ -84,14 +90,21 @@ class UniformShares:
         self._only_fails[place] = (
             self._ended[trial.subspace, True] >= HOPELESS and not self._ended[trial.subspace, False]
         )
+        self._count(place)
 
     def backlogs(self) -> dict[str, float]:
-        made_up = np.clip(np.minimum(self._failed, self._dealt - self._failed), 0.0, None)
-        had = np.where(self._only_fails, 2 * self._dealt, self._dealt - made_up)
-        progress = had / (self._weights * len(had))
-        order = np.argsort(-self._weights / (2 * had + 1), kind="stable")
-        behind = (progress.max() - progress)[order].tolist()
-        return {self._names[place]: value for place, value in zip(order.tolist(), behind, strict=True)}
+        furthest = max(self._progress)
+        order = sorted(range(len(self._names)), key=self._turns.__getitem__)
+        return {self._names[place]: furthest - self._progress[place] for place in order}
+
+    def _count(self, *places: int) -> None:
+        """Update the progress of these subspaces."""
+        for place in places:
+            dealt, failed, weight = self._dealt[place], self._failed[place], float(self._weights[place])
+            made_up = max(0.0, min(failed, dealt - failed))
+            had = 2 * dealt if self._only_fails[place] else dealt - made_up
+            self._progress[place] = had / (weight * len(self._names))
+            self._turns[place] = -weight / (2 * had + 1)
 
     def quotas(self, trials: int) -> dict[str, int]:
         # The rule reaches a rounded multiple of the probabilities after as many trials: start from there, step on.
@@ -119,9 +132,10 @@ class PromiseShares(UniformShares):
         self._kept = 0.5 ** (float(self._even.min()) / HALF_LIFE)
 
     def deal(self, subspace: str) -> None:
-        self._dealt *= self._kept
-        self._failed *= self._kept
+        self._dealt = [self._kept * each for each in self._dealt]
+        self._failed = [self._kept * each for each in self._failed]
         super().deal(subspace)
+        self._count(*range(len(self._names)))
 
     def tell(self, trial: Trial) -> None:
         super().tell(trial)
@@ -142,6 +156,7 @@ class PromiseShares(UniformShares):
         relative = np.where(np.isnan(chances), 1.0, chances / most) if most > 0 else np.ones(len(chances))
         weights = self._even * (FLOOR + (1.0 - FLOOR) * relative)
         self._weights = weights / weights.sum()
+        self._count(*range(len(self._names)))
 
 
 def promise(losses: Sequence[float] | deque[float], best: float) -> float:

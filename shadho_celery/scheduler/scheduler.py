@@ -94,10 +94,10 @@ class Scheduler:
 
     def tell(self, events: Sequence[Event]) -> None:
         """Record `events`, and let policy and samplers learn from the finished trials."""
-        for event in events:
-            trial = self.study.tell(self._with_retry(event) if isinstance(event, Result) else event)
-            if trial is not None and trial.state.is_finished:
-                self._learn(trial)
+        told = [self.study.tell(self._with_retry(e) if isinstance(e, Result) else e) for e in events]
+        # From many at once the models learn far faster than from one after the other.
+        if finished := [trial for trial in told if trial is not None and trial.state.is_finished]:
+            self._learn(*finished)
 
     def assign(self) -> None:
         """Update the live classes and their ranking, and stop the study at its end."""
