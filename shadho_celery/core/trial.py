@@ -265,9 +265,9 @@ class Lost(_Event, frozen=True, kw_only=True):
     claimed: bool = True
 
 
-#: ``host:port`` of a coordinator, and the secret that admits a replica
+#: ``host:port`` of a coordinator, and the secret that admits a replica; between workers it may be encrypted, and longer
 Address = Annotated[str, Meta(pattern=r"^[A-Za-z0-9._:%\[\]-]{1,255}:[0-9]{1,5}\Z")]
-Token = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_=+/.-]{1,256}\Z")]
+Token = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_=+/.-]{1,512}\Z")]
 
 
 class _Coordinator(Struct, frozen=True, kw_only=True):

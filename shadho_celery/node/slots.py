@@ -14,7 +14,7 @@ from queue import SimpleQueue
 from typing import TypeVar
 
 import redis
-from msgspec.structs import asdict
+from msgspec.structs import asdict, replace
 
 from shadho_celery.core.clock import SystemClock
 from shadho_celery.core.failures import headline
@@ -32,6 +32,7 @@ from shadho_celery.core.trial import (
     Started,
     TrialState,
 )
+from shadho_celery.errors import UsageError
 from shadho_celery.node.consumer import Consumer
 from shadho_celery.node.heartbeat import Heartbeat
 from shadho_celery.node.leases import Lease, Leases
@@ -202,7 +203,13 @@ class Slots:
         if self._is_refused(claim, payload.study):
             log.info("replica %s of trial %s, attempt %s is not to be run", seat.rank, seat.number, seat.attempt)
             return
-        outcome, stopped = self._drive(slot, payload, attempt, delivery, seat)
+        try:
+            token = self._seats.token(payload.study, seat, replica.token)
+        except UsageError as error:
+            outcome, stopped = Outcome(state=TrialState.FAILED, error=str(error), seconds=0.0), ""
+        else:
+            payload = replace(payload, replica=replace(replica, token=token))
+            outcome, stopped = self._drive(slot, payload, attempt, delivery, seat)
         has_ended = not (stopped or self._closing.is_set())
         # A replica that its gang needs no more ends as CANCELLED; one that returns did not take part in a gang.
         failure = None
@@ -255,6 +262,7 @@ class Slots:
             slot=slot,
             timeout=payload.timeout,
             replica=payload.replica,
+            encrypted=bool(self.signer.fingerprint),
         )
 
         def on_report(said: Reported) -> None:

@@ -47,6 +47,8 @@ class Context(Protocol):
     is_copy: bool
     #: trainings of gangs that this attempt has begun so far
     gangs: int
+    #: True if the fleet has a signing key: what the processes of a gang send one another is then encrypted
+    encrypted: bool
 
     @property
     def checkpoint_dir(self) -> Path:
@@ -94,6 +96,7 @@ class LocalContext:
     replica: ReplicaSeat | None = None
     is_copy: bool = False
     gangs: int = 0
+    encrypted: bool = False
     on_report: Callable[[int, float], None] = lambda step, loss: None
     stopped: Callable[[], bool] = lambda: False
     #: seconds the trial may take; None for no limit

@@ -13,6 +13,7 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -123,6 +124,12 @@ class Child:
                 raise UsageError("no replicas can be called: this is one; look at context.replica first")
             if attempt.slots < 2:
                 raise UsageError('no replicas can be called: the trial has one slot; see STUDY["slots"]')
+            if order.encrypted and find_spec("cryptography") is None:
+                # The worker lacks it too: it seals the token.
+                raise UsageError(
+                    "no replicas can be called: the fleet has a signing key, so the gang is encrypted, and that needs "
+                    'cryptography; install it on all workers with: pip install "shadho_celery[torch]"'
+                )
             call = {"address": address, "token": token, "backups": backups}
             form = "give host:port, a token, and backups >= 0"
             called.append(as_record(call, GangCall, "context.call_replicas", form))
@@ -151,6 +158,7 @@ class Child:
             slots=attempt.slots,
             replica=seat,
             is_copy=attempt.not_on is not None,
+            encrypted=order.encrypted,
             on_call_replicas=call_replicas,
             on_gang_assembled=gang_assembled,
         )

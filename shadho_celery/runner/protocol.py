@@ -41,6 +41,8 @@ class RunAttempt(_Record, frozen=True, kw_only=True):
     timeout: float | None = None
     #: set if it is to take part in the attempt's gang
     replica: ReplicaSeat | None = None
+    #: True if the fleet has a signing key: the gang's connections are encrypted
+    encrypted: bool = False
 
 
 class Stop(_Record, frozen=True, kw_only=True):

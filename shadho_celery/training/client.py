@@ -63,12 +63,13 @@ class Client:
         params: tuple[Vector, Vector],
         *,
         stop: Callable[[], bool],
+        encrypted: bool = False,
         reconnect_seconds: float = 60.0,
         deadline_seconds: float = 30.0,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._seat, self._stop, self._now = seat, stop, now
-        self._hello = Hello(rank=seat.rank, digest=digest)
+        self._hello = Hello(rank=seat.rank, digest=digest, encrypted=encrypted)
         self._reconnect_seconds, self._deadline = reconnect_seconds, deadline_seconds
         host, _, port = seat.address.rpartition(":")
         if not port.isdecimal():

@@ -56,6 +56,7 @@ class Coordinator:
         backups: int,
         policy: QuorumPolicy,
         can_come: Callable[[], int] | None = None,
+        encrypted: bool = False,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self.run, self.strategy, self.backups = run, strategy, backups
@@ -76,7 +77,7 @@ class Coordinator:
         #: by rank: vectors in a row that were not finite
         self._not_finite: Counter[int] = Counter()
         self._assignments = Assignments(self.tuner.times, now)
-        self._snapshots = SnapshotPool(layout)
+        self._snapshots = SnapshotPool(layout, encrypted=encrypted)
         self._current: Snapshot | None = None
         self._mean = Mean(run.centre.scratch(), np.zeros(layout.buffers, dtype=np.float32))
         self._decoded = run.centre.shape.vector()

@@ -11,6 +11,8 @@ connection before any memory is allocated.
 The checksum comes last, so that a payload of 100 MB is summed piece by piece while it travels. It is the CRC-32 of the
 folded payload: each MB is replaced by the sum of its rows of 8 KiB, in words of 32 bits. A CRC of every byte would cost
 more than the copy. Folded, it still detects every change shorter than 8 KiB, and all others but one in 2^32.
+
+This is the form of all frames of the handshake. With a signing key the later ones are encrypted, see `encryption`.
 """
 
 from __future__ import annotations
@@ -25,12 +27,13 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Protocol
 
 import numpy as np
 
 MAGIC = b"SHGB"
 #: version of the protocol; both ends must have the same
-VERSION = 2
+VERSION = 3
 #: greatest length of a control frame's JSON, and of any frame before the sender has proved the token
 CONTROL_BYTES = 4096
 #: bytes that are sent, received and summed at a time; they are still in the core's cache
@@ -47,6 +50,8 @@ HEARTBEAT_SECONDS = 0.25
 COORDINATOR = -1
 
 _HEADER = struct.Struct("<4sBBHIiqQ")
+#: bytes of a header
+HEADER_BYTES = _HEADER.size
 _CHECKSUM = struct.Struct("<I")
 
 Buffer = bytes | bytearray | memoryview
@@ -123,8 +128,8 @@ class Frame:
         self.step = header.step
         #: True for a QUIT: nothing is sent after it
         self.is_last = header.kind is Kind.QUIT
-        #: bytes of the whole frame
-        self.bytes = len(self.head) + length + _CHECKSUM.size
+        #: bytes of the payload
+        self.length = length
         #: checksum; None until `checksummed` has computed it
         self.crc: int | None = None
 
@@ -180,13 +185,76 @@ def control_content(payload: Buffer) -> dict[str, object]:
     return content
 
 
+class Form(Protocol):
+    """Form of a connection's frames: what is sent for a frame, and how what comes is checked.
+
+    The receiver fills `head`, then `room` for each piece of `CHUNK` bytes of the payload, then `tail`.
+    """
+
+    head: memoryview
+    tail: memoryview
+
+    def size(self, length: int) -> int:
+        """Return the bytes that are sent for a frame with a payload of so many."""
+
+    def pieces(self, frame: Frame) -> Iterator[Buffer]:
+        """Yield the bytes of a frame. One of more than `SMALL_FRAME` bytes is valid until the next."""
+
+    def room(self, piece: memoryview) -> memoryview:
+        """Return the memory into which to receive what is sent for a piece of the payload."""
+
+    def read_head(self) -> Buffer:
+        """Return the header that came. Raises BrokenFrame."""
+
+    def read(self, piece: memoryview) -> None:
+        """Check what came into its `room`, and write the piece. Raises BrokenFrame."""
+
+    def read_tail(self) -> None:
+        """Check the end of the frame. Raises BrokenFrame."""
+
+
+class Clear:
+    """Frames as they are, with a checksum at the end."""
+
+    def __init__(self) -> None:
+        self.head, self.tail = memoryview(bytearray(HEADER_BYTES)), memoryview(bytearray(_CHECKSUM.size))
+        self._crc = 0
+
+    def size(self, length: int) -> int:
+        return HEADER_BYTES + length + _CHECKSUM.size
+
+    def pieces(self, frame: Frame) -> Iterator[Buffer]:
+        crc = zlib.crc32(frame.head)
+        yield frame.head
+        for chunk in frame.chunks():
+            yield chunk
+            if frame.crc is None:
+                crc = checksum(chunk, crc)
+        yield _CHECKSUM.pack(crc if frame.crc is None else frame.crc)
+
+    def room(self, piece: memoryview) -> memoryview:
+        return piece
+
+    def read_head(self) -> Buffer:
+        self._crc = zlib.crc32(self.head)
+        return self.head
+
+    def read(self, piece: memoryview) -> None:
+        self._crc = checksum(piece, self._crc)
+
+    def read_tail(self) -> None:
+        if _CHECKSUM.unpack(self.tail)[0] != self._crc:
+            raise BrokenFrame("the checksum does not match: the frame was damaged on its way")
+
+
 class Wire:
     """One end of a connection that carries frames. One thread may receive; any thread may send."""
 
     def __init__(self, connection: socket.socket, now: Callable[[], float] = time.monotonic) -> None:
         self._socket, self._now = connection, now
         self._sending, self._receiving = threading.Lock(), threading.Lock()
-        self._head = bytearray(_HEADER.size)
+        #: form of the next frames; changed only between two frames, at the end of the handshake
+        self.form: Form = Clear()
         #: moment at which the last byte arrived
         self.heard_at = now()
         #: frame to send while a long frame arrives: the PING to answer is queued behind that frame
@@ -206,22 +274,17 @@ class Wire:
             self._send(frame)
         finally:
             self._sending.release()
-        self.bytes_out += frame.bytes
+        self.bytes_out += self.form.size(frame.length)
         return True
 
     def _send(self, frame: Frame) -> None:
         self._apply_timeout()
-        if frame.bytes <= SMALL_FRAME:
-            crc = frame.crc if frame.crc is not None else frame.checksummed().crc
-            self._socket.sendall(b"".join([frame.head, *frame.parts, _CHECKSUM.pack(crc)]))
+        pieces = self.form.pieces(frame)
+        if frame.length <= SMALL_FRAME:
+            self._socket.sendall(b"".join(pieces))
             return
-        crc = zlib.crc32(frame.head)
-        self._socket.sendall(frame.head)
-        for chunk in frame.chunks():
-            self._socket.sendall(chunk)
-            if frame.crc is None:
-                crc = checksum(chunk, crc)
-        self._socket.sendall(_CHECKSUM.pack(crc if frame.crc is None else frame.crc))
+        for piece in pieces:
+            self._socket.sendall(piece)
 
     def receive(
         self, limits: Mapping[Kind, int], buffer_for: Callable[[Header], memoryview]
@@ -231,27 +294,25 @@ class Wire:
         `limits` has the greatest length of each kind that is expected. Raises BrokenFrame if the frame exceeds it, is
         of another kind, is damaged or ends early; EOFError if the other end closed between two frames; OSError.
         """
-        self._fill(memoryview(self._head), first=True)
-        header = unpack(self._head)
+        form = self.form
+        self._fill(form.head, first=True)
+        header = unpack(form.read_head())
         limit = limits.get(header.kind)
         if limit is None:
             raise BrokenFrame(f"{header.kind.name} is not expected here")
         if header.length > limit:
             raise BrokenFrame(f"{header.kind.name} of {header.length} bytes exceeds the limit of {limit}")
         payload = buffer_for(header)[: header.length]
-        crc = zlib.crc32(self._head)
         for at in range(0, header.length, CHUNK):
             chunk = payload[at : at + CHUNK]
-            self._fill(chunk)
-            crc = checksum(chunk, crc)
+            self._fill(form.room(chunk))
+            form.read(chunk)
             if self.heartbeat and len(chunk) == CHUNK and self.heard_at - self._heartbeat_at > HEARTBEAT_SECONDS:
                 self._heartbeat_at = self.heard_at
                 self.send(self.heartbeat, wait=False)
-        tail = bytearray(_CHECKSUM.size)
-        self._fill(memoryview(tail))
-        if _CHECKSUM.unpack(tail)[0] != crc:
-            raise BrokenFrame(f"the checksum of {header.kind.name} does not match: it was damaged on its way")
-        self.bytes_in += _HEADER.size + header.length + _CHECKSUM.size
+        self._fill(form.tail)
+        form.read_tail()
+        self.bytes_in += form.size(header.length)
         return header, payload
 
     def _fill(self, view: memoryview, *, first: bool = False) -> None:

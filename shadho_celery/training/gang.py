@@ -18,6 +18,7 @@ import math
 import os
 import socket
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Literal
@@ -35,7 +36,7 @@ from shadho_celery.training.compute import Computer
 from shadho_celery.training.coordinator import Coordinator
 from shadho_celery.training.data import Batches, Data, Loss, check_loss
 from shadho_celery.training.handshake import make_token
-from shadho_celery.training.listener import Listener, Terms, close_socket, listen
+from shadho_celery.training.listener import LISTEN_REMEDY, Listener, Terms, close_socket, listen
 from shadho_celery.training.log import Log
 from shadho_celery.training.payload import Layout
 from shadho_celery.training.processes import Processes
@@ -50,6 +51,8 @@ logger = logging.getLogger(__name__)
 
 #: environment variable with the address under which other machines reach this one, if it is not detected correctly
 HOST_VARIABLE = "SHADHO_HOST"
+#: environment variable with the address to listen on, if it is another one than the replicas are given
+LISTEN_VARIABLE = "SHADHO_LISTEN"
 LOOPBACK = "127.0.0.1"
 
 
@@ -232,6 +235,8 @@ class Gang:
             strategy=settings.strategy,
             codec=settings.codec,
             digest=_digest(centre.shape, settings, batches.digest, self.context.gangs),
+            # What stays on this machine need not be encrypted.
+            encrypted=self.context.encrypted and self.context.slots > 1,
             delay=settings.delay,
         )
         if self.context.replica is not None:
@@ -273,9 +278,9 @@ class Gang:
         claim = run.claim(settings.token)
         token = claim.token if claim else settings.token or make_token()
         epoch = claim.epoch if claim else 1
-        self._server = self._listen("" if calls else LOOPBACK, claim.port if claim else 0)
-        port = self._server.getsockname()[1]
         host = (settings.host or os.environ.get(HOST_VARIABLE) or own_address()) if calls else LOOPBACK
+        self._server = self._listen(_listening_address(host) if calls else host, claim.port if claim else 0)
+        port = self._server.getsockname()[1]
         self.address = f"{host}:{port}"
         run.record_port(port)
         # Before this process has any thread: only then is forking safe.
@@ -290,6 +295,7 @@ class Gang:
             digest=workload.digest,
             max_bytes=layout.max_grad_bytes,
             seed=plan.seed,
+            encrypted=workload.encrypted,
             batch=plan.batch,
             micro_batches=plan.micro_batches,
             deadline_seconds=settings.deadline_seconds,
@@ -308,6 +314,7 @@ class Gang:
             backups=settings.backups,
             policy=settings.policy,
             can_come=None if calls else self.processes.alive,
+            encrypted=workload.encrypted,
         )
 
     def _listen(self, host: str, last_port: int) -> socket.socket:
@@ -336,6 +343,19 @@ class Gang:
         for text in report.warnings():
             logger.warning("%s", text)
         return report
+
+
+def _listening_address(host: str) -> str:
+    """Return the address to listen on: SHADHO_LISTEN, else `host`, which the replicas are given. Raises UsageError."""
+    if told := os.environ.get(LISTEN_VARIABLE):
+        return told
+    with suppress(OSError):
+        if host != "localhost" and not host.startswith("127.") and socket.gethostbyname(host).startswith("127."):
+            # So Debian has it in /etc/hosts for the machine's own name.
+            raise UsageError(
+                f"other machines cannot reach this one as {host}, which is a loopback address here; {LISTEN_REMEDY}"
+            )
+    return host
 
 
 def _train_locally(run: Run, loss: Loss, batches: Batches) -> None:

@@ -7,6 +7,9 @@
 
 No frame before WELCOME is longer than 4 KiB. Nonce and proof are checked before any other field is read; only the
 reason of a QUIT is taken unproved.
+
+The handshake is in clear. Where the gang is encrypted, all that follows is not, under a key that the handshake decides:
+an end that was told anything else than the other one has said cannot read what comes next.
 """
 
 from __future__ import annotations
@@ -76,6 +79,8 @@ class Hello(Struct, frozen=True, kw_only=True):
     rank: Number
     #: digest of model, data and settings, which must be equal at both ends
     digest: str
+    #: True if the frames after the handshake are to be encrypted, which must be equal at both ends
+    encrypted: bool = False
 
 
 class Welcome(Struct, frozen=True, kw_only=True):
@@ -111,7 +116,7 @@ resolve(Challenge, Proof, Hello, Welcome, Quit)
 
 def make_token() -> str:
     """Return a new secret for one trial."""
-    return secrets.token_hex(16)
+    return secrets.token_hex(32)
 
 
 def proof_of(token: str, role: str, first: str, second: str) -> str:
@@ -147,9 +152,11 @@ def receive_hello(wire: Wire, token: str, admit: Callable[[Hello], Welcome], epo
     """
     wire.set_timeout(HANDSHAKE_SECONDS)
     nonce = secrets.token_hex(16)
-    wire.send(control_frame(Kind.HELLO, _content(Challenge(nonce=nonce)), epoch=epoch))
+    challenge = control_frame(Kind.HELLO, _content(Challenge(nonce=nonce)), epoch=epoch)
+    wire.send(challenge)
     try:
-        content = control_content(wire.receive(control_limits(Kind.HELLO), small_buffer)[1])
+        said = Frame(*wire.receive(control_limits(Kind.HELLO), small_buffer))
+        content = control_content(said.parts[0])
         offered = parse(content, Proof, Kind.HELLO)
         if not _is_proof(offered.proof, proof_of(token, "replica", nonce, offered.nonce)):
             raise Refused("the token is wrong: this replica belongs to another trial or attempt; start it anew")
@@ -159,7 +166,10 @@ def receive_hello(wire: Wire, token: str, admit: Callable[[Hello], Welcome], epo
         _turn_away(wire, error, epoch)
         raise
     answer = {**_content(welcome), "proof": proof_of(token, "coordinator", offered.nonce, nonce)}
-    wire.send(control_frame(Kind.WELCOME, answer, epoch=epoch))
+    final = control_frame(Kind.WELCOME, answer, epoch=epoch)
+    wire.send(final)
+    if hello.encrypted:
+        _encrypt(wire, token, challenge, said, final, is_coordinator=True)
     wire.set_timeout(None)
     return hello
 
@@ -171,11 +181,12 @@ def say_hello(wire: Wire, token: str, hello: Hello) -> tuple[int, Welcome]:
     """
     wire.set_timeout(HANDSHAKE_SECONDS)
     try:
-        challenge = control_content(wire.receive(control_limits(Kind.HELLO), small_buffer)[1])
-        theirs = parse(challenge, Challenge, Kind.HELLO).nonce
+        challenge = Frame(*wire.receive(control_limits(Kind.HELLO), small_buffer))
+        theirs = parse(control_content(challenge.parts[0]), Challenge, Kind.HELLO).nonce
         nonce = secrets.token_hex(16)
         proof = Proof(nonce=nonce, proof=proof_of(token, "replica", theirs, nonce))
-        wire.send(control_frame(Kind.HELLO, _content(hello, proof)))
+        said = control_frame(Kind.HELLO, _content(hello, proof))
+        wire.send(said)
         header, payload = wire.receive(control_limits(Kind.WELCOME, Kind.QUIT), small_buffer)
     except OtherVersion as error:
         raise Refused(f"{error}; install the same shadho_celery on both machines") from None
@@ -185,8 +196,19 @@ def say_hello(wire: Wire, token: str, hello: Hello) -> tuple[int, Welcome]:
     if not _is_proof(content.get("proof"), proof_of(token, "coordinator", nonce, theirs)):
         raise Refused("the program at that address does not know the trial's token; check the coordinator's address")
     welcome = parse(content, Welcome, Kind.WELCOME)
+    if hello.encrypted:
+        _encrypt(wire, token, challenge, said, Frame(header, payload), is_coordinator=False)
     wire.set_timeout(None)
     return header.epoch, welcome
+
+
+def _encrypt(wire: Wire, token: str, *handshake: Frame, is_coordinator: bool) -> None:
+    """Encrypt the wire's next frames, in both directions."""
+    # Not at the top: without a signing key `cryptography` need not be installed.
+    from shadho_celery.training.encryption import Encrypted
+
+    said = b"".join(part for frame in handshake for part in (frame.head, *frame.parts))
+    wire.form = Encrypted(token, said, is_coordinator=is_coordinator)
 
 
 def _turn_away(wire: Wire, error: Exception, epoch: int) -> None:

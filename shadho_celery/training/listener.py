@@ -6,6 +6,7 @@ frame, silence) ends that connection, is counted and logged, and leaves the othe
 
 from __future__ import annotations
 
+import errno
 import logging
 import socket
 import threading
@@ -35,6 +36,8 @@ logger = logging.getLogger(__name__)
 MAX_HANDSHAKES = 64
 #: connections that may wait to be accepted
 BACKLOG = 64
+#: what to do if a machine does not have the address by which others reach it
+LISTEN_REMEDY = "set SHADHO_LISTEN to an address of this machine, or to 0.0.0.0 for all of them"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +55,8 @@ class Terms:
     max_bytes: int
     #: seed of the data's order and of random draws in the model
     seed: int = 0
+    #: True if the frames after the handshake are encrypted
+    encrypted: bool = False
     #: examples of one gradient
     batch: int = 1
     #: parts of a batch between which a gradient may be abandoned
@@ -196,6 +201,11 @@ class Listener:
                 "this replica has another model, other data or other settings than the coordinator; "
                 "run the same code with the same params"
             )
+        if hello.encrypted != self._terms.encrypted:
+            raise Refused(
+                "one of this replica and its coordinator encrypts and the other does not; "
+                "start the workers of both with the same signing key"
+            )
         with self._lock:
             if self._closing.is_set():
                 raise TrainingOver("the training has ended")
@@ -239,16 +249,16 @@ class Listener:
 
 def listen(host: str, port: int = 0) -> socket.socket:
     """Return a listening socket; port 0 takes any free port. Raises UsageError if the address cannot be used."""
-    server = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    server = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
     try:
         server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         server.bind((host, port))
         server.listen(BACKLOG)
     except OSError as error:
         server.close()
-        raise UsageError(
-            f"cannot listen on {host or 'any address'}:{port}: {error.strerror}; give another host or port"
-        ) from error
+        is_in_use = error.errno in (errno.EADDRINUSE, errno.EACCES)
+        remedy = "give another port" if is_in_use else LISTEN_REMEDY
+        raise UsageError(f"cannot listen on {host}:{port}: {error.strerror}; {remedy}") from error
     return server
 
 

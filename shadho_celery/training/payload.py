@@ -67,8 +67,9 @@ class Snapshot:
 class SnapshotPool:
     """Pool of snapshots with reference counts: allocating 100 MB for each step would cost more than the copy."""
 
-    def __init__(self, layout: Layout) -> None:
-        self._layout = layout
+    def __init__(self, layout: Layout, *, encrypted: bool = False) -> None:
+        """`encrypted` tells that the frames are sent encrypted, and need no checksum."""
+        self._layout, self._encrypted = layout, encrypted
         self._lock = threading.Lock()
         self._all: list[Snapshot] = []
 
@@ -95,4 +96,5 @@ class SnapshotPool:
     def frame(self, snapshot: Snapshot, epoch: int, step: int) -> Frame:
         """Return the frame that sends a snapshot; its checksum is computed once for all replicas."""
         header = Header(kind=Kind.PARAMS, epoch=epoch, step=step)
-        return Frame(header, snapshot.vector.data).checksummed()
+        frame = Frame(header, snapshot.vector.data)
+        return frame if self._encrypted else frame.checksummed()

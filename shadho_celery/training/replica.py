@@ -42,6 +42,8 @@ class Workload:
     codec: Codec
     #: digest of model, data and settings, which must be equal at both ends
     digest: str
+    #: True if the replica's connection is encrypted
+    encrypted: bool = False
     #: simulated slowness; None for none
     delay: Delay | None = None
     #: seconds for which a replica tries to reconnect to its coordinator
@@ -58,6 +60,7 @@ def serve(seat: ReplicaSeat, workload: Workload, stop: Callable[[], bool] = lamb
         workload.digest,
         (shape.vector(total), shape.vector(total)),
         stop=stop,
+        encrypted=workload.encrypted,
         reconnect_seconds=workload.reconnect_seconds,
     )
     bucket = Bucket(shape)

@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from shadho_celery.core.trial import Called, ReplicaFailed
 from shadho_celery.transport.channel import MAX_STRIKES, Claim, configured_lease, seal, unseal
@@ -56,9 +57,17 @@ class WorkerSeats:
         self._signer = signer
 
     def call(self, study: str, call: Called) -> bool:
-        """Call for replicas, or tell that they have come; return False if the attempt does not run any more."""
-        sealed = seal(study, call, self._signer)
+        """Call for replicas, or tell that they have come; return False if the attempt does not run any more.
+
+        The gang's token is encrypted with the fleet's key: only the worker of a seat of this call can read it.
+        """
+        token = self._signer.encrypt(call.gang.token, _purpose(study, call))
+        sealed = seal(study, replace(call, gang=replace(call.gang, token=token)), self._signer)
         return bool(run(self._client, "call_replicas", study, call.number, call.attempt, call.call, sealed))
+
+    def token(self, study: str, seat: Seat, token: str) -> str:
+        """Return the token of the seat's gang, as it was before `call`. Raises UsageError."""
+        return self._signer.decrypt(token, _purpose(study, seat))
 
     def take(self, study: str, seat: Seat, delivery: str) -> Claim:
         """Take a seat; return REFUSED if its attempt does not run, or if another worker has it.
@@ -85,6 +94,11 @@ class WorkerSeats:
         return bool(
             run(self._client, "leave_seat", study, seat.number, seat.attempt, seat.key, delivery, state, sealed)
         )
+
+
+def _purpose(study: str, call: Seat | Called) -> str:
+    """Return what a gang's token is encrypted for: it is of no use in another gang's call."""
+    return f"token {study} {call.number}.{call.attempt}.{call.call}"
 
 
 class SchedulerSeats:

@@ -2,23 +2,35 @@
 
 Any client of the broker can send a message, and any client of Redis a result. With a key that only the fleet's own
 processes can read, those of other clients are refused. Make one with ``openssl rand -hex 32 > shadho.key``.
+
+Secrets that messages carry, the tokens of gangs, are encrypted (AES-256-GCM) with a key derived from it.
 """
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import hmac
 import os
+import secrets
 import stat
+from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from shadho_celery.errors import UsageError
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 #: environment variable that names the file with the key
 KEY_FILE = "SHADHO_SIGNING_KEY_FILE"
 
 #: fewest bytes of a key
 MIN_BYTES = 16
+
+#: bytes of the random nonce of an encrypted secret
+_NONCE_BYTES = 12
 
 
 class Signer:
@@ -48,6 +60,48 @@ class Signer:
             return True
         # As bytes: a forged signature may have any characters, and text that is not ASCII would raise.
         return hmac.compare_digest(self.sign(text).encode(), signature.encode(errors="replace"))
+
+    def encrypt(self, secret: str, purpose: str) -> str:
+        """Return `secret` encrypted for `purpose`, without which it cannot be read; unchanged without a key.
+
+        Raises UsageError if `cryptography` is not installed.
+        """
+        if not self._key:
+            return secret
+        nonce = secrets.token_bytes(_NONCE_BYTES)
+        return base64.urlsafe_b64encode(nonce + self._cipher.encrypt(nonce, secret.encode(), purpose.encode())).decode()
+
+    def decrypt(self, text: str, purpose: str) -> str:
+        """Return the secret that was encrypted for `purpose`.
+
+        Raises UsageError if it was not encrypted for that and with this key, or if `cryptography` is not installed.
+        """
+        if not self._key:
+            return text
+        cipher = self._cipher
+        from cryptography.exceptions import InvalidTag
+
+        try:
+            data = base64.urlsafe_b64decode(text)
+            return cipher.decrypt(data[:_NONCE_BYTES], data[_NONCE_BYTES:], purpose.encode()).decode()
+        except (InvalidTag, ValueError):
+            raise UsageError(
+                "a gang's token was not encrypted with this worker's signing key; give all processes the same one"
+            ) from None
+
+    @cached_property
+    def _cipher(self) -> AESGCM:
+        # Not at the top: only gangs need it.
+        try:
+            from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+            from cryptography.hazmat.primitives.hashes import SHA256
+            from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+        except ModuleNotFoundError:
+            raise UsageError(
+                "with a signing key the token of a gang is encrypted, which needs cryptography; "
+                'install it on all workers with: pip install "shadho_celery[torch]"'
+            ) from None
+        return AESGCM(HKDF(SHA256(), 32, None, b"shadho secrets in messages").derive(self._key))
 
 
 def read_key(path: Path) -> bytes:

@@ -27,8 +27,9 @@ Vector = np.ndarray[Any, Any]
 def megabytes_per_second(parameters: int, rounds: int) -> dict[str, list[float]]:
     """By way, the rate of each vector; the ways take turns, so that all of them meet the machine in the same mood."""
     vector = np.random.default_rng(0).standard_normal(parameters, np.float32)
-    with _raw(vector) as raw, _bus(vector) as over_bus:
-        ways = {f"{name} {to}": way for name, both in (("raw", raw), ("bus", over_bus)) for to, way in both.items()}
+    with _raw(vector) as raw, _bus(vector) as clear, _bus(vector, encrypted=True) as encrypted:
+        pairs = {"raw": raw, "bus": clear, "encrypted bus": encrypted}
+        ways = {f"{name} {to}": way for name, both in pairs.items() for to, way in both.items()}
         rates: dict[str, list[float]] = {name: [] for name in ways}
         for number in range(rounds + 1):
             for name, way in ways.items():
@@ -108,14 +109,16 @@ def _fill(connection: socket.socket, buffer: memoryview) -> None:
 
 
 @contextmanager
-def _bus(vector: Vector) -> Iterator[Mapping[str, Way]]:
+def _bus(vector: Vector, *, encrypted: bool = False) -> Iterator[Mapping[str, Way]]:
     token, most = make_token(), vector.nbytes
     server = listen("127.0.0.1")
-    listener = Listener(server, Terms(token=token, epoch=1, places=1, digest="", max_bytes=most))
+    listener = Listener(server, Terms(token=token, epoch=1, places=1, digest="", max_bytes=most, encrypted=encrypted))
     listener.start()
-    # The coordinator makes it once a step, for all replicas.
-    params = Frame(Header(kind=Kind.PARAMS, epoch=1), memoryview(vector)).checksummed()
-    with _process(_bus_other_end, server.getsockname(), token, most):
+    params = Frame(Header(kind=Kind.PARAMS, epoch=1), memoryview(vector))
+    if not encrypted:
+        # The coordinator sums it once a step, for all replicas.
+        params.checksummed()
+    with _process(_bus_other_end, server.getsockname(), token, most, encrypted):
         joined = listener.inbox.get(timeout=JOIN_SECONDS)
         assert isinstance(joined, Joined), joined
 
@@ -138,9 +141,9 @@ def _bus(vector: Vector) -> Iterator[Mapping[str, Way]]:
             listener.close("measured")
 
 
-def _bus_other_end(address: tuple[str, int], token: str, size: int) -> None:
+def _bus_other_end(address: tuple[str, int], token: str, size: int, encrypted: bool) -> None:
     wire = Wire(socket.create_connection(address, timeout=JOIN_SECONDS))
-    say_hello(wire, token, Hello(rank=0, digest=""))
+    say_hello(wire, token, Hello(rank=0, digest="", encrypted=encrypted))
     buffer, small = memoryview(bytearray(size)), memoryview(bytearray(CONTROL_BYTES))
     limits = {Kind.PARAMS: size, Kind.STEP: CONTROL_BYTES, Kind.PING: CONTROL_BYTES, Kind.QUIT: CONTROL_BYTES}
     grad = Header(kind=Kind.GRAD, epoch=1, sender=0)
