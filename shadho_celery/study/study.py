@@ -15,6 +15,7 @@ from shadho_celery.core.attempts import Attempts
 from shadho_celery.core.clock import Clock, SystemClock
 from shadho_celery.core.trial import (
     COUNTED,
+    MAX_ATTEMPTS,
     WELL,
     Attempt,
     Event,
@@ -170,7 +171,7 @@ class Study:
             trial
             for trial in self.sent
             if trial.state is _S.RUNNING and trial.slots == 1 and len(self._live.of(trial.number)) == 1
-            if trial.number not in self._suspects and trial.lost < MAX_LOST - 1
+            if trial.number not in self._suspects and trial.lost < MAX_LOST - 1 and trial.attempt < MAX_ATTEMPTS
         )
 
     def is_current(self, number: int, attempt: int) -> bool:
@@ -334,8 +335,9 @@ class Study:
         if not self._live.lose(trial.number, event.attempt):
             return self._show(trial)
         trial = trial.evolve(state=_S.LOST)
-        if trial.lost >= MAX_LOST:
-            error = f"{trial.lost} attempts were lost; the last one: {event.reason}"
+        if trial.lost >= MAX_LOST or trial.attempt >= MAX_ATTEMPTS:
+            count = f"{trial.lost} attempts" if trial.lost >= MAX_LOST else f"all {MAX_ATTEMPTS} attempts"
+            error = f"{count} were lost; the last one: {event.reason}"
             failed = Outcome(state=_S.FAILED, error=error)
             return self._note(trial.evolve(state=_S.FAILED, outcome=failed, finished_at=self.clock.now()))
         self.hold_back(trial)

@@ -7,8 +7,9 @@ Keys of a study, under ``shadho:{study}:``; `quarantine` and `seats` describe th
 
 ========  ======  ===================================================================================
 events    stream  events that the scheduler has not confirmed yet, one JSON record an entry
-attempts  hash    trial number -> ``N`` all up to N are void, ``N:delivery`` N is claimed, or
-                  ``done:N:delivery``; and ``refused`` -> late results that were refused
+attempts  hash    trial number -> ``N`` all up to N are void, ``N:delivery`` N is claimed, either followed
+                  by ``+A`` for each earlier attempt A that still runs, or ``done:N:delivery``; and
+                  ``refused`` -> late results that were refused
 leases    zset    ``number.attempt`` -> moment the lease ends (ms, the server's clock); 0 once it has
 cancel    set     numbers of running trials that should stop
 ========  ======  ===================================================================================

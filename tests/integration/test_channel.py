@@ -230,6 +230,24 @@ def test_a_claim_and_a_result_may_be_said_again_when_the_answer_was_lost(
     assert scheduler.drain(0) == [started(0), result(0)]
 
 
+@pytest.fixture
+def private_redis() -> Iterator[str]:
+    """The URL of a server whose end harms nobody else."""
+    server = services.start_any("a private Redis is needed", services.RedisServer)
+    assert isinstance(server, services.RedisServer)
+    yield server.url
+    server.stop()
+
+
+def test_a_message_with_a_great_number_of_attempts_does_not_freeze_redis(private_redis: str) -> None:
+    """A worker refuses it, but whoever can write to Redis can run the script."""
+    with connect(private_redis) as client:
+        worker = Channel(client)
+        assert worker.claim("k1", started(attempt=2**53 - 1))
+        assert worker.finish("k1", failed(0, attempt=2**53 - 1))
+        assert client.ping()
+
+
 def test_refused_results_are_counted(worker: Channel, scheduler: SchedulerChannel) -> None:
     assert scheduler.refused() == 0
     worker.claim("k1", started(0))
@@ -292,8 +310,8 @@ def test_where_an_earlier_attempt_has_ended_the_trial_those_after_the_named_one_
 # Strikes
 
 
-def failed(number: int, error: str = "disk full") -> Result:
-    return Result(number=number, attempt=1, outcome=Outcome(state=S.FAILED, error=error), at=2.5)
+def failed(number: int, error: str = "disk full", attempt: int = 1) -> Result:
+    return Result(number=number, attempt=attempt, outcome=Outcome(state=S.FAILED, error=error), at=2.5)
 
 
 def fail(channel: Channel, number: int, error: str = "disk full") -> Claim:

@@ -5,6 +5,7 @@
 --       (their leases end, too: their workers are gone, or learn of it at the next renewal);
 --       then for each attempt its number, attempt and sealed Lost event
 
+-- include record
 for i = 2, #ARGV, 3 do
   local number, attempt = ARGV[i], ARGV[i + 1]
   local last = redis.call('HGET', KEYS[1], number)
@@ -13,7 +14,9 @@ for i = 2, #ARGV, 3 do
   local claimed = latest >= tonumber(attempt)
   if not done and (not claimed or ARGV[1] == 'revoke') then
     -- A later attempt that is claimed stays so.
-    if latest <= tonumber(attempt) then redis.call('HSET', KEYS[1], number, attempt) end
+    if latest <= tonumber(attempt) then
+      redis.call('HSET', KEYS[1], number, attempt .. beside(last or '', KEYS[4], number, attempt))
+    end
     redis.call('ZREM', KEYS[4], number .. '.' .. attempt)
     redis.call('XADD', KEYS[3], '*', 'e', ARGV[i + 2])
   elseif claimed and ARGV[1] == 'stop' then redis.call('SADD', KEYS[2], number) end
