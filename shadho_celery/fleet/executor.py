@@ -131,7 +131,8 @@ class QueueExecutor:
             self._leases.confirm()
             flush(self._unwanted)
             self._breaker.speak()
-            if unclaimed := self._leases.look(self._clock.now()):
+            unclaimed = self._leases.look(self._clock.now())
+            if unclaimed and self._dispatch.refusal is None:
                 # Sent again as new attempts, which costs their trials nothing: the old messages will be refused.
                 self._take_back(unclaimed, running=False)
             for gang in self._gangs.tend(self._clock.now()):
@@ -148,7 +149,10 @@ class QueueExecutor:
             self._clock.sleep(min(seconds, LOOK_SECONDS))
             return []
         self._leases.losses, self._silence = [], None
-        return [self._judged(event) for event in events]
+        judged = [self._judged(event) for event in events]
+        if self._channel.is_drained and (missing := self._leases.missing()):
+            self._unwanted.append(partial(self._channel.take_back_missing, missing))
+        return judged
 
     def cancel(self, numbers: Iterable[int], *, running: bool) -> None:
         attempts = [(number, attempt) for number in numbers for attempt in self._in_flight.of(number)]

@@ -16,7 +16,7 @@ class Sent:
     attempt: Attempt
     #: the moment it was sent, seconds since the epoch
     at: float
-    #: looks in a row that found no lease of the claimed attempt in Redis
+    #: looks in a row that found no trace of the claimed attempt in Redis
     unleased: int = 0
 
     @property

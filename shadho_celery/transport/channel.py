@@ -152,13 +152,17 @@ class SchedulerChannel:
         self.forged = 0
         #: id of the last event read; the stream starts with events that an earlier scheduler did not confirm
         self._last = "0"
+        #: True if the last `drain` has read the stream to its end
+        self.is_drained = False
 
     def drain(self, wait_ms: int) -> list[Event | GangEvent]:
         """Return the events since the last call, waiting up to `wait_ms` (0: not at all) for the first one."""
         answer = self._client.xread({self._events: self._last}, count=READ, block=wait_ms or None)
+        self.is_drained = not answer
         if not answer:
             return []
         entries = next(iter(answer.values()))[0] if isinstance(answer, dict) else answer[0][1]
+        self.is_drained = len(entries) < READ
         self._last = entries[-1][0]
         events = [unseal(self._study, fields.get("e", ""), self._signer) for _, fields in entries]
         self.forged += events.count(None)
@@ -184,10 +188,12 @@ class SchedulerChannel:
         if members := [*map(_member, attempts)]:
             self._client.zrem(self._leases, *members)
 
-    def leased(self, attempts: Sequence[tuple[int, int]]) -> list[bool]:
-        """Return for each (number, attempt) whether Redis knows a lease of it, ended or not."""
-        scores = self._client.zmscore(self._leases, [*map(_member, attempts)]) if attempts else []
-        return [score is not None for score in scores]
+    def states(self, attempts: Sequence[tuple[int, int]]) -> list[str]:
+        """Return for each (number, attempt): ``leased`` (until it is forgotten), ``free`` to be claimed, or ``void``.
+
+        The events of one that is void are in the stream by then.
+        """
+        return list(run(self._client, "attempt_states", self._study, *map(_member, attempts))) if attempts else []
 
     def cancel(self, attempts: Sequence[tuple[int, int]], *, running: bool) -> None:
         """Take back the attempts that are not claimed (each gives a Lost event); with `running` stop the others."""
@@ -206,6 +212,14 @@ class SchedulerChannel:
             lost = Lost(number=number, attempt=attempt, reason=reason, claimed=claimed)
             arguments += [number, attempt, seal(self._study, lost, self._signer)]
         run(self._client, "cancel", self._study, *arguments)
+
+    def take_back_missing(self, attempts: Sequence[tuple[int, int]]) -> None:
+        """Take back attempts that have no lease, also those that Redis has as ended: their results never came.
+
+        Attempts after them may be claimed, even if earlier schedulers sent some. Nothing changes while one of those
+        runs.
+        """
+        self._take_back(attempts, "void", "Redis has no lease of it, and no result of it came")
 
     def reopen(self, attempts: Sequence[tuple[int, int]]) -> None:
         """Let another attempt follow if one of these has ended its trial."""

@@ -150,7 +150,7 @@ def test_a_result_ends_the_other_attempts_leases(worker: Channel, scheduler: Sch
     worker.claim("k1", started(number=1))
     worker.finish("k1", result(attempt=1))
     assert worker.renew("k1", [(0, 1), (0, 2), (0, 3), (1, 1)]) == ["gone", "gone", "gone", "ok"]
-    assert scheduler.leased([(0, 1), (0, 2), (0, 3), (1, 1)]) == [False, False, False, True]
+    assert scheduler.states([(0, 1), (0, 2), (0, 3), (1, 1)]) == ["void", "void", "void", "leased"]
     assert scheduler.ended_leases() == []
 
 
@@ -176,7 +176,7 @@ def test_a_lease_that_ran_out_is_told_until_it_is_forgotten_and_its_result_is_re
     assert ended(scheduler) == scheduler.ended_leases() == [(12, 3)]
     assert not dying.finish("k1", result(number=12, attempt=3))
     assert dying.renew("k1", [(12, 3)]) == ["gone"]
-    assert scheduler.leased([(12, 3)]) == [True]
+    assert scheduler.states([(12, 3), (12, 2), (12, 4), (13, 1)]) == ["leased", "leased", "free", "free"]
     assert SchedulerChannel(client, "k1").ended_leases() == [(12, 3)], "a new scheduler is told too"
     scheduler.forget([(12, 3)])
     assert scheduler.ended_leases() == []
@@ -307,6 +307,43 @@ def test_where_an_earlier_attempt_has_ended_the_trial_those_after_the_named_one_
     assert worker.claim("k1", started(0, attempt=3))
 
 
+def missed(number: int, attempt: int) -> Lost:
+    return Lost(
+        number=number, attempt=attempt, reason="Redis has no lease of it, and no result of it came", claimed=False
+    )
+
+
+def test_an_attempt_that_redis_has_as_ended_and_its_scheduler_as_unfinished_may_be_followed_by_another(
+    worker: Channel, scheduler: SchedulerChannel
+) -> None:
+    """As where the store was restored from a copy: the result was confirmed, and is in no stream any more."""
+    for attempt in (1, 2, 3):
+        worker.claim("k1", started(attempt=attempt))
+    worker.finish("k1", result(attempt=3))
+    scheduler.drain(0)
+    assert scheduler.states([(0, 1)]) == ["void"]
+    scheduler.take_back_missing([(0, 1)])
+    assert scheduler.drain(0) == [missed(0, 1)]
+    assert not worker.claim("k1", started(attempt=1))
+    assert worker.claim("k1", started(attempt=2))
+    assert worker.finish("k1", result(attempt=2))
+
+
+def test_where_a_later_attempt_runs_than_its_scheduler_knows_the_earlier_one_is_not_missing(
+    worker: Channel, scheduler: SchedulerChannel
+) -> None:
+    worker.claim("k1", started(attempt=3))
+    scheduler.drain(0)
+    assert scheduler.states([(0, 1), (0, 2), (0, 3)]) == ["leased"] * 3
+    scheduler.take_back_missing([(0, 1), (0, 3)])
+    assert scheduler.drain(0) == []
+    scheduler.give_up([(0, 3)], "gone")
+    assert scheduler.states([(0, 1), (0, 3), (0, 4)]) == ["void", "void", "free"]
+    scheduler.take_back_missing([(0, 1)])
+    assert scheduler.drain(0)[1:] == [missed(0, 1)]
+    assert worker.claim("k1", started(attempt=2))
+
+
 # Strikes
 
 
@@ -377,7 +414,7 @@ def test_what_version_0_4_wrote_of_a_quarantine_stops_no_study(client: Any, quar
 
 def test_nothing_to_ask_after_is_no_question(worker: Channel, scheduler: SchedulerChannel) -> None:
     assert worker.renew("k1", []) == []
-    assert scheduler.leased([]) == []
+    assert scheduler.states([]) == []
     assert scheduler.ended_leases() == []
     scheduler.forget([])
     scheduler.cancel([], running=True)

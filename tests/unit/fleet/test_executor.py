@@ -15,6 +15,7 @@ from shadho_celery.core.trial import Attempt, Event, Outcome, Result, Started, T
 from shadho_celery.fleet.executor import QueueExecutor
 from shadho_celery.transport.broker import PROTOCOL
 from shadho_celery.transport.channel import seal
+from shadho_celery.transport.redis import _script
 from shadho_celery.transport.registry import Worker
 from shadho_celery.transport.signing import UNSIGNED
 
@@ -30,9 +31,13 @@ class Rig:
         workers = [Worker(protocol=each, compute_class="cpu", slots=5, imports=["m"]) for each in protocols]
         client.mget.side_effect = lambda names: [json.dumps(msgspec.to_builtins(each)) for each in workers]
         client.xread.side_effect = self._read
-        client.zmscore.side_effect = lambda key, members: [1.0 for _ in members]
+        client.evalsha.side_effect = self._run
         self.executor = QueueExecutor(client, MagicMock(), "s", "m", clock=ManualClock(), adopt=adopt)
         self.executor.poll(0.0)
+
+    def _run(self, digest: str, keys: int, *arguments: str) -> list[str]:
+        """Answer each script as `attempt_states` does: every attempt that is asked after runs."""
+        return ["leased" for _ in arguments[keys:]] if digest == _script("attempt_states")[1] else []
 
     def _read(self, streams: dict[str, str], count: int, block: int | None) -> list[Any]:
         events, self._events = self._events, []
