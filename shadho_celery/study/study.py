@@ -82,6 +82,11 @@ class Study:
         """Name of the study in its store."""
         return self.record.name
 
+    @property
+    def fence(self) -> int:
+        """Fencing number of its lock."""
+        return self._fence
+
     # Trials
 
     def __len__(self) -> int:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -17,10 +19,19 @@ from services.channels import Channel
 from shadho_celery.core.failures import kind_of
 from shadho_celery.core.hardware import Machine
 from shadho_celery.core.trial import Event, GangEvent, Lost, Outcome, Report, Result, Started, TrialState
-from shadho_celery.errors import ServiceError
+from shadho_celery.errors import LockLost, ServiceError, StudyLocked
+from shadho_celery.store.sql import LOCK_SECONDS
 from shadho_celery.transport import channel as channel_module
 from shadho_celery.transport import registry as registry_module
-from shadho_celery.transport.channel import ERASED_SECONDS, MAX_STRIKES, Claim, SchedulerChannel, seal, unseal
+from shadho_celery.transport.channel import (
+    ERASED_SECONDS,
+    HOLD_SECONDS,
+    MAX_STRIKES,
+    Claim,
+    SchedulerChannel,
+    seal,
+    unseal,
+)
 from shadho_celery.transport.quarantine import Breaker, Quarantine
 from shadho_celery.transport.redis import connect
 from shadho_celery.transport.registry import Registry, StudyWants, Worker
@@ -493,6 +504,69 @@ def test_a_wish_to_stop_does_not_reach_the_next_attempt(
     assert worker.renew("k1", [(0, 2)]) == ["ok"]
 
 
+# The lock
+
+
+def holder_elsewhere(client: Any) -> str:
+    """Have the scheduler of another machine hold the study; return its name."""
+    client.set("shadho:k1:holder", "elsewhere 1 1:1", px=60_000)
+    return "elsewhere 1 1:1"
+
+
+def test_a_second_scheduler_of_a_study_is_refused_in_one_line_while_the_first_lives(
+    client: Any, scheduler: SchedulerChannel
+) -> None:
+    """Each has a copy of the store, where it holds the lock with a fencing number of its own."""
+    scheduler.lock()
+    scheduler.lock()
+    second = SchedulerChannel(client, "k1", fence=1)
+    with pytest.raises(StudyLocked, match=rf"on {socket.gethostname()} \(process {os.getpid()}\), .*stop it first"):
+        second.lock()
+    second.unlock()
+    scheduler.confirm()
+    SchedulerChannel(client, "k2", fence=1).lock()
+    scheduler.unlock()
+    second.lock()
+
+
+def test_a_schedulers_lock_passes_on_when_it_has_died_and_from_another_machine_when_it_expires(
+    client: Any, scheduler: SchedulerChannel
+) -> None:
+    client.set("shadho:k1:holder", f"{socket.gethostname()} {os.getpid()} 1:7", px=60_000)
+    scheduler.lock()
+    assert 0 < client.pttl("shadho:k1:holder") <= 1000 * HOLD_SECONDS <= 1000 * LOCK_SECONDS
+    held = holder_elsewhere(client)
+    with pytest.raises(StudyLocked, match="elsewhere"):
+        scheduler.lock()
+    assert client.get("shadho:k1:holder") == held
+    client.delete("shadho:k1:holder")
+    scheduler.lock()
+
+
+def test_a_scheduler_that_lost_its_lock_stops_and_removes_nothing(
+    client: Any, worker: Channel, scheduler: SchedulerChannel
+) -> None:
+    scheduler.lock()
+    worker.report("k1", report())
+    assert scheduler.drain(0) == [report()]
+    held = holder_elsewhere(client)
+    with pytest.raises(LockLost):
+        scheduler.confirm()
+    assert client.xlen("shadho:k1:events") == 1
+    scheduler.unlock()
+    assert client.get("shadho:k1:holder") == held
+
+
+def test_a_redis_that_is_full_is_emptied_although_it_takes_no_lock(private_redis: str) -> None:
+    with connect(private_redis) as client:
+        scheduler = SchedulerChannel(client, "k1")
+        Channel(client).report("k1", report())
+        assert scheduler.drain(0) == [report()]
+        client.config_set("maxmemory", "1")
+        scheduler.confirm()
+        assert client.xlen("shadho:k1:events") == 0
+
+
 # Events
 
 
@@ -536,6 +610,20 @@ def test_more_events_than_one_read_takes_come_in_several(
         seen += events
         scheduler.confirm()
     assert seen == [report(step) for step in range(10)]
+
+
+def test_events_whose_ids_went_back_are_read(client: Any, scheduler: SchedulerChannel) -> None:
+    """As after a failover to a server without the last entries, whose clock is behind; and later passes the old one."""
+    client.xadd("shadho:k1:events", {"e": sealed(report(1))}, id="2000-5")
+    assert scheduler.drain(0) == [report(1)]
+    client.delete("shadho:k1:events")
+    for moment, step in (("1000-0", 2), ("1500-0", 3), ("3000-0", 4)):
+        client.xadd("shadho:k1:events", {"e": sealed(report(step))}, id=moment)
+    scheduler.confirm()
+    assert scheduler.drain(0) == [report(2), report(3), report(4)]
+    scheduler.confirm()
+    assert scheduler.drain(0) == []
+    assert client.xlen("shadho:k1:events") == 0
 
 
 def test_a_drain_that_waits_ends_with_the_first_event(redis_url: str, scheduler: SchedulerChannel) -> None:

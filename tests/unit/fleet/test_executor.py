@@ -35,8 +35,10 @@ class Rig:
         self.executor = QueueExecutor(client, MagicMock(), "s", "m", clock=ManualClock(), adopt=adopt)
         self.executor.poll(0.0)
 
-    def _run(self, digest: str, keys: int, *arguments: str) -> list[str]:
-        """Answer each script as `attempt_states` does: every attempt that is asked after runs."""
+    def _run(self, digest: str, keys: int, *arguments: str) -> list[str] | str:
+        """Answer a script: every attempt that is asked after runs, and who asks for the lock has it."""
+        if digest == _script("confirm")[1]:
+            return arguments[keys]
         return ["leased" for _ in arguments[keys:]] if digest == _script("attempt_states")[1] else []
 
     def _read(self, streams: dict[str, str], count: int, block: int | None) -> list[Any]:
