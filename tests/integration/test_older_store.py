@@ -1,4 +1,4 @@
-"""A store that is older than Redis: restored from a copy, or without its last second. Its study goes on, and ends."""
+"""Copies of a store. One older than Redis is resumed and ends; of two at once, the second scheduler is refused."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ from shadho_celery.transport.redis import connect
 pytestmark = pytest.mark.timeout(120)
 
 TRIALS = 6
+
+LAUNCH = (sys.executable, "launch.py", "30", "my_study")
 
 
 @pytest.fixture
@@ -49,7 +51,7 @@ def make_older(fleet: Fleet) -> None:
 
 
 def resume(fleet: Fleet, *words: str) -> Command:
-    return fleet.desk.start(sys.executable, "launch.py", "30", "my_study", "--resume", "my_study", "--json", *words)
+    return fleet.desk.start(*LAUNCH, "--resume", "my_study", "--json", *words)
 
 
 def test_what_redis_has_as_ended_and_the_store_does_not_know_is_tried_again(fleet: Fleet) -> None:
@@ -77,3 +79,22 @@ def test_a_study_ends_when_it_is_told_to_whatever_redis_says(fleet: Fleet, how: 
     assert command.code == (143 if how == "SIGTERM" else 0), command.err
     waiting = {"WAITING", "QUEUED", "RUNNING"} if how == "SIGTERM" else {"WAITING"}
     assert {trial["state"] for trial in fleet.trials("my_study")[:3]} == waiting
+
+
+def test_of_two_schedulers_with_copies_of_one_store_the_second_is_refused(fleet: Fleet) -> None:
+    fleet.desk.study(body="while os.path.exists('hold'): time.sleep(0.05)")
+    (fleet.desk.folder / "hold").touch()
+    fleet.worker()
+    first = fleet.desk.start(*LAUNCH, "--resume", "my_study", "--trials", "20", "--json")
+    fleet.desk.await_runs(TRIALS + 1)
+    with sqlite3.connect(fleet.desk.folder / "shadho.db") as store, sqlite3.connect(fleet.desk.folder / "b.db") as copy:
+        store.backup(copy)
+        copy.execute("UPDATE studies SET holder = NULL")
+    second = fleet.desk.start(*LAUNCH, "--resume", "my_study", "--store", "sqlite:///b.db").wait(30)
+    assert second.code == 2, second.err
+    assert second.err.count("\n") <= 2, "one line, after that of the fleet"
+    assert f"(process {first.pid})" in second.err.splitlines()[-1]
+    (fleet.desk.folder / "hold").unlink()
+    fleet.ended_well(first, "my_study", 20, 60)
+    third = fleet.desk.start(*LAUNCH, "--resume", "my_study", "--store", "sqlite:///b.db", "--json").wait(60)
+    assert third.json()["trials"]["complete"] == 20, "the first has ended"
