@@ -154,19 +154,20 @@ class Session:
             trial_timeout=self._settings.trial_timeout,
             gang_wait_seconds=self._settings.gang_wait_seconds,
             signer=Signer.configured(),
+            fence=self._study.fence,
         )
-        opened.callback(self._close_executor, publisher)
+        opened.callback(self._close_executor)
         self._scheduler = make_scheduler(self._space, self._study, self._executor, self._limits, self._settings)
 
-    def _close_executor(self, publisher: Publisher) -> None:
-        """Record the results, then close the executor, which deletes them; else close only its publisher."""
-        recorded: Publisher | QueueExecutor = publisher
+    def _close_executor(self) -> None:
+        """Record the results, then close the executor, which deletes them; else leave them for the next one."""
+        close = self._executor.abandon
         try:
             if self._is_whole:
                 self._study.commit()
-                recorded = self._executor
+                close = self._executor.close
         finally:
-            recorded.close()
+            close()
 
     def _embed(self) -> Embedded:
         machine = hardware.detect()

@@ -24,9 +24,12 @@ Params = Mapping[str, Any]
 MAX_COUNT = 2**53 - 1
 #: slots that a trial may take, and replicas that a gang may have
 MAX_SLOTS = 1024
+#: attempts of one trial, claimed or not; after the last one it is FAILED
+MAX_ATTEMPTS = 1000
 
 Number = Annotated[int, Meta(ge=0, le=MAX_COUNT)]
 Count = Annotated[int, Meta(ge=1, le=MAX_COUNT)]
+Place = Annotated[int, Meta(ge=1, le=MAX_ATTEMPTS)]
 #: a number that is neither NaN nor infinite
 Finite = Annotated[float, Meta(ge=-sys.float_info.max, le=sys.float_info.max)]
 #: most seconds of a time limit, and the largest weight, that a message can carry; sums of them are still finite
@@ -139,7 +142,7 @@ class Attempt(_Evaluation, frozen=True, kw_only=True, omit_defaults=True):
     """Sending of a trial to a worker."""
 
     #: its place among the attempts of its trial, from 1
-    attempt: Count
+    attempt: Place
     #: QUEUED until a worker claims it, then RUNNING
     state: TrialState = TrialState.QUEUED
     #: name of the worker that claimed it
@@ -212,7 +215,7 @@ class _Event(Struct, frozen=True, kw_only=True, tag_field="kind", tag=str.lower,
     """Event in the life of one attempt."""
 
     number: Number
-    attempt: Count
+    attempt: Place
 
 
 class Started(_Event, frozen=True, kw_only=True):

@@ -104,12 +104,12 @@ class Dispatch:
 
         Raises ServiceError for an error of Redis that is not an outage.
         """
-        if not (self._unsent or self._reopened) or self.is_waiting(self.clock.now()):
-            return
         with outages_pass():
             if self._reopened:
                 self.channel.reopen(self._reopened)
                 self._reopened.clear()
+            if not self._unsent or self.is_waiting(self.clock.now()):
+                return
             wanted = [each for each in self._unsent if self.in_flight.find(each.number, each.attempt)]
             if self.publish(self._messages(wanted)):
                 self._unsent.clear()

@@ -20,7 +20,7 @@ from shadho_celery.fleet.in_flight import InFlight, Sent
 from shadho_celery.fleet.lease_monitor import LOOK_SECONDS, LeaseMonitor
 from shadho_celery.fleet.workers import Workers
 from shadho_celery.transport.broker import Publisher
-from shadho_celery.transport.channel import SchedulerChannel
+from shadho_celery.transport.channel import HOLD_SECONDS, SchedulerChannel
 from shadho_celery.transport.quarantine import Quarantine
 from shadho_celery.transport.redis import flush, is_outage, outages_pass, unusable
 from shadho_celery.transport.registry import Worker, of_other_protocols
@@ -47,19 +47,21 @@ class QueueExecutor:
         gang_wait_seconds: float = GANG_WAIT_SECONDS,
         clock: Clock | None = None,
         signer: Signer = UNSIGNED,
+        fence: int = 0,
     ) -> None:
         """`study` is the study's key, `module` the one its workers must have been started with.
 
         `weight` is its part of the slots when several studies want them. With `adopt` attempts that an earlier
         scheduler left running are waited for; without, their workers are gone, and all workers are on one machine.
         A trial is stopped after `trial_timeout` seconds; one whose gang is not complete after `gang_wait_seconds`
-        gives its slots back, and is lost unclaimed.
+        gives its slots back, and is lost unclaimed. `fence` is the fencing number of the study's lock in its store.
+        Raises StudyLocked if another scheduler runs the study on this Redis.
         """
         self._clock = clock or SystemClock()
         self._adopt = adopt
         self._module = module
         self._publisher = publisher
-        self._channel = channel = SchedulerChannel(client, study, signer)
+        self._channel = channel = SchedulerChannel(client, study, signer, fence)
         quarantine = Quarantine(client, study)
         self._breaker = CircuitBreaker(quarantine)
         self._workers = workers = Workers(client, study, module, weight, signer.fingerprint)
@@ -76,6 +78,9 @@ class QueueExecutor:
         self._unwanted: list[Callable[[], object]] = []
         #: reason why Redis answers nothing at the moment; None while it does
         self._silence: ServiceError | None = None
+        channel.lock()
+        #: the moment of the last look at the lock
+        self._held_at = self._clock.now()
         channel.reopen_study()
         quarantine.reset()
 
@@ -110,6 +115,10 @@ class QueueExecutor:
 
     def submit(self, attempts: Sequence[Attempt]) -> None:
         now = self._clock.now()
+        if now - self._held_at > HOLD_SECONDS / 2:
+            # The turn was slow: another scheduler may have the study by now.
+            with outages_pass():
+                self._confirm()
         for attempt in attempts:
             self._in_flight.put(attempt.number, attempt.attempt, Sent(attempt, now))
         if self._is_new and not self._adopt:
@@ -126,12 +135,13 @@ class QueueExecutor:
         self._dispatch.send()
 
     def poll(self, seconds: float) -> Sequence[Event]:
-        self._dispatch.send()
         try:
-            self._leases.confirm()
+            self._confirm()
+            self._dispatch.send()
             flush(self._unwanted)
             self._breaker.speak()
-            if unclaimed := self._leases.look(self._clock.now()):
+            unclaimed = self._leases.look(self._clock.now())
+            if unclaimed and self._dispatch.refusal is None:
                 # Sent again as new attempts, which costs their trials nothing: the old messages will be refused.
                 self._take_back(unclaimed, running=False)
             for gang in self._gangs.tend(self._clock.now()):
@@ -148,7 +158,10 @@ class QueueExecutor:
             self._clock.sleep(min(seconds, LOOK_SECONDS))
             return []
         self._leases.losses, self._silence = [], None
-        return [self._judged(event) for event in events]
+        judged = [self._judged(event) for event in events]
+        if self._channel.is_drained and (missing := self._leases.missing()):
+            self._unwanted.append(partial(self._channel.take_back_missing, missing))
+        return judged
 
     def cancel(self, numbers: Iterable[int], *, running: bool) -> None:
         attempts = [(number, attempt) for number in numbers for attempt in self._in_flight.of(number)]
@@ -157,12 +170,27 @@ class QueueExecutor:
                 self._take_back(attempts, running=running)
 
     def close(self) -> None:
+        try:
+            with suppress(redis.RedisError):
+                self._confirm()
+                self._workers.withdraw()
+                if self._in_flight:
+                    self._channel.unlock()
+                else:
+                    self._channel.erase()
+        finally:
+            self._publisher.close()
+
+    def abandon(self) -> None:
+        """Close connections and unlock the study; events that were not confirmed come again."""
         with suppress(redis.RedisError):
-            self._workers.withdraw()
-            self._leases.confirm()
-            if not self._in_flight:
-                self._channel.erase()
+            self._channel.unlock()
         self._publisher.close()
+
+    def _confirm(self) -> None:
+        """Remove what is recorded from Redis. Raises LockLost if another scheduler has the study there."""
+        self._leases.confirm()
+        self._held_at = self._clock.now()
 
     def _take_back(self, attempts: Sequence[tuple[int, int]], *, running: bool) -> None:
         """Take back (number, attempt) pairs now, or once Redis answers again."""

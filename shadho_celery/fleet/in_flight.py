@@ -16,7 +16,7 @@ class Sent:
     attempt: Attempt
     #: moment of the clock at which it was sent (`Clock.now`)
     at: float
-    #: looks in a row that found no lease of the claimed attempt in Redis
+    #: looks in a row that found no trace of the claimed attempt in Redis
     unleased: int = 0
 
     @property

@@ -20,8 +20,8 @@ UNCLAIMED_SECONDS = 30.0
 #: seconds after which the attempts that wait for a class without live workers are taken back
 NO_WORKER_SECONDS = 10.0
 
-#: looks in a row that find no lease of a claimed attempt, after which it is lost: until then its result may be on the
-#: way, or its worker renews the lease again after Redis has lost its data
+#: looks in a row that find no trace of a claimed attempt, after which it is lost: until then its worker may renew the
+#: lease again after Redis has lost its data
 MAX_UNLEASED = 10
 
 
@@ -40,6 +40,8 @@ class LeaseMonitor:
     _looked_at: float = -math.inf
     #: attempts whose lease has ended, until that is recorded
     _ended: list[tuple[int, int]] = field(default_factory=list)
+    #: states in Redis of the attempts in flight, until `missing` has judged them
+    _states: dict[tuple[int, int], str] = field(default_factory=dict)
 
     def look(self, now: float) -> list[tuple[int, int]]:
         """Update the live workers and find lost attempts, every LOOK_SECONDS.
@@ -62,26 +64,33 @@ class LeaseMonitor:
         self._ended.clear()
 
     def _see_leases(self, now: float) -> None:
-        """Find claimed attempts whose lease has ended, or of which Redis has no lease any more: they are lost."""
+        """Find claimed attempts whose lease has ended: they are lost. Read the states of all in flight."""
         if now - self.leases_seen_at > max(configured_lease() / 3, 3 * LOOK_SECONDS):
             # Redis was away, so workers may not have been able to renew their leases: they get the time to do so.
             self.channel.extend_leases()
         ended = self.channel.ended_leases()
         reason = "its worker fell silent: the lease ran out"
         self.losses += [Lost(number=number, attempt=attempt, reason=reason) for number, attempt in ended]
-        self._see_unleased()
         self._ended = ended
         self.leases_seen_at = now
+        keys = [sent.key for sent in self.in_flight]
+        self._states = dict(zip(keys, self.channel.states(keys), strict=True))
 
-    def _see_unleased(self) -> None:
-        claimed = [sent for sent in self.in_flight if sent.is_claimed]
-        leased = self.channel.leased([sent.key for sent in claimed])
-        for sent, is_leased in zip(claimed, leased, strict=True):
-            sent.unleased = 0 if is_leased else sent.unleased + 1
-            if sent.unleased >= MAX_UNLEASED:
-                number, attempt = sent.key
-                reason = "Redis has no record of it, and no worker renews its lease"
-                self.losses.append(Lost(number=number, attempt=attempt, reason=reason, claimed=False))
+    def missing(self) -> list[tuple[int, int]]:
+        """Return the (number, attempt) pairs that nobody runs, that nobody can claim, and that brought no event.
+
+        To be called when all events before the last look have been handled: a backlog of them may hold results.
+        """
+        found = []
+        for key, state in self._states.items():
+            sent = self.in_flight.find(*key)
+            if sent is None:
+                continue
+            sent.unleased = sent.unleased + 1 if state == "free" and sent.is_claimed else 0
+            if state == "void" or sent.unleased >= MAX_UNLEASED:
+                found.append(key)
+        self._states = {}
+        return found
 
     def _is_overdue(self, sent: Sent, now: float) -> bool:
         """Return whether an attempt should long have been claimed, or its class has no workers any more."""

@@ -15,6 +15,7 @@ from shadho_celery.core.attempts import Attempts
 from shadho_celery.core.clock import Clock, SystemClock
 from shadho_celery.core.trial import (
     COUNTED,
+    MAX_ATTEMPTS,
     WELL,
     Attempt,
     Event,
@@ -82,6 +83,11 @@ class Study:
     def name(self) -> str:
         """Name of the study in its store."""
         return self.record.name
+
+    @property
+    def fence(self) -> int:
+        """Fencing number of its lock."""
+        return self._fence
 
     # Trials
 
@@ -172,7 +178,7 @@ class Study:
             trial
             for trial in self.sent
             if trial.state is _S.RUNNING and trial.slots == 1 and len(self._live.of(trial.number)) == 1
-            if trial.number not in self._suspects and trial.lost < MAX_LOST - 1
+            if trial.number not in self._suspects and trial.lost < MAX_LOST - 1 and trial.attempt < MAX_ATTEMPTS
         )
 
     def running_since(self, trial: Trial) -> float:
@@ -340,8 +346,9 @@ class Study:
         if not self._live.lose(trial.number, event.attempt):
             return self._show(trial)
         trial = trial.evolve(state=_S.LOST)
-        if trial.lost >= MAX_LOST:
-            error = f"{trial.lost} attempts were lost; the last one: {event.reason}"
+        if trial.lost >= MAX_LOST or trial.attempt >= MAX_ATTEMPTS:
+            count = f"{trial.lost} attempts" if trial.lost >= MAX_LOST else f"all {MAX_ATTEMPTS} attempts"
+            error = f"{count} were lost; the last one: {event.reason}"
             failed = Outcome(state=_S.FAILED, error=error)
             return self._note(trial.evolve(state=_S.FAILED, outcome=failed, finished_at=self.clock.wall()))
         self.hold_back(trial)

@@ -7,16 +7,19 @@ Keys of a study, under ``shadho:{study}:``; `quarantine` and `seats` describe th
 
 ========  ======  ===================================================================================
 events    stream  events that the scheduler has not confirmed yet, one JSON record an entry
-attempts  hash    trial number -> ``N`` all up to N are void, ``N:delivery`` N is claimed, or
-                  ``done:N:delivery``; and ``refused`` -> late results that were refused
+attempts  hash    trial number -> ``N`` all up to N are void, ``N:delivery`` N is claimed, either followed
+                  by ``+A`` for each earlier attempt A that still runs, or ``done:N:delivery``; and
+                  ``refused`` -> late results that were refused
 leases    zset    ``number.attempt`` -> moment the lease ends (ms, the server's clock); 0 once it has
 cancel    set     numbers of running trials that should stop
+holder    string  ``host process start:fence`` of the study's scheduler; it expires after HOLD_SECONDS
 ========  ======  ===================================================================================
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import uuid
 from collections.abc import Iterable, Sequence
@@ -27,7 +30,8 @@ import msgspec
 
 from shadho_celery.core.failures import kind_of
 from shadho_celery.core.trial import WELL, Event, GangEvent, Lost, Report, Result, Started, TrialState
-from shadho_celery.errors import UsageError
+from shadho_celery.errors import LockLost, StudyLocked, UsageError
+from shadho_celery.store.lock import holder_name, is_held
 from shadho_celery.transport.redis import Redis, keys, run
 from shadho_celery.transport.signing import UNSIGNED, Signer
 
@@ -36,6 +40,10 @@ ERASED_SECONDS = 7 * 86400
 
 #: events read at once
 READ = 1000
+
+#: seconds without a sign of life after which another machine may take over a scheduler's lock: at most as long as its
+#: lock in the store lasts, which is renewed less often
+HOLD_SECONDS = 20.0
 
 #: strikes in a row that open a worker's circuit breaker, see `quarantine`
 MAX_STRIKES = 2
@@ -140,34 +148,71 @@ class WorkerChannel:
 
 
 class SchedulerChannel:
-    """A scheduler's end: drain events, find ended leases, take attempts back."""
+    """A scheduler's end: drain events, find ended leases, take attempts back.
 
-    def __init__(self, client: Redis, study: str, signer: Signer = UNSIGNED) -> None:
+    Redis has a lock as the store has: schedulers with copies of one store would take each other's events.
+    """
+
+    def __init__(self, client: Redis, study: str, signer: Signer = UNSIGNED, fence: int = 0) -> None:
+        """`fence` is the fencing number of the scheduler's lock in its store."""
         self._client = client
         self._study = study
         self._signer = signer
+        self._holder = f"{holder_name()}:{fence}"
         self._attempts, self._leases, self._events = keys(study, "attempts", "leases", "events")
         #: entries that are not signed with our key, or are not events
         self.forged = 0
-        #: id of the last event read; the stream starts with events that an earlier scheduler did not confirm
-        self._last = "0"
+        #: ids of the entries that were read and not confirmed
+        self._read: list[str] = []
+        #: True if the last `drain` has read the stream to its end
+        self.is_drained = False
 
     def drain(self, wait_ms: int) -> list[Event | GangEvent]:
         """Return the events since the last call, waiting up to `wait_ms` (0: not at all) for the first one."""
-        answer = self._client.xread({self._events: self._last}, count=READ, block=wait_ms or None)
+        # From the start of the stream, where what is confirmed is removed: after a failover to a server whose clock is
+        # behind, new entries have smaller ids than those read before.
+        answer = self._client.xread(
+            {self._events: self._read[-1] if self._read else "0"}, count=READ, block=wait_ms or None
+        )
+        self.is_drained = not answer
         if not answer:
             return []
         entries = next(iter(answer.values()))[0] if isinstance(answer, dict) else answer[0][1]
-        self._last = entries[-1][0]
+        self.is_drained = len(entries) < READ
+        self._read += [entry for entry, _ in entries]
         events = [unseal(self._study, fields.get("e", ""), self._signer) for _, fields in entries]
         self.forged += events.count(None)
         return [event for event in events if event is not None]
 
+    def lock(self) -> None:
+        """Lock the study on this Redis. Raises StudyLocked if another scheduler runs it, from another store."""
+        held = self._hold()
+        if held != self._holder and not is_held(held.rpartition(":")[0], math.inf, 0.0):
+            held = self._hold(dead=held)
+        if held != self._holder:
+            host, pid, *_ = held.split(" ")
+            raise StudyLocked(
+                f"this study is run on the same Redis by the scheduler on {host} (process {pid}), from another copy of "
+                "the store; stop it first, or begin another with --study NAME (the lock of one that died ends after "
+                f"{HOLD_SECONDS:.0f} s)"
+            )
+
     def confirm(self) -> None:
-        """Remove the events drained so far: they are recorded."""
-        if self._last != "0":
-            moment, place = self._last.split("-")
-            self._client.xtrim(self._events, minid=f"{moment}-{int(place) + 1}", approximate=False)
+        """Remove the events drained so far, which are recorded, and renew the lock.
+
+        Raises LockLost, and removes nothing, if another scheduler has the lock.
+        """
+        if self._hold(*self._read) != self._holder:
+            raise LockLost("another scheduler has taken this study's lock on Redis; this one stops")
+        self._read.clear()
+
+    def unlock(self) -> None:
+        """Unlock the study, unless another scheduler has taken it over."""
+        self._hold(seconds=0.0)
+
+    def _hold(self, *recorded: str, seconds: float = HOLD_SECONDS, dead: str = "") -> str:
+        """Return the lock's holder after an attempt to renew it, or to take it."""
+        return str(run(self._client, "confirm", self._study, self._holder, int(1000 * seconds), dead, *recorded))
 
     def ended_leases(self) -> list[tuple[int, int]]:
         """Return (number, attempt) of the claimed attempts whose lease has ended, again until `forget` removes them."""
@@ -183,10 +228,12 @@ class SchedulerChannel:
         if members := [*map(_member, attempts)]:
             self._client.zrem(self._leases, *members)
 
-    def leased(self, attempts: Sequence[tuple[int, int]]) -> list[bool]:
-        """Return for each (number, attempt) whether Redis knows a lease of it, ended or not."""
-        scores = self._client.zmscore(self._leases, [*map(_member, attempts)]) if attempts else []
-        return [score is not None for score in scores]
+    def states(self, attempts: Sequence[tuple[int, int]]) -> list[str]:
+        """Return for each (number, attempt): ``leased`` (until it is forgotten), ``free`` to be claimed, or ``void``.
+
+        The events of one that is void are in the stream by then.
+        """
+        return list(run(self._client, "attempt_states", self._study, *map(_member, attempts))) if attempts else []
 
     def cancel(self, attempts: Sequence[tuple[int, int]], *, running: bool) -> None:
         """Take back the attempts that are not claimed (each gives a Lost event); with `running` stop the others."""
@@ -206,6 +253,14 @@ class SchedulerChannel:
             arguments += [number, attempt, seal(self._study, lost, self._signer)]
         run(self._client, "cancel", self._study, *arguments)
 
+    def take_back_missing(self, attempts: Sequence[tuple[int, int]]) -> None:
+        """Take back attempts that have no lease, also those that Redis has as ended: their results never came.
+
+        Attempts after them may be claimed, even if earlier schedulers sent some. Nothing changes while one of those
+        runs.
+        """
+        self._take_back(attempts, "void", "Redis has no lease of it, and no result of it came")
+
     def reopen(self, attempts: Sequence[tuple[int, int]]) -> None:
         """Let another attempt follow if one of these has ended its trial."""
         run(self._client, "reopen", self._study, *chain.from_iterable(attempts))
@@ -224,7 +279,8 @@ class SchedulerChannel:
         The attempts are kept for ERASED_SECONDS: messages that were taken back may still lie in a queue, and their
         claims must be refused.
         """
-        self._client.delete(*keys(self._study, "events", "leases", "cancel", "known", "gangs", "seats", "yields"))
+        gone = ("events", "leases", "cancel", "holder", "known", "gangs", "seats", "yields")
+        self._client.delete(*keys(self._study, *gone))
         for kept in keys(self._study, "attempts", "breakers"):
             self._client.expire(kept, ERASED_SECONDS)
 

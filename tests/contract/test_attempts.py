@@ -183,6 +183,13 @@ CASES: dict[str, list[Step]] = {
         ends("completes", 3, OVER),
     ],
     "both are lost, what is sent anew fails": [*BOTH, is_lost(1, 2), is_lost(2), starts(3, 3), ends("fails", 3, OVER)],
+    "the copy is lost, a third attempt fails, the first still runs": [
+        *BOTH,
+        is_lost(2, 1),
+        starts(3, 1, 3),
+        ends("fails", 3, GOES_ON, 1),
+        ends("completes", 1, OVER),
+    ],
     "of three, two end badly and one completes": [
         *BOTH,
         starts(3, 1, 2, 3),

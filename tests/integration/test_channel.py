@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -17,10 +19,19 @@ from services.channels import Channel
 from shadho_celery.core.failures import kind_of
 from shadho_celery.core.hardware import Machine
 from shadho_celery.core.trial import Event, GangEvent, Lost, Outcome, Report, Result, Started, TrialState
-from shadho_celery.errors import ServiceError
+from shadho_celery.errors import LockLost, ServiceError, StudyLocked
+from shadho_celery.store.sql import LOCK_SECONDS
 from shadho_celery.transport import channel as channel_module
 from shadho_celery.transport import registry as registry_module
-from shadho_celery.transport.channel import ERASED_SECONDS, MAX_STRIKES, Claim, SchedulerChannel, seal, unseal
+from shadho_celery.transport.channel import (
+    ERASED_SECONDS,
+    HOLD_SECONDS,
+    MAX_STRIKES,
+    Claim,
+    SchedulerChannel,
+    seal,
+    unseal,
+)
 from shadho_celery.transport.quarantine import Breaker, Quarantine
 from shadho_celery.transport.redis import connect
 from shadho_celery.transport.registry import Registry, StudyWants, Worker
@@ -150,7 +161,7 @@ def test_a_result_ends_the_other_attempts_leases(worker: Channel, scheduler: Sch
     worker.claim("k1", started(number=1))
     worker.finish("k1", result(attempt=1))
     assert worker.renew("k1", [(0, 1), (0, 2), (0, 3), (1, 1)]) == ["gone", "gone", "gone", "ok"]
-    assert scheduler.leased([(0, 1), (0, 2), (0, 3), (1, 1)]) == [False, False, False, True]
+    assert scheduler.states([(0, 1), (0, 2), (0, 3), (1, 1)]) == ["void", "void", "void", "leased"]
     assert scheduler.ended_leases() == []
 
 
@@ -176,7 +187,7 @@ def test_a_lease_that_ran_out_is_told_until_it_is_forgotten_and_its_result_is_re
     assert ended(scheduler) == scheduler.ended_leases() == [(12, 3)]
     assert not dying.finish("k1", result(number=12, attempt=3))
     assert dying.renew("k1", [(12, 3)]) == ["gone"]
-    assert scheduler.leased([(12, 3)]) == [True]
+    assert scheduler.states([(12, 3), (12, 2), (12, 4), (13, 1)]) == ["leased", "leased", "free", "free"]
     assert SchedulerChannel(client, "k1").ended_leases() == [(12, 3)], "a new scheduler is told too"
     scheduler.forget([(12, 3)])
     assert scheduler.ended_leases() == []
@@ -228,6 +239,24 @@ def test_a_claim_and_a_result_may_be_said_again_when_the_answer_was_lost(
         assert worker.finish_and_claim("k1", result(0), None, delivery="d1") == (True, Claim.REFUSED)
     assert worker.finish_and_claim("k1", result(0), None, delivery="d2") == (False, Claim.REFUSED)
     assert scheduler.drain(0) == [started(0), result(0)]
+
+
+@pytest.fixture
+def private_redis() -> Iterator[str]:
+    """The URL of a server whose end harms nobody else."""
+    server = services.start_any("a private Redis is needed", services.RedisServer)
+    assert isinstance(server, services.RedisServer)
+    yield server.url
+    server.stop()
+
+
+def test_a_message_with_a_great_number_of_attempts_does_not_freeze_redis(private_redis: str) -> None:
+    """A worker refuses it, but whoever can write to Redis can run the script."""
+    with connect(private_redis) as client:
+        worker = Channel(client)
+        assert worker.claim("k1", started(attempt=2**53 - 1))
+        assert worker.finish("k1", failed(0, attempt=2**53 - 1))
+        assert client.ping()
 
 
 def test_refused_results_are_counted(worker: Channel, scheduler: SchedulerChannel) -> None:
@@ -289,11 +318,48 @@ def test_where_an_earlier_attempt_has_ended_the_trial_those_after_the_named_one_
     assert worker.claim("k1", started(0, attempt=3))
 
 
+def missed(number: int, attempt: int) -> Lost:
+    return Lost(
+        number=number, attempt=attempt, reason="Redis has no lease of it, and no result of it came", claimed=False
+    )
+
+
+def test_an_attempt_that_redis_has_as_ended_and_its_scheduler_as_unfinished_may_be_followed_by_another(
+    worker: Channel, scheduler: SchedulerChannel
+) -> None:
+    """As where the store was restored from a copy: the result was confirmed, and is in no stream any more."""
+    for attempt in (1, 2, 3):
+        worker.claim("k1", started(attempt=attempt))
+    worker.finish("k1", result(attempt=3))
+    scheduler.drain(0)
+    assert scheduler.states([(0, 1)]) == ["void"]
+    scheduler.take_back_missing([(0, 1)])
+    assert scheduler.drain(0) == [missed(0, 1)]
+    assert not worker.claim("k1", started(attempt=1))
+    assert worker.claim("k1", started(attempt=2))
+    assert worker.finish("k1", result(attempt=2))
+
+
+def test_where_a_later_attempt_runs_than_its_scheduler_knows_the_earlier_one_is_not_missing(
+    worker: Channel, scheduler: SchedulerChannel
+) -> None:
+    worker.claim("k1", started(attempt=3))
+    scheduler.drain(0)
+    assert scheduler.states([(0, 1), (0, 2), (0, 3)]) == ["leased"] * 3
+    scheduler.take_back_missing([(0, 1), (0, 3)])
+    assert scheduler.drain(0) == []
+    scheduler.give_up([(0, 3)], "gone")
+    assert scheduler.states([(0, 1), (0, 3), (0, 4)]) == ["void", "void", "free"]
+    scheduler.take_back_missing([(0, 1)])
+    assert scheduler.drain(0)[1:] == [missed(0, 1)]
+    assert worker.claim("k1", started(attempt=2))
+
+
 # Strikes
 
 
-def failed(number: int, error: str = "disk full") -> Result:
-    return Result(number=number, attempt=1, outcome=Outcome(state=S.FAILED, error=error), at=2.5)
+def failed(number: int, error: str = "disk full", attempt: int = 1) -> Result:
+    return Result(number=number, attempt=attempt, outcome=Outcome(state=S.FAILED, error=error), at=2.5)
 
 
 def fail(channel: Channel, number: int, error: str = "disk full") -> Claim:
@@ -359,7 +425,7 @@ def test_what_version_0_4_wrote_of_a_quarantine_stops_no_study(client: Any, quar
 
 def test_nothing_to_ask_after_is_no_question(worker: Channel, scheduler: SchedulerChannel) -> None:
     assert worker.renew("k1", []) == []
-    assert scheduler.leased([]) == []
+    assert scheduler.states([]) == []
     assert scheduler.ended_leases() == []
     scheduler.forget([])
     scheduler.cancel([], running=True)
@@ -438,6 +504,69 @@ def test_a_wish_to_stop_does_not_reach_the_next_attempt(
     assert worker.renew("k1", [(0, 2)]) == ["ok"]
 
 
+# The lock
+
+
+def holder_elsewhere(client: Any) -> str:
+    """Have the scheduler of another machine hold the study; return its name."""
+    client.set("shadho:k1:holder", "elsewhere 1 1:1", px=60_000)
+    return "elsewhere 1 1:1"
+
+
+def test_a_second_scheduler_of_a_study_is_refused_in_one_line_while_the_first_lives(
+    client: Any, scheduler: SchedulerChannel
+) -> None:
+    """Each has a copy of the store, where it holds the lock with a fencing number of its own."""
+    scheduler.lock()
+    scheduler.lock()
+    second = SchedulerChannel(client, "k1", fence=1)
+    with pytest.raises(StudyLocked, match=rf"on {socket.gethostname()} \(process {os.getpid()}\), .*stop it first"):
+        second.lock()
+    second.unlock()
+    scheduler.confirm()
+    SchedulerChannel(client, "k2", fence=1).lock()
+    scheduler.unlock()
+    second.lock()
+
+
+def test_a_schedulers_lock_passes_on_when_it_has_died_and_from_another_machine_when_it_expires(
+    client: Any, scheduler: SchedulerChannel
+) -> None:
+    client.set("shadho:k1:holder", f"{socket.gethostname()} {os.getpid()} 1:7", px=60_000)
+    scheduler.lock()
+    assert 0 < client.pttl("shadho:k1:holder") <= 1000 * HOLD_SECONDS <= 1000 * LOCK_SECONDS
+    held = holder_elsewhere(client)
+    with pytest.raises(StudyLocked, match="elsewhere"):
+        scheduler.lock()
+    assert client.get("shadho:k1:holder") == held
+    client.delete("shadho:k1:holder")
+    scheduler.lock()
+
+
+def test_a_scheduler_that_lost_its_lock_stops_and_removes_nothing(
+    client: Any, worker: Channel, scheduler: SchedulerChannel
+) -> None:
+    scheduler.lock()
+    worker.report("k1", report())
+    assert scheduler.drain(0) == [report()]
+    held = holder_elsewhere(client)
+    with pytest.raises(LockLost):
+        scheduler.confirm()
+    assert client.xlen("shadho:k1:events") == 1
+    scheduler.unlock()
+    assert client.get("shadho:k1:holder") == held
+
+
+def test_a_redis_that_is_full_is_emptied_although_it_takes_no_lock(private_redis: str) -> None:
+    with connect(private_redis) as client:
+        scheduler = SchedulerChannel(client, "k1")
+        Channel(client).report("k1", report())
+        assert scheduler.drain(0) == [report()]
+        client.config_set("maxmemory", "1")
+        scheduler.confirm()
+        assert client.xlen("shadho:k1:events") == 0
+
+
 # Events
 
 
@@ -481,6 +610,20 @@ def test_more_events_than_one_read_takes_come_in_several(
         seen += events
         scheduler.confirm()
     assert seen == [report(step) for step in range(10)]
+
+
+def test_events_whose_ids_went_back_are_read(client: Any, scheduler: SchedulerChannel) -> None:
+    """As after a failover to a server without the last entries, whose clock is behind; and later passes the old one."""
+    client.xadd("shadho:k1:events", {"e": sealed(report(1))}, id="2000-5")
+    assert scheduler.drain(0) == [report(1)]
+    client.delete("shadho:k1:events")
+    for moment, step in (("1000-0", 2), ("1500-0", 3), ("3000-0", 4)):
+        client.xadd("shadho:k1:events", {"e": sealed(report(step))}, id=moment)
+    scheduler.confirm()
+    assert scheduler.drain(0) == [report(2), report(3), report(4)]
+    scheduler.confirm()
+    assert scheduler.drain(0) == []
+    assert client.xlen("shadho:k1:events") == 0
 
 
 def test_a_drain_that_waits_ends_with_the_first_event(redis_url: str, scheduler: SchedulerChannel) -> None:

@@ -1,9 +1,14 @@
 -- Take back attempts.
 --
 -- KEYS  1 attempts  2 cancel  3 events  4 leases
--- ARGV  1 the part of the claimed ones: 'keep' (they go on), 'stop' (their workers are asked to stop them) or 'revoke'
---       (their leases end, too: their workers are gone, or learn of it at the next renewal);
+-- ARGV  1 the part of the claimed ones: 'keep' (they go on), 'stop' (their workers are asked to stop them), 'revoke'
+--       (their leases end, too: their workers are gone, or learn of it at the next renewal) or 'void' (also where their
+--       trial has ended, for its result never came; those that have a lease go on, and so does a later attempt);
 --       then for each attempt its number, attempt and sealed Lost event
+
+-- include record
+local mode = ARGV[1]
+local function has_lease(number, attempt) return redis.call('ZSCORE', KEYS[4], number .. '.' .. attempt) end
 
 for i = 2, #ARGV, 3 do
   local number, attempt = ARGV[i], ARGV[i + 1]
@@ -11,10 +16,14 @@ for i = 2, #ARGV, 3 do
   local done = last and string.sub(last, 1, 4) == 'done'
   local latest = last and not done and tonumber(string.match(last, '^%d+')) or 0
   local claimed = latest >= tonumber(attempt)
-  if not done and (not claimed or ARGV[1] == 'revoke') then
-    -- A later attempt that is claimed stays so.
-    if latest <= tonumber(attempt) then redis.call('HSET', KEYS[1], number, attempt) end
+  local void = not done and (not claimed or mode == 'revoke')
+  if mode == 'void' then void = not has_lease(number, attempt) and not (claimed and has_lease(number, latest)) end
+  if void then
+    -- A later attempt that is claimed stays so, unless it is missing, too.
+    if latest <= tonumber(attempt) or mode == 'void' then
+      redis.call('HSET', KEYS[1], number, attempt .. beside(last or '', KEYS[4], number, attempt))
+    end
     redis.call('ZREM', KEYS[4], number .. '.' .. attempt)
     redis.call('XADD', KEYS[3], '*', 'e', ARGV[i + 2])
-  elseif claimed and ARGV[1] == 'stop' then redis.call('SADD', KEYS[2], number) end
+  elseif claimed and mode == 'stop' then redis.call('SADD', KEYS[2], number) end
 end

@@ -7,6 +7,7 @@
 -- Returns {finished, claimed}: 1 taken, 0 refused; a claim is -1 if the worker's circuit breaker is open
 
 -- include now
+-- include record
 local delivery, worker = ARGV[2], ARGV[3]
 -- Count a failure of a kind that only this worker has had against it; a success closes its circuit breaker.
 local function judge(failure)
@@ -17,15 +18,6 @@ local function judge(failure)
   elseif failure ~= 'unwatched' and redis.call('SISMEMBER', KEYS[6], failure) == 0 then
     redis.call('HINCRBY', KEYS[5], worker, 1)
   end
-end
-
--- Return whether another attempt of the trial has a live lease.
-local function lives_elsewhere(number, attempt, latest)
-  for each = 1, latest do
-    local lease = each ~= tonumber(attempt) and redis.call('ZSCORE', KEYS[2], number .. '.' .. each)
-    if lease and tonumber(lease) > 0 then return true end
-  end
-  return false
 end
 
 local function finish(number, attempt, event, failure)
@@ -40,15 +32,11 @@ local function finish(number, attempt, event, failure)
     return 0
   end
   redis.call('XADD', KEYS[3], '*', 'e', event)
-  local latest = tonumber(last and string.match(last, '^%d+') or attempt)
+  redis.call('ZREM', KEYS[2], number .. '.' .. attempt)
   -- The rule of core/attempts.py: a success ends the trial, a failure leaves it to the attempts that still run.
-  if failure ~= '' and lives_elsewhere(number, attempt, latest) then
-    redis.call('ZREM', KEYS[2], number .. '.' .. attempt)
-  else
+  if failure == '' or not last or beside(last, KEYS[2], number, attempt) == '' then
     redis.call('HSET', KEYS[1], number, mine)
-    for each = 1, latest do
-      redis.call('ZREM', KEYS[2], number .. '.' .. each)
-    end
+    for _, each in ipairs(named(last or '')) do redis.call('ZREM', KEYS[2], number .. '.' .. each) end
     redis.call('SREM', KEYS[4], number)
   end
   judge(failure)
@@ -57,13 +45,13 @@ end
 
 local function claim(number, attempt, event)
   local last = redis.call('HGET', KEYS[1], number)
-  if last == attempt .. ':' .. delivery then return 1 end
+  if last and string.match(last, '^[^+]*') == attempt .. ':' .. delivery then return 1 end
   if last and (string.sub(last, 1, 4) == 'done' or tonumber(string.match(last, '^%d+')) >= tonumber(attempt)) then
     return 0
   end
   local strikes = redis.call('HGET', KEYS[5], worker)
   if strikes and (strikes == 'quarantined' or tonumber(strikes) >= tonumber(ARGV[4])) then return -1 end
-  redis.call('HSET', KEYS[1], number, attempt .. ':' .. delivery)
+  redis.call('HSET', KEYS[1], number, attempt .. ':' .. delivery .. beside(last or '', KEYS[2], number, attempt))
   redis.call('SREM', KEYS[4], number)
   redis.call('ZADD', KEYS[2], now + ARGV[1], number .. '.' .. attempt)
   redis.call('XADD', KEYS[3], '*', 'e', event)

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from shadho_celery.core.payload import Payload
-from shadho_celery.core.trial import Attempt, ReplicaSeat
+from shadho_celery.core.trial import MAX_ATTEMPTS, Attempt, ReplicaSeat
 
 GOOD: dict[str, Any] = {
     "study": "0123456789abcdef",
@@ -55,6 +55,13 @@ def test_what_is_sent_is_read_as_it_was_and_what_goes_without_saying_is_left_out
         {"number": 3, "attempt": 2, "subspace": "all", "params": {"x": 1}, "compute_class": "cpu", "not_on": "h"}
     ]
     assert plain.keys() == {"study", "module", "attempts", "replica"}
+
+
+@pytest.mark.parametrize("attempt", [0, MAX_ATTEMPTS + 1, 2**53])
+def test_a_message_with_more_attempts_than_a_trial_may_have_is_refused(attempt: int) -> None:
+    [good, *_] = GOOD["attempts"]
+    assert passes({**GOOD, "attempts": [{**good, "attempt": MAX_ATTEMPTS}]})
+    assert "attempts[0].attempt" in refusal({**GOOD, "attempts": [{**good, "attempt": attempt}]})
 
 
 @pytest.mark.parametrize("payload", [None, "text", 1, [], [GOOD]])

@@ -13,9 +13,11 @@ from services.clocks import MachineTime
 
 from shadho_celery.core.clock import Clock, ManualClock, SystemClock
 from shadho_celery.core.trial import Attempt, Event, Outcome, Result, Started, TrialState
+from shadho_celery.errors import LockLost
 from shadho_celery.fleet.executor import QueueExecutor
 from shadho_celery.transport.broker import PROTOCOL
-from shadho_celery.transport.channel import seal
+from shadho_celery.transport.channel import HOLD_SECONDS, seal
+from shadho_celery.transport.redis import _script
 from shadho_celery.transport.registry import Worker
 from shadho_celery.transport.signing import UNSIGNED
 
@@ -33,9 +35,18 @@ class Rig:
         workers = [Worker(protocol=each, compute_class="cpu", slots=5, imports=["m"]) for each in protocols]
         client.mget.side_effect = lambda names: [json.dumps(msgspec.to_builtins(each)) for each in workers]
         client.xread.side_effect = self._read
-        client.zmscore.side_effect = lambda key, members: [1.0 for _ in members]
-        self.executor = QueueExecutor(client, MagicMock(), "s", "m", clock=clock or ManualClock(), adopt=adopt)
+        client.evalsha.side_effect = self._run
+        self.publisher, self.clock = MagicMock(), clock or ManualClock()
+        #: the scheduler that holds the study, if it is not this one
+        self.other_holder = ""
+        self.executor = QueueExecutor(client, self.publisher, "s", "m", clock=self.clock, adopt=adopt)
         self.executor.poll(0.0)
+
+    def _run(self, digest: str, keys: int, *arguments: str) -> list[str] | str:
+        """Answer a script: every attempt that is asked after runs, and who asks for the lock has it."""
+        if digest == _script("confirm")[1]:
+            return self.other_holder or arguments[keys]
+        return ["leased" for _ in arguments[keys:]] if digest == _script("attempt_states")[1] else []
 
     def _read(self, streams: dict[str, str], count: int, block: int | None) -> list[Any]:
         events, self._events = self._events, []
@@ -51,7 +62,7 @@ class Rig:
 
     def run(self, number: int, worker: str, outcome: Outcome) -> Result:
         """Send a trial, have the worker claim it and end it so; return the result as the study gets it."""
-        self.executor.submit([Attempt(number=number, attempt=1, subspace="all", params={}, compute_class="cpu")])
+        self.executor.submit([queued(number)])
         started = Started(number=number, attempt=1, host="h", at=0.0, worker=worker)
         _, result = self.hear(started, Result(number=number, attempt=1, outcome=outcome, at=0.0, worker=worker))
         assert isinstance(result, Result)
@@ -62,6 +73,10 @@ class Rig:
         """Trials that are to wait in the queue of the class: the more, the shorter trials take."""
         [cpu] = self.executor.classes()
         return cpu.ahead
+
+
+def queued(number: int) -> Attempt:
+    return Attempt(number=number, attempt=1, subspace="all", params={}, compute_class="cpu")
 
 
 def done(seconds: float) -> Outcome:
@@ -133,3 +148,16 @@ def test_a_lost_worker_is_seen_although_the_schedulers_clock_is_set(machine_time
     machine_time.sleep(1.5)
     rig.executor.poll(0.0)
     assert not rig.executor.workers
+
+
+def test_a_scheduler_publishes_nothing_once_another_one_has_the_study(rig: Rig) -> None:
+    rig.other_holder = "elsewhere 1 1:1"
+    rig.clock.sleep(HOLD_SECONDS)
+    with pytest.raises(LockLost):
+        rig.executor.submit([queued(0)])
+    with pytest.raises(LockLost):
+        rig.executor.poll(0.0)
+    with pytest.raises(LockLost):
+        rig.executor.close()
+    rig.publisher.publish.assert_not_called()
+    rig.publisher.close.assert_called_once()

@@ -13,6 +13,7 @@ from shadho_celery.core.clock import ManualClock
 from shadho_celery.core.trial import (
     COUNTED,
     FINISHED,
+    MAX_ATTEMPTS,
     Attempt,
     Event,
     Lost,
@@ -176,6 +177,20 @@ def test_losing_attempts_that_nobody_claimed_is_free() -> None:
         assert waiting is not None
         trial = study.send(waiting, "cpu")
     assert (study.trial(0).lost, trial.attempt) == (0, 10 * MAX_LOST + 1)
+
+
+def test_a_trial_whose_attempts_are_spent_ends_failed_with_the_reason() -> None:
+    study = begin()
+    trial = sent(study)
+    while trial.attempt < MAX_ATTEMPTS:
+        study.tell(lost(trial, claimed=False))
+        trial = study.send(study.next_waiting() or study.trial(0), "cpu")
+    study.tell(started(trial))
+    assert not list(study.alone), "nor is it copied"
+    ended = study.tell(lost(trial, claimed=False))
+    assert ended is not None
+    assert (ended.state, ended.attempt, study.in_flight) == (S.FAILED, MAX_ATTEMPTS, 0)
+    assert ended.error == f"all {MAX_ATTEMPTS} attempts were lost; the last one: silence"
 
 
 def test_trials_to_be_sent_again_come_in_the_order_in_which_they_were_lost() -> None:

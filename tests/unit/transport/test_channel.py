@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from shadho_celery.core.trial import (
+    MAX_ATTEMPTS,
     Called,
     Event,
     GangCall,
@@ -75,6 +76,12 @@ def test_with_a_key_only_what_it_signed_for_this_study_arrives() -> None:
 def test_what_is_no_event_does_not_arrive(text: str, signature: str) -> None:
     assert unseal("k1", signature + text, UNSIGNED) is None
     assert unseal("k1", signature + text, SIGNER) is None
+
+
+def test_an_event_of_more_attempts_than_a_trial_may_have_does_not_arrive() -> None:
+    for attempt in (MAX_ATTEMPTS, MAX_ATTEMPTS + 1):
+        event = Lost(number=0, attempt=attempt, reason="silence")
+        assert unseal("k1", seal("k1", event, UNSIGNED), UNSIGNED) == (event if attempt == MAX_ATTEMPTS else None)
 
 
 def changed(**changes: Any) -> str:

@@ -1,0 +1,13 @@
+-- Renew the scheduler's lock, or take it if nobody has it; then remove the entries that are recorded.
+--
+-- KEYS  1 events  2 holder
+-- ARGV  1 holder  2 its lock in ms  3 holder that has died, whose lock may be taken over, or ''; then ids of entries
+-- Returns the holder; if it is another one nothing changes
+
+local held = redis.call('GET', KEYS[2])
+-- Not `call`: a Redis that is full refuses it, and must be emptied all the same.
+if not held or held == ARGV[3] then redis.pcall('SET', KEYS[2], ARGV[1], 'PX', ARGV[2])
+elseif held == ARGV[1] then redis.call('PEXPIRE', KEYS[2], ARGV[2])
+else return held end
+if #ARGV > 3 then redis.call('XDEL', KEYS[1], unpack(ARGV, 4)) end
+return ARGV[1]
