@@ -268,9 +268,9 @@ class Lost(_Event, frozen=True, kw_only=True):
     claimed: bool = True
 
 
-#: ``host:port`` of a coordinator, and the secret that admits a replica; between workers it may be encrypted, and longer
+#: ``host:port`` of a coordinator, and the secret that admits a replica, as it is or encrypted on its way
 Address = Annotated[str, Meta(pattern=r"^[A-Za-z0-9._:%\[\]-]{1,255}:[0-9]{1,5}\Z")]
-Token = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_=+/.-]{1,512}\Z")]
+Token = Annotated[str, Meta(pattern=r"^([A-Za-z0-9_=+/.-]{1,256}|aes:[A-Za-z0-9_=-]{1,400})\Z")]
 
 
 class _Coordinator(Struct, frozen=True, kw_only=True):

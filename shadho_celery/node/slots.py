@@ -205,8 +205,8 @@ class Slots:
             return
         try:
             token = self._seats.token(payload.study, seat, replica.token)
-        except UsageError as refusal:
-            outcome, stopped = Outcome(state=TrialState.FAILED, error=str(refusal), seconds=0.0), ""
+        except UsageError as unreadable:
+            outcome, stopped = Outcome(state=TrialState.FAILED, error=str(unreadable), seconds=0.0), ""
         else:
             payload = replace(payload, replica=replace(replica, token=token))
             outcome, stopped = self._drive(slot, payload, attempt, delivery, seat)

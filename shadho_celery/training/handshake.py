@@ -207,7 +207,7 @@ def _encrypt(wire: Wire, token: str, *handshake: Frame, is_coordinator: bool) ->
     # Not at the top: without a signing key `cryptography` need not be installed.
     from shadho_celery.training.encryption import Encrypted
 
-    said = b"".join(part for frame in handshake for part in (frame.head, *frame.parts))
+    said = b"".join(b"".join([frame.head, *frame.parts]) for frame in handshake)
     wire.form = Encrypted(token, said, is_coordinator=is_coordinator)
 
 

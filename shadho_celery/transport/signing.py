@@ -29,7 +29,10 @@ KEY_FILE = "SHADHO_SIGNING_KEY_FILE"
 #: fewest bytes of a key
 MIN_BYTES = 16
 
-#: bytes of the random nonce of an encrypted secret
+#: beginning of an encrypted secret
+_MARK = "aes:"
+
+#: bytes of its random nonce
 _NONCE_BYTES = 12
 
 
@@ -69,7 +72,8 @@ class Signer:
         if not self._key:
             return secret
         nonce = secrets.token_bytes(_NONCE_BYTES)
-        return base64.urlsafe_b64encode(nonce + self._cipher.encrypt(nonce, secret.encode(), purpose.encode())).decode()
+        data = nonce + self._cipher.encrypt(nonce, secret.encode(), purpose.encode())
+        return _MARK + base64.urlsafe_b64encode(data).decode()
 
     def decrypt(self, text: str, purpose: str) -> str:
         """Return the secret that was encrypted for `purpose`.
@@ -82,7 +86,7 @@ class Signer:
         from cryptography.exceptions import InvalidTag
 
         try:
-            data = base64.urlsafe_b64decode(text)
+            data = base64.urlsafe_b64decode(text.removeprefix(_MARK))
             return cipher.decrypt(data[:_NONCE_BYTES], data[_NONCE_BYTES:], purpose.encode()).decode()
         except (InvalidTag, ValueError):
             raise UsageError(

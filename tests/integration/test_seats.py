@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from services.channels import Channel
 
 from shadho_celery.core.trial import Called, GangCall, Outcome, ReplicaFailed, Result, Started, TrialState
+from shadho_celery.errors import UsageError
 from shadho_celery.transport.channel import Claim, SchedulerChannel
 from shadho_celery.transport.quarantine import Quarantine
 from shadho_celery.transport.redis import connect, own_address
@@ -98,8 +99,29 @@ def test_a_call_signed_with_another_key_is_refused(client: Any, worker: Channel)
     """Replicas would compute for another study."""
     worker.claim("k1", started())
     WorkerSeats(client, "w1", signer=Signer(b"k" * 32)).call("k1", CALL)
-    assert SchedulerSeats(client, "k1", Signer(b"k" * 32)).calls([(0, 1)]) == [CALL]
+    [call] = SchedulerSeats(client, "k1", Signer(b"k" * 32)).calls([(0, 1)])
+    assert call == replace(CALL, gang=replace(GANG, token=call.gang.token))
     assert SchedulerSeats(client, "k1", Signer(b"x" * 32)).calls([(0, 1)]) == []
+
+
+def test_with_a_key_the_token_of_a_call_is_encrypted_for_the_workers_of_its_seats_alone(
+    client: Any, worker: Channel
+) -> None:
+    """Neither Redis nor the scheduler can read it, and it opens no seat of another call, attempt, trial or study."""
+    worker.claim("k1", started())
+    signer = Signer(b"k" * 32)
+    seats = WorkerSeats(client, "w1", signer=signer)
+    assert seats.call("k1", CALL)
+    kept = [client.hgetall("shadho:k1:gangs"), client.xrange("shadho:k1:events")]
+    [call] = SchedulerSeats(client, "k1", signer).calls([(0, 1)])
+    assert GANG.token not in str([kept, call])
+    assert seats.token("k1", SEAT, call.gang.token) == GANG.token
+    assert seats.token("k1", replace(SEAT, rank=2), call.gang.token) == GANG.token
+    others = [("k2", SEAT), *(("k1", replace(SEAT, **{name: 5})) for name in ("number", "attempt", "call"))]
+    for study, seat in others:
+        with pytest.raises(UsageError, match="was not encrypted with this worker's signing key"):
+            seats.token(study, seat, call.gang.token)
+    assert WorkerSeats(client, "w2").token("k1", SEAT, "clear") == "clear"
 
 
 # Taking

@@ -11,12 +11,14 @@ import pytest
 
 from shadho_celery.training.frames import (
     BrokenFrame,
+    Clear,
     Kind,
     Wire,
     control_content,
     control_frame,
     control_limits,
     small_buffer,
+    unpack,
 )
 from shadho_celery.training.handshake import (
     Hello,
@@ -69,6 +71,51 @@ def test_both_ends_prove_the_token_and_get_the_records_of_the_other(ends: tuple[
     assert receive_hello(near, TOKEN, admit, epoch=7) == HELLO
     replica.join(30)
     assert heard == [(7, WELCOME)]
+
+
+def test_what_follows_the_handshake_of_an_encrypted_gang_is_read_by_its_two_ends_only(ends: tuple[Wire, Wire]) -> None:
+    near, far = ends
+    hello = Hello(rank=3, digest="same", encrypted=True)
+    replica = in_the_background(lambda: say_hello(far, TOKEN, hello))
+    assert receive_hello(near, TOKEN, admit, epoch=7) == hello
+    replica.join(30)
+    for one, other in ((near, far), (far, near)):
+        one.send(quit_frame("over"))
+        assert parse_quit(other.receive(control_limits(Kind.QUIT), small_buffer)[1]).reason == "over"
+    near.send(quit_frame("over"))
+    far.form = Clear()
+    with pytest.raises(BrokenFrame, match="not a frame"):
+        far.receive(control_limits(Kind.QUIT), small_buffer)
+
+
+@pytest.mark.parametrize("change", ["rank", "seed"])
+def test_a_handshake_that_is_changed_on_its_way_ends_an_encrypted_connection(
+    ends: tuple[Wire, Wire], change: str
+) -> None:
+    """Its key is of all that was said: somebody between the ends cannot give a replica another seat or other data."""
+    near, far = ends
+    frames = {"rank": Kind.HELLO, "seed": Kind.WELCOME}
+
+    def changed(wire: Wire) -> None:
+        receive = wire.receive
+
+        def receive_other(*arguments: Any) -> Any:
+            header, payload = receive(*arguments)
+            if header.kind is not frames[change] or b"proof" not in bytes(payload):
+                return header, payload
+            content = {**control_content(payload), change: 17}
+            told = control_frame(header.kind, content, epoch=header.epoch)
+            return unpack(told.head), told.parts[0]
+
+        wire.receive = receive_other  # type: ignore[method-assign]
+
+    changed(near if change == "rank" else far)
+    replica = in_the_background(lambda: say_hello(far, TOKEN, Hello(rank=3, digest="same", encrypted=True)))
+    receive_hello(near, TOKEN, admit, epoch=7)
+    replica.join(30)
+    near.send(control_frame(Kind.PING))
+    with pytest.raises(BrokenFrame, match="not authentic"):
+        far.receive(control_limits(Kind.PING), small_buffer)
 
 
 def test_neither_end_sends_the_token(ends: tuple[Wire, Wire]) -> None:

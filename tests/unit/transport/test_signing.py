@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from shadho_celery.core.trial import GangCall
 from shadho_celery.errors import UsageError
 from shadho_celery.transport.signing import KEY_FILE, UNSIGNED, Signer, read_key
 
@@ -43,6 +46,42 @@ def test_without_a_key_nothing_is_signed_and_everything_passes() -> None:
     assert UNSIGNED.sign("text") == UNSIGNED.fingerprint == ""
     assert UNSIGNED.is_signed("text", "")
     assert UNSIGNED.is_signed("text", "anything")
+
+
+@pytest.mark.parametrize("secret", ["", "s3cr3t", "größe", "x" * 256])
+def test_a_secret_is_read_with_the_same_key_for_the_same_purpose_only(secret: str) -> None:
+    one = Signer(KEY)
+    text = one.encrypt(secret, "call 1")
+    assert text != one.encrypt(secret, "call 1"), "no nonce is used twice"
+    assert not secret or secret not in text
+    assert Signer(KEY).decrypt(text, "call 1") == secret
+    changed = text[:-6] + ("A" if text[-6] != "A" else "B") + text[-5:]
+    for signer, given, purpose in (
+        (Signer(KEY[::-1]), text, "call 1"),
+        (one, text, "call 2"),
+        (one, changed, "call 1"),
+        (one, text[:20], "call 1"),
+        (one, secret, "call 1"),
+        (one, "aes:", "call 1"),
+    ):
+        with pytest.raises(UsageError, match="was not encrypted with this worker's signing key"):
+            signer.decrypt(given, purpose)
+
+
+def test_without_a_key_a_secret_travels_as_it_is() -> None:
+    assert UNSIGNED.encrypt("secret", "call 1") == UNSIGNED.decrypt("secret", "call 1") == "secret"
+
+
+def test_an_encrypted_token_is_a_token_of_a_message() -> None:
+    token = Signer(KEY).encrypt("x" * 256, "call 1")
+    assert GangCall(address="h:1", token=token) == msgspec.convert({"address": "h:1", "token": token}, GangCall)
+
+
+def test_a_worker_without_the_library_for_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cryptography.hazmat.primitives.ciphers.aead", None)
+    for call in (Signer(KEY).encrypt, Signer(KEY).decrypt):
+        with pytest.raises(UsageError, match=r"needs cryptography; .* pip install \"shadho_celery\[torch\]\""):
+            call("secret", "call 1")
 
 
 def test_a_fingerprint_tells_keys_apart_and_does_not_hold_them() -> None:
