@@ -76,7 +76,6 @@ class QueueExecutor:
         self._unwanted: list[Callable[[], object]] = []
         #: reason why Redis answers nothing at the moment; None while it does
         self._silence: ServiceError | None = None
-        channel.reopen_study()
         quarantine.reset()
 
     def classes(self) -> Sequence[ComputeClass]:

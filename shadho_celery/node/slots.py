@@ -14,7 +14,7 @@ from queue import SimpleQueue
 from typing import TypeVar
 
 import redis
-from msgspec.structs import asdict
+from msgspec.structs import asdict, replace
 
 from shadho_celery.core.clock import SystemClock
 from shadho_celery.core.failures import headline
@@ -35,6 +35,7 @@ from shadho_celery.core.trial import (
 from shadho_celery.node.consumer import Consumer
 from shadho_celery.node.heartbeat import Heartbeat
 from shadho_celery.node.leases import Lease, Leases
+from shadho_celery.objective.call import joined
 from shadho_celery.runner.protocol import Reported, RunAttempt
 from shadho_celery.runner.runner import Runner
 from shadho_celery.transport.broker import PROTOCOL
@@ -257,11 +258,15 @@ class Slots:
             replica=payload.replica,
         )
 
+        unsent = 0
+
         def on_report(said: Reported) -> None:
+            nonlocal unsent
             report = Report(number=number, attempt=which, step=said.step, loss=said.loss, at=self._clock.now())
             try:
-                self._channel.report(payload.study, report)
+                unsent += not self._channel.report(payload.study, report)
             except redis.RedisError:
+                unsent += 1
                 log.warning("a report of trial %s did not get through", number)
 
         def on_gang(gang: GangCall) -> None:
@@ -271,6 +276,9 @@ class Slots:
 
         with self._leases.holding(lease):
             outcome = runner.run(order, on_report, on_gang)
+        if unsent:
+            warning = f"{unsent} reports were lost: Redis did not take them, or its scheduler was away for long"
+            outcome = replace(outcome, warning=joined(outcome.warning, warning))
         return outcome, lease.stopped
 
     def _persist(self, call: Callable[[], T]) -> T:
