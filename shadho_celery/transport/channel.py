@@ -22,7 +22,7 @@ from __future__ import annotations
 import json
 import os
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from enum import Enum
 from itertools import chain
 
@@ -132,6 +132,11 @@ class WorkerChannel:
     def renew(self, study: str, attempts: Sequence[tuple[int, int]]) -> list[str]:
         """Renew the leases of (number, attempt) pairs; return for each ``ok``, ``cancel`` or ``gone`` (not ours)."""
         return list(run(self._client, "renew", study, self._lease_ms, *map(_member, attempts)))
+
+    def are_refused(self, study: str, attempts: Collection[tuple[int, int]]) -> list[tuple[int, int]]:
+        """Return those of the (number, attempt) pairs that no worker can claim any more."""
+        answers = run(self._client, "refusals", study, *chain.from_iterable(attempts))
+        return [attempt for attempt, is_refused in zip(attempts, answers, strict=True) if is_refused]
 
     def count_refused(self, study: str) -> None:
         """Count a late result that was refused before it was sent."""
