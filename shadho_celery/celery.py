@@ -23,6 +23,7 @@ from shadho_celery.objective.study_file import cores_per_trial
 from shadho_celery.transport import broker
 from shadho_celery.transport.celery_settings import configuration
 from shadho_celery.transport.redis import connect, own_address
+from shadho_celery.transport.redis_queues import AMQP
 from shadho_celery.transport.signing import Signer
 
 log = logging.getLogger(__name__)
@@ -36,7 +37,7 @@ def _refusal(message: str) -> SystemExit:
     return SystemExit(2)
 
 
-app = Celery("shadho_celery")
+app = Celery("shadho_celery", amqp=AMQP)
 try:
     app.conf.update(configuration())
 except ShadhoError as error:

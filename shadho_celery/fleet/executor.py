@@ -81,7 +81,6 @@ class QueueExecutor:
         channel.lock()
         #: the moment of the last look at the lock
         self._held_at = self._clock.now()
-        channel.reopen_study()
         quarantine.reset()
 
     def classes(self) -> Sequence[ComputeClass]:

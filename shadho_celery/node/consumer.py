@@ -9,6 +9,8 @@ from contextlib import suppress
 from typing import Any
 
 from shadho_celery.core.clock import Clock, SystemClock
+from shadho_celery.transport.redis_queues import AreRefused, drop_refused
+from shadho_celery.transport.signing import Signer
 
 log = logging.getLogger(__name__)
 
@@ -65,6 +67,17 @@ class Consumer:
             log.warning("messages wait in %s and none comes; connecting to the broker anew", self._queue)
             self._consumer.call_soon(_break)
             _cut(self._consumer)
+
+    def drop_refused(self, signer: Signer, are_refused: AreRefused) -> None:
+        """Drop refused messages in bulk if the broker is Redis; RabbitMQ brings them fast enough."""
+        with self._consumer.app.connection_for_read(heartbeat=0) as connection:
+            if connection.transport.driver_type != "redis":
+                return
+            dropped = 0
+            while fresh := drop_refused(connection.default_channel, self._queue, signer, are_refused):
+                dropped += fresh
+        if dropped:
+            log.warning("%d messages in %s were dropped: they were for trials that have ended", dropped, self._queue)
 
     def _depth(self) -> int:
         """Return the number of messages that wait in the queue, 0 if the broker does not tell."""

@@ -13,12 +13,17 @@ from shadho_celery.core.clock import Clock
 from shadho_celery.node.consumer import Consumer
 from shadho_celery.node.leases import Leases
 from shadho_celery.transport.quarantine import Breaker, Quarantine
+from shadho_celery.transport.redis_queues import AreRefused
 from shadho_celery.transport.registry import Registry, StudyWants, Worker
+from shadho_celery.transport.signing import Signer
 
 log = logging.getLogger(__name__)
 
 #: seconds between two announcements
 ANNOUNCE_EVERY = 5.0
+
+#: milliseconds for which one worker of a class drops refused messages, and no other
+DROP_MS = 5000
 
 
 class Heartbeat:
@@ -58,6 +63,12 @@ class Heartbeat:
         """Record that a message has come."""
         if self._consumer is not None:
             self._consumer.note_message()
+
+    def drop_refused(self, signer: Signer, are_refused: AreRefused) -> None:
+        """Drop refused messages of the worker's queue in bulk, unless another worker of its class has just done so."""
+        name = f"shadho:dropping:{self._worker.compute_class}"
+        if self._consumer is not None and self._client.set(name, self._name, nx=True, px=DROP_MS):
+            self._consumer.drop_refused(signer, are_refused)
 
     def beat(self, *, has_free_slot: bool) -> None:
         """Announce, and follow the circuit breakers; to be called every second or so. Raises redis-py's errors."""

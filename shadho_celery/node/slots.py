@@ -36,6 +36,7 @@ from shadho_celery.errors import UsageError
 from shadho_celery.node.consumer import Consumer
 from shadho_celery.node.heartbeat import Heartbeat
 from shadho_celery.node.leases import Lease, Leases
+from shadho_celery.objective.call import joined
 from shadho_celery.runner.protocol import Reported, RunAttempt
 from shadho_celery.runner.runner import Runner
 from shadho_celery.transport.broker import PROTOCOL
@@ -54,6 +55,9 @@ BEAT_SECONDS = 1.0
 
 #: seconds before a message goes back to the queue whose module this worker was not started with
 REQUEUE_SECONDS = 1.0
+
+#: refused claims in a row after which more messages are looked at in bulk
+MANY_REFUSALS = 10
 
 REFUSED = "the result of trial %s, attempt %s was refused: its lease was lost"
 
@@ -94,6 +98,8 @@ class Slots:
         for slot in range(count):
             self._free.put(slot)
         self._closing = threading.Event()
+        #: claims in a row that were refused
+        self._refusals = 0
         self._leases = Leases(self._channel, self._seats)
         self._worker = Worker(
             protocol=PROTOCOL,
@@ -229,7 +235,20 @@ class Slots:
             raise NotMine(
                 "this worker takes no trials for now: its last ones failed in ways that no other worker has seen"
             )
-        return claim is Claim.REFUSED
+        is_refused = claim is Claim.REFUSED
+        self._refusals = self._refusals + 1 if is_refused else 0
+        if self._refusals >= MANY_REFUSALS:
+            self._drop_refused()
+        return is_refused
+
+    def _drop_refused(self) -> None:
+        """Drop more refused messages at once: an ended study may have left very many."""
+        self._refusals = 0
+        try:
+            self._heartbeat.drop_refused(self.signer, self._channel.are_refused)
+        except Exception as error:
+            # Any broker's error: the messages are refused one by one as well, only slower.
+            log.warning("refused messages could not be dropped at once: %s", headline(str(error)))
 
     def _finish_and_claim(
         self, payload: Payload, delivery: str, result: Result | None, started: Started | None
@@ -265,11 +284,15 @@ class Slots:
             encrypted=bool(self.signer.fingerprint),
         )
 
+        unsent = 0
+
         def on_report(said: Reported) -> None:
+            nonlocal unsent
             report = Report(number=number, attempt=which, step=said.step, loss=said.loss, at=self._clock.wall())
             try:
-                self._channel.report(payload.study, report)
+                unsent += not self._channel.report(payload.study, report)
             except redis.RedisError:
+                unsent += 1
                 log.warning("a report of trial %s did not get through", number)
 
         def on_gang(gang: GangCall) -> None:
@@ -279,6 +302,9 @@ class Slots:
 
         with self._leases.holding(lease):
             outcome = runner.run(order, on_report, on_gang)
+        if unsent:
+            warning = f"{unsent} reports were lost: Redis did not take them, or its scheduler was away for long"
+            outcome = replace(outcome, warning=joined(outcome.warning, warning))
         return outcome, lease.stopped
 
     def _persist(self, call: Callable[[], T]) -> T:

@@ -7,6 +7,8 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
+from msgspec.structs import replace
+
 from shadho_celery.core.clock import Clock, SystemClock
 from shadho_celery.core.trial import Outcome, TrialState
 from shadho_celery.objective.context import LocalContext
@@ -34,7 +36,18 @@ def call(
 
     Only `fatal` exceptions pass through: Ctrl-C is meant for the whole process.
     """
-    clock = clock or SystemClock()
+    outcome = _call(objective, make_params, context, clock or SystemClock(), fatal)
+    thinned = context.thinning.warning
+    return outcome if thinned is None else replace(outcome, warning=joined(outcome.warning, thinned))
+
+
+def _call(
+    objective: Objective,
+    make_params: Callable[[], object],
+    context: LocalContext,
+    clock: Clock,
+    fatal: tuple[type[BaseException], ...],
+) -> Outcome:
     began = clock.now()
     try:
         params = make_params()

@@ -11,6 +11,9 @@ from shadho_celery.core.checks import short
 from shadho_celery.core.trial import ReplicaSeat
 from shadho_celery.objective.result import Unreadable, number, scalar
 
+#: reports of an attempt that are sent on before it is thinned out
+MAX_REPORTS = 1000
+
 
 class TrialTimeout(Exception):
     """The trial has reached its time limit. Raised inside the objective, which has seconds left to return.
@@ -57,6 +60,7 @@ class Context(Protocol):
     def report(self, step: int, loss: float) -> None:
         """Tell the scheduler the loss reached at `step` (a whole number that grows); from any thread.
 
+        More than MAX_REPORTS reports of an attempt are thinned out evenly; the trial's warning says so.
         Raises TypeError or ValueError if they are no such numbers.
         """
 
@@ -74,6 +78,35 @@ class Context(Protocol):
 
         ``shadho_celery.training.gang`` does so.
         """
+
+
+class Thinning:
+    """Even thinning of an attempt's reports: whenever MAX_REPORTS are kept, forget every second and double the stride.
+
+    What was sent stays sent, so that a pruner sees it at once: of a million reports 6000 are sent.
+    """
+
+    def __init__(self) -> None:
+        self._made = self._sent = self._kept = 0
+        self._stride = 1
+
+    def keeps_next(self) -> bool:
+        """Count a report; return whether it is to be sent."""
+        self._made += 1
+        if (self._made - 1) % self._stride:
+            return False
+        self._sent += 1
+        self._kept += 1
+        if self._kept == MAX_REPORTS:
+            self._kept, self._stride = (MAX_REPORTS + 1) // 2, 2 * self._stride
+        return True
+
+    @property
+    def warning(self) -> str | None:
+        """The numbers of reports made and sent; None if all were sent."""
+        if self._sent == self._made:
+            return None
+        return f"of {self._made} reports {self._sent} were sent, in the end every {self._stride}th"
 
 
 def _refuse_call(address: str, token: str, backups: int) -> None:
@@ -98,6 +131,7 @@ class LocalContext:
     gangs: int = 0
     encrypted: bool = False
     on_report: Callable[[int, float], None] = lambda step, loss: None
+    thinning: Thinning = field(default_factory=Thinning)
     stopped: Callable[[], bool] = lambda: False
     #: seconds the trial may take; None for no limit
     timeout: float | None = None
@@ -114,7 +148,9 @@ class LocalContext:
 
     def report(self, step: int, loss: float) -> None:
         # NaN is allowed on the way: a pruner may learn from a training that diverges.
-        self.on_report(_step(step), _number(loss, "context.report: the loss", finite=False))
+        step, loss = _step(step), _number(loss, "context.report: the loss", finite=False)
+        if self.thinning.keeps_next():
+            self.on_report(step, loss)
 
     def should_stop(self) -> bool:
         return self.stopped() or self.timed_out()

@@ -14,6 +14,9 @@ leases    zset    ``number.attempt`` -> moment the lease ends (ms, the server's 
 cancel    set     numbers of running trials that should stop
 holder    string  ``host process start:fence`` of the study's scheduler; it expires after HOLD_SECONDS
 ========  ======  ===================================================================================
+
+All of them have a time to live, which scheduler and workers renew: a study whose scheduler does not come back is
+forgotten a week after its last trial.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ import json
 import math
 import os
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from enum import Enum
 from itertools import chain
 
@@ -35,8 +38,11 @@ from shadho_celery.store.lock import holder_name, is_held
 from shadho_celery.transport.redis import Redis, keys, run
 from shadho_celery.transport.signing import UNSIGNED, Signer
 
-#: seconds for which messages of a study that has ended are refused
+#: seconds for which messages of a study that has ended are refused, and a study that nobody runs is kept
 ERASED_SECONDS = 7 * 86400
+
+#: events that wait for the scheduler from which on reports are refused: some 20 MB. Other events are always taken.
+MAX_WAITING = 100_000
 
 #: events read at once
 READ = 1000
@@ -135,13 +141,22 @@ class WorkerChannel:
         """Renew the leases of (number, attempt) pairs; return for each ``ok``, ``cancel`` or ``gone`` (not ours)."""
         return list(run(self._client, "renew", study, self._lease_ms, *map(_member, attempts)))
 
+    def are_refused(self, study: str, attempts: Collection[tuple[int, int]]) -> list[tuple[int, int]]:
+        """Return those of the (number, attempt) pairs that no worker can claim any more."""
+        answers = run(self._client, "refusals", study, *chain.from_iterable(attempts))
+        return [attempt for attempt, is_refused in zip(attempts, answers, strict=True) if is_refused]
+
     def count_refused(self, study: str) -> None:
         """Count a late result that was refused before it was sent."""
-        self._client.hincrby(*keys(study, "attempts"), "refused", 1)
+        [attempts] = keys(study, "attempts")
+        with self._client.pipeline() as pipe:
+            # Redis may not have the study any more.
+            pipe.hincrby(attempts, "refused", 1).expire(attempts, ERASED_SECONDS).execute()
 
-    def report(self, study: str, report: Report) -> None:
-        """Send a report."""
-        self._client.xadd(*keys(study, "events"), {"e": seal(study, report, self._signer)})
+    def report(self, study: str, report: Report) -> bool:
+        """Send a report; return False if it was refused: the lease has ended, or too many events wait."""
+        member, sealed = _member((report.number, report.attempt)), seal(study, report, self._signer)
+        return bool(run(self._client, "report", study, member, sealed, MAX_WAITING))
 
     def _sealed(self, study: str, event: Result | Started | None) -> tuple[int | str, int | str, str]:
         return ("", "", "") if event is None else (event.number, event.attempt, seal(study, event, self._signer))
@@ -268,10 +283,6 @@ class SchedulerChannel:
     def refused(self) -> int:
         """Return the number of late results that were refused so far."""
         return int(self._client.hget(self._attempts, "refused") or 0)
-
-    def reopen_study(self) -> None:
-        """Remove the expiry that `erase` of an earlier scheduler put on the attempts."""
-        self._client.persist(self._attempts)
 
     def erase(self) -> None:
         """Remove the study's keys: it has ended and all is recorded.

@@ -65,7 +65,6 @@ class Quarantine:
         self._client.hset(self._breakers, worker, Breaker.QUARANTINED.value)
 
     def reset(self) -> None:
-        """Remove the expiry that an earlier scheduler put on the breakers, and close all breakers."""
-        self._client.persist(self._breakers)
+        """Close all breakers."""
         for worker in self._client.hkeys(self._breakers):
             self.close(worker)

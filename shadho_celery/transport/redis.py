@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -57,12 +57,17 @@ def keys(study: str, *names: str) -> list[str]:
 
 def run(client: Redis, name: str, study: str, *args: int | str) -> Any:
     """Run the script ``lua/NAME.lua`` on the keys of `study` that its header names; return its answer."""
-    source, digest, names = _script(name)
+    return run_on(client, name, keys(study, *_script(name)[2]), *args)
+
+
+def run_on(client: Redis, name: str, on: Sequence[str], *args: int | str | bytes) -> Any:
+    """Run the script ``lua/NAME.lua`` on the keys `on`; return its answer."""
+    source, digest, _ = _script(name)
     try:
-        return client.evalsha(digest, len(names), *keys(study, *names), *args)
+        return client.evalsha(digest, len(on), *on, *args)
     except NoScriptError:
         # The server has forgotten its scripts, as after a restart or on another replica; `eval` stores them again.
-        return client.eval(source, len(names), *keys(study, *names), *args)
+        return client.eval(source, len(on), *on, *args)
 
 
 @cache

@@ -18,7 +18,18 @@ from services.channels import Channel
 
 from shadho_celery.core.failures import kind_of
 from shadho_celery.core.hardware import Machine
-from shadho_celery.core.trial import Event, GangEvent, Lost, Outcome, Report, Result, Started, TrialState
+from shadho_celery.core.trial import (
+    Called,
+    Event,
+    GangCall,
+    GangEvent,
+    Lost,
+    Outcome,
+    Report,
+    Result,
+    Started,
+    TrialState,
+)
 from shadho_celery.errors import LockLost, ServiceError, StudyLocked
 from shadho_celery.store.sql import LOCK_SECONDS
 from shadho_celery.transport import channel as channel_module
@@ -35,6 +46,7 @@ from shadho_celery.transport.channel import (
 from shadho_celery.transport.quarantine import Breaker, Quarantine
 from shadho_celery.transport.redis import connect
 from shadho_celery.transport.registry import Registry, StudyWants, Worker
+from shadho_celery.transport.seats import SchedulerSeats, Seat, WorkerSeats
 from shadho_celery.transport.signing import UNSIGNED
 
 S = TrialState
@@ -412,7 +424,6 @@ def test_a_quarantined_worker_stays_quarantined(
     assert quarantine.state("w") is Breaker.QUARANTINED
     assert worker.finish_and_claim("k1", None, started(1))[1] is Claim.BREAKER_OPEN
     scheduler.erase()
-    scheduler.reopen_study()
     quarantine.reset()
     assert quarantine.state("w") is Breaker.QUARANTINED
 
@@ -547,8 +558,8 @@ def test_a_scheduler_that_lost_its_lock_stops_and_removes_nothing(
     client: Any, worker: Channel, scheduler: SchedulerChannel
 ) -> None:
     scheduler.lock()
-    worker.report("k1", report())
-    assert scheduler.drain(0) == [report()]
+    worker.claim("k1", started())
+    assert scheduler.drain(0) == [started()]
     held = holder_elsewhere(client)
     with pytest.raises(LockLost):
         scheduler.confirm()
@@ -560,8 +571,8 @@ def test_a_scheduler_that_lost_its_lock_stops_and_removes_nothing(
 def test_a_redis_that_is_full_is_emptied_although_it_takes_no_lock(private_redis: str) -> None:
     with connect(private_redis) as client:
         scheduler = SchedulerChannel(client, "k1")
-        Channel(client).report("k1", report())
-        assert scheduler.drain(0) == [report()]
+        Channel(client).claim("k1", started())
+        assert scheduler.drain(0) == [started()]
         client.config_set("maxmemory", "1")
         scheduler.confirm()
         assert client.xlen("shadho:k1:events") == 0
@@ -584,7 +595,8 @@ def test_what_was_not_confirmed_is_seen_again_by_the_next_scheduler_and_what_was
     client: Any, worker: Channel
 ) -> None:
     first = SchedulerChannel(client, "k1")
-    for step in range(3):
+    worker.claim("k1", started())
+    for step in range(2):
         worker.report("k1", report(step))
     assert len(first.drain(0)) == 3
     assert len(SchedulerChannel(client, "k1").drain(0)) == 3
@@ -602,6 +614,7 @@ def test_more_events_than_one_read_takes_come_in_several(
 ) -> None:
     monkeypatch.setattr(channel_module, "READ", 4)
     scheduler = SchedulerChannel(client, "k1")
+    worker.claim("k1", started())
     for step in range(10):
         worker.report("k1", report(step))
     seen: list[Event | GangEvent] = []
@@ -609,7 +622,7 @@ def test_more_events_than_one_read_takes_come_in_several(
         assert len(events) <= 4
         seen += events
         scheduler.confirm()
-    assert seen == [report(step) for step in range(10)]
+    assert seen == [started(), *(report(step) for step in range(10))]
 
 
 def test_events_whose_ids_went_back_are_read(client: Any, scheduler: SchedulerChannel) -> None:
@@ -631,11 +644,11 @@ def test_a_drain_that_waits_ends_with_the_first_event(redis_url: str, scheduler:
 
     def later() -> None:
         with connect(redis_url) as client:
-            Channel(client).report("k1", report())
+            Channel(client).claim("k1", started())
 
     timer = threading.Timer(0.05, later)
     timer.start()
-    assert scheduler.drain(25_000) == [report()]
+    assert scheduler.drain(25_000) == [started()]
     timer.join()
 
 
@@ -699,8 +712,9 @@ def test_a_result_of_a_worker_that_measures_no_memory_arrives() -> None:
 
 
 def test_a_diverged_loss_arrives_as_nan(worker: Channel, scheduler: SchedulerChannel) -> None:
+    worker.claim("k1", started())
     worker.report("k1", Report(number=0, attempt=1, step=1, loss=math.nan, at=0.0))
-    [arrived] = scheduler.drain(0)
+    _, arrived = scheduler.drain(0)
     assert isinstance(arrived, Report)
     assert math.isnan(arrived.loss)
 
@@ -730,7 +744,7 @@ def test_an_erased_study_leaves_only_the_memory_of_its_attempts_and_that_ends(
     scheduler.erase()
     assert keys_of(client) - others == {"shadho:k1:attempts"}
     assert 0 < client.ttl("shadho:k1:attempts") <= ERASED_SECONDS
-    assert client.ttl("shadho:k2:attempts") == -1
+    assert client.ttl("shadho:k2:attempts") > 0
 
 
 def test_messages_of_an_erased_study_are_still_refused(
@@ -750,9 +764,75 @@ def test_a_resumed_studys_attempts_do_not_end_meanwhile(
 ) -> None:
     lived(worker, scheduler)
     scheduler.erase()
-    SchedulerChannel(client, "k1").reopen_study()
-    assert client.ttl("shadho:k1:attempts") == -1
+    client.expire("shadho:k1:attempts", 60)
+    SchedulerChannel(client, "k1").ended_leases()
+    assert client.ttl("shadho:k1:attempts") > ERASED_SECONDS - 60
     assert worker.claim("k1", started(5, 2))
+
+
+def mortal(client: Any) -> bool:
+    """Whether each key of the study has a time to live of about a week."""
+    return all(client.ttl(key) > ERASED_SECONDS - 60 for key in client.keys("shadho:k1:*"))
+
+
+def test_every_key_of_a_study_ends_a_week_after_its_scheduler_and_workers(
+    client: Any, worker: Channel, scheduler: SchedulerChannel, quarantine: Quarantine
+) -> None:
+    """Either of them renews all keys, those of gangs and circuit breakers, too."""
+    lived(worker, scheduler)
+    quarantine.quarantine("w")
+    quarantine.close("other", "disk full")
+    seats = WorkerSeats(client, "other")
+    gang = GangCall(address="h:1", token="t")
+    assert seats.call("k1", Called(number=1, attempt=1, call=1, gang=gang, at=1.0))
+    assert seats.take("k1", Seat(number=2, attempt=1, call=1, rank=1), "d") is Claim.TAKEN
+    scheduler_seats = SchedulerSeats(client, "k1")
+    scheduler_seats.ask_back([Seat(number=9, attempt=1, call=1, rank=1)])
+    names = {key.rpartition(":")[2] for key in client.keys("shadho:k1:*")}
+    assert names >= {"attempts", "leases", "events", "cancel", "breakers", "known", "gangs", "seats", "yields"}
+    worker.renew("k1", [(1, 1)])
+    assert mortal(client)
+    for key in client.keys("shadho:k1:*"):
+        client.expire(key, 86400)
+    scheduler.ended_leases()
+    assert mortal(client)
+
+
+def test_a_claim_alone_leaves_no_key_for_ever(client: Any, worker: Channel, scheduler: SchedulerChannel) -> None:
+    worker.claim("k1", started())
+    assert mortal(client)
+    worker.count_refused("k2")
+    assert client.ttl("shadho:k2:attempts") > 0
+
+
+# Reports
+
+
+def test_a_report_without_a_lease_is_refused_and_makes_no_keys(
+    client: Any, worker: Channel, scheduler: SchedulerChannel
+) -> None:
+    assert not worker.report("k1", report()), "never claimed"
+    worker.claim("k1", started())
+    assert worker.report("k1", report())
+    worker.finish("k1", result())
+    assert not worker.report("k1", report()), "it has ended"
+    assert scheduler.drain(0) == [started(), report(), result()]
+    scheduler.erase()
+    before = keys_of(client)
+    assert not worker.report("k1", report())
+    assert keys_of(client) == before
+
+
+def test_while_too_many_events_wait_reports_are_refused_and_results_are_not(
+    worker: Channel, scheduler: SchedulerChannel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(channel_module, "MAX_WAITING", 3)
+    worker.claim("k1", started())
+    assert [worker.report("k1", report(step)) for step in range(4)] == [True, True, False, False]
+    assert worker.finish_and_claim("k1", result(), started(1)) == (True, Claim.TAKEN)
+    assert scheduler.drain(0) == [started(), report(0), report(1), result(), started(1)]
+    scheduler.confirm()
+    assert worker.report("k1", Report(number=1, attempt=1, step=0, loss=0.25, at=2.0))
 
 
 # Who lives

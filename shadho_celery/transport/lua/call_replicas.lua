@@ -8,4 +8,5 @@
 if not runs(ARGV[1], ARGV[2]) then return 0 end
 redis.call('HSET', KEYS[4], ARGV[1] .. '.' .. ARGV[2], ARGV[3] .. ' ' .. ARGV[4])
 redis.call('XADD', KEYS[3], '*', 'e', ARGV[4])
+-- include keep
 return 1

@@ -27,3 +27,4 @@ for i = 2, #ARGV, 3 do
     redis.call('XADD', KEYS[3], '*', 'e', ARGV[i + 2])
   elseif claimed and mode == 'stop' then redis.call('SADD', KEYS[2], number) end
 end
+-- include keep

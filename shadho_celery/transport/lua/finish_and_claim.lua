@@ -61,4 +61,5 @@ end
 local finished, claimed = 0, 0
 if ARGV[5] ~= '' then finished = finish(ARGV[5], ARGV[6], ARGV[7], ARGV[11]) end
 if ARGV[8] ~= '' then claimed = claim(ARGV[8], ARGV[9], ARGV[10]) end
+-- include keep
 return {finished, claimed}

@@ -10,4 +10,5 @@ redis.call('SREM', KEYS[5], ARGV[3])
 if not (seated and string.match(seated, '^taken:%d+:(.*)$') == ARGV[4] and runs(ARGV[1], ARGV[2])) then return 0 end
 redis.call('HSET', KEYS[4], ARGV[3], ARGV[5])
 if ARGV[6] ~= '' then redis.call('XADD', KEYS[3], '*', 'e', ARGV[6]) end
+-- include keep
 return 1

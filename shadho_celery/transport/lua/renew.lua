@@ -1,6 +1,6 @@
--- Renew leases; record a running attempt again after Redis has lost its data.
+-- Renew leases, and the study's keys; record a running attempt again after Redis has lost its data.
 --
--- KEYS  1 attempts  2 leases  3 cancel
+-- KEYS  1 attempts  2 leases  3 cancel  4 events  5 breakers  6 known  7 gangs  8 seats  9 yields
 -- ARGV  1 lease in ms; then "number.attempt" of each lease
 -- Returns for each 'ok', 'cancel' (the trial should stop) or 'gone' (the worker has lost the lease)
 
@@ -17,4 +17,5 @@ for i = 2, #ARGV do
     answer[i - 1] = redis.call('SISMEMBER', KEYS[3], number) == 1 and 'cancel' or 'ok'
   end
 end
+-- include keep
 return answer

@@ -17,4 +17,5 @@ for i = 2, #ARGV, 4 do
     answer[#answer + 1] = redis.call('SISMEMBER', KEYS[5], seat) == 1 and 'yield' or 'ok'
   end
 end
+-- include keep
 return answer

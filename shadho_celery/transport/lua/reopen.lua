@@ -8,3 +8,4 @@ for i = 1, #ARGV, 2 do
   local ended = last and string.match(last, '^done:(%d+):')
   if ended and tonumber(ended) <= tonumber(ARGV[i + 1]) then redis.call('HSET', KEYS[1], ARGV[i], ARGV[i + 1]) end
 end
+-- include keep

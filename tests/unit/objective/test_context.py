@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import functools
+import itertools
 import json
 import math
 import sys
@@ -24,7 +25,7 @@ from services.clocks import MachineTime
 from shadho_celery.core.clock import ManualClock
 from shadho_celery.core.trial import Outcome, TrialState
 from shadho_celery.objective.call import MAX_ERROR, call, wants_context
-from shadho_celery.objective.context import LocalContext, TrialTimeout
+from shadho_celery.objective.context import MAX_REPORTS, LocalContext, TrialTimeout
 from shadho_celery.objective.result import MAX_KEYS, MAX_METRICS, MAX_WARNING, read
 
 HUGE = 10**400
@@ -728,3 +729,36 @@ def test_a_masked_value_is_no_number() -> None:
     with pytest.raises(ValueError, match="is masked"):
         read(np.ma.masked_all(3).mean())
     assert read(np.ma.array([1.0, 2.0]).mean())[0] == 1.5
+
+
+@pytest.mark.parametrize("made", [10, MAX_REPORTS, 20 * MAX_REPORTS])
+def test_many_reports_are_thinned_out_evenly_and_the_warning_says_so(made: int) -> None:
+    sent: list[int] = []
+    context = LocalContext(on_report=lambda step, loss: sent.append(step))
+
+    def objective(params: Any, context: LocalContext) -> float:
+        for step in range(made):
+            context.report(step, 0.5)
+        return 0.5
+
+    warning = call(objective, lambda: 0, context).warning
+    if made <= MAX_REPORTS:
+        assert sent == list(range(made))
+        assert warning is None
+        return
+    assert len(sent) < 5 * MAX_REPORTS
+    stride = max(b - a for a, b in itertools.pairwise(sent))
+    assert set(range(0, made - stride, stride)) <= set(sent), "the whole length is covered"
+    assert made / stride <= MAX_REPORTS
+    assert warning == f"of {made} reports {len(sent)} were sent, in the end every {stride}th"
+
+
+def test_a_failed_trial_says_that_its_reports_were_thinned_out() -> None:
+    def objective(params: Any, context: LocalContext) -> float:
+        for step in range(2 * MAX_REPORTS):
+            context.report(step, 0.5)
+        raise ValueError("after many reports")
+
+    outcome = call(objective, lambda: 0, LocalContext())
+    assert outcome.state is TrialState.FAILED
+    assert "reports" in str(outcome.warning)
