@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import click
@@ -59,6 +60,8 @@ class Options:
     seed: int | None = None
     name: str | None = None
     resume: bool = False
+    #: True if trials that cannot be read are to be moved away
+    repair: bool = False
     store: str = DEFAULT_STORE
     #: slots by class of the embedded workers; empty for the default
     workers: Mapping[str, int] = field(default_factory=dict)
@@ -137,6 +140,7 @@ class Session:
             resume=self._options.resume,
             seed=self._options.seed,
             settings=self._options.given,
+            repaired=partial(click.echo, err=True) if self._options.repair else None,
         )
         opened.callback(self._study.close)
         self._settle(self._study.record.settings)

@@ -49,8 +49,10 @@ class Study:
         fence: int,
         trials: Iterable[Trial] = (),
         clock: Clock | None = None,
+        *,
+        first_number: int = 0,
     ) -> None:
-        """`trials` are those of earlier runs, by number."""
+        """`trials` are those of earlier runs, by number; new ones follow, and have no number below `first_number`."""
         self.store = store
         self.record = record
         self.clock = clock or SystemClock()
@@ -73,6 +75,8 @@ class Study:
         self._unwritten: dict[int, bool] = {}
         self._reports: list[Report] = []
         self._written_at = self.clock.now()
+        #: number of the next trial: not their count, as trials may have been moved away by a repair
+        self._next = first_number
         #: finished trials in the order of their results
         self.trials = FinishedTrials(trial for trial in trials if self._reopen(trial))
 
@@ -205,7 +209,7 @@ class Study:
         On a higher `rung`, `origin` is the number of the trial with the same params and seed on rung 0.
         """
         trial = Trial(
-            number=len(self),
+            number=self._next,
             subspace=subspace,
             params=params,
             seed=seed,
@@ -215,6 +219,7 @@ class Study:
             origin=origin,
             asked_at=self.clock.now(),
         )
+        self._next += 1
         self._unwritten[trial.number] = True
         self._asked[subspace] += origin is None
         self._put(trial)
@@ -387,6 +392,7 @@ class Study:
 
     def _reopen(self, trial: Trial) -> bool:
         """Enter a trial of an earlier run; return whether it has finished."""
+        self._next = max(self._next, trial.number + 1)
         self._asked[trial.subspace] += trial.origin is None
         if trial.compute_class is not None:
             self._taken[trial.compute_class] += 0
