@@ -166,8 +166,7 @@ class Session:
         """Record the results, then close the executor, which deletes them; else close only its publisher."""
         recorded: Publisher | QueueExecutor = publisher
         try:
-            if self._is_whole:
-                self._study.commit()
+            if self._is_whole and self._study.commit():
                 recorded = self._executor
         finally:
             recorded.close()
@@ -245,8 +244,9 @@ class Session:
 
     def _warnings(self, seconds: float) -> Iterator[str]:
         """Yield the present warnings, after so many seconds of searching: of servers, classes and workers."""
-        if self._executor.trouble is not None:
-            yield f"Warning: {self._executor.trouble}; trying again"
+        for trouble in (self._study.trouble, self._executor.trouble):
+            if trouble is not None:
+                yield f"Warning: {trouble}; trying again"
         yield from self._executor.notices()
         if seconds < MISSING_SECONDS:
             return
@@ -283,8 +283,15 @@ class Session:
                 signal.signal(number, handler)
 
     def _handle_signals(self, say: Callable[[str], None]) -> None:
-        """Let running trials finish after one Ctrl-C; stop at once after two, or after SIGTERM."""
-        if len(self._signals) > 1 or signal.SIGTERM in self._signals:
+        """Let running trials finish after one Ctrl-C; stop at once after two, or after SIGTERM.
+
+        One ends the wait for a store that is away: --resume finds the results of what was sent, and asks for the rest.
+        """
+        at_once = len(self._signals) > 1 or signal.SIGTERM in self._signals
+        is_first = bool(self._signals) and not self._scheduler.stopping
+        if self._study.trouble is not None and (at_once or is_first):
+            raise self._study.trouble
+        if at_once:
             raise _StopNow
         if self._signals and not self._scheduler.stopping:
             self._scheduler.stop()

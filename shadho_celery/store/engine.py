@@ -47,6 +47,16 @@ def remedy(said: str) -> str:
     return next((text for words, text in REMEDIES.items() if words in said.lower()), "check --store")
 
 
+def is_outage(error: sa.exc.DBAPIError) -> bool:
+    """Return True if a server is away, restarts or has cut the connection; an error of SQLite's never is one."""
+    if isinstance(error.orig, sqlite3.Error):
+        return False
+    state = getattr(error.orig, "sqlstate", None) or getattr(error.orig, "pgcode", None)
+    # Without a state the server has not answered. 08: connection exception, 57P: shutdown, crash, starting up.
+    is_away = state is None or state.startswith(("08", "57P"))
+    return error.connection_invalidated or (is_away and isinstance(error, sa.exc.OperationalError))
+
+
 def make_engine(url: str) -> sa.Engine:
     """Return the engine of the database at `url`. Raises StoreError, naming cause and remedy."""
     try:

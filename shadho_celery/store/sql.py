@@ -19,9 +19,9 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from shadho_celery.core.checks import one_line, short
 from shadho_celery.core.trial import Report, Trial
-from shadho_celery.errors import LockLost, StoreError, StudyExists, StudyLocked, StudyNotFound
+from shadho_celery.errors import LockLost, StoreError, StoreOutage, StudyExists, StudyLocked, StudyNotFound
 from shadho_celery.store.base import StudyRecord
-from shadho_celery.store.engine import make_engine, remedy
+from shadho_celery.store.engine import is_outage, make_engine, remedy
 from shadho_celery.store.lock import is_held
 from shadho_celery.store.repair import copy, find_gone, move
 from shadho_celery.store.rows import BRIEF, COLUMNS, FULL, UNREADABLE, make_row
@@ -63,6 +63,8 @@ class SqlStore:
     def __init__(self, url: str = DEFAULT_STORE) -> None:
         self.url = url
         self._engine = make_engine(url)
+        #: True after an outage: the last turn may have been recorded all the same
+        self._is_unsure = False
         with self._errors():
             self._create_tables()
 
@@ -134,31 +136,37 @@ class SqlStore:
         changed: Sequence[Trial] = (),
         reported: Iterable[Report] = (),
     ) -> None:
-        """Record one turn of the loop and renew the lock. Raises LockLost, and writes nothing, if `fence` is old."""
+        """Record one turn of the loop and renew the lock. Raises LockLost, and writes nothing, if `fence` is old.
+
+        After a StoreOutage the same turn may be written again, whether it was recorded or not.
+        """
         # Of several reports of one step the last one counts.
         last = {(r.number, r.attempt, r.step): r for r in reported}
         rows = [{"study": key, **asdict(report)} for report in last.values()]
 
-        def write(insert: sa.Insert) -> None:
+        def write() -> None:
+            insert = self._insert_ignoring(trials) if self._is_unsure else sa.insert(trials)
             with self._begin() as connection:
                 if not _set(connection, key, fence, lock_expires=now + LOCK_SECONDS):
                     raise LockLost
                 if new:
                     connection.execute(insert, [make_row(key, trial) for trial in new])
-                if changed:
-                    connection.execute(_UPDATE, [_change(key, trial) for trial in changed])
+                # A new trial that was recorded before an outage may have changed since.
+                if updated := [*new, *changed] if self._is_unsure else changed:
+                    connection.execute(_UPDATE, [_change(key, trial) for trial in updated])
                 if rows:
                     # A report that comes again after a crash is in the table already and stays as it is.
                     connection.execute(self._insert_ignoring(reports), rows)
 
         try:
-            write(sa.insert(trials))
-        except StoreError as error:
-            cause = error.__cause__
-            if not (isinstance(cause, sa.exc.DBAPIError) and cause.connection_invalidated):
+            write()
+        except StoreOutage as error:
+            # Cut before the commit or after it: fence, numbers and states make a repetition safe.
+            self._is_unsure = True
+            if not (isinstance(error.__cause__, sa.exc.DBAPIError) and error.__cause__.connection_invalidated):
                 raise
-            # The connection was cut, before the commit or after it: fence, numbers and states make a repetition safe.
-            write(self._insert_ignoring(trials))
+            write()
+        self._is_unsure = False
 
     def trials(self, key: str, numbers: Collection[int] | None = None, *, brief: bool = False) -> Iterator[Trial]:
         """Yield the study's trials, or those of `numbers`, in the order of their numbers.
@@ -278,7 +286,8 @@ class SqlStore:
             raise
         except sa.exc.DBAPIError as error:
             cause = one_line(error.orig, 1000)
-            raise StoreError(f"the store {self.safe_url} cannot be used: {cause}; {remedy(cause)}") from error
+            kind = StoreOutage if is_outage(error) else StoreError
+            raise kind(f"the store {self.safe_url} cannot be used: {cause}; {remedy(cause)}") from error
 
 
 def _set(connection: sa.Connection, key: str, fence: int, /, **values: object) -> bool:

@@ -6,6 +6,7 @@ since the last one in one transaction.
 
 from __future__ import annotations
 
+import math
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 
@@ -27,6 +28,7 @@ from shadho_celery.core.trial import (
     Trial,
     TrialState,
 )
+from shadho_celery.errors import StoreOutage
 from shadho_celery.store.base import Store, StudyRecord
 from shadho_celery.study.trials import Counts, FinishedTrials
 
@@ -35,6 +37,9 @@ MAX_LOST = 3
 
 #: seconds after which the lock is renewed although nothing has changed
 RENEW_SECONDS = 5.0
+
+#: seconds after which a store that is away is tried again: the first pause, and the longest; each is twice the last
+FIRST_PAUSE, LONGEST_PAUSE = 0.5, 10.0
 
 _S = TrialState
 
@@ -75,6 +80,10 @@ class Study:
         self._unwritten: dict[int, bool] = {}
         self._reports: list[Report] = []
         self._written_at = self.clock.now()
+        #: reason why the store cannot be written at the moment; None while it can
+        self.trouble: StoreOutage | None = None
+        self._pause = FIRST_PAUSE
+        self._retry_at = -math.inf
         #: number of the next trial: not their count, as trials may have been moved away by a repair
         self._next = first_number
         #: finished trials in the order of their results
@@ -270,14 +279,35 @@ class Study:
         self._reports.append(event)
         return trial
 
-    def commit(self) -> None:
+    def commit(self) -> bool:
         """Write all changes in one transaction; without changes only renew the lock every `RENEW_SECONDS`.
 
-        Raises LockLost if another scheduler has taken the study over, StoreError if the store fails.
+        Returns False while the store is away: see `trouble`, and call again; it is tried with growing pauses, and its
+        fence tells in the end whether the study is still ours. Raises LockLost if another scheduler has taken the study
+        over, StoreError if the store fails.
         """
         now = self.clock.now()
-        if not (self._unwritten or self._reports) and now - self._written_at < RENEW_SECONDS:
-            return
+        if self.trouble is not None and now < self._retry_at:
+            return False
+        if not (self._unwritten or self._reports or self.trouble) and now - self._written_at < RENEW_SECONDS:
+            return True
+        try:
+            self._write(now)
+        except StoreOutage as error:
+            self.trouble = error
+            self._retry_at = self.clock.now() + self._pause
+            self._pause = min(2 * self._pause, LONGEST_PAUSE)
+            return False
+        self.trouble, self._pause = None, FIRST_PAUSE
+        return True
+
+    def close(self) -> None:
+        """Write the last changes and unlock the study. Raises StoreError, also if the store is away."""
+        if not self.commit() and self.trouble is not None:
+            raise self.trouble
+        self.store.unlock(self.record.key, self._fence)
+
+    def _write(self, now: float) -> None:
         unwritten = sorted(self._unwritten.items())
         self.store.write(
             self.record.key,
@@ -290,11 +320,6 @@ class Study:
         self._unwritten.clear()
         self._reports.clear()
         self._written_at = now
-
-    def close(self) -> None:
-        """Write the last changes and unlock the study."""
-        self.commit()
-        self.store.unlock(self.record.key, self._fence)
 
     def _start(self, trial: Trial, event: Started) -> Trial | None:
         attempt = self._live.find(event.number, event.attempt)
