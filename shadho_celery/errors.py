@@ -12,6 +12,7 @@
     │   ├── LockLost          another scheduler has taken its lock
     │   └── SpaceChanged      the stored study searches another space
     ├── StoreError            the store cannot be read or written
+    │   └── StoreOutage       its server is away; a running study tries again
     ├── ServiceError          the broker or Redis cannot be reached or used
     └── NoSuccessfulTrial     the study ended without a loss
 
@@ -65,6 +66,10 @@ class SpaceChanged(StudyError):
 
 class StoreError(ShadhoError):
     """The store cannot be read or written; check --store."""
+
+
+class StoreOutage(StoreError):
+    """The store's server cannot be reached at the moment; see that it runs."""
 
 
 class ServiceError(ShadhoError):

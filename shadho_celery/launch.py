@@ -95,6 +95,12 @@ _positive = partial(click.option, type=click.FloatRange(min=0, min_open=True, ma
     help="Resume the study of that name, else the study file's latest. Options that are not given are those of its "
     "earlier runs.",
 )
+@click.option(
+    "--repair",
+    is_flag=True,
+    help="With --resume: copy the store, move trials that are missing or cannot be read to its table `unreadable`, and "
+    "go on.",
+)
 @click.option("--store", default=DEFAULT_STORE, show_default=True, help="Database URL that keeps the trials.")
 @click.option(
     "--workers", multiple=True, callback=_workers, metavar="CLASS=SLOTS", help="Workers to embed; may be repeated."
@@ -124,6 +130,8 @@ def main(study_module: str, resume: str | None, **given: Any) -> None:
     given["given"] = {name: value for name in KEPT if (value := given.pop(name)) is not None}
     given["name"] = resume or given["name"]
     options = Options(study=study_module, resume=resume is not None, fleet=connection_options.is_fleet(found), **given)
+    if options.repair and not options.resume:
+        raise UsageError("--repair is for the store of an earlier run; give --resume too")
     if options.fleet and options.workers:
         raise UsageError("--workers is for embedded mode; on a fleet start workers with celery -A shadho_celery worker")
     sys.exit(run(options))

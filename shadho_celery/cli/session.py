@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import click
@@ -59,6 +60,8 @@ class Options:
     seed: int | None = None
     name: str | None = None
     resume: bool = False
+    #: True if trials that cannot be read are to be moved away
+    repair: bool = False
     store: str = DEFAULT_STORE
     #: slots by class of the embedded workers; empty for the default
     workers: Mapping[str, int] = field(default_factory=dict)
@@ -137,6 +140,7 @@ class Session:
             resume=self._options.resume,
             seed=self._options.seed,
             settings=self._options.given,
+            repaired=partial(click.echo, err=True) if self._options.repair else None,
         )
         opened.callback(self._study.close)
         self._settle(self._study.record.settings)
@@ -163,8 +167,7 @@ class Session:
         """Record the results, then close the executor, which deletes them; else leave them for the next one."""
         close = self._executor.abandon
         try:
-            if self._is_whole:
-                self._study.commit()
+            if self._is_whole and self._study.commit():
                 close = self._executor.close
         finally:
             close()
@@ -242,8 +245,9 @@ class Session:
 
     def _warnings(self, seconds: float) -> Iterator[str]:
         """Yield the present warnings, after so many seconds of searching: of servers, classes and workers."""
-        if self._executor.trouble is not None:
-            yield f"Warning: {self._executor.trouble}; trying again"
+        for trouble in (self._study.trouble, self._executor.trouble):
+            if trouble is not None:
+                yield f"Warning: {trouble}; trying again"
         yield from self._executor.notices()
         if seconds < MISSING_SECONDS:
             return
@@ -280,8 +284,15 @@ class Session:
                 signal.signal(number, handler)
 
     def _handle_signals(self, say: Callable[[str], None]) -> None:
-        """Let running trials finish after one Ctrl-C; stop at once after two, or after SIGTERM."""
-        if len(self._signals) > 1 or signal.SIGTERM in self._signals:
+        """Let running trials finish after one Ctrl-C; stop at once after two, or after SIGTERM.
+
+        One ends the wait for a store that is away: --resume finds the results of what was sent, and asks for the rest.
+        """
+        at_once = len(self._signals) > 1 or signal.SIGTERM in self._signals
+        is_first = bool(self._signals) and not self._scheduler.stopping
+        if self._study.trouble is not None and (at_once or is_first):
+            raise self._study.trouble
+        if at_once:
             raise _StopNow
         if self._signals and not self._scheduler.stopping:
             self._scheduler.stop()

@@ -65,6 +65,8 @@ class Scheduler:
         self._reservations = Reservations(study)
         self._proposals = proposals
         self._speculation = Speculation(cost_model) if speculate else None
+        #: attempts that are placed, and sent once they are recorded
+        self._unsent: list[Attempt] = []
         self._began = self._watched_at = study.clock.now()
         self._learn(*study.trials)
         if study.in_flight:
@@ -79,7 +81,14 @@ class Scheduler:
             on_turn()
 
     def turn(self) -> None:
-        """Turn the loop once; return after `turn_seconds` at the latest, apart from the time of an inline trial."""
+        """Turn the loop once; return after `turn_seconds` at the latest, apart from the time of an inline trial.
+
+        While the store is away nothing is collected: the executor takes the events of the last turn for recorded.
+        """
+        if self.study.trouble is not None:
+            self.study.clock.sleep(min(self.turn_seconds, TURN_SECONDS))
+            self._send()
+            return
         self.tell(self.collect())
         self.assign()
         self.fill()
@@ -115,12 +124,8 @@ class Scheduler:
 
     def fill(self) -> None:
         """Give every class trials for its free slots, and record them before they are sent."""
-        batch = [self.study.send(trial, compute_class) for compute_class, trial in self._placed()] or self._copied()
-        self.study.commit()
-        if batch:
-            self._executor.submit(batch)
-        else:
-            self._spill()
+        self._unsent = [self.study.send(trial, name) for name, trial in self._placed()] or self._copied()
+        self._send()
 
     def stop(self, *, running: bool = False) -> None:
         """Send nothing more and cancel unclaimed attempts; with `running` cancel the others too.
@@ -133,10 +138,20 @@ class Scheduler:
 
     @property
     def done(self) -> bool:
-        """End of the study: a limit is reached, or it was stopped, and nothing runs any more."""
-        return self.study.in_flight == 0 and (self.stopping or self._limit_reached())
+        """End of the study: a limit is reached, or it was stopped, nothing runs any more, and all is recorded."""
+        return self.study.in_flight == 0 and self.study.trouble is None and (self.stopping or self._limit_reached())
 
     # Parts of the verbs
+
+    def _send(self) -> None:
+        """Record this turn, and send its attempts: none before it is recorded."""
+        if not self.study.commit():
+            return
+        if self._unsent:
+            self._executor.submit(self._unsent)
+            self._unsent = []
+        else:
+            self._spill()
 
     def _with_retry(self, result: Result) -> Result:
         """Return a result, with a reason if its trial is to be tried again on a class with more memory."""

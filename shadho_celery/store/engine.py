@@ -6,6 +6,7 @@ import os
 import re
 import sqlite3
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import sqlalchemy as sa
@@ -46,6 +47,16 @@ def remedy(said: str) -> str:
     return next((text for words, text in REMEDIES.items() if words in said.lower()), "check --store")
 
 
+def is_outage(error: sa.exc.DBAPIError) -> bool:
+    """Return True if a server is away, restarts or has cut the connection; an error of SQLite's never is one."""
+    if isinstance(error.orig, sqlite3.Error):
+        return False
+    state = getattr(error.orig, "sqlstate", None) or getattr(error.orig, "pgcode", None)
+    # Without a state the server has not answered. 08: connection exception, 57P: shutdown, crash, starting up.
+    is_away = state is None or state.startswith(("08", "57P"))
+    return error.connection_invalidated or (is_away and isinstance(error, sa.exc.OperationalError))
+
+
 def make_engine(url: str) -> sa.Engine:
     """Return the engine of the database at `url`. Raises StoreError, naming cause and remedy."""
     try:
@@ -74,7 +85,7 @@ def _sqlite_engine(url: sa.URL) -> sa.Engine:
     if url.database in {None, "", ":memory:"}:
         # One connection for all threads: every further one would have an empty database of its own.
         return sa.create_engine("sqlite://", poolclass=sa.StaticPool, connect_args={"check_same_thread": False})
-    path = Path(str(url.database).removeprefix("file:")).absolute()
+    path = file_of(url)
     kind = file_system(path)
     if kind in NETWORK_FILE_SYSTEMS:
         raise StoreError(
@@ -102,6 +113,18 @@ def _sqlite_engine(url: sa.URL) -> sa.Engine:
     return engine
 
 
+def file_of(url: sa.URL) -> Path:
+    """Return the file of an SQLite URL."""
+    return Path(str(url.database).removeprefix("file:")).absolute()
+
+
+def copy_file(connection: sa.Connection, path: Path) -> None:
+    """Copy an SQLite database to a new file. Raises OSError or sqlite3.Error."""
+    _create(path)
+    with closing(sqlite3.connect(path)) as copy:
+        connection.connection.driver_connection.backup(copy)  # type: ignore[union-attr]
+
+
 def _create(path: Path) -> os.stat_result:
     """Open a file, which from its creation on only its owner can read; return its identity."""
     with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o600)) as file:
@@ -112,15 +135,15 @@ def _rescue(connection: sa.Connection, path: Path) -> str:
     """Copy the content of a deleted file to a new one beside it; return the remedy."""
     rescued = path.with_name(f"{path.name}.rescued")
     try:
-        _create(rescued)
-        with closing(sqlite3.connect(rescued)) as copy:
-            connection.connection.driver_connection.backup(copy)  # type: ignore[union-attr]
+        copy_file(connection, rescued)
     except (OSError, sqlite3.Error):
         return "put it back"
     return f"put it back, or put {rescued.name}, which has all its contents, in its place"
 
 
 def _set_up_sqlite(connection: sqlite3.Connection, _: object) -> None:
+    # Bytes that are no text must not end the reading of a table before the row that has them is known.
+    connection.text_factory = partial(str, encoding="utf-8", errors="surrogateescape")
     # WAL lets others read while the scheduler writes. NORMAL syncs at checkpoints: enough if a process dies.
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("PRAGMA synchronous = NORMAL")

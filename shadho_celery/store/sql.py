@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from functools import lru_cache
@@ -20,29 +20,35 @@ import sqlalchemy as sa
 from msgspec.structs import asdict
 from sqlalchemy.dialects import postgresql, sqlite
 
-from shadho_celery.core.checks import one_line
-from shadho_celery.core.trial import Outcome, Report, Trial, TrialState
-from shadho_celery.errors import LockLost, StoreError, StudyExists, StudyLocked, StudyNotFound
+from shadho_celery.core.checks import one_line, short
+from shadho_celery.core.trial import Report, Trial
+from shadho_celery.errors import LockLost, StoreError, StoreOutage, StudyExists, StudyLocked, StudyNotFound
 from shadho_celery.store.base import StudyRecord
-from shadho_celery.store.engine import make_engine, remedy
+from shadho_celery.store.engine import is_outage, make_engine, remedy
 from shadho_celery.store.lock import is_held
-from shadho_celery.store.tables import add_columns, reports, schema, studies, trials
+from shadho_celery.store.repair import copy, find_gone, move
+from shadho_celery.store.rows import BRIEF, COLUMNS, FULL, UNREADABLE, make_row
+from shadho_celery.store.tables import (
+    add_columns,
+    damage,
+    note_version,
+    reports,
+    schema,
+    studies,
+    trials,
+    unreadable,
+)
 
 DEFAULT_STORE = "sqlite:///shadho.db"
 
 #: seconds without a write after which another machine may take over a scheduler's lock
 LOCK_SECONDS = 30.0
 
+#: rows that are read at a time
+PAGE = 2000
+
 _RECORD_COLUMNS = [studies.c[each.name] for each in fields(StudyRecord)]
-_COLUMNS = [c.name for c in trials.columns if c.name != "study"]
-#: columns of a trial that are fields of its outcome
-_OF_OUTCOME = [name for name in _COLUMNS if name in Outcome.__struct_fields__ and name != "state"]
-_UPDATED = [name for name in _COLUMNS if name not in {"number", "subspace", "params", "seed", "asked_at"}]
-#: columns with text of the trial's or the machine's own
-_TEXTS = ("error", "host", "warning")
-#: stored fields of a live attempt
-_OF_ATTEMPT = ("attempt", "state", "compute_class", "host", "started_at")
-_NO_OUTCOME = Outcome(state=TrialState.WAITING)
+_UPDATED = [name for name in COLUMNS if name not in {"number", "subspace", "params", "seed", "asked_at"}]
 _JSON = ("params", "metrics", "live")
 _INSERT = sa.insert(trials)
 #: Sets the columns that it is given. A finished trial keeps its first result, whichever scheduler writes.
@@ -62,6 +68,8 @@ class SqlStore:
     def __init__(self, url: str = DEFAULT_STORE) -> None:
         self.url = url
         self._engine = make_engine(url)
+        #: True after an outage: the last turn may have been recorded all the same
+        self._is_unsure = False
         with self._errors():
             self._create_tables()
 
@@ -133,38 +141,72 @@ class SqlStore:
         changed: Sequence[Trial] = (),
         reported: Iterable[Report] = (),
     ) -> None:
-        """Record one turn of the loop and renew the lock. Raises LockLost, and writes nothing, if `fence` is old."""
+        """Record one turn of the loop and renew the lock. Raises LockLost, and writes nothing, if `fence` is old.
+
+        After a StoreOutage the same turn may be written again, whether it was recorded or not.
+        """
         # Of several reports of one step the last one counts.
         last = {(r.number, r.attempt, r.step): r for r in reported}
         rows = [{"study": key, **asdict(report)} for report in last.values()]
 
-        def write(insert: sa.Insert) -> None:
+        def write() -> None:
+            insert = self._insert_ignoring(trials) if self._is_unsure else _INSERT
             with self._begin() as connection:
                 if not _set(connection, key, fence, lock_expires=now + LOCK_SECONDS):
                     raise LockLost
                 if new:
-                    _execute_many(connection, insert, [_row(key, trial) for trial in new])
-                if changed:
-                    _execute_many(connection, _UPDATE, [_change(key, trial) for trial in changed])
+                    _execute_many(connection, insert, [make_row(key, trial) for trial in new])
+                # A new trial that was recorded before an outage may have changed since.
+                if updated := [*new, *changed] if self._is_unsure else changed:
+                    _execute_many(connection, _UPDATE, [_change(key, trial) for trial in updated])
                 if rows:
                     # A report that comes again after a crash is in the table already and stays as it is.
                     connection.execute(self._insert_ignoring(reports), rows)
 
         try:
-            write(_INSERT)
-        except StoreError as error:
-            cause = error.__cause__
-            if not (isinstance(cause, sa.exc.DBAPIError) and cause.connection_invalidated):
+            write()
+        except StoreOutage as error:
+            # Cut before the commit or after it: fence, numbers and states make a repetition safe.
+            self._is_unsure = True
+            if not (isinstance(error.__cause__, sa.exc.DBAPIError) and error.__cause__.connection_invalidated):
                 raise
-            # The connection was cut, before the commit or after it: fence, numbers and states make a repetition safe.
-            write(self._insert_ignoring(trials))
+            write()
+        self._is_unsure = False
 
-    def trials(self, key: str) -> Iterator[Trial]:
-        """Yield the study's trials in the order of their numbers."""
-        query = sa.select(*(trials.c[name] for name in _COLUMNS)).where(trials.c.study == key)
+    def trials(self, key: str, numbers: Collection[int] | None = None, *, brief: bool = False) -> Iterator[Trial]:
+        """Yield the study's trials, or those of `numbers`, in the order of their numbers.
+
+        With `brief` finished trials come without metrics, error and warning, and about twice as fast. Raises
+        StoreError, with the number, for a trial that cannot be read.
+        """
+        reader = BRIEF if brief else FULL
+        for row in self._rows(reader.query.where(trials.c.study == key), numbers):
+            try:
+                trial = reader.trial(row)
+            except UNREADABLE as error:
+                raise self._unreadable(key, short(row[0]), f"cannot be read: {reader.problem(error)}") from None
+            yield trial
+
+    def moved(self, key: str) -> set[int]:
+        """Return the numbers of the trials that a repair has moved away."""
         with self._errors(), self._engine.connect() as connection:
-            for row in connection.execute(query.order_by(trials.c.number)):
-                yield _trial(row._mapping)
+            found = connection.scalars(sa.select(unreadable.c.number).where(unreadable.c.study == key))
+            return {int(number) for number in found if number.isdecimal()}
+
+    def missing(self, key: str, number: int) -> StoreError:
+        """Return the error for a trial that is not there."""
+        return self._unreadable(key, str(number), "is missing")
+
+    def repair(self, key: str, fence: int, now: float) -> str:
+        """Copy the trials, and move those that cannot be read to the table `unreadable`; return what was done."""
+        with self._begin() as connection:
+            gone = list(find_gone(connection, key))
+            if not gone:
+                return "nothing to repair: every trial is there and can be read"
+            copied = copy(connection, now)
+            if not _set(connection, key, fence, lock_expires=now + LOCK_SECONDS):
+                raise LockLost
+            return f"repaired: {move(connection, key, gone, now)}; {copied} is a copy as it was"
 
     def reports(self, key: str) -> list[Report]:
         """Return the study's reports by trial, attempt and step."""
@@ -178,12 +220,42 @@ class SqlStore:
         self._engine.dispose()
 
     def _one(self, query: sa.Select[Any], which: str) -> StudyRecord:
-        with self._errors(), self._engine.connect() as connection:
-            row = connection.execute(query).one_or_none()
+        try:
+            with self._errors(), self._engine.connect() as connection:
+                row = connection.execute(query).one_or_none()
+        except ValueError as error:
+            raise StoreError(
+                f"the study {which} in {self.safe_url} cannot be read: {one_line(error)}; restore the store from a copy"
+            ) from None
         if row is None:
             raise StudyNotFound(f"there is no study {which} in {self.safe_url}; leave out --resume to begin one")
         # A study of an earlier version has no settings.
         return StudyRecord(**{**row._mapping, "settings": row.settings or {}})
+
+    def _rows(self, query: sa.Select[Any], numbers: Collection[int] | None) -> Iterator[sa.Row[Any]]:
+        """Yield rows of `trials` by number, a page a transaction: a long one would keep the journal from ending."""
+        query = query.order_by(trials.c.number)
+        if numbers is not None:
+            wanted = sorted(numbers)
+            for start in range(0, len(wanted), PAGE):
+                yield from self._fetched(query.where(trials.c.number.in_(wanted[start : start + PAGE])))
+            return
+        page = self._fetched(query.limit(PAGE))
+        yield from page
+        while len(page) == PAGE:
+            page = self._fetched(query.where(trials.c.number > page[-1][0]).limit(PAGE))
+            yield from page
+
+    def _fetched(self, query: sa.Select[Any]) -> Sequence[sa.Row[Any]]:
+        with self._errors(), self._engine.connect() as connection:
+            return connection.execute(query).all()
+
+    def _unreadable(self, key: str, number: str, how: str) -> StoreError:
+        [name] = self._fetched(sa.select(studies.c.name).where(studies.c.key == key))[0]
+        return StoreError(
+            f"trial {number} of study {name!r} in {self.safe_url} {how}; restore the store from a copy, or give "
+            f"--resume {name} --repair: it copies the trials, moves such rows to the table unreadable, and goes on"
+        )
 
     def _insert_ignoring(self, table: sa.Table) -> sa.Insert:
         """Return a statement that inserts rows and ignores those that are there already."""
@@ -194,11 +266,14 @@ class SqlStore:
         """Create missing tables and columns; of two processes that begin at once, one finds those of the other."""
         for left in reversed(range(attempts)):
             try:
+                if (lost := damage(self._engine)) is not None:
+                    raise StoreError(f"the store {self.safe_url} cannot be used: {lost}")
                 schema.create_all(self._engine)
                 add_columns(self._engine)
+                note_version(self._engine)
                 return
             except sa.exc.DBAPIError as error:
-                harmless = ("already exists", "duplicate column", "locked")
+                harmless = ("already exists", "duplicate column", "locked", "UNIQUE constraint")
                 if not left or not any(words in str(error.orig) for words in harmless):
                     raise
                 time.sleep(0.05)
@@ -216,7 +291,8 @@ class SqlStore:
             raise
         except sa.exc.DBAPIError as error:
             cause = one_line(error.orig, 1000)
-            raise StoreError(f"the store {self.safe_url} cannot be used: {cause}; {remedy(cause)}") from error
+            kind = StoreOutage if is_outage(error) else StoreError
+            raise kind(f"the store {self.safe_url} cannot be used: {cause}; {remedy(cause)}") from error
 
 
 def _set(connection: sa.Connection, key: str, fence: int, /, **values: object) -> bool:
@@ -240,36 +316,6 @@ def _compiled(dialect: sa.Dialect, statement: sa.Insert | sa.Update, columns: tu
     return str(compiled), compiled.positiontup or []
 
 
-def _row(key: str, trial: Trial) -> dict[str, object]:
-    """Return the row of a trial."""
-    facts = asdict(trial.outcome or _NO_OUTCOME) | asdict(trial)
-    row = {"study": key, **{name: facts[name] for name in _COLUMNS}, "state": str(trial.state)}
-    row |= {name: _text(row[name]) for name in _TEXTS}
-    if trial.live is not None:
-        row["live"] = [{name: getattr(each, name) for name in _OF_ATTEMPT} for each in trial.live]
-    return row
-
-
 def _change(key: str, trial: Trial) -> dict[str, object]:
-    row = _row(key, trial)
+    row = make_row(key, trial)
     return {"_study": key, "_number": trial.number, **{name: row[name] for name in _UPDATED}}
-
-
-def _trial(row: sa.RowMapping) -> Trial:
-    """Return the trial of a row."""
-    values = dict(row)
-    outcome = {name: values.pop(name) for name in _OF_OUTCOME}
-    live = values.pop("live")
-    state = values["state"] = TrialState(row["state"])
-    values["slots"] = row["slots"] or 1  # an earlier version did not write it
-    if state.is_finished:
-        values["outcome"] = Outcome(state=state, **outcome)
-    trial = Trial(**values)
-    if not live:
-        return trial
-    return trial.evolve(live=tuple(trial.attempted(**{**each, "state": TrialState(each["state"])}) for each in live))
-
-
-def _text(text: str | None) -> str | None:
-    """Replace characters that databases refuse: an error's message may have NUL or half a surrogate pair."""
-    return text and text.replace("\0", "\ufffd").encode("utf-8", "replace").decode()

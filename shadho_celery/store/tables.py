@@ -1,4 +1,4 @@
-"""The three tables of the store.
+"""The tables of the store: three that a person can query, its version, and rows that were moved away by a repair.
 
 A column of `trials` has the name of a field of a trial or of its outcome: `sql` needs no second list.
 """
@@ -6,6 +6,9 @@ A column of `trials` has the name of a field of a trial or of its outcome: `sql`
 from __future__ import annotations
 
 import sqlalchemy as sa
+
+#: version of these tables; stores up to 0.4 have none, and lack nothing but columns that may be null
+VERSION = 1
 
 #: type of JSON columns; not PostgreSQL's JSONB, which reorders keys, makes an int of 1e22 and refuses NUL characters
 json = sa.JSON()
@@ -74,6 +77,52 @@ reports = sa.Table(
     sa.Column("loss", sa.Float),
     sa.Column("at", sa.Float, nullable=False),
 )
+
+#: the version of the tables: one row
+schema_version = sa.Table("schema_version", schema, sa.Column("version", sa.Integer, primary_key=True))
+
+#: trials that could not be read, moved here by a repair, and trials that were missing
+unreadable = sa.Table(
+    "unreadable",
+    schema,
+    sa.Column("study", sa.String(32), nullable=False, index=True),
+    #: as text: it may be the number that cannot be read
+    sa.Column("number", sa.Text, nullable=False),
+    sa.Column("problem", sa.Text, nullable=False),
+    #: all columns of the row; null for a missing one
+    sa.Column("row", json),
+    #: seconds since the epoch
+    sa.Column("at", sa.Float, nullable=False),
+)
+
+
+def damage(engine: sa.Engine) -> str | None:
+    """Return the reason, with its remedy, why the store cannot be used: an unknown version, or a lost table."""
+    needed = (studies, trials, reports)
+    found = set(sa.inspect(engine).get_table_names())
+    with engine.connect() as connection:
+        is_old = schema_version.name not in found
+        versions = [] if is_old else connection.scalars(sa.select(schema_version.c.version)).all()
+        kept = (connection.execute(sa.select(t.c[0]).limit(1)).first() for t in needed if t.name in found)
+        has_content = bool(versions) or any(kept)
+    if any(version != VERSION for version in versions):
+        return f"its tables are of version {max(versions)}, not {VERSION}; install the shadho_celery that wrote it"
+    # Looked at again: another process may have made them meanwhile.
+    missing = {table.name for table in needed}.difference(sa.inspect(engine).get_table_names())
+    if has_content and missing:
+        return (
+            f"it has lost its table {', '.join(sorted(missing))}; restore it from a copy, or give --store another URL"
+        )
+    return None
+
+
+def note_version(engine: sa.Engine) -> None:
+    """Write the version of the tables, unless it is there."""
+    with engine.connect() as connection:
+        if connection.execute(sa.select(schema_version)).first() is not None:
+            return
+    with engine.begin() as connection:
+        connection.execute(sa.insert(schema_version).values(version=VERSION))
 
 
 def add_columns(engine: sa.Engine) -> None:

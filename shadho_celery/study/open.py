@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from shadho_celery.core.clock import Clock, SystemClock
-from shadho_celery.errors import SpaceChanged, StudyNotFound, UsageError
+from shadho_celery.core.trial import Trial
+from shadho_celery.errors import ShadhoError, SpaceChanged, StoreError, StudyNotFound, UsageError
 from shadho_celery.store.base import StudyRecord
 from shadho_celery.store.lock import holder_name
 from shadho_celery.store.sql import SqlStore
-from shadho_celery.study.study import Study
+from shadho_celery.study.study import RENEW_SECONDS, Study
 
 
 def open_study(
@@ -27,11 +29,13 @@ def open_study(
     seed: int | None = None,
     settings: Mapping[str, Any] | None = None,
     clock: Clock | None = None,
+    repaired: Callable[[str], None] | None = None,
 ) -> Study:
     """Begin or resume a study, and lock it.
 
     `space` is `Space.describe()`. With `resume` the study is the one called `name`, else the module's latest.
-    `settings` (JSON values) are added to those of earlier runs in its record.
+    `settings` (JSON values) are added to those of earlier runs in its record. With `repaired` trials that are missing
+    or cannot be read are moved away, and it is told what was done; without they are refused.
     Raises StudyExists, StudyNotFound, StudyLocked, SpaceChanged, UsageError (another seed) or StoreError.
     """
     clock = clock or SystemClock()
@@ -42,10 +46,34 @@ def open_study(
         record = _new_record(space, module, name, seed, clock)
         store.create(record)
     fence = store.lock(record.key, holder_name(), clock.wall())
-    if settings:
-        record = replace(record, settings={**record.settings, **settings})
-        store.keep_settings(record.key, fence, record.settings)
-    return Study(store, record, fence, store.trials(record.key) if resume else (), clock)
+    try:
+        if repaired is not None:
+            repaired(store.repair(record.key, fence, clock.wall()))
+        if settings:
+            record = replace(record, settings={**record.settings, **settings})
+            store.keep_settings(record.key, fence, record.settings)
+        moved = store.moved(record.key) if resume else set()
+        earlier = _whole(store, record.key, fence, moved, clock) if resume else ()
+        return Study(store, record, fence, earlier, clock, first_number=max(moved, default=-1) + 1)
+    except ShadhoError:
+        with suppress(StoreError):
+            store.unlock(record.key, fence)
+        raise
+
+
+def _whole(store: SqlStore, key: str, fence: int, moved: Collection[int], clock: Clock) -> Iterator[Trial]:
+    """Yield the trials of earlier runs, and renew the lock meanwhile. Raises StoreError for a missing trial."""
+    renewed_at, expected = clock.now(), 0
+    for trial in store.trials(key):
+        while expected in moved:
+            expected += 1
+        if trial.number != expected:
+            raise store.missing(key, expected)
+        expected += 1
+        if trial.number % 1000 == 0 and clock.now() - renewed_at >= RENEW_SECONDS:
+            renewed_at = clock.now()
+            store.write(key, fence, clock.wall())
+        yield trial
 
 
 def _new_record(space: Mapping[str, str], module: str, name: str | None, seed: int | None, clock: Clock) -> StudyRecord:

@@ -6,6 +6,7 @@ since the last one in one transaction.
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
 
@@ -28,6 +29,7 @@ from shadho_celery.core.trial import (
     Trial,
     TrialState,
 )
+from shadho_celery.errors import StoreOutage
 from shadho_celery.store.base import Store, StudyRecord
 from shadho_celery.study.trials import Counts, FinishedTrials
 
@@ -36,6 +38,9 @@ MAX_LOST = 3
 
 #: seconds after which the lock is renewed although nothing has changed
 RENEW_SECONDS = 5.0
+
+#: seconds after which a store that is away is tried again: the first pause, and the longest; each is twice the last
+FIRST_PAUSE, LONGEST_PAUSE = 0.5, 10.0
 
 _S = TrialState
 
@@ -50,8 +55,10 @@ class Study:
         fence: int,
         trials: Iterable[Trial] = (),
         clock: Clock | None = None,
+        *,
+        first_number: int = 0,
     ) -> None:
-        """`trials` are those of earlier runs, by number."""
+        """`trials` are those of earlier runs, by number; new ones follow, and have no number below `first_number`."""
         self.store = store
         self.record = record
         self.clock = clock or SystemClock()
@@ -76,6 +83,12 @@ class Study:
         self._unwritten: dict[int, bool] = {}
         self._reports: list[Report] = []
         self._written_at = self.clock.now()
+        #: reason why the store cannot be written at the moment; None while it can
+        self.trouble: StoreOutage | None = None
+        self._pause = FIRST_PAUSE
+        self._retry_at = -math.inf
+        #: number of the next trial: not their count, as trials may have been moved away by a repair
+        self._next = first_number
         #: finished trials in the order of their results
         self.trials = FinishedTrials(trial for trial in trials if self._reopen(trial))
 
@@ -217,7 +230,7 @@ class Study:
         On a higher `rung`, `origin` is the number of the trial with the same params and seed on rung 0.
         """
         trial = Trial(
-            number=len(self),
+            number=self._next,
             subspace=subspace,
             params=params,
             seed=seed,
@@ -227,6 +240,7 @@ class Study:
             origin=origin,
             asked_at=self.clock.wall(),
         )
+        self._next += 1
         self._unwritten[trial.number] = True
         self._asked[subspace] += origin is None
         self._put(trial)
@@ -277,14 +291,35 @@ class Study:
         self._reports.append(event)
         return trial
 
-    def commit(self) -> None:
+    def commit(self) -> bool:
         """Write all changes in one transaction; without changes only renew the lock every `RENEW_SECONDS`.
 
-        Raises LockLost if another scheduler has taken the study over, StoreError if the store fails.
+        Returns False while the store is away: see `trouble`, and call again; it is tried with growing pauses, and its
+        fence tells in the end whether the study is still ours. Raises LockLost if another scheduler has taken the study
+        over, StoreError if the store fails.
         """
         now = self.clock.now()
-        if not (self._unwritten or self._reports) and now - self._written_at < RENEW_SECONDS:
-            return
+        if self.trouble is not None and now < self._retry_at:
+            return False
+        if not (self._unwritten or self._reports or self.trouble) and now - self._written_at < RENEW_SECONDS:
+            return True
+        try:
+            self._write(now)
+        except StoreOutage as error:
+            self.trouble = error
+            self._retry_at = self.clock.now() + self._pause
+            self._pause = min(2 * self._pause, LONGEST_PAUSE)
+            return False
+        self.trouble, self._pause = None, FIRST_PAUSE
+        return True
+
+    def close(self) -> None:
+        """Write the last changes and unlock the study. Raises StoreError, also if the store is away."""
+        if not self.commit() and self.trouble is not None:
+            raise self.trouble
+        self.store.unlock(self.record.key, self._fence)
+
+    def _write(self, now: float) -> None:
         unwritten = sorted(self._unwritten.items())
         self.store.write(
             self.record.key,
@@ -297,11 +332,6 @@ class Study:
         self._unwritten.clear()
         self._reports.clear()
         self._written_at = now
-
-    def close(self) -> None:
-        """Write the last changes and unlock the study."""
-        self.commit()
-        self.store.unlock(self.record.key, self._fence)
 
     def _start(self, trial: Trial, event: Started) -> Trial | None:
         attempt = self._live.find(event.number, event.attempt)
@@ -403,6 +433,7 @@ class Study:
 
     def _reopen(self, trial: Trial) -> bool:
         """Enter a trial of an earlier run; return whether it has finished."""
+        self._next = max(self._next, trial.number + 1)
         self._asked[trial.subspace] += trial.origin is None
         if trial.compute_class is not None:
             self._taken[trial.compute_class] += 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sqlite3
 import sys
 from collections.abc import Callable, Iterator
@@ -15,12 +16,15 @@ import services
 import sqlalchemy as sa
 from acceptance.commands import Command, Desk, desk
 
-from shadho_celery.core.trial import Outcome, Report, Trial, TrialState
+from shadho_celery.core.clock import ManualClock
+from shadho_celery.core.trial import Outcome, Report, Result, Started, Trial, TrialState
 from shadho_celery.errors import LockLost, StoreError, StudyExists
 from shadho_celery.store import engine
 from shadho_celery.store.base import StudyRecord
 from shadho_celery.store.lock import holder_name
 from shadho_celery.store.sql import SqlStore
+from shadho_celery.study.open import open_study
+from shadho_celery.study.study import LONGEST_PAUSE
 
 NOW = 1_700_000_000.0
 
@@ -264,6 +268,57 @@ def test_a_server_that_is_away_is_one_line_and_when_it_is_back_the_study_goes_on
     assert numbers(private_postgres.url) == [0, 1]
 
 
+def test_a_study_waits_for_its_server_with_growing_pauses_and_writes_each_turn_once(
+    private_postgres: services.PostgresServer,
+) -> None:
+    clock = ManualClock(NOW)
+    with closing(SqlStore(private_postgres.url)) as store:
+        study = open_study(store, {}, name="s", seed=0, clock=clock)
+        sent = study.send(study.add("all", {"x": 0.5}, seed=1), "cpu")
+        assert study.commit()
+        private_postgres.kill()
+        study.tell(Started(number=0, attempt=1, host="h", at=NOW))
+        study.send(study.add("all", {"x": 0.25}, seed=2), "cpu")
+        pauses = []
+        for _ in range(7):
+            clock.sleep(pauses[-1] if pauses else 0.0)
+            assert not study.commit()
+            assert "server runs" in str(study.trouble)
+            pauses.append(study._retry_at - clock.now())
+        assert pauses == sorted(pauses)
+        assert pauses[0] < pauses[-1] == LONGEST_PAUSE
+        private_postgres.start()
+        # Too early to try again.
+        assert not study.commit()
+        clock.sleep(LONGEST_PAUSE)
+        assert study.commit()
+        assert study.trouble is None
+        outcome = Outcome(state=TrialState.COMPLETE, loss=0.5)
+        study.tell(Result(number=0, attempt=sent.attempt, outcome=outcome, at=NOW))
+        study.close()
+        assert [(each.number, each.state) for each in store.trials(study.record.key)] == [
+            (0, "COMPLETE"),
+            (1, "QUEUED"),
+        ]
+
+
+def test_a_study_that_was_taken_over_during_an_outage_stops(private_postgres: services.PostgresServer) -> None:
+    clock = ManualClock(NOW)
+    with closing(SqlStore(private_postgres.url)) as store:
+        study = open_study(store, {}, name="s", seed=0, clock=clock)
+        private_postgres.kill()
+        study.add("all", {"x": 0.5}, seed=1)
+        assert not study.commit()
+        private_postgres.start()
+        with closing(SqlStore(private_postgres.url)) as other:
+            other.unlock(study.record.key, 1)
+            other.lock(study.record.key, "elsewhere 1 1", NOW)
+        clock.sleep(LONGEST_PAUSE)
+        with pytest.raises(LockLost):
+            study.commit()
+        assert list(store.trials(study.record.key)) == []
+
+
 # The command
 
 #: The launch command on a store that has so many pages, and is locked for no longer than a second.
@@ -353,3 +408,53 @@ def test_a_study_whose_store_is_deleted_ends_with_one_line_and_is_resumed_from_w
     before = finished(desk)
     assert before
     resumed(desk, before, len(before) + 8)
+
+
+def on_postgres(desk: Desk, server: services.PostgresServer, *words: str) -> Command:
+    command = [sys.executable, "-m", "shadho_celery.launch", "my_study", "--workers", "cpu=2", "--json"]
+    return desk.start(*command, "--store", server.url, *words)
+
+
+def stored(server: services.PostgresServer) -> list[tuple[int, str]]:
+    """Number and state of the trials on a server."""
+    engine = sa.create_engine(server.url, poolclass=sa.NullPool)
+    with engine.connect() as connection:
+        rows = connection.execute(sa.text("SELECT number, state FROM trials ORDER BY number"))
+        return [(number, state) for number, state in rows]
+
+
+def test_a_server_that_restarts_during_a_study_costs_some_seconds_and_no_trial(
+    desk: Desk, private_postgres: services.PostgresServer
+) -> None:
+    desk.study(seconds=0.05)
+    command = on_postgres(desk, private_postgres, "--trials", "60")
+    for finished_runs in (5, 20):
+        desk.await_runs(finished_runs, "ended")
+        private_postgres.restart()
+    command.wait(90)
+    assert command.code == 0, desk.said()
+    assert "trying again" in command.err
+    assert command.json()["trials"]["total"] == 60
+    assert stored(private_postgres) == [(number, "COMPLETE") for number in range(60)]
+    # Published after it was recorded, and once.
+    assert sorted(number for number, *_ in desk.runs("began")) == list(range(60))
+
+
+@pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_wait_for_a_server_and_the_study_is_resumed(
+    desk: Desk, private_postgres: services.PostgresServer, sign: signal.Signals
+) -> None:
+    desk.study(seconds=0.05)
+    command = on_postgres(desk, private_postgres, "--trials", "1000")
+    desk.await_runs(5, "ended")
+    private_postgres.kill()
+    command.says("trying again")
+    command.send(sign)
+    ended_with_one_line(command, "server runs")
+    private_postgres.start()
+    before = [number for number, state in stored(private_postgres) if state == "COMPLETE"]
+    trials = len(before) + 10
+    again = on_postgres(desk, private_postgres, "--resume", "--trials", str(trials)).wait(60)
+    assert again.code == 0, desk.said()
+    assert again.json()["trials"]["complete"] == trials
+    assert [number for number, _ in stored(private_postgres)] == list(range(len(stored(private_postgres))))

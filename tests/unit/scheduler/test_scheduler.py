@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import pytest
+import sqlalchemy as sa
 from hyperopt import hp
 from msgspec.structs import replace
 
@@ -16,6 +18,7 @@ from shadho_celery.core.clock import ManualClock
 from shadho_celery.core.hardware import ComputeClass
 from shadho_celery.core.settings import StudySettings
 from shadho_celery.core.trial import Attempt, Event, Lost, Outcome, Result, Started, Trial, TrialState
+from shadho_celery.errors import StoreOutage
 from shadho_celery.executors.base import Executor
 from shadho_celery.executors.simulated import Play, SimulatedExecutor
 from shadho_celery.placement.policies import POLICIES, FifoPolicy
@@ -432,6 +435,50 @@ def test_results_are_recorded_before_they_are_confirmed() -> None:
     executors[0].search = search
     search.run()
     assert executors[0].sent >= 20
+
+
+class Unreliable(SqlStore):
+    """A store whose server is away for one call in four, and leaves one in four unconfirmed."""
+
+    #: below 0 until it begins to fail
+    calls = -2
+
+    @contextmanager
+    def _begin(self) -> Iterator[sa.Connection]:
+        self.calls += self.calls >= 0
+        if self.calls % 4 == 1:
+            raise StoreOutage
+        with super()._begin() as connection:
+            yield connection
+        if self.calls % 4 == 3:
+            raise StoreOutage
+
+
+def test_with_a_store_that_is_away_now_and_then_nothing_is_sent_unrecorded_and_nothing_is_written_twice() -> None:
+    executors: list[Recording] = []
+
+    def wrap(inner: SimulatedExecutor) -> Executor:
+        executors.append(Recording(inner))
+        return executors[0]
+
+    store = Unreliable("sqlite://")
+    search = Search(trials=30, play=lasting(uneven), ahead=2, wrap=wrap, store=store)
+    executors[0].search = search
+    store.calls = 0
+    troubles = 0
+
+    def count(search: Search) -> bool:
+        nonlocal troubles
+        troubles += search.study.trouble is not None
+        return False
+
+    search.run(count)
+    assert troubles > 10
+    assert executors[0].sent == 30
+    recorded = list(store.trials(search.study.record.key))
+    assert recorded == list(search.study)
+    assert [trial.state for trial in recorded] == [S.COMPLETE] * 30
+    assert {trial.attempt for trial in recorded} == {1}
 
 
 # What gets lost

@@ -1,0 +1,74 @@
+"""Repair of a study with trials that cannot be read, or that are missing."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Sequence
+
+import sqlalchemy as sa
+
+from shadho_celery.store.engine import copy_file, file_of
+from shadho_celery.store.rows import FULL, UNREADABLE
+from shadho_celery.store.tables import trials, unreadable
+
+#: numbers in a message
+SHOWN = 10
+
+#: number, problem and row of a trial that cannot stay; no row for a missing one
+Gone = tuple[object, str, dict[str, object] | None]
+
+
+def move(connection: sa.Connection, key: str, gone: Sequence[Gone], now: float) -> str:
+    """Move trials to the table `unreadable`, where missing ones are noted too; return what was done."""
+    for number, problem, row in gone:
+        noted = {"study": key, "number": str(number), "problem": problem, "row": row, "at": now}
+        connection.execute(sa.insert(unreadable).values(noted))
+        if row is not None:
+            connection.execute(sa.delete(trials).where(trials.c.study == key, trials.c.number == number))
+    numbers = [str(number) for number, *_ in gone]
+    more = f" and {len(numbers) - SHOWN} more" if len(numbers) > SHOWN else ""
+    return f"trials {', '.join(numbers[:SHOWN])}{more} are in its table unreadable now"
+
+
+def find_gone(connection: sa.Connection, key: str) -> Iterator[Gone]:
+    """Yield the trials that cannot stay: unreadable and missing ones, and those that carry on one of them.
+
+    The rounds of the latter would look for the other trial.
+    """
+    before = set(connection.scalars(sa.select(unreadable.c.number).where(unreadable.c.study == key)))
+    gone: set[object] = {int(number) for number in before if number.isdecimal()}
+    expected = 0
+    for row in connection.execute(FULL.query.where(trials.c.study == key).order_by(trials.c.number)):
+        number, problem = row[0], None
+        is_number = isinstance(number, int) and number >= 0
+        for missing in range(expected, number) if is_number else ():
+            if missing not in gone:
+                gone.add(missing)
+                yield missing, "it was missing", None
+        try:
+            trial = FULL.trial(row)
+        except UNREADABLE as error:
+            problem = FULL.problem(error)
+        else:
+            if trial.origin in gone:
+                problem = f"it carries on trial {trial.origin}, which is gone"
+        if is_number:
+            expected = number + 1
+        if problem is not None:
+            gone.add(number)
+            yield number, problem, json.loads(json.dumps(dict(zip(FULL.columns, row, strict=True)), default=repr))
+
+
+def copy(connection: sa.Connection, now: float) -> str:
+    """Copy an SQLite file to another one beside it, or the table `trials` to another table; return the copy's name."""
+    moment = time.strftime("%Y%m%d_%H%M%S", time.gmtime(now))
+    if connection.dialect.name != "sqlite":
+        name = f"trials_{moment}"
+        connection.execute(sa.text(f"CREATE TABLE {name} AS SELECT * FROM trials"))
+        return f"the table {name}"
+    path = file_of(connection.engine.url)
+    copied = path.with_name(f"{path.name}.{moment}")
+    # Not inside a transaction that writes: SQLite would wait for its own end.
+    copy_file(connection, copied)
+    return copied.name
