@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import uuid
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -67,8 +68,9 @@ def _set_up(sender: str, instance: Any, conf: Any, options: dict[str, Any], **_:
     if not conf.worker_concurrency:
         conf.worker_concurrency = machine.slots_for(name, cores_per_trial(_imports(conf, options)))
     if sender.startswith("celery@"):
-        # Celery names every worker of a machine alike, and RabbitMQ refuses the second one its control queue.
-        instance.hostname = f"{name}-{os.getpid()}@{sender.partition('@')[2]}"
+        # Celery names every worker of a machine alike, and RabbitMQ refuses the second one its control queue. In
+        # containers host name and process id may be the same too.
+        instance.hostname = f"{name}-{os.getpid()}-{uuid.uuid4().hex[:8]}@{sender.partition('@')[2]}"
 
 
 @signals.worker_init.connect  # type: ignore[untyped-decorator]

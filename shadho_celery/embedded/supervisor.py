@@ -145,6 +145,20 @@ def _die_with_parent() -> None:
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
+def _fork_watcher() -> None:
+    """Fork a process that kills this process group when the supervisor has died, for systems without PDEATHSIG."""
+    # Redis and the workers are started later, and inherit neither end of the pipe.
+    lifeline, held = os.pipe()
+    if os.fork():
+        os.close(lifeline)
+        return
+    os.close(held)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    os.read(lifeline, 1)
+    os.killpg(0, signal.SIGKILL)
+
+
 def _end(processes: Collection[subprocess.Popen[bytes]], seconds: float) -> None:
     """Terminate processes, and kill those still alive after `seconds`."""
     for process in processes:
@@ -160,6 +174,8 @@ def _end(processes: Collection[subprocess.Popen[bytes]], seconds: float) -> None
 
 def main() -> None:
     """Read the plan from standard input and supervise until it ends."""
+    if sys.platform != "linux":
+        _fork_watcher()
     Supervisor(msgspec.json.decode(sys.stdin.readline(), type=Plan)).watch(sys.stdin)
 
 

@@ -193,6 +193,9 @@ def _stop_loky() -> None:
 
 def _reap(helpers: set[int]) -> None:
     """Collect the exit status of children that nothing has waited for, above all of orphans."""
+    if not hasattr(os, "waitid"):
+        # macOS before Python 3.13: there the system adopts orphans, and this process is replaced if it had children.
+        return
     with suppress(ChildProcessError):
         while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
             if ended.si_pid in helpers:

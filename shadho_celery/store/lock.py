@@ -1,4 +1,8 @@
-"""Holder of a study's lock: a process, identified by its process id and the time of its start."""
+"""Holder of a lock: a process, identified by its process id, the time of its start, and where these two count.
+
+A process id is one of a pid namespace of a running kernel: containers may share the host name and the id, and so may
+two boots of one machine.
+"""
 
 from __future__ import annotations
 
@@ -6,22 +10,42 @@ import os
 import socket
 from pathlib import Path
 
-#: time of start on a machine that does not tell it
+#: time of start, or kernel and pid namespace, on a machine that does not tell it
 UNKNOWN = "?"
 
 
 def holder_name() -> str:
-    """Return the name of this process in a lock: host, process id and time of start."""
-    return f"{socket.gethostname()} {os.getpid()} {_started_at(os.getpid())}"
+    """Return the name of this process in a lock: host, process id, time of start, boot id and pid namespace."""
+    return f"{socket.gethostname()} {os.getpid()} {_started_at(os.getpid())} {_namespace()}"
 
 
 def is_held(holder: str, expires: float, now: float) -> bool:
-    """Return whether `holder` may still run."""
-    host, pid, started_at = holder.rsplit(" ", 2)
-    if host == socket.gethostname() and started_at != UNKNOWN:
+    """Return whether `holder` may still run; one that cannot be looked for from here does so until `expires`."""
+    host, pid, started_at, namespace = _parts(holder)
+    if UNKNOWN not in (started_at, namespace) and (host, namespace) == (socket.gethostname(), _namespace()):
         # No need to wait for the expiry; a process that got the same id later is not the holder.
         return _started_at(int(pid)) == started_at
     return now < expires
+
+
+def described(holder: str) -> str:
+    """Return host and process id of a holder, for messages."""
+    host, pid, *_ = _parts(holder)
+    return f"{host} (process {pid})"
+
+
+def _parts(holder: str) -> list[str]:
+    """Return the four parts of a holder's name; an earlier version did not tell the last one."""
+    return (holder.split(" ") + 4 * [UNKNOWN])[:4]
+
+
+def _namespace() -> str:
+    """Return the boot id of the running kernel and the inode of this process's pid namespace."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        return f"{boot}/{Path('/proc/self/ns/pid').stat().st_ino}"
+    except OSError:
+        return UNKNOWN
 
 
 def _started_at(pid: int) -> str:

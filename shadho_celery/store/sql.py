@@ -25,7 +25,7 @@ from shadho_celery.core.trial import Report, Trial
 from shadho_celery.errors import LockLost, StoreError, StoreOutage, StudyExists, StudyLocked, StudyNotFound
 from shadho_celery.store.base import StudyRecord
 from shadho_celery.store.engine import is_outage, make_engine, remedy
-from shadho_celery.store.lock import is_held
+from shadho_celery.store.lock import described, is_held
 from shadho_celery.store.repair import copy, find_gone, move
 from shadho_celery.store.rows import BRIEF, COLUMNS, FULL, UNREADABLE, make_row
 from shadho_celery.store.tables import (
@@ -101,7 +101,7 @@ class SqlStore:
     def lock(self, key: str, holder: str, now: float) -> int:
         """Lock the study for `holder` (`holder_name`); return the fencing number that its writes must show.
 
-        Takes over the lock of a process of this machine that has ended, and one of another machine that has expired.
+        Takes over the lock of a process of this machine and container that has ended, and another's that has expired.
         Raises StudyLocked for any other lock.
         """
         with self._begin() as connection:
@@ -111,9 +111,8 @@ class SqlStore:
                 .with_for_update()
             ).one()
             if row.holder and is_held(row.holder, row.lock_expires or 0.0, now):
-                host, pid, _ = row.holder.rsplit(" ", 2)
                 raise StudyLocked(
-                    f"this study is run by the scheduler on {host} (process {pid}); stop it first, or begin "
+                    f"this study is run by the scheduler on {described(row.holder)}; stop it first, or begin "
                     f"another with --study NAME (the lock of one that died ends after {LOCK_SECONDS:.0f} s)"
                 )
             fence = int(row.fence) + 1

@@ -22,6 +22,7 @@ import redis
 import services
 from acceptance.commands import ROOT, Command, Desk, until
 from acceptance.commands import desk as make_desk
+from services.clocks import ProcessClock
 
 from shadho_celery.core import hardware
 
@@ -306,6 +307,29 @@ def test_running_trials_are_adopted_by_the_scheduler_that_resumes(desk: Desk, on
     assert Counter(number for number, *_ in desk.runs()) == Counter(range(8)), "each was run once"
     assert {attempt for _, attempt, *_ in desk.runs()} == {1}
     assert all((trial["attempt"], trial["lost"]) == (1, 0) for trial in desk.trials())
+
+
+def test_clocks_that_are_set_neither_end_a_study_nor_keep_it_from_its_end(desk: Desk, on_redis: Fleet) -> None:
+    """Within a study of ten seconds the workers' clocks go back ten minutes, the scheduler's an hour; a worker dies."""
+    fleet = on_redis
+    ours, theirs = (ProcessClock(desk.folder / f"{whose}-clock", str(ROOT)) for whose in ("our", "their"))
+    desk.environment["SHADHO_LEASE_SECONDS"] = "2"
+    desk.study(seconds=1.0)
+    first, _ = (desk.worker(fleet.cpu, "-c", "1", SHADHO_IMPORTS="my_study", **theirs.environment) for _ in range(2))
+    fleet.await_workers(2)
+    began = time.monotonic()
+    command = desk.launch("my_study", "--seconds", "10", "--json", **ours.environment)
+    desk.await_runs(4)
+    ours.set_to(-3600.0)
+    theirs.set_to(-600.0)
+    desk.await_runs(len(desk.runs()) + 3)
+    first.send(signal.SIGKILL)
+    assert command.wait(60).code == 0, desk.said()
+    assert 10.0 <= time.monotonic() - began < 50.0
+    trials = desk.trials()
+    assert {trial["state"] for trial in trials} <= {"COMPLETE", "WAITING"}
+    assert all(1.0 <= trial["seconds"] < 30.0 for trial in trials if trial["state"] == "COMPLETE")
+    assert sum(trial["lost"] for trial in trials) == 1, "the killed worker's trial was run again"
 
 
 def test_a_worker_that_is_told_to_end_finishes_its_trial_first(desk: Desk, on_rabbitmq: Fleet) -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
+import shutil
+import socket
 import sqlite3
 import stat
 import subprocess
@@ -32,6 +35,9 @@ NOW = 1_700_000_000.0
 
 #: a scheduler on another machine
 ELSEWHERE = "elsewhere 4711 123"
+
+#: runs a command in a pid namespace of its own, as a container does
+CONTAINER = ("unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc")
 
 RECORD = StudyRecord(key="k1", name="first", module="tasks.svm", seed=3, space={"x": "uniform(0, 1)"}, created_at=NOW)
 
@@ -235,9 +241,44 @@ def test_a_dead_holders_lock_is_taken_over_at_once(shared_url: str) -> None:
 
 def test_a_process_that_got_a_dead_holders_number_does_not_pass_for_it(store: SqlStore) -> None:
     store.create(RECORD)
-    host, pid, birth = holder_name().rsplit(" ", 2)
-    store.lock("k1", f"{host} {pid} {int(birth) - 1}", NOW)
+    host, pid, birth, namespace = holder_name().split(" ")
+    store.lock("k1", f"{host} {pid} {int(birth) - 1} {namespace}", NOW)
     assert store.lock("k1", holder_name(), NOW)
+
+
+@pytest.mark.parametrize(
+    "where",
+    [" {boot}/7", " 00000000-0000-0000-0000-000000000000/{pids}", " ?", ""],
+    ids=["another container", "another boot", "unknown container", "version 0.4"],
+)
+def test_of_a_holder_in_another_container_with_this_host_name_only_the_expiry_counts(
+    store: SqlStore, where: str
+) -> None:
+    """No process here has its number and its time of start."""
+    store.create(RECORD)
+    host, _, _, namespace = holder_name().split(" ")
+    boot, _, pids = namespace.partition("/")
+    first = store.lock("k1", f"{host} 1 4711" + where.format(boot=boot, pids=pids), NOW)
+    with pytest.raises(StudyLocked, match=rf"the scheduler on {re.escape(socket.gethostname())} \(process 1\);"):
+        store.lock("k1", holder_name(), NOW + LOCK_SECONDS - 1)
+    assert store.lock("k1", holder_name(), NOW + LOCK_SECONDS) > first
+
+
+def test_a_live_scheduler_in_a_container_of_this_host_name_keeps_its_lock(store: SqlStore) -> None:
+    if not shutil.which("unshare") or subprocess.run([*CONTAINER, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("no pid namespace can be made here")
+    store.create(RECORD)
+    code = "from shadho_celery.store.lock import holder_name; print(holder_name(), flush=True); input()"
+    command = [*CONTAINER, sys.executable, "-c", code]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        holder = child.stdout.readline().strip()
+        assert holder.split(" ")[0] == socket.gethostname()
+        store.lock("k1", holder, NOW)
+        with pytest.raises(StudyLocked):
+            store.lock("k1", holder_name(), NOW + 1)
+        child.communicate("\n")
+    assert child.returncode == 0
 
 
 def test_a_holder_that_died_and_is_not_buried_is_dead(store: SqlStore) -> None:
