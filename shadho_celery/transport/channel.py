@@ -259,7 +259,7 @@ class SchedulerChannel:
         Attempts after them may be claimed, even if earlier schedulers sent some. Nothing changes while one of those
         runs.
         """
-        self._take_back(attempts, "void", "Redis has no lease of it, and no result of it came")
+        self._take_back(attempts, "void", "Redis has no record that it runs, and no result of it came")
 
     def reopen(self, attempts: Sequence[tuple[int, int]]) -> None:
         """Let another attempt follow if one of these has ended its trial."""

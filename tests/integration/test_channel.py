@@ -320,7 +320,10 @@ def test_where_an_earlier_attempt_has_ended_the_trial_those_after_the_named_one_
 
 def missed(number: int, attempt: int) -> Lost:
     return Lost(
-        number=number, attempt=attempt, reason="Redis has no lease of it, and no result of it came", claimed=False
+        number=number,
+        attempt=attempt,
+        reason="Redis has no record that it runs, and no result of it came",
+        claimed=False,
     )
 
 
