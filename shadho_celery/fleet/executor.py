@@ -138,11 +138,13 @@ class QueueExecutor:
         asked_at = self._clock.now()
         try:
             self._confirm()
-            flush(self._unwanted)
             self._breaker.speak()
             self._leases.note_wait(self._clock.now() - asked_at)
+            # Before anything is taken back: it lets attempts follow those that have ended.
             self._dispatch.send()
-            unclaimed = self._leases.look(self._clock.now())
+            asked_at = self._clock.now()
+            flush(self._unwanted)
+            unclaimed = self._leases.look(asked_at)
             if unclaimed and self._dispatch.refusal is None:
                 # Sent again as new attempts, which costs their trials nothing: the old messages will be refused.
                 self._take_back(unclaimed, running=False)

@@ -48,8 +48,10 @@ class LeaseMonitor:
     def look(self, now: float) -> list[tuple[int, int]]:
         """Update the live workers and find lost attempts, every LOOK_SECONDS.
 
+        `now` is the moment of the first request to Redis in this turn.
         Returns the (number, attempt) pairs that no worker claims: they are to be taken back. Raises redis-py's errors.
         """
+        self.note_wait(self.clock.now() - now)
         if now - self._looked_at < LOOK_SECONDS:
             return []
         self._looked_at = now
@@ -86,6 +88,7 @@ class LeaseMonitor:
     def missing(self) -> list[tuple[int, int]]:
         """Return the (number, attempt) pairs that nobody runs, that nobody can claim, and that brought no event.
 
+        Claimed ones of which Redis has had no trace for a while are among the next losses.
         To be called when all events before the last look have been handled: a backlog of them may hold results.
         """
         found = []
@@ -94,8 +97,12 @@ class LeaseMonitor:
             if sent is None:
                 continue
             sent.unleased = sent.unleased + 1 if state == "free" and sent.is_claimed else 0
-            if state == "void" or sent.unleased >= MAX_UNLEASED:
+            if state == "void":
                 found.append(key)
+            if sent.unleased >= MAX_UNLEASED:
+                number, attempt = key
+                reason = "Redis has no record of it, and no worker renews its lease"
+                self.losses.append(Lost(number=number, attempt=attempt, reason=reason, claimed=False))
         self._states = {}
         return found
 

@@ -254,7 +254,7 @@ class SchedulerChannel:
         run(self._client, "cancel", self._study, *arguments)
 
     def take_back_missing(self, attempts: Sequence[tuple[int, int]]) -> None:
-        """Take back attempts that have no lease, also those that Redis has as ended: their results never came.
+        """Take back ``void`` attempts, also those that Redis has as ended: their results never came.
 
         Attempts after them may be claimed, even if earlier schedulers sent some. Nothing changes while one of those
         runs.

@@ -358,6 +358,20 @@ def test_where_a_later_attempt_runs_than_its_scheduler_knows_the_earlier_one_is_
     assert worker.claim("k1", started(attempt=2))
 
 
+def test_an_attempt_that_may_be_claimed_after_all_is_not_taken_back_as_missing(
+    worker: Channel, scheduler: SchedulerChannel
+) -> None:
+    """A copy, whose trial another attempt seemed to have ended when it failed, until the scheduler said otherwise."""
+    worker.claim("k1", started())
+    worker.finish("k1", failed(0))
+    assert scheduler.states([(0, 2)]) == ["void"]
+    scheduler.reopen([(0, 1)])
+    scheduler.drain(0)
+    scheduler.take_back_missing([(0, 2), (1, 1)])
+    assert scheduler.drain(0) == []
+    assert worker.claim("k1", started(attempt=2))
+
+
 # Strikes
 
 
