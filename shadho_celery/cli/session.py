@@ -239,7 +239,8 @@ class Session:
             found = views.as_json(self._study, seconds, self._scheduler.subspaces, self._slots)
             sys.stdout.write(json.dumps(found) + "\n")
         else:
-            views.summary(self._study, self._space, self._console, shlex.join(resume), self._executor.refused())
+            refused = self._executor.refused() + self._study.refused
+            views.summary(self._study, self._space, self._console, shlex.join(resume), refused)
         if self._study.best is None:
             click.echo(str(NoSuccessfulTrial()) if self._study.counted else "No trial has ended.", err=True)
 

@@ -149,7 +149,7 @@ def class_table(scheduler: Scheduler) -> Table:
 def summary(study: Study, space: Space, console: Console, resume_command: str, refused: int = 0) -> None:
     """Print the best trials, failures and warnings, the store, and the command to continue.
 
-    `refused` is the number of late results that were refused.
+    `refused` is the number of results that were refused: late ones, and those of other params.
     """
     complete = sorted((t for t in study.trials if t.state is _S.COMPLETE), key=lambda t: (merit(t), t.number))
     if complete:
@@ -217,7 +217,7 @@ def _faults(study: Study, refused: int) -> list[str]:
     counts = {
         f"attempts lost with their workers, and run again: {lost}": lost,
         f"late trials copied to an idle slot: {study.copied}; ended by the copy: {study.rescued}": study.copied,
-        f"late results refused, each trial counts once: {refused}": refused,
+        f"results refused, late or of other params; each trial counts once: {refused}": refused,
         f"trials that wait to be run by --resume: {waiting}": waiting,
     }
     return [line for line, count in counts.items() if count]

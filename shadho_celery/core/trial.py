@@ -7,6 +7,8 @@ workers share these records; a field is declared here and nowhere else.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import sys
 from collections.abc import Mapping, Sequence
 from enum import Enum
@@ -79,6 +81,15 @@ LAWFUL: Mapping[TrialState, frozenset[TrialState]] = {
     _S.LOST: frozenset({_S.WAITING}) | FINISHED,
     **{state: frozenset() for state in FINISHED},
 }
+
+
+#: sorts labels: a database may return them in another order
+_to_json = json.JSONEncoder(sort_keys=True).encode
+
+
+def digest_of(params: Params) -> str:
+    """Return 8 bytes of BLAKE2b of the JSON of `params`, in hexadecimal digits."""
+    return hashlib.blake2b(_to_json(params).encode(), digest_size=8).hexdigest()
 
 
 class Outcome(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -255,8 +266,14 @@ class Result(_Event, frozen=True, kw_only=True):
     at: Finite
     #: name of the worker that ran it
     worker: str = ""
+    #: `digest_of` the params that it ran with; None from an executor in the scheduler's own process
+    digest: Annotated[str, Meta(max_length=16)] | None = None
     #: set by the scheduler: the trial is to be tried again
     retry: Retry | None = None
+
+    def is_of(self, params: Params) -> bool:
+        """Return whether it is the result of these params: another store may have a trial of the same number."""
+        return self.digest is None or self.digest == digest_of(params)
 
 
 class Lost(_Event, frozen=True, kw_only=True):

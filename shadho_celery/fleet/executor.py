@@ -69,7 +69,7 @@ class QueueExecutor:
         self._dispatch = Dispatch(
             study, module, publisher, channel, workers, sent, self._clock, timeout=trial_timeout, may_watch=adopt
         )
-        self._leases = LeaseMonitor(channel, workers, sent, self._breaker, self._clock.now())
+        self._leases = LeaseMonitor(channel, workers, sent, self._breaker, self._clock)
         seats = SchedulerSeats(client, study, signer)
         self._gangs = Gangs(seats, self._dispatch, workers, sent, gang_wait_seconds)
         #: True until the first poll: attempts that are submitted before it are those of an earlier scheduler
@@ -134,12 +134,16 @@ class QueueExecutor:
         self._dispatch.send()
 
     def poll(self, seconds: float) -> Sequence[Event]:
+        asked_at = self._clock.now()
         try:
             self._confirm()
-            self._dispatch.send()
-            flush(self._unwanted)
             self._breaker.speak()
-            unclaimed = self._leases.look(self._clock.now())
+            self._leases.note_wait(self._clock.now() - asked_at)
+            # Before anything is taken back: it lets attempts follow those that have ended.
+            self._dispatch.send()
+            asked_at = self._clock.now()
+            flush(self._unwanted)
+            unclaimed = self._leases.look(asked_at)
             if unclaimed and self._dispatch.refusal is None:
                 # Sent again as new attempts, which costs their trials nothing: the old messages will be refused.
                 self._take_back(unclaimed, running=False)
@@ -149,11 +153,13 @@ class QueueExecutor:
             self._is_new = False
             losses = self._leases.losses
             wait = 0.0 if losses else min(seconds, LOOK_SECONDS if self._in_flight else 0.1)
+            asked_at = self._clock.now()
             events = [*losses, *self._heard(self._channel.drain(int(wait * 1000)))]
+            self._leases.note_wait(self._clock.now() - asked_at - wait)
         except redis.RedisError as error:
             if not is_outage(error):
                 raise unusable(error) from error
-            self._silence = unusable(error)
+            self._silence, self._leases.was_silent = unusable(error), True
             self._clock.sleep(min(seconds, LOOK_SECONDS))
             return []
         self._leases.losses, self._silence = [], None
@@ -214,13 +220,22 @@ class QueueExecutor:
         elif isinstance(event, Lost) and sent is not None:
             self._close(event, is_over=self._in_flight.lose(event.number, event.attempt))
         elif isinstance(event, Result):
+            live = self._in_flight.of(event.number)
+            if not all(event.is_of(each.attempt.params) for each in live.values()):
+                # The study refuses it; an attempt of ours that Redis has as ended by it is missing from now on.
+                return event
+            others = [(event.number, attempt) for attempt in live if attempt != event.attempt]
             if sent is not None and self._adopt:
                 event = self._breaker.judge(event, len(self._workers.able - {event.worker}))
             if sent is not None and event.retry is None:
                 # How soon a broken worker fails says nothing of how long trials take.
                 self._dispatch.pace.tell(str(sent.attempt.compute_class), event.outcome.seconds or 0.0)
             well = event.outcome.state in WELL
-            self._close(event, is_over=self._in_flight.settle(event.number, event.attempt, well=well))
+            is_over = self._in_flight.settle(event.number, event.attempt, well=well)
+            if is_over and others:
+                # For Redis one of them may have followed this one, if that was thought to be lost.
+                self._unwanted.append(partial(self._channel.give_up, others, "another attempt has ended its trial"))
+            self._close(event, is_over=is_over)
         return event
 
     def _close(self, event: Lost | Result, *, is_over: bool) -> None:

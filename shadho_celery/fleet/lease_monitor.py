@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
+from shadho_celery.core.clock import Clock
 from shadho_celery.core.trial import Lost
 from shadho_celery.fleet.circuit_breaker import CircuitBreaker
 from shadho_celery.fleet.in_flight import InFlight, Sent
@@ -33,8 +34,9 @@ class LeaseMonitor:
     workers: Workers
     in_flight: InFlight
     breaker: CircuitBreaker
-    #: the moment of the last look at leases
-    leases_seen_at: float
+    clock: Clock
+    #: True if Redis did not answer, or late, since the last look at leases: workers could not renew them either
+    was_silent: bool = False
     #: the losses found, until the executor takes them
     losses: list[Lost] = field(default_factory=list)
     _looked_at: float = -math.inf
@@ -46,16 +48,23 @@ class LeaseMonitor:
     def look(self, now: float) -> list[tuple[int, int]]:
         """Update the live workers and find lost attempts, every LOOK_SECONDS.
 
+        `now` is the moment of the first request to Redis in this turn.
         Returns the (number, attempt) pairs that no worker claims: they are to be taken back. Raises redis-py's errors.
         """
+        self.note_wait(self.clock.now() - now)
         if now - self._looked_at < LOOK_SECONDS:
             return []
         self._looked_at = now
         self.workers.look(now, self.in_flight, self.breaker.quarantined)
         if not self.workers.able:
             self.breaker.release(self.workers.quarantined)
-        self._see_leases(now)
+        self.note_wait(self.clock.now() - now)
+        self._see_leases()
         return [sent.key for sent in self.in_flight if not sent.is_claimed and self._is_overdue(sent, now)]
+
+    def note_wait(self, seconds: float) -> None:
+        """Record how long Redis took to answer: a server that stood still for a while is no error."""
+        self.was_silent |= seconds > max(configured_lease() / 3, 3 * LOOK_SECONDS)
 
     def confirm(self) -> None:
         """Remove the events and the ended leases found so far: they are recorded. Raises redis-py's errors."""
@@ -63,22 +72,23 @@ class LeaseMonitor:
         self.channel.forget(self._ended)
         self._ended.clear()
 
-    def _see_leases(self, now: float) -> None:
+    def _see_leases(self) -> None:
         """Find claimed attempts whose lease has ended: they are lost. Read the states of all in flight."""
-        if now - self.leases_seen_at > max(configured_lease() / 3, 3 * LOOK_SECONDS):
-            # Redis was away, so workers may not have been able to renew their leases: they get the time to do so.
+        if self.was_silent:
+            # Once an outage: workers get the time to renew their leases.
             self.channel.extend_leases()
+            self.was_silent = False
         ended = self.channel.ended_leases()
         reason = "its worker fell silent: the lease ran out"
         self.losses += [Lost(number=number, attempt=attempt, reason=reason) for number, attempt in ended]
         self._ended = ended
-        self.leases_seen_at = now
         keys = [sent.key for sent in self.in_flight]
         self._states = dict(zip(keys, self.channel.states(keys), strict=True))
 
     def missing(self) -> list[tuple[int, int]]:
         """Return the (number, attempt) pairs that nobody runs, that nobody can claim, and that brought no event.
 
+        Claimed ones of which Redis has had no trace for a while are among the next losses.
         To be called when all events before the last look have been handled: a backlog of them may hold results.
         """
         found = []
@@ -87,8 +97,12 @@ class LeaseMonitor:
             if sent is None:
                 continue
             sent.unleased = sent.unleased + 1 if state == "free" and sent.is_claimed else 0
-            if state == "void" or sent.unleased >= MAX_UNLEASED:
+            if state == "void":
                 found.append(key)
+            if sent.unleased >= MAX_UNLEASED:
+                number, attempt = key
+                reason = "Redis has no record of it, and no worker renews its lease"
+                self.losses.append(Lost(number=number, attempt=attempt, reason=reason, claimed=False))
         self._states = {}
         return found
 

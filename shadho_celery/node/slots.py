@@ -31,6 +31,7 @@ from shadho_celery.core.trial import (
     Result,
     Started,
     TrialState,
+    digest_of,
 )
 from shadho_celery.errors import UsageError
 from shadho_celery.node.consumer import Consumer
@@ -199,6 +200,7 @@ class Slots:
             compute_class=self._worker.compute_class,
             at=self._clock.wall(),
             worker=self.name,
+            digest=digest_of(attempt.params),
         )
 
     def _run_replica(self, slot: int, payload: Payload, replica: ReplicaSeat, delivery: str) -> None:

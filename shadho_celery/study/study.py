@@ -64,6 +64,8 @@ class Study:
         self.clock = clock or SystemClock()
         #: copies sent in this run, and trials that ended by a copy
         self.copied = self.rescued = 0
+        #: results of this run that were refused: they are of other params than their trial's
+        self.refused = 0
         #: trials that have not finished, by number
         self._open: dict[int, Trial] = {}
         self._live: Attempts[Attempt] = Attempts()
@@ -343,6 +345,9 @@ class Study:
 
     def _end(self, trial: Trial, result: Result) -> Trial | None:
         """Decide whether a result ends its trial, or only its attempt: the only place that does."""
+        if not result.is_of(trial.params):
+            self.refused += 1
+            return None
         if result.retry is not None:
             lost = Lost(number=trial.number, attempt=result.attempt, reason=result.retry.reason, claimed=False)
             return self._lose(trial, lost, result.retry.outgrown)

@@ -34,7 +34,7 @@ import msgspec
 from shadho_celery.core.failures import kind_of
 from shadho_celery.core.trial import WELL, Event, GangEvent, Lost, Report, Result, Started, TrialState
 from shadho_celery.errors import LockLost, StudyLocked, UsageError
-from shadho_celery.store.lock import holder_name, is_held
+from shadho_celery.store.lock import described, holder_name, is_held
 from shadho_celery.transport.redis import Redis, keys, run
 from shadho_celery.transport.signing import UNSIGNED, Signer
 
@@ -205,9 +205,8 @@ class SchedulerChannel:
         if held != self._holder and not is_held(held.rpartition(":")[0], math.inf, 0.0):
             held = self._hold(dead=held)
         if held != self._holder:
-            host, pid, *_ = held.split(" ")
             raise StudyLocked(
-                f"this study is run on the same Redis by the scheduler on {host} (process {pid}), from another copy of "
+                f"this study is run on the same Redis by the scheduler on {described(held)}, from another copy of "
                 "the store; stop it first, or begin another with --study NAME (the lock of one that died ends after "
                 f"{HOLD_SECONDS:.0f} s)"
             )
@@ -269,12 +268,12 @@ class SchedulerChannel:
         run(self._client, "cancel", self._study, *arguments)
 
     def take_back_missing(self, attempts: Sequence[tuple[int, int]]) -> None:
-        """Take back attempts that have no lease, also those that Redis has as ended: their results never came.
+        """Take back ``void`` attempts, also those that Redis has as ended: their results never came.
 
         Attempts after them may be claimed, even if earlier schedulers sent some. Nothing changes while one of those
         runs.
         """
-        self._take_back(attempts, "void", "Redis has no lease of it, and no result of it came")
+        self._take_back(attempts, "void", "Redis has no record that it runs, and no result of it came")
 
     def reopen(self, attempts: Sequence[tuple[int, int]]) -> None:
         """Let another attempt follow if one of these has ended its trial."""

@@ -332,7 +332,10 @@ def test_where_an_earlier_attempt_has_ended_the_trial_those_after_the_named_one_
 
 def missed(number: int, attempt: int) -> Lost:
     return Lost(
-        number=number, attempt=attempt, reason="Redis has no lease of it, and no result of it came", claimed=False
+        number=number,
+        attempt=attempt,
+        reason="Redis has no record that it runs, and no result of it came",
+        claimed=False,
     )
 
 
@@ -364,6 +367,20 @@ def test_where_a_later_attempt_runs_than_its_scheduler_knows_the_earlier_one_is_
     assert scheduler.states([(0, 1), (0, 3), (0, 4)]) == ["void", "void", "free"]
     scheduler.take_back_missing([(0, 1)])
     assert scheduler.drain(0)[1:] == [missed(0, 1)]
+    assert worker.claim("k1", started(attempt=2))
+
+
+def test_an_attempt_that_may_be_claimed_after_all_is_not_taken_back_as_missing(
+    worker: Channel, scheduler: SchedulerChannel
+) -> None:
+    """A copy, whose trial another attempt seemed to have ended when it failed, until the scheduler said otherwise."""
+    worker.claim("k1", started())
+    worker.finish("k1", failed(0))
+    assert scheduler.states([(0, 2)]) == ["void"]
+    scheduler.reopen([(0, 1)])
+    scheduler.drain(0)
+    scheduler.take_back_missing([(0, 2), (1, 1)])
+    assert scheduler.drain(0) == []
     assert worker.claim("k1", started(attempt=2))
 
 

@@ -7,16 +7,18 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import kombu
 import pytest
+import redis
 import services
 from acceptance.commands import until
 from integration import fleets
 from integration.fleets import Fleet, on_each
 from services.channels import Channel
 
-from shadho_celery.core.trial import Attempt, Outcome, Result, Started, TrialState
+from shadho_celery.core.trial import Attempt, Lost, Outcome, Result, Started, TrialState
 from shadho_celery.fleet.executor import QueueExecutor
 from shadho_celery.transport.broker import Publisher, queue
 from shadho_celery.transport.redis import connect
@@ -180,8 +182,13 @@ def waiting(fleet: Fleet) -> int:
         return int(queue(fleet.compute_class)(connection.default_channel).queue_declare().message_count)
 
 
-def test_a_lease_that_ran_out_while_the_scheduler_could_not_look_either_is_renewed(
-    redis_url: str, monkeypatch: pytest.MonkeyPatch
+def cut_off(*_: object) -> Any:
+    raise redis.ConnectionError("cut off")
+
+
+@pytest.mark.parametrize("was_away", [True, False], ids=["Redis was away", "the scheduler was slow"])
+def test_a_lease_that_ran_out_is_renewed_where_redis_was_away_and_only_there(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch, was_away: bool
 ) -> None:
     """Redis was away for both: the trial is not lost before its worker has had the time to say that it lives."""
     monkeypatch.setenv("SHADHO_LEASE_SECONDS", str(LEASE_SECONDS))
@@ -193,8 +200,13 @@ def test_a_lease_that_ran_out_while_the_scheduler_could_not_look_either_is_renew
         assert worker.claim("study", Started(number=0, attempt=1, host="h", at=0.0))
         assert [type(event) for event in executor.poll(1.0)] == [Started]
         time.sleep(2 * LEASE_SECONDS)
-        assert list(executor.poll(1.0)) == []
+        if was_away:
+            with monkeypatch.context() as patch:
+                patch.setattr(executor._channel, "confirm", cut_off)
+                assert list(executor.poll(0.1)) == []
+        assert [type(event) for event in executor.poll(1.0)] == ([] if was_away else [Lost])
         outcome = Outcome(state=TrialState.COMPLETE, loss=1.0)
-        assert worker.finish("study", Result(number=0, attempt=1, outcome=outcome, at=0.0))
-        assert [type(event) for event in executor.poll(1.0)] == [Result]
+        is_taken = worker.finish("study", Result(number=0, attempt=1, outcome=outcome, at=0.0))
+        assert is_taken == was_away
+        assert [type(event) for event in executor.poll(1.0)] == ([Result] if was_away else [])
         executor.close()

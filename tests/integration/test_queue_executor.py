@@ -24,11 +24,12 @@ from services.channels import Channel
 
 from shadho_celery.core.hardware import ComputeClass, Machine
 from shadho_celery.core.payload import Payload
-from shadho_celery.core.trial import Attempt, Lost, Outcome, Result, Started, TrialState
+from shadho_celery.core.trial import Attempt, Lost, Outcome, Report, Result, Started, TrialState, digest_of
 from shadho_celery.executors.base import Executor
 from shadho_celery.fleet import dispatch, gangs, lease_monitor
 from shadho_celery.fleet import executor as queue_executor
 from shadho_celery.fleet.executor import QueueExecutor
+from shadho_celery.transport import channel as channel_module
 from shadho_celery.transport.broker import PROTOCOL, TASK, Publisher, message, queue
 from shadho_celery.transport.redis import connect
 from shadho_celery.transport.registry import Registry, Worker
@@ -290,6 +291,60 @@ def test_a_claimed_attempt_of_which_redis_knows_nothing_is_lost(
             client.delete(f"shadho:{study}:leases", f"shadho:{study}:attempts")
         [lost] = poll_until(executor, ends)
         assert not lost.claimed, "the trial is not to blame"
+
+
+def test_a_result_of_other_params_is_passed_on_to_be_refused_and_its_trial_tried_again(
+    on_redis: Place, unique: Callable[[str], str]
+) -> None:
+    """As of a trial of the same number, which a scheduler with a copy of the store has sent."""
+    study, name = unique("study"), unique("nobody")
+    other = Result(number=0, attempt=1, outcome=outcome(-5.0), at=0.0, digest=digest_of({"x": 2.0}))
+    with on_redis.executor(study) as executor:
+        executor.submit([trial(0, compute_class=name)])
+        assert on_redis.channel().claim(study, Started(number=0, attempt=1, host="h", at=0.0))
+        assert on_redis.channel().finish(study, other)
+        events = poll_until(executor, lambda events: len(ends(events)) == 2)
+        assert [type(event) for event in events] == [Started, Result, Lost]
+        assert not events[-1].claimed
+        executor.submit([trial(0, attempt=2)])
+        [_, mine] = poll_until(executor, lambda events: len(events) >= 2)
+        assert mine.digest == digest_of({"x": 1.0})
+
+
+def test_a_finished_trial_is_not_lost_behind_a_backlog_of_reports(
+    on_redis: Place, unique: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look_every(0.0, monkeypatch)
+    monkeypatch.setattr(channel_module, "READ", 4)
+    study = unique("study")
+    with on_redis.executor(study) as executor:
+        executor.submit([trial(0, compute_class=unique("nobody"))])
+        worker = on_redis.channel()
+        assert worker.claim(study, Started(number=0, attempt=1, host="h", at=0.0))
+        for step in range(100):
+            worker.report(study, Report(number=0, attempt=1, step=step, loss=0.0, at=0.0))
+        assert worker.finish(study, Result(number=0, attempt=1, outcome=outcome(1.0), at=0.0))
+        events = poll_until(executor, ends)
+    assert [type(event) for event in events] == [Started, *[Report] * 100, Result]
+
+
+def test_a_result_stops_what_was_sent_again_since(on_redis: Place, unique: Callable[[str], str]) -> None:
+    """The trial was thought to be lost, and Redis let another attempt follow; a third one waits in a queue."""
+    study, name = unique("study"), unique("nobody")
+    first, second = on_redis.channel(), on_redis.channel()
+    with on_redis.executor(study) as executor:
+        executor.submit([trial(0, compute_class=name)])
+        assert first.claim(study, Started(number=0, attempt=1, host="h", at=0.0))
+        assert first.finish(study, Result(number=0, attempt=1, outcome=outcome(1.0), at=0.0))
+        executor._in_flight.lose(0, 1)
+        executor.submit([trial(0, attempt=2, compute_class=name)])
+        executor.submit([trial(0, attempt=3, compute_class=name)])
+        assert second.claim(study, Started(number=0, attempt=2, host="h", at=0.0))
+        assert second.renew(study, [(0, 2)]) == ["ok"]
+        assert poll_until(executor, ends)
+        executor.poll(0.0)
+        assert second.renew(study, [(0, 2)]) == ["gone"]
+        assert not second.claim(study, Started(number=0, attempt=3, host="h", at=0.0))
 
 
 # A scheduler's life and death

@@ -3,8 +3,8 @@
 -- KEYS  1 attempts  2 cancel  3 events  4 leases
 -- ARGV  1 the part of the claimed ones: 'keep' (they go on), 'stop' (their workers are asked to stop them), 'revoke'
 --       (their leases end, too: their workers are gone, or learn of it at the next renewal) or 'void' (also where their
---       trial has ended, for its result never came; those that have a lease go on, and so does a later attempt);
---       then for each attempt its number, attempt and sealed Lost event
+--       trial has ended, for its result never came; but not those that run or may be claimed, nor while a later one
+--       runs); then for each attempt its number, attempt and sealed Lost event
 
 -- include record
 local mode = ARGV[1]
@@ -17,7 +17,9 @@ for i = 2, #ARGV, 3 do
   local latest = last and not done and tonumber(string.match(last, '^%d+')) or 0
   local claimed = latest >= tonumber(attempt)
   local void = not done and (not claimed or mode == 'revoke')
-  if mode == 'void' then void = not has_lease(number, attempt) and not (claimed and has_lease(number, latest)) end
+  if mode == 'void' then
+    void = done or claimed and not (has_lease(number, attempt) or has_lease(number, latest))
+  end
   if void then
     -- A later attempt that is claimed stays so, unless it is missing, too.
     if latest <= tonumber(attempt) or mode == 'void' then

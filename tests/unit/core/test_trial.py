@@ -7,7 +7,7 @@ from itertools import product
 
 import pytest
 
-from shadho_celery.core.trial import FINISHED, LAWFUL, Attempt, Outcome, Trial, TrialState
+from shadho_celery.core.trial import FINISHED, LAWFUL, Attempt, Outcome, Trial, TrialState, digest_of
 
 S = TrialState
 
@@ -35,6 +35,14 @@ def test_a_transition_is_made_exactly_where_it_is_lawful(before: TrialState, aft
     else:
         with pytest.raises(ValueError, match=f"trial 1 cannot go from {before} to {after}"):
             trial.evolve(state=after)
+
+
+def test_params_have_one_digest_whatever_they_travelled_through() -> None:
+    params = {"b": [1, 2.0, "\ud800"], "a": 10**30, "c": float("nan")}
+    digest = digest_of(params)
+    assert digest_of(json.loads(json.dumps(params))) == digest_of(dict(reversed(params.items()))) == digest
+    assert len(digest) == 16
+    assert len({digest, digest_of({}), digest_of({**params, "a": 1})}) == 3
 
 
 def test_a_state_is_finished_where_nothing_can_follow() -> None:

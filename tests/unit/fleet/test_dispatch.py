@@ -119,6 +119,15 @@ def test_nothing_is_sent_before_redis_lets_it_follow(rig: Rig) -> None:
     assert rig.told() == [(0, 1), 1]
 
 
+def test_another_attempt_may_follow_although_the_broker_is_away(rig: Rig) -> None:
+    """Without it, an attempt that was not sent yet looks as if its trial had ended."""
+    rig.services.broker_error = ServiceError("the broker is away")
+    rig.send(0)
+    rig.dispatch.reopen([(1, 1)])
+    rig.send(attempt_of(1, attempt=2))
+    assert rig.told() == [(1, 1)]
+
+
 def test_a_redis_that_is_of_no_use_is_an_error(rig: Rig) -> None:
     rig.services.redis_error = redis.ResponseError("WRONGTYPE")
     rig.dispatch.reopen([(0, 1)])

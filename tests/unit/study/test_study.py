@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from shadho_celery.core.clock import ManualClock
 from shadho_celery.core.trial import (
@@ -24,6 +25,7 @@ from shadho_celery.core.trial import (
     Started,
     Trial,
     TrialState,
+    digest_of,
 )
 from shadho_celery.errors import LockLost, SpaceChanged, StudyExists, StudyLocked, StudyNotFound, UsageError
 from shadho_celery.store.lock import holder_name
@@ -191,6 +193,18 @@ def test_a_trial_whose_attempts_are_spent_ends_failed_with_the_reason() -> None:
     assert ended is not None
     assert (ended.state, ended.attempt, study.in_flight) == (S.FAILED, MAX_ATTEMPTS, 0)
     assert ended.error == f"all {MAX_ATTEMPTS} attempts were lost; the last one: silence"
+
+
+def test_a_result_of_other_params_than_its_trials_is_refused_and_counted() -> None:
+    """A scheduler with a copy of the store may have sent a trial of the same number."""
+    study = begin()
+    trial = sent(study)
+    foreign = replace(result(trial), digest=digest_of({"x": 0.25}))
+    for event in (foreign, replace(foreign, attempt=7), replace(foreign, retry=Retry(reason="memory"))):
+        assert study.tell(event) is None
+    assert (study.refused, study.trial(0).state) == (3, S.QUEUED)
+    assert study.tell(replace(result(trial), digest=digest_of({"x": 0.5}))) is not None
+    assert (study.refused, study.trial(0).state) == (3, S.COMPLETE)
 
 
 def test_trials_to_be_sent_again_come_in_the_order_in_which_they_were_lost() -> None:
