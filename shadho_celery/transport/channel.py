@@ -9,6 +9,7 @@ Keys of a study, under ``shadho:{study}:``; `quarantine` and `seats` describe th
 events    stream  events that the scheduler has not confirmed yet, one JSON record an entry
 attempts  hash    trial number -> ``N`` all up to N are void, ``N:delivery`` N is claimed, or
                   ``done:N:delivery``; and ``refused`` -> late results that were refused
+done      bitmap  1 at the numbers of ended trials that `attempts` has no more
 leases    zset    ``number.attempt`` -> moment the lease ends (ms, the server's clock); 0 once it has
 cancel    set     numbers of running trials that should stop
 ========  ======  ===================================================================================
@@ -39,6 +40,12 @@ ERASED_SECONDS = 7 * 86400
 
 #: events that wait for the scheduler from which on reports are refused: some 20 MB. Other events are always taken.
 MAX_WAITING = 100_000
+
+#: ended trials of which `attempts` keeps which delivery ended them: it may repeat its result
+KEPT_ENDED = 10_000
+
+#: ended trials that are moved to `done` at once
+SETTLE = 1000
 
 #: events read at once
 READ = 1000
@@ -166,6 +173,9 @@ class SchedulerChannel:
         self.forged = 0
         #: id of the last event read; the stream starts with events that an earlier scheduler did not confirm
         self._last = "0"
+        #: (number, attempt) pairs that have ended their trials since `confirm`, and those that are recorded
+        self._ended: list[tuple[int, int]] = []
+        self._recorded: list[tuple[int, int]] = []
 
     def drain(self, wait_ms: int) -> list[Event | GangEvent]:
         """Return the events since the last call, waiting up to `wait_ms` (0: not at all) for the first one."""
@@ -179,10 +189,23 @@ class SchedulerChannel:
         return [event for event in events if event is not None]
 
     def confirm(self) -> None:
-        """Remove the events drained so far: they are recorded."""
+        """Remove the events drained so far: they are recorded, and so are the ends of trials."""
+        self._recorded += self._ended
+        self._ended.clear()
+        if len(self._recorded) >= KEPT_ENDED + SETTLE:
+            self._settle(SETTLE)
         if self._last != "0":
             moment, place = self._last.split("-")
             self._client.xtrim(self._events, minid=f"{moment}-{int(place) + 1}", approximate=False)
+
+    def note_end(self, number: int, attempt: int) -> None:
+        """Note that an attempt has ended its trial: once that is recorded, `attempts` need not keep it."""
+        self._ended.append((number, attempt))
+
+    def _settle(self, count: int) -> None:
+        """Move the first trials that were recorded from `attempts` to `done`."""
+        run(self._client, "settle", self._study, *chain.from_iterable(self._recorded[:count]))
+        del self._recorded[:count]
 
     def ended_leases(self) -> list[tuple[int, int]]:
         """Return (number, attempt) of the claimed attempts whose lease has ended, again until `forget` removes them."""
@@ -232,11 +255,12 @@ class SchedulerChannel:
     def erase(self) -> None:
         """Remove the study's keys: it has ended and all is recorded.
 
-        The attempts are kept for ERASED_SECONDS: messages that were taken back may still lie in a queue, and their
-        claims must be refused.
+        Attempts and ended trials are kept for ERASED_SECONDS: messages that were taken back may still lie in a queue,
+        and their claims must be refused.
         """
+        self._settle(len(self._recorded))
         self._client.delete(*keys(self._study, "events", "leases", "cancel", "known", "gangs", "seats", "yields"))
-        for kept in keys(self._study, "attempts", "breakers"):
+        for kept in keys(self._study, "attempts", "breakers", "done"):
             self._client.expire(kept, ERASED_SECONDS)
 
 

@@ -1,13 +1,14 @@
 -- Take back attempts.
 --
--- KEYS  1 attempts  2 cancel  3 events  4 leases
+-- KEYS  1 attempts  2 cancel  3 events  4 leases  5 done
 -- ARGV  1 the part of the claimed ones: 'keep' (they go on), 'stop' (their workers are asked to stop them) or 'revoke'
 --       (their leases end, too: their workers are gone, or learn of it at the next renewal);
 --       then for each attempt its number, attempt and sealed Lost event
 
+-- include record
 for i = 2, #ARGV, 3 do
   local number, attempt = ARGV[i], ARGV[i + 1]
-  local last = redis.call('HGET', KEYS[1], number)
+  local last = record(number)
   local done = last and string.sub(last, 1, 4) == 'done'
   local latest = last and not done and tonumber(string.match(last, '^%d+')) or 0
   local claimed = latest >= tonumber(attempt)

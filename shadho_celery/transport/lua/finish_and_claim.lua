@@ -1,12 +1,13 @@
 -- Finish one attempt and claim the next, in one step. Either may be absent: then its three arguments are empty.
 --
--- KEYS  1 attempts  2 leases  3 events  4 cancel  5 breakers  6 known
+-- KEYS  1 attempts  2 leases  3 events  4 cancel  5 breakers  6 known  7 done
 -- ARGV  1 lease in ms  2 delivery  3 worker  4 strikes that open the worker's circuit breaker
 --       5 number  6 attempt  7 sealed Result;  8 number  9 attempt  10 sealed Started of the attempt to claim
 --       11 kind of the result's failure: '' for a success, 'unwatched' if it does not count against the worker
 -- Returns {finished, claimed}: 1 taken, 0 refused; a claim is -1 if the worker's circuit breaker is open
 
 -- include now
+-- include record
 local delivery, worker = ARGV[2], ARGV[3]
 -- Count a failure of a kind that only this worker has had against it; a success closes its circuit breaker.
 local function judge(failure)
@@ -29,7 +30,7 @@ local function lives_elsewhere(number, attempt, latest)
 end
 
 local function finish(number, attempt, event, failure)
-  local last = redis.call('HGET', KEYS[1], number)
+  local last = record(number)
   local mine = 'done:' .. attempt .. ':' .. delivery
   -- A repeated call: the first answer was lost on the way.
   if last == mine then return 1 end
@@ -56,7 +57,7 @@ local function finish(number, attempt, event, failure)
 end
 
 local function claim(number, attempt, event)
-  local last = redis.call('HGET', KEYS[1], number)
+  local last = record(number)
   if last == attempt .. ':' .. delivery then return 1 end
   if last and (string.sub(last, 1, 4) == 'done' or tonumber(string.match(last, '^%d+')) >= tonumber(attempt)) then
     return 0
