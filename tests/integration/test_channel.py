@@ -655,11 +655,11 @@ def test_every_key_of_a_study_ends_a_week_after_its_scheduler_and_workers(
     names = {key.rpartition(":")[2] for key in client.keys("shadho:k1:*")}
     assert names >= {"attempts", "leases", "events", "cancel", "breakers", "known", "gangs", "seats", "yields"}
     assert "done" in names
-    worker.renew("k1", [(1, 1)])
+    scheduler.ended_leases()
     assert mortal(client)
     for key in client.keys("shadho:k1:*"):
         client.expire(key, 86400)
-    scheduler.ended_leases()
+    worker.renew("k1", [(1, 1)])
     assert mortal(client)
 
 
@@ -668,6 +668,15 @@ def test_a_claim_alone_leaves_no_key_for_ever(client: Any, worker: Channel, sche
     assert mortal(client)
     worker.count_refused("k2")
     assert client.ttl("shadho:k2:attempts") > 0
+    client.delete(*client.keys("shadho:k1:*"))
+    client.setbit("shadho:k1:done", 0, 1)
+    assert not worker.finish("k1", result())
+    assert client.ttl("shadho:k1:attempts") > 0
+    worker = Channel(client, worker="w")
+    worker.claim("k1", started(1))
+    client.persist("shadho:k1:breakers")
+    assert worker.finish_and_claim("k1", failed(1), None, watched=True)[0]
+    assert client.ttl("shadho:k1:breakers") > 0
 
 
 # Ended trials

@@ -17,6 +17,7 @@ local function judge(failure)
     if strikes then redis.call('HDEL', KEYS[5], worker) end
   elseif failure ~= 'unwatched' and redis.call('SISMEMBER', KEYS[6], failure) == 0 then
     redis.call('HINCRBY', KEYS[5], worker, 1)
+    redis.call('EXPIRE', KEYS[5], 604800)
   end
 end
 
@@ -38,6 +39,7 @@ local function finish(number, attempt, event, failure)
   -- Without a record Redis has lost its data; the store takes one result a trial in any case.
   if last and (string.sub(last, 1, 4) == 'done' or not lease or tonumber(lease) == 0) then
     redis.call('HINCRBY', KEYS[1], 'refused', 1)
+    redis.call('EXPIRE', KEYS[1], 604800)
     return 0
   end
   redis.call('XADD', KEYS[3], '*', 'e', event)
@@ -74,5 +76,8 @@ end
 local finished, claimed = 0, 0
 if ARGV[5] ~= '' then finished = finish(ARGV[5], ARGV[6], ARGV[7], ARGV[11]) end
 if ARGV[8] ~= '' then claimed = claim(ARGV[8], ARGV[9], ARGV[10]) end
+-- Leases are a new key, without a time to live, whenever none was there before.
+if claimed == 1 and redis.call('TTL', KEYS[2]) < 518400 then
 -- include keep
+end
 return {finished, claimed}

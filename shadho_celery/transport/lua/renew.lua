@@ -18,5 +18,7 @@ for i = 2, #ARGV do
     answer[i - 1] = redis.call('SISMEMBER', KEYS[3], number) == 1 and 'cancel' or 'ok'
   end
 end
+if redis.call('TTL', KEYS[2]) < 518400 then
 -- include keep
+end
 return answer
