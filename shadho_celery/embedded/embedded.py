@@ -22,7 +22,7 @@ from pathlib import Path
 import msgspec
 import redis
 
-from shadho_celery.embedded.plan import REDIS_SECONDS, WORKER_SECONDS, Plan, open_log, remove_socket
+from shadho_celery.embedded.plan import REDIS_LOG, REDIS_SECONDS, WORKER_SECONDS, Plan, open_log, remove_socket
 from shadho_celery.errors import ServiceError
 from shadho_celery.transport.registry import Registry, Worker
 
@@ -132,7 +132,7 @@ class Embedded:
                 if time.monotonic() > deadline or self._supervisor.poll() is not None:
                     self.close()
                     raise ServiceError(
-                        f"the embedded {self._plan.server} did not start{_last_words(self.directory / 'redis.log')}; "
+                        f"the embedded {self._plan.server} did not start{_last_words(self.directory / REDIS_LOG)}; "
                         f"make room there if the disk is full, or see its log in {self.directory}"
                     ) from error
                 time.sleep(0.02)

@@ -16,6 +16,8 @@ from shadho_celery.transport import urls
 WORKER_SECONDS = 1.5
 REDIS_SECONDS = 1.5
 
+REDIS_LOG = "redis.log"
+
 
 class Plan(Struct, frozen=True, kw_only=True):
     """Servers and workers for the supervisor to start."""

@@ -20,11 +20,14 @@ from typing import IO
 
 import msgspec
 
-from shadho_celery.embedded.plan import REDIS_SECONDS, WORKER_SECONDS, Plan, open_log, remove_socket
+from shadho_celery.embedded.plan import REDIS_LOG, REDIS_SECONDS, WORKER_SECONDS, Plan, open_log, remove_socket
 from shadho_celery.runner.process_tree import PR_SET_PDEATHSIG, prctl
 
 #: least seconds between two starts of a worker
 RESTART_SECONDS = 5.0
+
+#: bytes at which a log is cut; its last bytes are kept beside it, as many again
+MAX_LOG = 10_000_000
 
 #: messages of Redis and Valkey about an append-only file that they cannot read
 UNREADABLE = ("Bad file format", "AOF MANIFEST", "Short read", "truncated file is not the last", "Unrecoverable error")
@@ -51,6 +54,7 @@ class Supervisor:
             if readable and not pipe.readline():
                 break
             self._revive()
+            self._cut_logs()
         self.stop()
 
     def stop(self) -> None:
@@ -72,13 +76,20 @@ class Supervisor:
                 self._workers[name] = self._start_worker(name)
                 self._started_at[name] = time.monotonic()
 
+    def _cut_logs(self) -> None:
+        for log in Path(self._plan.directory).glob("*.log"):
+            # On a full disk, say. The log goes on.
+            with suppress(OSError):
+                if cut(log) and log.name == REDIS_LOG:
+                    self._log_began = 0
+
     def _set_aside_unreadable(self) -> None:
         """Set an unreadable append-only file aside, once.
 
         The store has every finished trial; attempts known only to that file are run again.
         """
         folder = Path(self._plan.directory)
-        with (folder / "redis.log").open("rb") as log:
+        with (folder / REDIS_LOG).open("rb") as log:
             log.seek(self._log_began)
             messages = log.read().decode(errors="replace")
         if not self._was_set_aside and any(words in messages for words in UNREADABLE):
@@ -103,9 +114,9 @@ class Supervisor:
         }
         arguments = [part for name, value in settings.items() for part in (f"--{name}", value)]
         with suppress(OSError):
-            self._log_began = (Path(self._plan.directory) / "redis.log").stat().st_size
+            self._log_began = (Path(self._plan.directory) / REDIS_LOG).stat().st_size
         # Redis keeps the lock open too: if this process is killed, Redis ends a moment later.
-        return self._spawn([self._plan.server, *arguments], "redis.log", {}, umask=0o077, pass_fds=[self._plan.lock])
+        return self._spawn([self._plan.server, *arguments], REDIS_LOG, {}, umask=0o077, pass_fds=[self._plan.lock])
 
     def _start_worker(self, name: str) -> subprocess.Popen[bytes]:
         environment = {
@@ -138,6 +149,25 @@ class Supervisor:
                 umask=umask,
                 pass_fds=pass_fds,
             )
+
+
+def cut(log: Path) -> bool:
+    """Move a log's last MAX_LOG bytes to ``NAME.log.1`` if it is longer, and truncate it; return whether it was.
+
+    Processes that append to it need not open it again (logrotate's copytruncate). A line that is written in this moment
+    may be lost.
+    """
+    if log.stat().st_size <= MAX_LOG:
+        return False
+    with log.open("rb") as full:
+        full.seek(-MAX_LOG, os.SEEK_END)
+        last = full.read()
+    before = log.with_name(f"{log.name}.1")
+    before.unlink(missing_ok=True)
+    with open_log(before) as file:
+        file.write(last)
+    os.truncate(log, 0)
+    return True
 
 
 def _die_with_parent() -> None:

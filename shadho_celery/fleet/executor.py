@@ -242,6 +242,8 @@ class QueueExecutor:
         """Close the gang of an attempt that has ended; if its trial `is_over`, all of its gangs."""
         if is_over:
             self._gangs.close(event.number)
+            if isinstance(event, Result):
+                self._channel.note_end(event.number, event.attempt)
             return
         self._gangs.close(event.number, event.attempt)
         # Another attempt may not be claimed yet: for Redis this one has ended the trial.

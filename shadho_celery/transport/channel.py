@@ -10,6 +10,7 @@ events    stream  events that the scheduler has not confirmed yet, one JSON reco
 attempts  hash    trial number -> ``N`` all up to N are void, ``N:delivery`` N is claimed, either followed
                   by ``+A`` for each earlier attempt A that still runs, or ``done:N:delivery``; and
                   ``refused`` -> late results that were refused
+done      bitmap  1 at the numbers of ended trials that `attempts` has no more
 leases    zset    ``number.attempt`` -> moment the lease ends (ms, the server's clock); 0 once it has
 cancel    set     numbers of running trials that should stop
 holder    string  ``host process start:fence`` of the study's scheduler; it expires after HOLD_SECONDS
@@ -43,6 +44,12 @@ ERASED_SECONDS = 7 * 86400
 
 #: events that wait for the scheduler from which on reports are refused: some 20 MB. Other events are always taken.
 MAX_WAITING = 100_000
+
+#: ended trials of which `attempts` keeps which delivery ended them: it may repeat its result
+KEPT_ENDED = 10_000
+
+#: ended trials that are moved to `done` at once
+SETTLE = 1000
 
 #: events read at once
 READ = 1000
@@ -181,6 +188,9 @@ class SchedulerChannel:
         self._read: list[str] = []
         #: True if the last `drain` has read the stream to its end
         self.is_drained = False
+        #: (number, attempt) pairs that have ended their trials since `confirm`, and those that are recorded
+        self._ended: list[tuple[int, int]] = []
+        self._recorded: list[tuple[int, int]] = []
 
     def drain(self, wait_ms: int) -> list[Event | GangEvent]:
         """Return the events since the last call, waiting up to `wait_ms` (0: not at all) for the first one."""
@@ -212,13 +222,17 @@ class SchedulerChannel:
             )
 
     def confirm(self) -> None:
-        """Remove the events drained so far, which are recorded, and renew the lock.
+        """Remove the events drained so far, which are recorded as are the ends of trials, and renew the lock.
 
         Raises LockLost, and removes nothing, if another scheduler has the lock.
         """
         if self._hold(*self._read) != self._holder:
             raise LockLost("another scheduler has taken this study's lock on Redis; this one stops")
         self._read.clear()
+        self._recorded += self._ended
+        self._ended.clear()
+        if len(self._recorded) >= KEPT_ENDED + SETTLE:
+            self._settle(SETTLE)
 
     def unlock(self) -> None:
         """Unlock the study, unless another scheduler has taken it over."""
@@ -227,6 +241,15 @@ class SchedulerChannel:
     def _hold(self, *recorded: str, seconds: float = HOLD_SECONDS, dead: str = "") -> str:
         """Return the lock's holder after an attempt to renew it, or to take it."""
         return str(run(self._client, "confirm", self._study, self._holder, int(1000 * seconds), dead, *recorded))
+
+    def note_end(self, number: int, attempt: int) -> None:
+        """Note that an attempt has ended its trial: once that is recorded, `attempts` need not keep it."""
+        self._ended.append((number, attempt))
+
+    def _settle(self, count: int) -> None:
+        """Move the first trials that were recorded from `attempts` to `done`."""
+        run(self._client, "settle", self._study, *chain.from_iterable(self._recorded[:count]))
+        del self._recorded[:count]
 
     def ended_leases(self) -> list[tuple[int, int]]:
         """Return (number, attempt) of the claimed attempts whose lease has ended, again until `forget` removes them."""
@@ -286,12 +309,13 @@ class SchedulerChannel:
     def erase(self) -> None:
         """Remove the study's keys: it has ended and all is recorded.
 
-        The attempts are kept for ERASED_SECONDS: messages that were taken back may still lie in a queue, and their
-        claims must be refused.
+        Attempts and ended trials are kept for ERASED_SECONDS: messages that were taken back may still lie in a queue,
+        and their claims must be refused.
         """
+        self._settle(len(self._recorded))
         gone = ("events", "leases", "cancel", "holder", "known", "gangs", "seats", "yields")
         self._client.delete(*keys(self._study, *gone))
-        for kept in keys(self._study, "attempts", "breakers"):
+        for kept in keys(self._study, "attempts", "breakers", "done"):
             self._client.expire(kept, ERASED_SECONDS)
 
 

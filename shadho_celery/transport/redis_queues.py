@@ -25,7 +25,7 @@ from msgspec import Struct
 from shadho_celery.core.checks import one_line
 from shadho_celery.core.payload import Payload
 from shadho_celery.transport.broker import TASK, RefusedMessage, read_message
-from shadho_celery.transport.redis import run_on
+from shadho_celery.transport.redis import Redis, run_on
 from shadho_celery.transport.signing import Signer
 
 log = logging.getLogger(__name__)
@@ -41,7 +41,7 @@ class NotAMessage(ValueError):
     """JSON that lacks the form of a message."""
 
 
-class Message(kombu.transport.virtual.Message):
+class Message(kombu.transport.virtual.Message):  # type: ignore[misc]
     """A message whose form is checked before it counts as delivered."""
 
     def __init__(self, payload: Any, channel: Any = None, **options: Any) -> None:
@@ -54,7 +54,7 @@ class Message(kombu.transport.virtual.Message):
             raise NotAMessage(f"{type(error).__name__}: {error}") from None
 
 
-class Channel(kombu.transport.redis.Channel):
+class Channel(kombu.transport.redis.Channel):  # type: ignore[misc]
     """A channel that outlives items of its queues that are no messages."""
 
     Message = Message
@@ -67,13 +67,13 @@ class Channel(kombu.transport.redis.Channel):
             raise Empty from None
 
 
-class Transport(kombu.transport.redis.Transport):
+class Transport(kombu.transport.redis.Transport):  # type: ignore[misc]
     """kombu's transport with our channel."""
 
     Channel = Channel
 
 
-class Connection(kombu.Connection):
+class Connection(kombu.Connection):  # type: ignore[misc]
     """A connection to any broker, which takes our transport for kombu's where that is Redis."""
 
     def get_transport_cls(self) -> Any:
@@ -81,7 +81,7 @@ class Connection(kombu.Connection):
         return Transport if found is kombu.transport.redis.Transport else found
 
 
-class AMQP(celery.app.amqp.AMQP):
+class AMQP(celery.app.amqp.AMQP):  # type: ignore[misc]
     """Celery's part that makes connections."""
 
     Connection = Connection
@@ -100,7 +100,7 @@ def drop_refused(channel: Any, queue: str, signer: Signer, are_refused: AreRefus
     One by one, a worker would take a millisecond and more for each. `channel` is kombu's. All other items of the
     queue stay as they are.
     """
-    client = redis.Redis(connection_pool=channel.pool)
+    client: Redis = redis.Redis(connection_pool=channel.pool)
     key = channel.global_keyprefix + queue
     items = client.lrange(key, -LOOK, -1)
     found = {item: payload for item in items if (payload := _read(item, signer)) is not None}

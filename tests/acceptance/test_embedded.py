@@ -19,6 +19,7 @@ from acceptance.commands import ROOT, Desk, until
 import shadho_celery
 from shadho_celery.embedded import embedded
 from shadho_celery.embedded.embedded import Embedded
+from shadho_celery.embedded.supervisor import MAX_LOG
 from shadho_celery.errors import ServiceError
 
 pytestmark = pytest.mark.timeout(180)
@@ -393,6 +394,21 @@ def test_a_state_folder_that_another_one_uses_is_refused_with_its_process(
             Embedded(Path(".shadho/s"), {"cpu": 1}, [], 1)
         first.raise_if_dead()
     Embedded(Path(".shadho/s"), {"cpu": 1}, [], 1).close()
+
+
+def test_long_logs_are_cut_while_their_processes_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_orphans: None
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / ".shadho/s"
+    with closing(Embedded(folder, {"cpu": 1}, [], 1)) as fleet:
+        until(lambda: len([*folder.glob("*.log")]) == 3, 30, str)
+        for log in folder.glob("*.log"):
+            with log.open("ab") as file:
+                file.write(b"-" * (MAX_LOG + 1))
+        until(lambda: all(log.stat().st_size < MAX_LOG for log in folder.glob("*.log")), 30, str)
+        assert {path.stat().st_size for path in folder.glob("*.log.1")} == {MAX_LOG}
+        fleet.raise_if_dead()
 
 
 def test_redis_files_that_are_cut_or_damaged_cost_no_finished_trial(desk: Desk) -> None:

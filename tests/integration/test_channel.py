@@ -31,6 +31,7 @@ from shadho_celery.core.trial import (
     TrialState,
 )
 from shadho_celery.errors import LockLost, ServiceError, StudyLocked
+from shadho_celery.store.lock import holder_name
 from shadho_celery.store.sql import LOCK_SECONDS
 from shadho_celery.transport import channel as channel_module
 from shadho_celery.transport import registry as registry_module
@@ -560,7 +561,8 @@ def test_a_second_scheduler_of_a_study_is_refused_in_one_line_while_the_first_li
 def test_a_schedulers_lock_passes_on_when_it_has_died_and_from_another_machine_when_it_expires(
     client: Any, scheduler: SchedulerChannel
 ) -> None:
-    client.set("shadho:k1:holder", f"{socket.gethostname()} {os.getpid()} 1:7", px=60_000)
+    host, pid, _, namespace = holder_name().split(" ")
+    client.set("shadho:k1:holder", f"{host} {pid} 1 {namespace}:7", px=60_000)
     scheduler.lock()
     assert 0 < client.pttl("shadho:k1:holder") <= 1000 * HOLD_SECONDS <= 1000 * LOCK_SECONDS
     held = holder_elsewhere(client)
@@ -788,12 +790,17 @@ def test_a_resumed_studys_attempts_do_not_end_meanwhile(
 
 
 def mortal(client: Any) -> bool:
-    """Whether each key of the study has a time to live of about a week."""
-    return all(client.ttl(key) > ERASED_SECONDS - 60 for key in client.keys("shadho:k1:*"))
+    """Return True if each key of the study but the lock has a time to live of about a week."""
+    kept = set(client.keys("shadho:k1:*")) - {"shadho:k1:holder"}
+    return all(client.ttl(key) > ERASED_SECONDS - 60 for key in kept)
 
 
 def test_every_key_of_a_study_ends_a_week_after_its_scheduler_and_workers(
-    client: Any, worker: Channel, scheduler: SchedulerChannel, quarantine: Quarantine
+    client: Any,
+    worker: Channel,
+    scheduler: SchedulerChannel,
+    quarantine: Quarantine,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Either of them renews all keys, those of gangs and circuit breakers, too."""
     lived(worker, scheduler)
@@ -805,13 +812,17 @@ def test_every_key_of_a_study_ends_a_week_after_its_scheduler_and_workers(
     assert seats.take("k1", Seat(number=2, attempt=1, call=1, rank=1), "d") is Claim.TAKEN
     scheduler_seats = SchedulerSeats(client, "k1")
     scheduler_seats.ask_back([Seat(number=9, attempt=1, call=1, rank=1)])
+    monkeypatch.setattr(channel_module, "KEPT_ENDED", 1 - channel_module.SETTLE)
+    scheduler.note_end(0, 1)
+    scheduler.confirm()
     names = {key.rpartition(":")[2] for key in client.keys("shadho:k1:*")}
     assert names >= {"attempts", "leases", "events", "cancel", "breakers", "known", "gangs", "seats", "yields"}
-    worker.renew("k1", [(1, 1)])
+    assert "done" in names
+    scheduler.ended_leases()
     assert mortal(client)
     for key in client.keys("shadho:k1:*"):
         client.expire(key, 86400)
-    scheduler.ended_leases()
+    worker.renew("k1", [(1, 1)])
     assert mortal(client)
 
 
@@ -820,6 +831,91 @@ def test_a_claim_alone_leaves_no_key_for_ever(client: Any, worker: Channel, sche
     assert mortal(client)
     worker.count_refused("k2")
     assert client.ttl("shadho:k2:attempts") > 0
+    client.delete(*client.keys("shadho:k1:*"))
+    client.setbit("shadho:k1:done", 0, 1)
+    assert not worker.finish("k1", result())
+    assert client.ttl("shadho:k1:attempts") > 0
+    worker = Channel(client, worker="w")
+    worker.claim("k1", started(1))
+    client.persist("shadho:k1:breakers")
+    assert worker.finish_and_claim("k1", failed(1), None, watched=True)[0]
+    assert client.ttl("shadho:k1:breakers") > 0
+
+
+# Ended trials
+
+
+@pytest.fixture
+def settled(client: Any, worker: Channel, monkeypatch: pytest.MonkeyPatch) -> SchedulerChannel:
+    """The channel of a study whose trials 0 to 99 have ended and are recorded."""
+    monkeypatch.setattr(channel_module, "KEPT_ENDED", 0)
+    monkeypatch.setattr(channel_module, "SETTLE", 10)
+    channel = SchedulerChannel(client, "k1")
+    for number in range(100):
+        worker.claim("k1", started(number))
+        worker.finish("k1", result(number))
+        channel.note_end(number, 1)
+        channel.confirm()
+    channel.drain(0)
+    channel.confirm()
+    return channel
+
+
+def test_recorded_ends_take_a_bit_each(client: Any, settled: SchedulerChannel) -> None:
+    assert client.hlen("shadho:k1:attempts") == 0
+    assert client.strlen("shadho:k1:done") == math.ceil(100 / 8)
+
+
+@pytest.mark.parametrize("when", ["now", "erased", "resumed"])
+def test_a_trial_whose_end_is_recorded_does_not_run_again(
+    client: Any, worker: Channel, settled: SchedulerChannel, when: str
+) -> None:
+    worker.claim("k1", started(100))
+    if when != "now":
+        settled.erase()
+        assert client.ttl("shadho:k1:done") > 0
+    if when == "resumed":
+        SchedulerChannel(client, "k1").ended_leases()
+    for number in (0, 50, 99):
+        assert not worker.claim("k1", started(number, attempt=2))
+        assert not worker.finish("k1", result(number))
+        assert worker.renew("k1", [(number, 1)]) == ["gone"]
+        assert worker.are_refused("k1", [(number, 7)]) == [(number, 7)]
+    settled.cancel([(0, 2)], running=True)
+    settled.give_up([(0, 2)], "gone")
+    assert settled.drain(0) == ([started(100)] if when == "now" else [])
+    assert settled.refused() == 3
+    assert worker.claim("k1", started(101))
+    assert worker.claim("k1", started(2**40)), "a forged number is no error"
+
+
+def test_a_recorded_trial_may_be_reopened_by_its_scheduler_for_later_attempts(
+    client: Any, worker: Channel, settled: SchedulerChannel
+) -> None:
+    """A scheduler does so if its store was restored from an older copy."""
+    settled.reopen([(7, 1)])
+    assert not worker.claim("k1", started(7, attempt=1))
+    assert worker.claim("k1", started(7, attempt=2))
+    assert worker.finish("k1", result(7, attempt=2))
+    assert not worker.claim("k1", started(7, attempt=3))
+
+
+def test_an_end_is_not_settled_by_an_earlier_attempt(
+    client: Any, worker: Channel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Attempt 1 failed and was tried again: the end of attempt 2 is not recorded yet."""
+    monkeypatch.setattr(channel_module, "KEPT_ENDED", 0)
+    monkeypatch.setattr(channel_module, "SETTLE", 1)
+    scheduler = SchedulerChannel(client, "k1")
+    worker.claim("k1", started())
+    worker.finish("k1", failed(0))
+    scheduler.note_end(0, 1)
+    scheduler.reopen([(0, 1)])
+    worker.claim("k1", started(attempt=2))
+    worker.finish("k1", result(attempt=2))
+    scheduler.confirm()
+    SchedulerChannel(client, "k1").reopen([(0, 1)])
+    assert not worker.claim("k1", started(attempt=2))
 
 
 # Reports

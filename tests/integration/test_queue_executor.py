@@ -696,3 +696,17 @@ def test_a_bundle_goes_on_where_one_of_its_trials_is_taken_back_or_fails(
     states = {event.number: event.outcome.state for event in ends(events) if isinstance(event, Result)}
     complete, failed = TrialState.COMPLETE, TrialState.FAILED
     assert states == {0: complete, 1: failed, 3: complete}
+
+
+def test_trials_whose_ends_are_recorded_take_a_bit_each(
+    on_redis: Place, unique: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The events of a poll are recorded when the next one begins."""
+    monkeypatch.setattr(channel_module, "KEPT_ENDED", 0)
+    monkeypatch.setattr(channel_module, "SETTLE", 1)
+    name = unique("study")
+    with on_redis.executor(name) as executor, connect(on_redis.redis) as client:
+        executor.submit([trial(number) for number in range(4)])
+        poll_until(executor, lambda events: len(ends(events)) == 4)
+        poll_until(executor, lambda _: client.hlen(f"shadho:{name}:attempts") == 0)
+        assert [client.getbit(f"shadho:{name}:done", number) for number in range(5)] == [1, 1, 1, 1, 0]

@@ -1,13 +1,14 @@
 -- Return the states of attempts.
 --
--- KEYS  1 attempts  2 leases
+-- KEYS  1 attempts  2 leases  3 done
 -- ARGV  "number.attempt" of each
 -- Returns for each 'leased' (it runs, or its trial's latest attempt does), 'free' (it may be claimed) or 'void'
 
+-- include record
 local answer = {}
 for i = 1, #ARGV do
   local number, attempt = string.match(ARGV[i], '^(%d+)%.(%d+)$')
-  local last = redis.call('HGET', KEYS[1], number)
+  local last = record(number)
   local latest = last and string.match(last, '^%d+')
   if redis.call('ZSCORE', KEYS[2], ARGV[i]) then answer[i] = 'leased'
   elseif not last or latest and tonumber(latest) < tonumber(attempt) then answer[i] = 'free'

@@ -1,6 +1,6 @@
 -- Record and announce an attempt's call for the replicas of its gang.
 --
--- KEYS  1 attempts  2 leases  3 events  4 gangs
+-- KEYS  1 attempts  2 leases  3 events  4 gangs  5 done
 -- ARGV  1 number  2 attempt  3 call  4 sealed event
 -- Returns 1, or 0 if the attempt does not run
 

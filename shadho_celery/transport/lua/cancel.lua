@@ -1,6 +1,6 @@
 -- Take back attempts.
 --
--- KEYS  1 attempts  2 cancel  3 events  4 leases
+-- KEYS  1 attempts  2 cancel  3 events  4 leases  5 done
 -- ARGV  1 the part of the claimed ones: 'keep' (they go on), 'stop' (their workers are asked to stop them), 'revoke'
 --       (their leases end, too: their workers are gone, or learn of it at the next renewal) or 'void' (also where their
 --       trial has ended, for its result never came; but not those that run or may be claimed, nor while a later one
@@ -12,7 +12,7 @@ local function has_lease(number, attempt) return redis.call('ZSCORE', KEYS[4], n
 
 for i = 2, #ARGV, 3 do
   local number, attempt = ARGV[i], ARGV[i + 1]
-  local last = redis.call('HGET', KEYS[1], number)
+  local last = record(number)
   local done = last and string.sub(last, 1, 4) == 'done'
   local latest = last and not done and tonumber(string.match(last, '^%d+')) or 0
   local claimed = latest >= tonumber(attempt)

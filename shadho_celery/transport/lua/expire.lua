@@ -1,6 +1,6 @@
 -- End the leases that were not renewed in time; renew the study's keys.
 --
--- KEYS  1 leases  2 attempts  3 cancel  4 events  5 breakers  6 known  7 gangs  8 seats  9 yields
+-- KEYS  1 leases  2 attempts  3 cancel  4 events  5 breakers  6 known  7 gangs  8 seats  9 yields  10 done
 -- Returns "number.attempt" of each ended lease that the scheduler has not removed
 
 -- include now

@@ -1,6 +1,6 @@
 -- Finish one attempt and claim the next, in one step. Either may be absent: then its three arguments are empty.
 --
--- KEYS  1 attempts  2 leases  3 events  4 cancel  5 breakers  6 known
+-- KEYS  1 attempts  2 leases  3 events  4 cancel  5 breakers  6 known  7 done
 -- ARGV  1 lease in ms  2 delivery  3 worker  4 strikes that open the worker's circuit breaker
 --       5 number  6 attempt  7 sealed Result;  8 number  9 attempt  10 sealed Started of the attempt to claim
 --       11 kind of the result's failure: '' for a success, 'unwatched' if it does not count against the worker
@@ -17,11 +17,12 @@ local function judge(failure)
     if strikes then redis.call('HDEL', KEYS[5], worker) end
   elseif failure ~= 'unwatched' and redis.call('SISMEMBER', KEYS[6], failure) == 0 then
     redis.call('HINCRBY', KEYS[5], worker, 1)
+    redis.call('EXPIRE', KEYS[5], 604800)
   end
 end
 
 local function finish(number, attempt, event, failure)
-  local last = redis.call('HGET', KEYS[1], number)
+  local last = record(number)
   local mine = 'done:' .. attempt .. ':' .. delivery
   -- A repeated call: the first answer was lost on the way.
   if last == mine then return 1 end
@@ -29,6 +30,7 @@ local function finish(number, attempt, event, failure)
   -- Without a record Redis has lost its data; the store takes one result a trial in any case.
   if last and (string.sub(last, 1, 4) == 'done' or not lease or tonumber(lease) == 0) then
     redis.call('HINCRBY', KEYS[1], 'refused', 1)
+    redis.call('EXPIRE', KEYS[1], 604800)
     return 0
   end
   redis.call('XADD', KEYS[3], '*', 'e', event)
@@ -44,7 +46,7 @@ local function finish(number, attempt, event, failure)
 end
 
 local function claim(number, attempt, event)
-  local last = redis.call('HGET', KEYS[1], number)
+  local last = record(number)
   if last and string.match(last, '^[^+]*') == attempt .. ':' .. delivery then return 1 end
   if last and (string.sub(last, 1, 4) == 'done' or tonumber(string.match(last, '^%d+')) >= tonumber(attempt)) then
     return 0
@@ -61,5 +63,8 @@ end
 local finished, claimed = 0, 0
 if ARGV[5] ~= '' then finished = finish(ARGV[5], ARGV[6], ARGV[7], ARGV[11]) end
 if ARGV[8] ~= '' then claimed = claim(ARGV[8], ARGV[9], ARGV[10]) end
+-- Leases are a new key, without a time to live, whenever none was there before.
+if claimed == 1 and redis.call('TTL', KEYS[2]) < 518400 then
 -- include keep
+end
 return {finished, claimed}

@@ -1,15 +1,16 @@
 -- Renew leases, and the study's keys; record a running attempt again after Redis has lost its data.
 --
--- KEYS  1 attempts  2 leases  3 cancel  4 events  5 breakers  6 known  7 gangs  8 seats  9 yields
+-- KEYS  1 attempts  2 leases  3 cancel  4 events  5 breakers  6 known  7 gangs  8 seats  9 yields  10 done
 -- ARGV  1 lease in ms; then "number.attempt" of each lease
 -- Returns for each 'ok', 'cancel' (the trial should stop) or 'gone' (the worker has lost the lease)
 
 -- include now
+-- include record
 local answer = {}
 for i = 2, #ARGV do
   local number, attempt = string.match(ARGV[i], '^(%d+)%.(%d+)$')
   local lease = redis.call('ZSCORE', KEYS[2], ARGV[i])
-  local unknown = not lease and redis.call('HEXISTS', KEYS[1], number) == 0
+  local unknown = not lease and not record(number)
   if unknown then redis.call('HSET', KEYS[1], number, attempt .. ':again') end
   if not unknown and (not lease or tonumber(lease) == 0) then answer[i - 1] = 'gone'
   else
@@ -17,5 +18,7 @@ for i = 2, #ARGV do
     answer[i - 1] = redis.call('SISMEMBER', KEYS[3], number) == 1 and 'cancel' or 'ok'
   end
 end
+if redis.call('TTL', KEYS[2]) < 518400 then
 -- include keep
+end
 return answer

@@ -1,6 +1,6 @@
 -- Renew the seats of replicas.
 --
--- KEYS  1 attempts  2 leases  3 cancel  4 seats  5 yields
+-- KEYS  1 attempts  2 leases  3 cancel  4 seats  5 yields  6 done
 -- ARGV  1 lease in ms; then number, attempt, seat and delivery of each replica
 -- Returns for each 'ok', 'gone' (the replica should stop) or 'yield' (its slot is wanted for a trial)
 

@@ -1,11 +1,13 @@
 -- Let a later attempt be claimed if this one or an earlier one has ended the trial.
 --
--- KEYS  1 attempts
+-- KEYS  1 attempts  2 done
 -- ARGV  number and attempt of each
 
+-- include record
 for i = 1, #ARGV, 2 do
-  local last = redis.call('HGET', KEYS[1], ARGV[i])
+  local last = record(ARGV[i])
   local ended = last and string.match(last, '^done:(%d+):')
-  if ended and tonumber(ended) <= tonumber(ARGV[i + 1]) then redis.call('HSET', KEYS[1], ARGV[i], ARGV[i + 1]) end
+  -- Which attempt ended a trial in `done` is forgotten; the scheduler knows it.
+  if last == 'done' or ended and tonumber(ended) <= tonumber(ARGV[i + 1]) then redis.call('HSET', KEYS[1], ARGV[i], ARGV[i + 1]) end
 end
 -- include keep

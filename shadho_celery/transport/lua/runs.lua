@@ -1,8 +1,9 @@
--- Return whether an attempt runs: true, false, or 'perhaps'. The first two keys are attempts and leases.
+-- Return whether an attempt runs: true, false, or 'perhaps'. The first two keys are attempts and leases, the last done.
 -- Sets `now`, too.
 -- include now
+-- include record
 local function runs(number, attempt)
-  local last = redis.call('HGET', KEYS[1], number)
+  local last = record(number)
   local lease = redis.call('ZSCORE', KEYS[2], number .. '.' .. attempt)
   -- Without any record Redis has lost its data; the next renewal records a running attempt again.
   if not last then return 'perhaps' end

@@ -1,6 +1,6 @@
 -- Take a seat in a gang for a replica.
 --
--- KEYS  1 attempts  2 leases  3 cancel  4 gangs  5 seats  6 breakers  7 yields
+-- KEYS  1 attempts  2 leases  3 cancel  4 gangs  5 seats  6 breakers  7 yields  8 done
 -- ARGV  1 lease in ms  2 delivery  3 worker  4 strikes that open its circuit breaker  5 number  6 attempt  7 call  8 rank
 -- Returns 1 taken; 0 refused (its attempt does not run, or another worker has the seat); -1 circuit breaker open
 
