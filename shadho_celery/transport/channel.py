@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import uuid
 from collections.abc import Iterable, Sequence
 from enum import Enum
@@ -28,7 +29,7 @@ import msgspec
 from shadho_celery.core.failures import kind_of
 from shadho_celery.core.trial import WELL, Event, GangEvent, Lost, Report, Result, Started, TrialState
 from shadho_celery.errors import UsageError
-from shadho_celery.transport.redis import Redis, keys, run
+from shadho_celery.transport.redis import Redis, count, keys, run
 from shadho_celery.transport.signing import UNSIGNED, Signer
 
 #: seconds for which messages of a study that has ended are refused
@@ -36,6 +37,30 @@ ERASED_SECONDS = 7 * 86400
 
 #: events read at once
 READ = 1000
+
+#: most characters of an event: three times the bytes of a record of the runner's pipe, for escapes
+MAX_EVENT = 50_000_000
+
+#: keys that schedulers and workers use, and their types
+_TYPES = {
+    "shadho:workers": "set",
+    "shadho:studies": "set",
+    "shadho:{}:events": "stream",
+    "shadho:{}:attempts": "hash",
+    "shadho:{}:leases": "zset",
+    "shadho:{}:cancel": "set",
+    "shadho:{}:breakers": "hash",
+    "shadho:{}:known": "set",
+    "shadho:{}:gangs": "hash",
+    "shadho:{}:seats": "hash",
+    "shadho:{}:yields": "set",
+}
+
+#: greatest first part of an event's id, which no clock gives: nothing can be added to the stream any more
+_LAST_ID = str(2**64 - 1)
+
+#: member of the leases
+_MEMBER = re.compile(r"(\d{1,16})\.(\d{1,16})")
 
 #: strikes in a row that open a worker's circuit breaker, see `quarantine`
 MAX_STRIKES = 2
@@ -58,17 +83,16 @@ def seal(study: str, event: Event | GangEvent, signer: Signer) -> str:
 
     `seal` and `unseal` are the event codec. The signature covers the study's key: no event passes for another study's.
     """
-    text = json.dumps(msgspec.to_builtins(event))
-    return signer.sign(study + text) + text if signer.fingerprint else text
+    return signer.seal(study, json.dumps(msgspec.to_builtins(event)))
 
 
 def unseal(study: str, text: str, signer: Signer) -> Event | GangEvent | None:
     """Decode an event; return None for text that lacks a required signature or is not an event."""
-    signature, brace, rest = text.partition("{")
-    if signer.fingerprint and not signer.is_signed(study + brace + rest, signature):
+    plain = signer.unseal(study, text) if len(text) <= MAX_EVENT else None
+    if plain is None:
         return None
     try:
-        event: Event | GangEvent = msgspec.convert(json.loads(brace + rest), Event | GangEvent)
+        event: Event | GangEvent = msgspec.convert(json.loads(plain), Event | GangEvent)
     except (ValueError, RecursionError, msgspec.ValidationError):
         return None
     # Only the study's scheduler decides on retries.
@@ -147,7 +171,7 @@ class SchedulerChannel:
         self._study = study
         self._signer = signer
         self._attempts, self._leases, self._events = keys(study, "attempts", "leases", "events")
-        #: entries that are not signed with our key, or are not events
+        #: entries, leases and keys that no worker has written: not signed with our key, no records, or of a wrong type
         self.forged = 0
         #: id of the last event read; the stream starts with events that an earlier scheduler did not confirm
         self._last = "0"
@@ -161,6 +185,9 @@ class SchedulerChannel:
         self._last = entries[-1][0]
         events = [unseal(self._study, fields.get("e", ""), self._signer) for _, fields in entries]
         self.forged += events.count(None)
+        if self._last.startswith(_LAST_ID):
+            self._client.delete(self._events)
+            self._last = "0"
         return [event for event in events if event is not None]
 
     def confirm(self) -> None:
@@ -171,8 +198,10 @@ class SchedulerChannel:
 
     def ended_leases(self) -> list[tuple[int, int]]:
         """Return (number, attempt) of the claimed attempts whose lease has ended, again until `forget` removes them."""
-        pairs = (member.split(".") for member in run(self._client, "expire", self._study))
-        return [(int(number), int(attempt)) for number, attempt in pairs]
+        found = {member: _MEMBER.fullmatch(member) for member in run(self._client, "expire", self._study)}
+        if strange := [member for member, pair in found.items() if pair is None]:
+            self.forged += self._client.zrem(self._leases, *strange)
+        return [(int(pair[1]), int(pair[2])) for pair in found.values() if pair is not None]
 
     def extend_leases(self) -> None:
         """Renew all leases that have not ended: for a while workers could not reach Redis to do so."""
@@ -212,10 +241,21 @@ class SchedulerChannel:
 
     def refused(self) -> int:
         """Return the number of late results that were refused so far."""
-        return int(self._client.hget(self._attempts, "refused") or 0)
+        return count(self._client.hget(self._attempts, "refused"))
+
+    def repair(self) -> None:
+        """Remove keys of a wrong type: every command that uses one fails, and no worker could go on."""
+        expected = {key.format(self._study): kind for key, kind in _TYPES.items()}
+        with self._client.pipeline(transaction=False) as pipe:
+            for key in expected:
+                pipe.type(key)
+            found = zip(expected.items(), pipe.execute(), strict=False)
+        if wrong := [key for (key, kind), is_now in found if is_now not in (kind, "none")]:
+            self.forged += self._client.delete(*wrong)
 
     def reopen_study(self) -> None:
-        """Remove the expiry that `erase` of an earlier scheduler put on the attempts."""
+        """Remove the expiry that `erase` of an earlier scheduler put on the attempts, and keys of a wrong type."""
+        self.repair()
         self._client.persist(self._attempts)
 
     def erase(self) -> None:
