@@ -241,6 +241,8 @@ class Session:
         else:
             refused = self._executor.refused() + self._study.refused
             views.summary(self._study, self._space, self._console, shlex.join(resume), refused)
+            if forged := self._executor.forged:
+                click.echo(f"records in Redis refused, unsigned or malformed: {forged}", err=True)
         if self._study.best is None:
             click.echo(str(NoSuccessfulTrial()) if self._study.counted else "No trial has ended.", err=True)
 
@@ -253,7 +255,7 @@ class Session:
         if seconds < MISSING_SECONDS:
             return
         live, module, fingerprint = self._executor.workers, self._file.module, Signer.configured().fingerprint
-        if (trouble := unable(live, module, fingerprint)) is not None:
+        if (trouble := unable(live, module, fingerprint, refused=self._executor.unsigned)) is not None:
             yield f"Warning: {trouble}"
         served: Counter[str] = Counter()
         for worker in able(live, module, fingerprint).values():

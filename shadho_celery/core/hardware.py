@@ -7,8 +7,11 @@ import socket
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field
+from typing import Annotated
 
-from msgspec import Struct
+from msgspec import Meta, Struct
+
+from shadho_celery.core.trial import Name
 
 #: expected classes, the strongest first, until their workers have announced hardware
 DEFAULT_CLASSES = ("gpu_large", "gpu_small", "cpu")
@@ -20,6 +23,9 @@ LARGE_GPU_BYTES = 16 * 2**30
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
 
+_Bytes = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+
+
 def uses_gpus(compute_class: str) -> bool:
     """Return True if workers of `compute_class` use their machine's GPUs; a class named cpu... leaves them free."""
     return not compute_class.startswith("cpu")
@@ -29,17 +35,17 @@ class Machine(Struct, frozen=True, kw_only=True):
     """Facts of one machine, as its workers announce them."""
 
     #: its name, or the value of ``SHADHO_HOST``
-    host: str = ""
+    host: Name = ""
     #: cores this process may use
-    cores: int = 1
+    cores: Annotated[int, Meta(ge=0, le=10**6)] = 1
     #: bytes of RAM
-    memory: int = 0
+    memory: _Bytes = 0
     #: marketing name of the GPUs, "" without one
-    gpu_name: str = ""
+    gpu_name: Name = ""
     #: GPUs this process may use
     gpus: tuple[str, ...] = ()
     #: bytes of the smallest GPU, 0 without one
-    gpu_memory: int = 0
+    gpu_memory: _Bytes = 0
 
     @property
     def compute_class(self) -> str:

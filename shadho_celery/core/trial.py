@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import sys
 from collections.abc import Mapping, Sequence
 from enum import Enum
@@ -37,10 +38,19 @@ Finite = Annotated[float, Meta(ge=-sys.float_info.max, le=sys.float_info.max)]
 #: most seconds of a time limit, and the largest weight, that a message can carry; sums of them are still finite
 MAX_POSITIVE = 1e300
 Positive = Annotated[float, Meta(gt=0, le=MAX_POSITIVE)]
-#: length of an interval
-Seconds = Annotated[float, Meta(ge=0, le=sys.float_info.max)]
 #: a signed integer of 64 bits, the largest of a database
 Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+#: seconds of a trial, at most 300 years; and since the epoch, before the year 5138
+Seconds = Annotated[float, Meta(ge=0, le=1e10)]
+Moment = Annotated[float, Meta(ge=0, le=1e11)]
+#: text without characters that stores and queues refuse; and a name, as a store's column takes it
+Clean = Annotated[str, Meta(pattern=r"^[^\x00-\x1f\ud800-\udfff]*\Z")]
+Name = Annotated[Clean, Meta(max_length=255)]
+#: most characters of an error or a warning: more than `objective.call` makes
+MAX_TEXT = 16_000
+Text = Annotated[str, Meta(max_length=MAX_TEXT)]
+#: most levels of metrics: more than `objective.result` lets through, and few enough to encode them anywhere
+MAX_LEVELS = 120
 
 
 class TrialState(str, Enum):
@@ -115,9 +125,14 @@ class Outcome(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def is_an_end(self) -> bool:
-        """Membership of the state in `FINISHED`; COMPLETE comes with a loss, FAILED and CANCELLED without."""
+        """Membership of the state in `FINISHED`, with what belongs to it.
+
+        COMPLETE comes with a loss, FAILED and CANCELLED without. Metrics are finite, and not nested too deep for an
+        encoder; texts have at most MAX_TEXT characters.
+        """
         fits = (self.state is TrialState.COMPLETE) == (self.loss is not None) or self.state is TrialState.PRUNED
-        return self.state.is_finished and fits
+        is_short = all(len(text or "") <= MAX_TEXT for text in (self.error, self.warning))
+        return self.state.is_finished and fits and is_short and _is_storable(self.metrics, MAX_LEVELS)
 
     def cancelled(self, seconds: float | None = None) -> Outcome:
         """Return the outcome of an attempt that was stopped after so many seconds, without its loss."""
@@ -232,11 +247,11 @@ class _Event(Struct, frozen=True, kw_only=True, tag_field="kind", tag=str.lower,
 class Started(_Event, frozen=True, kw_only=True):
     """A worker claimed an attempt."""
 
-    host: str
+    host: Name
     #: seconds since the epoch
-    at: Finite
+    at: Moment
     #: name of the worker that claimed it
-    worker: str = ""
+    worker: Name = ""
 
 
 class Report(_Event, frozen=True, kw_only=True):
@@ -245,7 +260,7 @@ class Report(_Event, frozen=True, kw_only=True):
     step: Int64
     loss: float
     #: seconds since the epoch
-    at: Finite
+    at: Moment
 
 
 class Retry(Struct, frozen=True, kw_only=True):
@@ -260,12 +275,12 @@ class Result(_Event, frozen=True, kw_only=True):
     """An attempt ended."""
 
     outcome: Outcome
-    host: str | None = None
-    compute_class: str | None = None
+    host: Name | None = None
+    compute_class: Name | None = None
     #: seconds since the epoch
-    at: Finite
+    at: Moment
     #: name of the worker that ran it
-    worker: str = ""
+    worker: Name = ""
     #: `digest_of` the params that it ran with; None from an executor in the scheduler's own process
     digest: Annotated[str, Meta(max_length=16)] | None = None
     #: set by the scheduler: the trial is to be tried again
@@ -279,7 +294,7 @@ class Result(_Event, frozen=True, kw_only=True):
 class Lost(_Event, frozen=True, kw_only=True):
     """An attempt was lost: its worker fell silent, or it was cancelled before a worker claimed it."""
 
-    reason: str
+    reason: Text
     #: True if the loss counts against the trial: a worker had claimed the attempt, and nothing but the trial may be the
     #: cause
     claimed: bool = True
@@ -326,7 +341,7 @@ class Called(_Event, frozen=True, kw_only=True):
     call: Count
     gang: GangCall
     #: seconds since the epoch
-    at: Finite
+    at: Moment
 
 
 class ReplicaFailed(_Event, frozen=True, kw_only=True):
@@ -335,12 +350,12 @@ class ReplicaFailed(_Event, frozen=True, kw_only=True):
     call: Count
     #: its place in the gang, from 1: the coordinator's own is 0
     rank: Count
-    error: str
-    host: str
+    error: Text
+    host: Name
     #: seconds since the epoch
-    at: Finite
+    at: Moment
     #: name of the worker that ran it
-    worker: str = ""
+    worker: Name = ""
 
 
 Event = Started | Report | Result | Lost
@@ -350,6 +365,16 @@ GangEvent = Called | ReplicaFailed
 
 # Several threads decode them: those of a worker's slots, and those of what reads the channel.
 resolve(Trial, Attempt, Event | GangEvent, ReplicaSeat)
+
+
+def _is_storable(value: object, levels: int) -> bool:
+    """Return whether a value that came as JSON has at most so many `levels`, and numbers that every store takes."""
+    if isinstance(value, float):
+        return math.isfinite(value)
+    if not isinstance(value, (Mapping, list)):
+        return True
+    inside = value.values() if isinstance(value, Mapping) else value
+    return levels > 0 and all(_is_storable(each, levels - 1) for each in inside)
 
 
 def whole(budget: float | None) -> float | None:

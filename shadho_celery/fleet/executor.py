@@ -64,7 +64,7 @@ class QueueExecutor:
         self._channel = channel = SchedulerChannel(client, study, signer, fence)
         quarantine = Quarantine(client, study)
         self._breaker = CircuitBreaker(quarantine)
-        self._workers = workers = Workers(client, study, module, weight, signer.fingerprint)
+        self._workers = workers = Workers(client, study, module, weight, signer)
         self._in_flight = sent = InFlight()
         self._dispatch = Dispatch(
             study, module, publisher, channel, workers, sent, self._clock, timeout=trial_timeout, may_watch=adopt
@@ -78,6 +78,7 @@ class QueueExecutor:
         self._unwanted: list[Callable[[], object]] = []
         #: reason why Redis answers nothing at the moment; None while it does
         self._silence: ServiceError | None = None
+        channel.repair()
         channel.lock()
         #: the moment of the last look at the lock
         self._held_at = self._clock.now()
@@ -101,9 +102,22 @@ class QueueExecutor:
         found = [*self._breaker.notices, *self._gangs.notices]
         if self._workers.able and (said := of_other_protocols(self._workers.announced, self._module)):
             found.append(f"Warning: some workers get no trials: they {said}")
-        if self._channel.forged:
-            found.append("Warning: results that are not signed with our key are refused; see --signing-key-file")
+        if self.forged or self._workers.refused:
+            found.append(
+                "Warning: records in Redis are refused: they are not signed with our key, or no worker writes such; "
+                "see --signing-key-file, and who may write to Redis"
+            )
         return found
+
+    @property
+    def forged(self) -> int:
+        """Number of refused events, leases and keys: not signed with our key, malformed, or of a wrong type."""
+        return self._channel.forged
+
+    @property
+    def unsigned(self) -> int:
+        """Number of announcements that are refused at the moment."""
+        return self._workers.refused
 
     def refused(self) -> int:
         """Return the number of late results that were refused, 0 if Redis does not answer."""
@@ -136,6 +150,8 @@ class QueueExecutor:
     def poll(self, seconds: float) -> Sequence[Event]:
         asked_at = self._clock.now()
         try:
+            if self._silence is not None:
+                self._channel.repair()
             self._confirm()
             self._breaker.speak()
             self._leases.note_wait(self._clock.now() - asked_at)

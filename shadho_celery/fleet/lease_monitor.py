@@ -55,6 +55,7 @@ class LeaseMonitor:
         if now - self._looked_at < LOOK_SECONDS:
             return []
         self._looked_at = now
+        self.channel.repair()
         self.workers.look(now, self.in_flight, self.breaker.quarantined)
         if not self.workers.able:
             self.breaker.release(self.workers.quarantined)

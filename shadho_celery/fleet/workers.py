@@ -10,22 +10,23 @@ from shadho_celery.core.hardware import ComputeClass, uses_gpus
 from shadho_celery.fleet.in_flight import Sent
 from shadho_celery.transport.redis import Redis
 from shadho_celery.transport.registry import Registry, StudyWants, Worker, able
+from shadho_celery.transport.signing import UNSIGNED, Signer
 
 
 class Workers:
     """The live workers, as they announce themselves to one study."""
 
-    def __init__(self, client: Redis, study: str, module: str, weight: float, fingerprint: str = "") -> None:
+    def __init__(self, client: Redis, study: str, module: str, weight: float, signer: Signer = UNSIGNED) -> None:
         """`module` is the one its workers must have been started with, `weight` its part of the slots.
 
-        `fingerprint` is that of the key they must sign with.
+        `signer` has the key that they must sign with.
         """
-        self._workers = Registry(client, Worker)
-        self._studies = Registry(client, StudyWants)
+        self._workers = Registry(client, Worker, signer)
+        self._studies = Registry(client, StudyWants, signer)
         self._study = study
         self._module = module
         self._weight = weight
-        self._fingerprint = fingerprint
+        self._fingerprint = signer.fingerprint
         #: announcements of all live workers, also of those that cannot run this study
         self.announced: Mapping[str, Worker] = {}
         #: names of the workers that may run its trials
@@ -69,6 +70,11 @@ class Workers:
             else:
                 self._free_since.pop(name, None)
         self._studies.announce(self._study, StudyWants(weight=self._weight, wants=wants))
+
+    @property
+    def refused(self) -> int:
+        """Announcements that were refused at the last look: not signed with our key, or malformed."""
+        return self._workers.refused + self._studies.refused
 
     def withdraw(self) -> None:
         """Withdraw the study's announcement: it wants no slots any more."""

@@ -15,7 +15,7 @@ from shadho_celery.node.leases import Leases
 from shadho_celery.transport.quarantine import Breaker, Quarantine
 from shadho_celery.transport.redis_queues import AreRefused
 from shadho_celery.transport.registry import Registry, StudyWants, Worker
-from shadho_celery.transport.signing import Signer
+from shadho_celery.transport.signing import UNSIGNED, Signer
 
 log = logging.getLogger(__name__)
 
@@ -29,11 +29,14 @@ DROP_MS = 5000
 class Heartbeat:
     """One worker's announcements, and its circuit breakers. `beat` is for one thread, the other methods for any."""
 
-    def __init__(self, client: redis.Redis, name: str, worker: Worker, leases: Leases, clock: Clock) -> None:
+    def __init__(
+        self, client: redis.Redis, name: str, worker: Worker, leases: Leases, clock: Clock, *, signer: Signer = UNSIGNED
+    ) -> None:
         """`worker` is announced as `name`, with the number of `leases` and with the state of its breakers."""
         self._client = client
-        self._workers = Registry(client, Worker)
-        self._studies = Registry(client, StudyWants)
+        self._workers = Registry(client, Worker, signer)
+        self._studies = Registry(client, StudyWants, signer)
+        self._has_warned = False
         self._name = name
         self._worker = worker
         self._leases = leases
@@ -78,6 +81,9 @@ class Heartbeat:
         if self._is_announced.is_set() and self._clock.now() - self._announced_at >= ANNOUNCE_EVERY:
             self._announce()
             self._announced_at = self._clock.now()
+        if self._studies.refused and not self._has_warned:
+            self._has_warned = True
+            log.warning("announcements of studies are refused: they are not signed with our key, or malformed")
 
     def pause_for(self, study: str) -> None:
         """Take no more messages until the study's scheduler has judged the failures."""

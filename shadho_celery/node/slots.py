@@ -16,6 +16,7 @@ from typing import TypeVar
 import redis
 from msgspec.structs import asdict, replace
 
+from shadho_celery.core.checks import as_record
 from shadho_celery.core.clock import SystemClock
 from shadho_celery.core.failures import headline
 from shadho_celery.core.hardware import Machine
@@ -84,7 +85,8 @@ class Slots:
     ) -> None:
         """`imports` are the modules whose objectives may run here, and no others.
 
-        `address` is the one by which the fleet's other machines reach this machine.
+        `address` is the one by which the fleet's other machines reach this machine. Raises UsageError for a name that
+        cannot be announced.
         """
         self.name = f"{compute_class}@{socket.gethostname()}.{os.getpid()}.{uuid.uuid4().hex[:4]}"
         self.signer = signer
@@ -102,16 +104,18 @@ class Slots:
         #: claims in a row that were refused
         self._refusals = 0
         self._leases = Leases(self._channel, self._seats)
-        self._worker = Worker(
-            protocol=PROTOCOL,
-            key=signer.fingerprint,
-            compute_class=compute_class,
-            slots=count,
-            imports=list(imports),
-            pid=os.getpid(),
-            machine=machine,
-        )
-        self._heartbeat = Heartbeat(client, self.name, self._worker, self._leases, self._clock)
+        announcement = {
+            "protocol": PROTOCOL,
+            "key": signer.fingerprint,
+            "compute_class": compute_class,
+            "slots": count,
+            "imports": imports,
+            "pid": os.getpid(),
+            "machine": asdict(machine),
+        }
+        # Schedulers would refuse one that does not fit.
+        self._worker = as_record(announcement, Worker, "this worker's announcement", "see -Q, -c and SHADHO_HOST")
+        self._heartbeat = Heartbeat(client, self.name, self._worker, self._leases, self._clock, signer=signer)
 
     def start(self) -> None:
         """Start the slots' processes, and the thread that renews leases."""
@@ -329,3 +333,6 @@ class Slots:
                 self._heartbeat.beat(has_free_slot=self._free.qsize() > 0)
             except redis.RedisError as error:
                 log.warning("Redis does not answer (%s); leases may run out", error)
+            except Exception:
+                # Without this thread all leases would run out.
+                log.exception("the beat failed, and goes on; this is a bug")

@@ -52,7 +52,7 @@ def _call(
     try:
         params = make_params()
         returned = objective(params, context) if wants_context(objective) else objective(params)
-        seconds = clock.now() - began
+        seconds = max(0.0, clock.now() - began)
         if context.stopped():
             return Outcome(state=TrialState.CANCELLED, error="cancelled", seconds=seconds)
         loss, metrics, warning = read(returned)
@@ -63,7 +63,7 @@ def _call(
         text = str(error) if isinstance(error, Unreadable) else describe(error)
         if context.timed_out():
             text = f"timed out after {context.timeout or 0:g} s (--trial-timeout)\n{text}"
-        seconds, hungry = clock.now() - began, is_out_of_memory(error)
+        seconds, hungry = max(0.0, clock.now() - began), is_out_of_memory(error)
         return Outcome(state=TrialState.FAILED, error=text, seconds=seconds, out_of_memory=hungry)
     if context.timed_out():
         warning = joined(f"cut off at its time limit of {context.timeout or 0:g} s", warning)

@@ -9,8 +9,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from shadho_celery.core.checks import resolve
-from shadho_celery.core.trial import Attempt, GangCall, Int64, Outcome, ReplicaSeat
-from shadho_celery.objective.call import MAX_ERROR
+from shadho_celery.core.trial import MAX_TEXT, Attempt, GangCall, Int64, Outcome, ReplicaSeat
 
 #: seconds between a trial's time limit and the end of its process, if it does not return
 HARD_SECONDS = 5.0
@@ -20,9 +19,6 @@ PIPE_LOST = 74
 
 #: bytes that a record may have
 MAX_RECORD = 16_000_000
-
-#: characters of an error or a warning that a worker sends on: more than `objective.call` makes, and no more than needed
-MAX_TEXT = 2 * MAX_ERROR
 
 
 class _Record(Struct, frozen=True, kw_only=True, tag_field="kind", tag=str.lower, omit_defaults=True):
@@ -103,9 +99,9 @@ def decode_from_child(line: bytes) -> FromChild:
     """
     record: FromChild = msgspec.convert(json.loads(line), FromChild)
     if isinstance(record, Ended):
-        if not record.outcome.is_an_end:
-            raise ValueError("no end of a trial")
         outcome = replace(record.outcome, error=_fit(record.outcome.error), warning=_fit(record.outcome.warning))
+        if not outcome.is_an_end:
+            raise ValueError("no end of a trial")
         record = replace(record, outcome=outcome)
     return record
 

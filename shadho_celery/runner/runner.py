@@ -62,7 +62,7 @@ class Runner:
         if ended is None:
             how, out_of_memory = process.death()
             printed = f"; it last printed:\n{process.tail}" if process.tail else ""
-            text, seconds = (broken or limit.reason or how) + printed, SystemClock().now() - began
+            text, seconds = (broken or limit.reason or how) + printed, max(0.0, SystemClock().now() - began)
             return Outcome(state=TrialState.FAILED, error=text, seconds=seconds, out_of_memory=out_of_memory)
         if ended.is_unfit:
             process.kill()

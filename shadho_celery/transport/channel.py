@@ -25,6 +25,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import uuid
 from collections.abc import Collection, Iterable, Sequence
 from enum import Enum
@@ -36,7 +37,7 @@ from shadho_celery.core.failures import kind_of
 from shadho_celery.core.trial import WELL, Event, GangEvent, Lost, Report, Result, Started, TrialState
 from shadho_celery.errors import LockLost, StudyLocked, UsageError
 from shadho_celery.store.lock import described, holder_name, is_held
-from shadho_celery.transport.redis import Redis, keys, run
+from shadho_celery.transport.redis import Redis, count, keys, run
 from shadho_celery.transport.signing import UNSIGNED, Signer
 
 #: seconds for which messages of a study that has ended are refused, and a study that nobody runs is kept
@@ -57,6 +58,32 @@ READ = 1000
 #: seconds without a sign of life after which another machine may take over a scheduler's lock: at most as long as its
 #: lock in the store lasts, which is renewed less often
 HOLD_SECONDS = 20.0
+
+#: most characters of an event: three times the bytes of a record of the runner's pipe, for escapes
+MAX_EVENT = 50_000_000
+
+#: keys that schedulers and workers use, and their types
+_TYPES = {
+    "shadho:workers": "set",
+    "shadho:studies": "set",
+    "shadho:{}:events": "stream",
+    "shadho:{}:attempts": "hash",
+    "shadho:{}:leases": "zset",
+    "shadho:{}:cancel": "set",
+    "shadho:{}:breakers": "hash",
+    "shadho:{}:known": "set",
+    "shadho:{}:gangs": "hash",
+    "shadho:{}:seats": "hash",
+    "shadho:{}:yields": "set",
+    "shadho:{}:done": "string",
+    "shadho:{}:holder": "string",
+}
+
+#: greatest first part of an event's id, which no clock gives: nothing can be added to the stream any more
+_LAST_ID = str(2**64 - 1)
+
+#: member of the leases
+_MEMBER = re.compile(r"(\d{1,16})\.(\d{1,16})")
 
 #: strikes in a row that open a worker's circuit breaker, see `quarantine`
 MAX_STRIKES = 2
@@ -79,17 +106,16 @@ def seal(study: str, event: Event | GangEvent, signer: Signer) -> str:
 
     `seal` and `unseal` are the event codec. The signature covers the study's key: no event passes for another study's.
     """
-    text = json.dumps(msgspec.to_builtins(event))
-    return signer.sign(study + text) + text if signer.fingerprint else text
+    return signer.seal(study, json.dumps(msgspec.to_builtins(event)))
 
 
 def unseal(study: str, text: str, signer: Signer) -> Event | GangEvent | None:
     """Decode an event; return None for text that lacks a required signature or is not an event."""
-    signature, brace, rest = text.partition("{")
-    if signer.fingerprint and not signer.is_signed(study + brace + rest, signature):
+    plain = signer.unseal(study, text) if len(text) <= MAX_EVENT else None
+    if plain is None:
         return None
     try:
-        event: Event | GangEvent = msgspec.convert(json.loads(brace + rest), Event | GangEvent)
+        event: Event | GangEvent = msgspec.convert(json.loads(plain), Event | GangEvent)
     except (ValueError, RecursionError, msgspec.ValidationError):
         return None
     # Only the study's scheduler decides on retries.
@@ -182,7 +208,7 @@ class SchedulerChannel:
         self._signer = signer
         self._holder = f"{holder_name()}:{fence}"
         self._attempts, self._leases, self._events = keys(study, "attempts", "leases", "events")
-        #: entries that are not signed with our key, or are not events
+        #: entries, leases and keys that no worker has written: not signed with our key, no records, or of a wrong type
         self.forged = 0
         #: ids of the entries that were read and not confirmed
         self._read: list[str] = []
@@ -228,6 +254,8 @@ class SchedulerChannel:
         """
         if self._hold(*self._read) != self._holder:
             raise LockLost("another scheduler has taken this study's lock on Redis; this one stops")
+        if self._read and self._read[-1].startswith(_LAST_ID):
+            self._client.delete(self._events)
         self._read.clear()
         self._recorded += self._ended
         self._ended.clear()
@@ -253,8 +281,10 @@ class SchedulerChannel:
 
     def ended_leases(self) -> list[tuple[int, int]]:
         """Return (number, attempt) of the claimed attempts whose lease has ended, again until `forget` removes them."""
-        pairs = (member.split(".") for member in run(self._client, "expire", self._study))
-        return [(int(number), int(attempt)) for number, attempt in pairs]
+        found = {member: _MEMBER.fullmatch(member) for member in run(self._client, "expire", self._study)}
+        if strange := [member for member, pair in found.items() if pair is None]:
+            self.forged += self._client.zrem(self._leases, *strange)
+        return [(int(pair[1]), int(pair[2])) for pair in found.values() if pair is not None]
 
     def extend_leases(self) -> None:
         """Renew all leases that have not ended: for a while workers could not reach Redis to do so."""
@@ -304,7 +334,17 @@ class SchedulerChannel:
 
     def refused(self) -> int:
         """Return the number of late results that were refused so far."""
-        return int(self._client.hget(self._attempts, "refused") or 0)
+        return count(self._client.hget(self._attempts, "refused"))
+
+    def repair(self) -> None:
+        """Remove keys of a wrong type: every command that uses one fails, and no worker could go on."""
+        expected = {key.format(self._study): kind for key, kind in _TYPES.items()}
+        with self._client.pipeline(transaction=False) as pipe:
+            for key in expected:
+                pipe.type(key)
+            found = zip(expected.items(), pipe.execute(), strict=False)
+        if wrong := [key for (key, kind), is_now in found if is_now not in (kind, "none")]:
+            self.forged += self._client.delete(*wrong)
 
     def erase(self) -> None:
         """Remove the study's keys: it has ended and all is recorded.

@@ -17,7 +17,7 @@ from __future__ import annotations
 from enum import Enum
 
 from shadho_celery.transport.channel import MAX_STRIKES
-from shadho_celery.transport.redis import Redis, keys
+from shadho_celery.transport.redis import Redis, count, keys
 
 
 class Breaker(str, Enum):
@@ -43,7 +43,7 @@ class Quarantine:
         strikes = self._client.hget(self._breakers, worker)
         if strikes == Breaker.QUARANTINED.value:
             return Breaker.QUARANTINED
-        return Breaker.OPEN if strikes and int(strikes) >= MAX_STRIKES else Breaker.CLOSED
+        return Breaker.OPEN if count(strikes) >= MAX_STRIKES else Breaker.CLOSED
 
     def close(self, worker: str, kind: str | None = None) -> None:
         """Close a circuit breaker; failures of `kind` are known from now on to be the trials' own.

@@ -44,7 +44,9 @@ def connect(url: str) -> Redis:
         with redis.Redis.from_url(url, socket_timeout=CONNECT_SECONDS, retry=Retry(NoBackoff(), 1), **options) as first:
             first.ping()
         # No command takes long; a connection that died in silence should not be waited for.
-        return redis.Redis.from_url(url, decode_responses=True, socket_timeout=10, health_check_interval=15, **options)
+        # Anybody may have written bytes that are no text: they are read with escapes, and refused where they are used.
+        options |= {"decode_responses": True, "encoding_errors": "backslashreplace"}
+        return redis.Redis.from_url(url, socket_timeout=10, health_check_interval=15, **options)
     except (redis.RedisError, OSError, ValueError) as error:
         cause = one_line(error)
         raise ServiceError(f"Redis at {mask(url)} cannot be used ({cause}); {remedy(cause, REDIS)}") from error
@@ -89,7 +91,18 @@ def is_outage(error: Exception) -> bool:
     passing = (redis.ConnectionError, redis.TimeoutError, redis.exceptions.OutOfMemoryError, redis.ReadOnlyError)
     # The error of a pipeline begins with the command that caused it.
     said = str(error).partition("caused error: ")[2] or str(error)
-    return isinstance(error, passing) or said.startswith(_PASSING)
+    return isinstance(error, passing) or said.startswith(_PASSING) or is_spoilt(error)
+
+
+def is_spoilt(error: Exception) -> bool:
+    """Return whether a key cannot be used as it is: the scheduler removes it (`SchedulerChannel.repair`)."""
+    # Somewhere in the text: before it, scripts and pipelines say where it happened.
+    return any(words in str(error) for words in ("WRONGTYPE", "exhausted the last possible ID"))
+
+
+def count(text: str | None) -> int:
+    """Return the number of a counter in Redis, 0 for what is none."""
+    return int(text) if text and text.isdecimal() and len(text) < 16 else 0
 
 
 def own_address(client: Redis) -> str:

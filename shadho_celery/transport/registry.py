@@ -1,7 +1,7 @@
 """Registry: workers and studies announce themselves in Redis, and disappear when their heartbeat stops.
 
 Keys: ``shadho:workers`` and ``shadho:studies`` (sets of names), ``shadho:worker:NAME`` and ``shadho:study:NAME`` (JSON
-that expires unless it is renewed).
+that expires unless it is renewed, after its signature if there is a key).
 """
 
 from __future__ import annotations
@@ -16,15 +16,21 @@ from msgspec import Meta, Struct
 
 from shadho_celery.core.checks import resolve
 from shadho_celery.core.hardware import Machine
-from shadho_celery.core.trial import Positive
+from shadho_celery.core.trial import Clean, Positive
 from shadho_celery.errors import ServiceError
 from shadho_celery.transport.broker import PROTOCOL
 from shadho_celery.transport.redis import Redis
+from shadho_celery.transport.signing import UNSIGNED, Signer
 
 #: seconds after which an announcement expires unless it is renewed
 ANNOUNCE_SECONDS = 20.0
 
+#: most characters of an announcement
+MAX_ANNOUNCEMENT = 1_000_000
+
 _Slots = Annotated[int, Meta(ge=0, le=10**6)]
+#: also the name of a queue, for which AMQP has 255 bytes
+_ClassName = Annotated[Clean, Meta(max_length=63)]
 
 
 class Worker(Struct, frozen=True, kw_only=True):
@@ -33,7 +39,7 @@ class Worker(Struct, frozen=True, kw_only=True):
     protocol: int = 0
     #: fingerprint of its signing key, "" without one
     key: str = ""
-    compute_class: str = ""
+    compute_class: _ClassName = ""
     slots: _Slots = 0
     #: slots that run a trial
     busy: _Slots = 0
@@ -62,18 +68,22 @@ T = TypeVar("T", bound=Struct)
 class Registry(Generic[T]):
     """Announcements of one kind."""
 
-    def __init__(self, client: Redis, kind: type[T]) -> None:
+    def __init__(self, client: Redis, kind: type[T], signer: Signer = UNSIGNED) -> None:
         self._client = client
         self._kind = kind
+        self._signer = signer
+        #: announcements that `living` refused the last time: not signed with our key, or malformed
+        self.refused = 0
         plural, singular = ("workers", "worker") if issubclass(kind, Worker) else ("studies", "study")
         self._index, self._name = f"shadho:{plural}", f"shadho:{singular}:{{}}"
 
     def announce(self, name: str, announcement: T) -> None:
         """Announce `name`, for the next ANNOUNCE_SECONDS."""
-        text = json.dumps(msgspec.to_builtins(announcement))
+        key = self._name.format(name)
+        text = self._signer.seal(key, json.dumps(msgspec.to_builtins(announcement)))
         with self._client.pipeline(transaction=False) as pipe:
             pipe.sadd(self._index, name)
-            pipe.set(self._name.format(name), text, px=int(ANNOUNCE_SECONDS * 1000))
+            pipe.set(key, text, px=int(ANNOUNCE_SECONDS * 1000))
             pipe.execute()
 
     def withdraw(self, name: str) -> None:
@@ -86,17 +96,22 @@ class Registry(Generic[T]):
         self._client.delete(self._index)
 
     def living(self) -> dict[str, T]:
-        """Return the announcements by name, without malformed ones."""
+        """Return the announcements by name, without those that are malformed or not signed with our key."""
         names = sorted(self._client.smembers(self._index))
         texts = self._client.mget([self._name.format(name) for name in names]) if names else []
         if expired := [name for name, text in zip(names, texts, strict=True) if text is None]:
             self._client.srem(self._index, *expired)
-        found = {name: self._read(text) for name, text in zip(names, texts, strict=True) if text is not None}
-        return {name: announcement for name, announcement in found.items() if announcement is not None}
+        found = {name: self._read(name, text) for name, text in zip(names, texts, strict=True) if text is not None}
+        living = {name: announcement for name, announcement in found.items() if announcement is not None}
+        self.refused = len(found) - len(living)
+        return living
 
-    def _read(self, text: str) -> T | None:
+    def _read(self, name: str, text: str) -> T | None:
+        plain = self._signer.unseal(self._name.format(name), text) if len(text) <= MAX_ANNOUNCEMENT else None
+        if plain is None:
+            return None
         try:
-            announcement: T = msgspec.convert(json.loads(text), self._kind)
+            announcement: T = msgspec.convert(json.loads(plain), self._kind)
             return announcement
         except (ValueError, RecursionError, msgspec.ValidationError):
             return None
@@ -111,17 +126,22 @@ def able(workers: Mapping[str, Worker], module: str, fingerprint: str = "") -> d
     }
 
 
-def unable(workers: Mapping[str, Worker], module: str, fingerprint: str = "") -> ServiceError | None:
-    """Return the reason why none of the live `workers` runs `module`, with the remedy; None if one does."""
+def unable(
+    workers: Mapping[str, Worker], module: str, fingerprint: str = "", *, refused: int = 0
+) -> ServiceError | None:
+    """Return the reason why none of the live `workers` runs `module`, with the remedy; None if one does.
+
+    `refused` is the number of announcements that are not signed with our key.
+    """
     if able(workers, module, fingerprint):
         return None
-    if not workers:
+    if not (workers or refused):
         return ServiceError(f"no worker is live; start one on a node: {start_command('gpu_large', module)}")
     having = [worker for worker in workers.values() if module in worker.imports]
-    if not having:
+    if workers and not having:
         name = min(worker.compute_class for worker in workers.values())
         return ServiceError(f"no live worker has {module}; start one that has: {start_command(name, module)}")
-    if all(worker.protocol != PROTOCOL for worker in having):
+    if having and all(worker.protocol != PROTOCOL for worker in having):
         return ServiceError(f"the workers that have {module} {of_other_protocols(workers, module)}")
     return ServiceError(
         f"the workers that have {module} sign with another key than this scheduler, or only one side signs; "

@@ -16,7 +16,7 @@ local function judge(failure)
   if failure == '' then
     if strikes then redis.call('HDEL', KEYS[5], worker) end
   elseif failure ~= 'unwatched' and redis.call('SISMEMBER', KEYS[6], failure) == 0 then
-    redis.call('HINCRBY', KEYS[5], worker, 1)
+    redis.call('HSET', KEYS[5], worker, (tonumber(strikes) or 0) + 1)
     redis.call('EXPIRE', KEYS[5], 604800)
   end
 end
@@ -29,7 +29,7 @@ local function finish(number, attempt, event, failure)
   local lease = redis.call('ZSCORE', KEYS[2], number .. '.' .. attempt)
   -- Without a record Redis has lost its data; the store takes one result a trial in any case.
   if last and (string.sub(last, 1, 4) == 'done' or not lease or tonumber(lease) == 0) then
-    redis.call('HINCRBY', KEYS[1], 'refused', 1)
+    redis.pcall('HINCRBY', KEYS[1], 'refused', 1)
     redis.call('EXPIRE', KEYS[1], 604800)
     return 0
   end
@@ -48,15 +48,16 @@ end
 local function claim(number, attempt, event)
   local last = record(number)
   if last and string.match(last, '^[^+]*') == attempt .. ':' .. delivery then return 1 end
-  if last and (string.sub(last, 1, 4) == 'done' or tonumber(string.match(last, '^%d+')) >= tonumber(attempt)) then
+  if last and (string.sub(last, 1, 4) == 'done' or (tonumber(string.match(last, '^%d+')) or 0) >= tonumber(attempt)) then
     return 0
   end
   local strikes = redis.call('HGET', KEYS[5], worker)
-  if strikes and (strikes == 'quarantined' or tonumber(strikes) >= tonumber(ARGV[4])) then return -1 end
-  redis.call('HSET', KEYS[1], number, attempt .. ':' .. delivery .. beside(last or '', KEYS[2], number, attempt))
+  if strikes and (strikes == 'quarantined' or (tonumber(strikes) or 0) >= tonumber(ARGV[4])) then return -1 end
   redis.call('SREM', KEYS[4], number)
   redis.call('ZADD', KEYS[2], now + ARGV[1], number .. '.' .. attempt)
   redis.call('XADD', KEYS[3], '*', 'e', event)
+  -- Last: if one of the others fails (a key of a wrong type), the repeated call must not find the claim made.
+  redis.call('HSET', KEYS[1], number, attempt .. ':' .. delivery .. beside(last or '', KEYS[2], number, attempt))
   return 1
 end
 

@@ -17,7 +17,7 @@ local lasts, holder = string.match(seated or '', '^taken:(%d+):(.*)$')
 if holder == ARGV[2] then return 1 end
 if seated == 'done' or (holder and tonumber(lasts) > now) then return 0 end
 local strikes = redis.call('HGET', KEYS[6], ARGV[3])
-if strikes and (strikes == 'quarantined' or tonumber(strikes) >= tonumber(ARGV[4])) then return -1 end
+if strikes and (strikes == 'quarantined' or (tonumber(strikes) or 0) >= tonumber(ARGV[4])) then return -1 end
 redis.call('HSET', KEYS[5], seat, 'taken:' .. string.format('%.0f', now + ARGV[1]) .. ':' .. ARGV[2])
 -- include keep
 return 1

@@ -33,6 +33,9 @@ class Services:
 
     had_free_slot = are_gone
 
+    def repair(self) -> None:
+        pass
+
     def extend_leases(self) -> None:
         self.extended += 1
 

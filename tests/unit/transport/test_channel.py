@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from shadho_celery.core.trial import (
     MAX_ATTEMPTS,
+    MAX_LEVELS,
     Called,
     Event,
     GangCall,
@@ -23,7 +28,8 @@ from shadho_celery.core.trial import (
     Started,
     TrialState,
 )
-from shadho_celery.transport.channel import seal, unseal
+from shadho_celery.objective.result import MAX_DEPTH, read
+from shadho_celery.transport.channel import MAX_EVENT, seal, unseal
 from shadho_celery.transport.signing import UNSIGNED, Signer
 
 SIGNER = Signer(b"a key of sixteen bytes")
@@ -107,8 +113,21 @@ def changed(**changes: Any) -> str:
         {"outcome": {"state": "COMPLETE", "loss": 0.0, "memory": 2**63}},
         {"outcome": {"state": "COMPLETE", "loss": 0.0, "seconds": -3597.0}},
         {"kind": "won"},
+        {"at": None},
+        {"at": -1.0},
+        {"at": 1e12},
+        *({name: text} for name in ("host", "worker", "compute_class") for text in (5, "a\0b", "\ud800", 256 * "x")),
+        *({"outcome": {"state": "FAILED", "seconds": seconds}} for seconds in (-1.0, math.nan, math.inf, 1e11, "1")),
+        *({"outcome": {"state": "FAILED", "memory": memory}} for memory in (-1, 1.5, math.nan)),
+        *({"outcome": {"state": "FAILED", name: 20_000 * "x"}} for name in ("error", "warning")),
+        *(
+            {"outcome": {"state": "FAILED", "metrics": metrics}}
+            for metrics in ([], {"a": math.nan}, {"a": [-math.inf]})
+        ),
+        {"outcome": {"state": "COMPLETE", "loss": -math.inf}},
+        {"outcome": {"state": "PRUNED", "loss": math.nan}},
     ],
-    ids=str,
+    ids=lambda changes: str(changes)[:60],
 )
 def test_an_event_with_a_wrong_field_does_not_arrive(changes: dict[str, Any]) -> None:
     assert unseal("k1", changed(), UNSIGNED) is not None
@@ -120,3 +139,58 @@ def test_no_worker_says_whether_a_trial_is_tried_again() -> None:
         number=0, attempt=1, outcome=Outcome(state=TrialState.FAILED), at=0.0, retry=Retry(reason="I would like it")
     )
     assert unseal("k1", seal("k1", told, SIGNER), SIGNER) is None
+
+
+def nested(levels: int) -> Any:
+    return {"a": nested(levels - 1)} if levels else 1.0
+
+
+def test_metrics_that_no_encoder_could_take_do_not_arrive_and_those_of_an_objective_do() -> None:
+    deepest: Any = 1.0
+    for _ in range(MAX_DEPTH + 1):
+        deepest = [deepest]
+    _, metrics, warning = read({"loss": 0.0, "deep": deepest})
+    assert warning is None
+    told = Result(number=0, attempt=1, outcome=Outcome(state=TrialState.COMPLETE, loss=0.0, metrics=metrics), at=0.0)
+    assert unseal("k1", seal("k1", told, UNSIGNED), UNSIGNED) == told
+    for levels in (MAX_LEVELS + 1, 500, 900):
+        assert unseal("k1", changed(outcome={"state": "FAILED", "metrics": nested(levels)}), UNSIGNED) is None
+
+
+def test_an_event_of_many_megabytes_is_not_read() -> None:
+    assert unseal("k1", "{" + MAX_EVENT * " " + changed()[1:], UNSIGNED) is None
+
+
+JSON_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters(), max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Yield the paths of all fields."""
+    yield path
+    if isinstance(value, dict):
+        for key in value:
+            yield from places(value[key], (*path, key))
+
+
+@given(st.data())
+def test_whatever_stands_in_a_field_the_event_is_refused_or_can_be_recorded(data: st.DataObject) -> None:
+    event = data.draw(st.sampled_from(EVENTS))
+    plain = msgspec.to_builtins(event)
+    *path, last = data.draw(st.sampled_from([place for place in places(plain) if place]))
+    parent = plain
+    for key in path:
+        parent = parent[key]
+    parent[last] = data.draw(JSON_VALUES)
+    told = unseal("k1", json.dumps(plain), UNSIGNED)
+    if told is not None:
+        assert 0 <= getattr(told, "at", 0.0) <= 1e11
+        names = [getattr(told, name, None) or "" for name in ("host", "worker", "compute_class")]
+        assert all(len(name) < 256 and "\0" not in name and name.encode() for name in names if name)
+    if isinstance(told, Result):
+        assert told.outcome.loss is None or math.isfinite(told.outcome.loss)
+        assert (told.outcome.seconds or 0) >= 0 <= (told.outcome.memory or 0)
+        json.dumps(msgspec.to_builtins(told.outcome.metrics), allow_nan=False)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
 from shadho_celery.transport.broker import PROTOCOL
-from shadho_celery.transport.registry import Worker, able, unable
+from shadho_celery.transport.registry import MAX_ANNOUNCEMENT, Registry, StudyWants, Worker, able, unable
+from shadho_celery.transport.signing import UNSIGNED, Signer
+
+SIGNER = Signer(b"a key of sixteen bytes")
 
 
 def worker(**facts: Any) -> Worker:
@@ -49,3 +53,77 @@ def test_where_none_can_the_reason_and_the_remedy_are_told_in_one_line(
     told = str(unable(workers, "my_study", fingerprint))
     assert all(word in told for word in words), told
     assert "\n" not in told
+
+
+def test_workers_that_do_not_sign_with_our_key_are_the_reason_though_their_announcements_are_refused() -> None:
+    told = str(unable({}, "my_study", "12345678", refused=1))
+    assert "--signing-key-file" in told
+    assert "no worker is live" not in told
+
+
+class Table:
+    """As much of Redis as a registry uses."""
+
+    def __init__(self) -> None:
+        self.names: set[str] = set()
+        self.texts: dict[str, str] = {}
+
+    def pipeline(self, transaction: bool) -> Table:
+        return self
+
+    def __enter__(self) -> Table:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def sadd(self, key: str, name: str) -> None:
+        self.names.add(name)
+
+    def set(self, key: str, text: str, px: int) -> None:
+        self.texts[key] = text
+
+    def execute(self) -> None:
+        pass
+
+    def smembers(self, key: str) -> set[str]:
+        return self.names
+
+    def mget(self, keys: list[str]) -> list[str | None]:
+        return [self.texts.get(key) for key in keys]
+
+    def srem(self, key: str, *names: str) -> None:
+        self.names -= {*names}
+
+
+@pytest.mark.parametrize("announced", [worker(), StudyWants(wants={"cpu": 2.0})], ids=["worker", "study"])
+def test_with_a_key_only_announcements_count_that_it_signed_for_their_name(announced: Any) -> None:
+    table: Any = Table()
+    kind = type(announced)
+    ours = Registry(table, kind, SIGNER)
+    ours.announce("a", announced)
+    for name, signer in {"b": UNSIGNED, "c": Signer(b"another key of sixteen bytes")}.items():
+        Registry(table, kind, signer).announce(name, announced)
+    [key] = [key for key in table.texts if key.endswith(":a")]
+    table.sadd("", "d")
+    table.texts[key[:-1] + "d"] = table.texts[key]
+    assert (ours.living(), ours.refused) == ({"a": announced}, 3)
+    without = Registry(table, kind)
+    assert (without.living().keys(), without.refused) == ({"a", "b", "c", "d"}, 0), "who has no key reads all"
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "notjson", "[]", "5", "[" * 100_000, '{"slots": -1}', '{"slots": "1"}', '{"machine": {"memory": -1}}']
+    + [json.dumps({"compute_class": name}) for name in (64 * "x", "\0", "\ud800")]
+    + ['{"machine": {"cores": 1%s}}' % (400 * "0"), "\udcff{}x", "{" + MAX_ANNOUNCEMENT * " " + "}"],
+    ids=lambda text: text[:40],
+)
+def test_what_is_no_announcement_is_refused_and_counted(text: str) -> None:
+    table: Any = Table()
+    for signer in (UNSIGNED, SIGNER):
+        registry = Registry(table, Worker, signer)
+        registry.announce("a", worker())
+        table.sadd("", "x")
+        table.texts["shadho:worker:x"] = text
+        assert (registry.living(), registry.refused) == ({"a": worker()}, 1)

@@ -119,3 +119,10 @@ def test_a_short_key_and_a_file_that_cannot_be_read_are_refused_by_name(file: Pa
             read_key(path)
         assert "\n" not in str(caught.value)
         assert KEY[:-1].decode() not in str(caught.value)
+
+
+def test_text_that_is_none_has_a_signature_of_its_own() -> None:
+    signer = Signer(KEY)
+    signed = {text: signer.sign(text) for text in ("?", "\udcff", "\ud800", "\\udcff", "\ufffd")}
+    assert len({*signed.values()}) == len(signed)
+    assert not signer.is_signed("a\udcff", signer.sign("a?"))

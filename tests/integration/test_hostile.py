@@ -1,0 +1,121 @@
+"""Whoever can write to Redis, or to the broker, ends neither a scheduler nor a worker, and forges no result."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import redis
+from acceptance.commands import Command, Desk, desk, until
+
+from shadho_celery.transport.channel import _TYPES
+from shadho_celery.transport.redis import connect
+from shadho_celery.transport.registry import Registry, Worker
+from shadho_celery.transport.signing import UNSIGNED, Signer
+
+pytestmark = pytest.mark.timeout(180)
+
+TRIALS = 12
+NOTICE = "records in Redis are refused"
+
+
+@pytest.fixture
+def table(tmp_path: Path, redis_url: str) -> Iterator[Desk]:
+    """A desk with a study of short trials, on a Redis that is the broker, too."""
+    folder = tmp_path / "desk"
+    folder.mkdir()
+    with desk(folder) as made:
+        made.study(seconds=0.4)
+        made.environment |= {"SHADHO_REDIS_URL": redis_url, "CELERY_BROKER_URL": redis_url}
+        made.environment |= {"SHADHO_IMPORTS": "my_study", "SHADHO_LEASE_SECONDS": "5"}
+        yield made
+
+
+@pytest.fixture
+def key(table: Desk) -> Path:
+    path = table.write("shadho.key", secrets.token_hex(32))
+    path.chmod(0o600)
+    return path
+
+
+class Fleet:
+    """A worker, and a study that runs on it, with a key or without one."""
+
+    def __init__(self, table: Desk, key: Path | None) -> None:
+        self.table = table
+        if key is not None:
+            table.environment["SHADHO_SIGNING_KEY_FILE"] = str(key)
+        self.signer = UNSIGNED if key is None else Signer(key.read_bytes())
+        self.worker = table.worker("cpu", "-c", "1", "-l", "INFO")
+        until(lambda: " ready." in self.worker.err or self.worker.code is not None, 60, table.said)
+        self.launched = table.launch("my_study", "--trials", str(TRIALS), "--seed", "0")
+        table.await_runs(1)
+        self.client: redis.Redis = redis.Redis.from_url(table.environment["SHADHO_REDIS_URL"])
+        [events] = self.client.scan_iter("shadho:*:events")
+        self.study = events.decode().split(":")[1]
+
+    def key(self, name: str) -> str:
+        return f"shadho:{self.study}:{name}"
+
+    def await_more_runs(self) -> None:
+        """Wait until a trial has begun that had not yet."""
+        self.table.await_runs(len(self.table.runs()) + 1, seconds=60)
+
+    def ended_well(self) -> Command:
+        """All trials are counted once, and the worker still announces itself."""
+        assert self.launched.wait(120).code == 0, self.table.said()
+        assert self.table.states() == {"COMPLETE": TRIALS}, self.table.said()
+        assert all(0 <= trial["loss"] <= 1 for trial in self.table.trials())
+        with connect(self.table.environment["SHADHO_REDIS_URL"]) as client:
+            # Each announcement lasts for 20 s.
+            registry = Registry(client, Worker, self.signer)
+            registry.clear()
+            until(lambda: len(registry.living()) == 1, 30, self.table.said)
+        assert self.worker.code is None, self.table.said()
+        assert "this is a bug" not in self.worker.err
+        assert "Traceback" not in self.launched.err
+        return self.launched
+
+
+@pytest.fixture(params=[True, False], ids=["signed", "unsigned"])
+def fleet(table: Desk, request: pytest.FixtureRequest) -> Iterator[Fleet]:
+    made = Fleet(table, request.getfixturevalue("key") if request.param else None)
+    yield made
+    made.client.close()
+
+
+def test_bytes_that_are_no_text_and_records_that_are_none_end_neither_scheduler_nor_worker(fleet: Fleet) -> None:
+    client = fleet.client
+    client.xadd(fleet.key("events"), {"e": b'\xff{"kind": "started"}'})
+    client.xadd(fleet.key("events"), {b"\xfe": b"\xff"})
+    client.xadd(fleet.key("events"), {"e": "[" * 100_000})
+    client.xadd(fleet.key("events"), {"e": b"x" * 60_000_000})
+    for index, record in (("workers", "worker"), ("studies", "study")):
+        for name, text in {b"\xff": b"{}", b"x": b"notjson", b"y": b"{}", b"z": b'{"slots": -1}'}.items():
+            client.sadd(f"shadho:{index}", name)
+            client.set(b"shadho:" + record.encode() + b":" + name, text, px=600_000)
+        client.sadd(f"shadho:{index}", b"gone")
+    client.zadd(fleet.key("leases"), {b"\xff": 1, b"x": 1, b"1": 1, b"1.2.3": 1, b"9" * 30: 1, b"-1.-1": 1})
+    client.hset(fleet.key("attempts"), mapping={"refused": "many", str(TRIALS - 1): "x", "x": b"\xff"})
+    [worker] = [name for name in client.smembers("shadho:workers") if name.startswith(b"cpu@")]
+    client.hset(fleet.key("breakers"), mapping={worker: "x", b"\xff": b"\xff"})
+    launched = fleet.ended_well()
+    assert launched.err.count(NOTICE) == 1, "it is said once"
+    counted = "records in Redis refused, unsigned or malformed: 9"
+    assert counted in launched.err, "four events, and the leases whose names are text: others cannot be removed"
+
+
+def test_keys_of_a_wrong_type_are_removed_and_the_study_goes_on(fleet: Fleet) -> None:
+    for name in _TYPES:
+        # With the stream events would be lost, too: that is another fault, see tests/integration/test_channel.py.
+        if not name.endswith(":events"):
+            fleet.client.set(name.format(fleet.study), "x")
+            fleet.await_more_runs()
+    assert fleet.ended_well().err.count(NOTICE) == 1
+
+
+def test_a_stream_to_which_nothing_can_be_added_is_begun_anew(fleet: Fleet) -> None:
+    fleet.client.xadd(fleet.key("events"), {"e": "last"}, id=f"{2**64 - 1}-{2**64 - 1}")
+    fleet.ended_well()
