@@ -14,6 +14,9 @@ from shadho_celery.transport.channel import SchedulerChannel, configured_lease
 #: seconds between two looks at workers, leases and fellow studies
 LOOK_SECONDS = 1.0
 
+#: announcements and leases that are read a second: on a large fleet a look takes long, and there are fewer of them
+READ_PER_SECOND = 5000
+
 #: seconds for which a class has had a free slot after which an unclaimed message is presumed lost
 UNCLAIMED_SECONDS = 30.0
 
@@ -38,21 +41,24 @@ class LeaseMonitor:
     #: the losses found, until the executor takes them
     losses: list[Lost] = field(default_factory=list)
     _looked_at: float = -math.inf
+    #: announcements and leases that the last look has read
+    _read: int = 0
     #: attempts whose lease has ended, until that is recorded
     _ended: list[tuple[int, int]] = field(default_factory=list)
 
     def look(self, now: float) -> list[tuple[int, int]]:
-        """Update the live workers and find lost attempts, every LOOK_SECONDS.
+        """Update the live workers and find lost attempts, every LOOK_SECONDS; on a large fleet less often.
 
         Returns the (number, attempt) pairs that no worker claims: they are to be taken back. Raises redis-py's errors.
         """
-        if now - self._looked_at < LOOK_SECONDS:
+        if now - self._looked_at < max(LOOK_SECONDS, self._read / READ_PER_SECOND):
             return []
         self._looked_at = now
         self.workers.look(now, self.in_flight, self.breaker.quarantined)
         if not self.workers.able:
             self.breaker.release(self.workers.quarantined)
         self._see_leases(now)
+        self._read = len(self.workers.announced) + len(self.in_flight)
         return [sent.key for sent in self.in_flight if not sent.is_claimed and self._is_overdue(sent, now)]
 
     def confirm(self) -> None:
@@ -63,7 +69,7 @@ class LeaseMonitor:
 
     def _see_leases(self, now: float) -> None:
         """Find claimed attempts whose lease has ended, or of which Redis has no lease any more: they are lost."""
-        if now - self.leases_seen_at > max(configured_lease() / 3, 3 * LOOK_SECONDS):
+        if now - self.leases_seen_at > max(configured_lease() / 3, 3 * LOOK_SECONDS, 3 * self._read / READ_PER_SECOND):
             # Redis was away, so workers may not have been able to renew their leases: they get the time to do so.
             self.channel.extend_leases()
         ended = self.channel.ended_leases()

@@ -67,6 +67,8 @@ class Registry(Generic[T]):
         self._kind = kind
         plural, singular = ("workers", "worker") if issubclass(kind, Worker) else ("studies", "study")
         self._index, self._name = f"shadho:{plural}", f"shadho:{singular}:{{}}"
+        #: by name, the latest text and what it says: most announcements are those of before
+        self._known: dict[str, tuple[str, T | None]] = {}
 
     def announce(self, name: str, announcement: T) -> None:
         """Announce `name`, for the next ANNOUNCE_SECONDS."""
@@ -91,8 +93,13 @@ class Registry(Generic[T]):
         texts = self._client.mget([self._name.format(name) for name in names]) if names else []
         if expired := [name for name, text in zip(names, texts, strict=True) if text is None]:
             self._client.srem(self._index, *expired)
-        found = {name: self._read(text) for name, text in zip(names, texts, strict=True) if text is not None}
-        return {name: announcement for name, announcement in found.items() if announcement is not None}
+        before = self._known
+        self._known = {
+            name: before[name] if name in before and before[name][0] == text else (text, self._read(text))
+            for name, text in zip(names, texts, strict=True)
+            if text is not None
+        }
+        return {name: announcement for name, (_, announcement) in self._known.items() if announcement is not None}
 
     def _read(self, text: str) -> T | None:
         try:
