@@ -15,6 +15,9 @@ from shadho_celery.transport.channel import SchedulerChannel, configured_lease
 #: seconds between two looks at workers, leases and fellow studies
 LOOK_SECONDS = 1.0
 
+#: announcements and leases that are read a second: on a large fleet a look takes long, and there are fewer of them
+READ_PER_SECOND = 5000
+
 #: seconds for which a class has had a free slot after which an unclaimed message is presumed lost
 UNCLAIMED_SECONDS = 30.0
 
@@ -40,19 +43,21 @@ class LeaseMonitor:
     #: the losses found, until the executor takes them
     losses: list[Lost] = field(default_factory=list)
     _looked_at: float = -math.inf
+    #: announcements and leases that the last look has read
+    _read: int = 0
     #: attempts whose lease has ended, until that is recorded
     _ended: list[tuple[int, int]] = field(default_factory=list)
     #: states in Redis of the attempts in flight, until `missing` has judged them
     _states: dict[tuple[int, int], str] = field(default_factory=dict)
 
     def look(self, now: float) -> list[tuple[int, int]]:
-        """Update the live workers and find lost attempts, every LOOK_SECONDS.
+        """Update the live workers and find lost attempts, every LOOK_SECONDS; on a large fleet less often.
 
         `now` is the moment of the first request to Redis in this turn.
         Returns the (number, attempt) pairs that no worker claims: they are to be taken back. Raises redis-py's errors.
         """
         self.note_wait(self.clock.now() - now)
-        if now - self._looked_at < LOOK_SECONDS:
+        if now - self._looked_at < max(LOOK_SECONDS, self._read / READ_PER_SECOND):
             return []
         self._looked_at = now
         self.channel.repair()
@@ -61,11 +66,12 @@ class LeaseMonitor:
             self.breaker.release(self.workers.quarantined)
         self.note_wait(self.clock.now() - now)
         self._see_leases()
+        self._read = len(self.workers.announced) + len(self.in_flight)
         return [sent.key for sent in self.in_flight if not sent.is_claimed and self._is_overdue(sent, now)]
 
     def note_wait(self, seconds: float) -> None:
         """Record how long Redis took to answer: a server that stood still for a while is no error."""
-        self.was_silent |= seconds > max(configured_lease() / 3, 3 * LOOK_SECONDS)
+        self.was_silent |= seconds > max(configured_lease() / 3, 3 * LOOK_SECONDS, 3 * self._read / READ_PER_SECOND)
 
     def confirm(self) -> None:
         """Remove the events and the ended leases found so far: they are recorded. Raises redis-py's errors."""

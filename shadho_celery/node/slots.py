@@ -22,6 +22,7 @@ from shadho_celery.core.failures import headline
 from shadho_celery.core.hardware import Machine
 from shadho_celery.core.payload import Payload
 from shadho_celery.core.trial import (
+    WELL,
     Attempt,
     Called,
     GangCall,
@@ -35,6 +36,7 @@ from shadho_celery.core.trial import (
     digest_of,
 )
 from shadho_celery.errors import UsageError
+from shadho_celery.node.bundle import REFUSED, Bundle
 from shadho_celery.node.consumer import Consumer
 from shadho_celery.node.heartbeat import Heartbeat
 from shadho_celery.node.leases import Lease, Leases
@@ -61,7 +63,8 @@ REQUEUE_SECONDS = 1.0
 #: refused claims in a row after which more messages are looked at in bulk
 MANY_REFUSALS = 10
 
-REFUSED = "the result of trial %s, attempt %s was refused: its lease was lost"
+#: seconds of a trial after which the rest of its message is claimed at once
+QUICK_SECONDS = 0.02
 
 
 class NotMine(Exception):
@@ -100,6 +103,9 @@ class Slots:
         self._free: SimpleQueue[int] = SimpleQueue()
         for slot in range(count):
             self._free.put(slot)
+        #: by slot, whether its last trial was quick and ended well; and its bundle, while it has one
+        self._was_quick = [False] * count
+        self._bundles: dict[int, Bundle] = {}
         self._closing = threading.Event()
         #: claims in a row that were refused
         self._refusals = 0
@@ -149,19 +155,38 @@ class Slots:
             self._closing.wait(REQUEUE_SECONDS)
             raise NotMine(f"this worker was not started with {payload.module}; it has {', '.join(imports)}")
         ours = [attempt for attempt in payload.attempts if not self._declines(payload.study, attempt)]
-        delivery = new_delivery()
         slot = self._free.get()
         try:
             if payload.replica is not None:
-                self._run_replica(slot, payload, payload.replica, delivery)
-                return
-            result = None
-            for attempt in ours:
-                result = self._run_attempt(slot, payload, attempt, delivery, result)
-            if result is not None:
-                self._finish_and_claim(payload, delivery, result, None)
+                self._run_replica(slot, payload, payload.replica, new_delivery())
+            else:
+                self._run_bundle(slot, Bundle(self._channel, payload, ours, self._clock))
         finally:
+            self._bundles.pop(slot, None)
             self._free.put(slot)
+
+    def _run_bundle(self, slot: int, bundle: Bundle) -> None:
+        """Claim and run the attempts of a message, one after another, and send their results."""
+        self._bundles[slot] = bundle
+        while bundle.unclaimed:
+            self._exchange(bundle, len(bundle.unclaimed) if self._was_quick[slot] else 1)
+            while (attempt := bundle.next()) is not None:
+                outcome, stopped = self._drive(slot, bundle.payload, attempt, bundle.delivery)
+                is_quick = (outcome.seconds or 0.0) < QUICK_SECONDS
+                self._was_quick[slot] = is_quick and outcome.state in WELL and not stopped
+                if (result := self._result(bundle.payload, attempt, outcome, stopped)) is not None:
+                    bundle.add(result)
+        self._exchange(bundle, 0)
+
+    def _exchange(self, bundle: Bundle, count: int) -> None:
+        """Send a bundle's results and claim its next attempts. Raises NotMine if the circuit breaker is open."""
+
+        def started(attempt: Attempt) -> Started:
+            at = self._clock.wall()
+            return Started(number=attempt.number, attempt=attempt.attempt, host=self._host, at=at, worker=self.name)
+
+        for answer in self._persist(lambda: bundle.exchange(count, started)):
+            self._is_refused(answer, bundle.payload.study)
 
     def _declines(self, study: str, attempt: Attempt) -> bool:
         """Decline an attempt that is for another machine; return whether it is.
@@ -175,17 +200,9 @@ class Slots:
         self._persist(lambda: self._channel.decline(study, attempt.number, attempt.attempt, reason))
         return True
 
-    def _run_attempt(
-        self, slot: int, payload: Payload, attempt: Attempt, delivery: str, before: Result | None
-    ) -> Result | None:
-        """Send the result of the attempt `before`, claim the next and run it; return its result, None without one."""
+    def _result(self, payload: Payload, attempt: Attempt, outcome: Outcome, stopped: str) -> Result | None:
+        """Return the result of an attempt, None if it lost its lease."""
         number, which = attempt.number, attempt.attempt
-        at = self._clock.wall()
-        started = Started(number=number, attempt=which, host=self._host, at=at, worker=self.name)
-        if self._is_refused(self._finish_and_claim(payload, delivery, before, started), payload.study):
-            log.info("trial %s, attempt %s is not to be run: refused at its claim", number, which)
-            return None
-        outcome, stopped = self._drive(slot, payload, attempt, delivery)
         if stopped == "gone":
             log.warning(REFUSED, number, which)
             # It is not even sent: Redis may have lost the data by which it would refuse it.
@@ -256,19 +273,6 @@ class Slots:
             # Any broker's error: the messages are refused one by one as well, only slower.
             log.warning("refused messages could not be dropped at once: %s", headline(str(error)))
 
-    def _finish_and_claim(
-        self, payload: Payload, delivery: str, result: Result | None, started: Started | None
-    ) -> Claim:
-        """Send a result and claim an attempt; return the answer to the claim."""
-        finished, claim = self._persist(
-            lambda: self._channel.finish_and_claim(
-                payload.study, result, started, delivery=delivery, watched=payload.watched
-            )
-        )
-        if result is not None and not finished:
-            log.warning(REFUSED, result.number, result.attempt)
-        return claim
-
     def _drive(
         self, slot: int, payload: Payload, attempt: Attempt, delivery: str, seat: Seat | None = None
     ) -> tuple[Outcome, str]:
@@ -330,6 +334,8 @@ class Slots:
         while not self._closing.wait(BEAT_SECONDS):
             try:
                 self._leases.renew()
+                for bundle in list(self._bundles.values()):
+                    bundle.relieve()
                 self._heartbeat.beat(has_free_slot=self._free.qsize() > 0)
             except redis.RedisError as error:
                 log.warning("Redis does not answer (%s); leases may run out", error)

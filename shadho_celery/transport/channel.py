@@ -6,7 +6,7 @@ will run it, its *lease* is renewed while it runs, and its result is taken only 
 Keys of a study, under ``shadho:{study}:``; `quarantine` and `seats` describe the others:
 
 ========  ======  ===================================================================================
-events    stream  events that the scheduler has not confirmed yet, one JSON record an entry
+events    stream  events that the scheduler has not confirmed yet, an entry has one JSON record a line
 attempts  hash    trial number -> ``N`` all up to N are void, ``N:delivery`` N is claimed, either followed
                   by ``+A`` for each earlier attempt A that still runs, or ``done:N:delivery``; and
                   ``refused`` -> late results that were refused
@@ -160,15 +160,32 @@ class WorkerChannel:
         delivery: str | None = None,
         watched: bool = False,
     ) -> tuple[bool, Claim]:
-        """Finish one attempt and claim the next in one round trip; either may be None.
+        """Finish one attempt and claim the next, as `exchange`; either may be None."""
+        results, claims = [result] if result else [], [started] if started else []
+        finished, claimed = self.exchange(study, results, claims, delivery or new_delivery(), watched=watched)
+        return any(finished), claimed[0] if claimed else Claim.REFUSED
 
-        Returns whether the result was taken, and the answer to the claim. The call may be repeated with the same
-        `delivery` if the answer was lost. A result that is `watched` counts for or against the worker.
+    def exchange(
+        self, study: str, results: Sequence[Result], claims: Sequence[Started], delivery: str, *, watched: bool = False
+    ) -> tuple[list[bool], list[Claim]]:
+        """Finish attempts and claim others in one round trip.
+
+        Returns for each result whether it was taken, and for each claim its answer. The call may be repeated with the
+        same `delivery` if the answer was lost. Results that are `watched` count for or against the worker.
         """
-        who = (self._lease_ms, delivery or new_delivery(), self._worker, MAX_STRIKES)
-        events = (*self._sealed(study, result), *self._sealed(study, started))
-        finished, claimed = run(self._client, "finish_and_claim", study, *who, *events, _failure(result, watched))
-        return bool(finished), Claim(claimed)
+        parts: list[int | str] = [self._lease_ms, delivery, self._worker, MAX_STRIKES, len(results)]
+        for result in results:
+            parts += (*self._sealed(study, result), _failure(result, watched))
+        for started in claims:
+            parts += self._sealed(study, started)
+        finished, claimed = run(self._client, "finish_and_claim", study, *parts)
+        return [bool(each) for each in finished], [Claim(each) for each in claimed]
+
+    def give_back(self, study: str, attempts: Sequence[tuple[int, int]], reason: str) -> None:
+        """Give back attempts that are claimed and were not begun: they are lost, at no cost for their trials."""
+        lost = [Lost(number=number, attempt=attempt, reason=reason, claimed=False) for number, attempt in attempts]
+        parts = [part for each in lost for part in (each.number, each.attempt, seal(study, each, self._signer))]
+        run(self._client, "cancel", study, "revoke", *parts)
 
     def renew(self, study: str, attempts: Sequence[tuple[int, int]]) -> list[str]:
         """Renew the leases of (number, attempt) pairs; return for each ``ok``, ``cancel`` or ``gone`` (not ours)."""
@@ -191,8 +208,8 @@ class WorkerChannel:
         member, sealed = _member((report.number, report.attempt)), seal(study, report, self._signer)
         return bool(run(self._client, "report", study, member, sealed, MAX_WAITING))
 
-    def _sealed(self, study: str, event: Result | Started | None) -> tuple[int | str, int | str, str]:
-        return ("", "", "") if event is None else (event.number, event.attempt, seal(study, event, self._signer))
+    def _sealed(self, study: str, event: Result | Started) -> tuple[int, int, str]:
+        return event.number, event.attempt, seal(study, event, self._signer)
 
 
 class SchedulerChannel:
@@ -231,7 +248,8 @@ class SchedulerChannel:
         entries = next(iter(answer.values()))[0] if isinstance(answer, dict) else answer[0][1]
         self.is_drained = len(entries) < READ
         self._read += [entry for entry, _ in entries]
-        events = [unseal(self._study, fields.get("e", ""), self._signer) for _, fields in entries]
+        texts = chain.from_iterable(fields.get("e", "").split("\n") for _, fields in entries)
+        events = [unseal(self._study, text, self._signer) for text in texts]
         self.forged += events.count(None)
         return [event for event in events if event is not None]
 
@@ -368,9 +386,9 @@ def _member(attempt: tuple[int, int]) -> str:
     return f"{attempt[0]}.{attempt[1]}"
 
 
-def _failure(result: Result | None, watched: bool) -> str:
+def _failure(result: Result, watched: bool) -> str:
     """Return the kind of a result's failure as the scripts count it: '' for a success, or 'unwatched'."""
-    if result is None or result.outcome.state in WELL:
+    if result.outcome.state in WELL:
         return ""
     failed = result.outcome.state is TrialState.FAILED and not result.outcome.out_of_memory
     return kind_of(result.outcome.error) if watched and failed else "unwatched"

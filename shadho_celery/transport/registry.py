@@ -76,6 +76,8 @@ class Registry(Generic[T]):
         self.refused = 0
         plural, singular = ("workers", "worker") if issubclass(kind, Worker) else ("studies", "study")
         self._index, self._name = f"shadho:{plural}", f"shadho:{singular}:{{}}"
+        #: by name, the latest text and what it says: most announcements are those of before
+        self._known: dict[str, tuple[str, T | None]] = {}
 
     def announce(self, name: str, announcement: T) -> None:
         """Announce `name`, for the next ANNOUNCE_SECONDS."""
@@ -101,9 +103,14 @@ class Registry(Generic[T]):
         texts = self._client.mget([self._name.format(name) for name in names]) if names else []
         if expired := [name for name, text in zip(names, texts, strict=True) if text is None]:
             self._client.srem(self._index, *expired)
-        found = {name: self._read(name, text) for name, text in zip(names, texts, strict=True) if text is not None}
-        living = {name: announcement for name, announcement in found.items() if announcement is not None}
-        self.refused = len(found) - len(living)
+        before = self._known
+        self._known = {
+            name: before[name] if name in before and before[name][0] == text else (text, self._read(name, text))
+            for name, text in zip(names, texts, strict=True)
+            if text is not None
+        }
+        living = {name: announcement for name, (_, announcement) in self._known.items() if announcement is not None}
+        self.refused = len(self._known) - len(living)
         return living
 
     def _read(self, name: str, text: str) -> T | None:

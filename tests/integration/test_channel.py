@@ -1034,3 +1034,28 @@ def test_the_scripts_are_found_again_after_the_server_has_forgotten_them(
     client.script_flush()
     assert worker.claim("k1", started(1))
     assert worker.renew("k1", [(0, 1)]) == ["ok"]
+
+
+def test_several_attempts_are_finished_and_claimed_in_one_step_and_each_has_its_own_answer(
+    worker: Channel, scheduler: SchedulerChannel
+) -> None:
+    assert worker.claim("k1", started(2)), "in another delivery"
+    claimed = worker.exchange("k1", [], [started(0), started(1), started(2)], "d")
+    assert claimed == ([], [Claim.TAKEN, Claim.TAKEN, Claim.REFUSED])
+    ended = worker.exchange("k1", [result(0), result(9), result(1)], [started(3)], "d")
+    assert ended == ([True, True, True], [Claim.TAKEN]), "Redis has no record of trial 9"
+    assert worker.exchange("k1", [result(2)], [], "d") == ([True], []), "by its lease"
+    assert scheduler.drain(0) == [
+        started(2), started(0), started(1), result(0), result(9), result(1), started(3), result(2)
+    ]  # fmt: skip
+
+
+def test_a_claimed_attempt_that_is_given_back_is_lost_unclaimed_and_may_follow_elsewhere(
+    worker: Channel, scheduler: SchedulerChannel
+) -> None:
+    worker.exchange("k1", [], [started(0), started(1)], "d")
+    worker.give_back("k1", [(1, 1)], "it waited")
+    lost = Lost(number=1, attempt=1, reason="it waited", claimed=False)
+    assert scheduler.drain(0) == [started(0), started(1), lost]
+    assert worker.exchange("k1", [result(0), result(1)], [], "d") == ([True, False], [])
+    assert worker.claim("k1", started(1, attempt=2))

@@ -1,14 +1,20 @@
--- Finish one attempt and claim the next, in one step. Either may be absent: then its three arguments are empty.
+-- Finish attempts and claim others, in one step.
 --
 -- KEYS  1 attempts  2 leases  3 events  4 cancel  5 breakers  6 known  7 done
 -- ARGV  1 lease in ms  2 delivery  3 worker  4 strikes that open the worker's circuit breaker
---       5 number  6 attempt  7 sealed Result;  8 number  9 attempt  10 sealed Started of the attempt to claim
---       11 kind of the result's failure: '' for a success, 'unwatched' if it does not count against the worker
--- Returns {finished, claimed}: 1 taken, 0 refused; a claim is -1 if the worker's circuit breaker is open
+--       5 number of results; then of each its number, attempt, sealed Result, and the kind of its failure: '' for a
+--       success, 'unwatched' if it does not count against the worker; then of each attempt to claim its number, attempt
+--       and sealed Started
+-- Returns {finished, claimed}, a list each: 1 taken, 0 refused; a claim is -1 if the worker's circuit breaker is open
 
 -- include now
 -- include record
 local delivery, worker = ARGV[2], ARGV[3]
+-- One entry of the stream has them all: reading an entry costs the scheduler more than reading an event.
+local events = {}
+-- Fail now if that key has a wrong type: after a failure nothing must be recorded without its event.
+redis.call('XLEN', KEYS[3])
+
 -- Count a failure of a kind that only this worker has had against it; a success closes its circuit breaker.
 local function judge(failure)
   local strikes = redis.call('HGET', KEYS[5], worker)
@@ -33,7 +39,7 @@ local function finish(number, attempt, event, failure)
     redis.call('EXPIRE', KEYS[1], 604800)
     return 0
   end
-  redis.call('XADD', KEYS[3], '*', 'e', event)
+  events[#events + 1] = event
   redis.call('ZREM', KEYS[2], number .. '.' .. attempt)
   -- The rule of core/attempts.py: a success ends the trial, a failure leaves it to the attempts that still run.
   if failure == '' or not last or beside(last, KEYS[2], number, attempt) == '' then
@@ -55,17 +61,18 @@ local function claim(number, attempt, event)
   if strikes and (strikes == 'quarantined' or (tonumber(strikes) or 0) >= tonumber(ARGV[4])) then return -1 end
   redis.call('SREM', KEYS[4], number)
   redis.call('ZADD', KEYS[2], now + ARGV[1], number .. '.' .. attempt)
-  redis.call('XADD', KEYS[3], '*', 'e', event)
+  events[#events + 1] = event
   -- Last: if one of the others fails (a key of a wrong type), the repeated call must not find the claim made.
   redis.call('HSET', KEYS[1], number, attempt .. ':' .. delivery .. beside(last or '', KEYS[2], number, attempt))
   return 1
 end
 
-local finished, claimed = 0, 0
-if ARGV[5] ~= '' then finished = finish(ARGV[5], ARGV[6], ARGV[7], ARGV[11]) end
-if ARGV[8] ~= '' then claimed = claim(ARGV[8], ARGV[9], ARGV[10]) end
+local finished, claimed, last = {}, {}, 5 + 4 * ARGV[5]
+for i = 6, last, 4 do finished[#finished + 1] = finish(ARGV[i], ARGV[i + 1], ARGV[i + 2], ARGV[i + 3]) end
+for i = last + 1, #ARGV, 3 do claimed[#claimed + 1] = claim(ARGV[i], ARGV[i + 1], ARGV[i + 2]) end
+if #events > 0 then redis.call('XADD', KEYS[3], '*', 'e', table.concat(events, '\n')) end
 -- Leases are a new key, without a time to live, whenever none was there before.
-if claimed == 1 and redis.call('TTL', KEYS[2]) < 518400 then
+if #claimed > 0 and redis.call('TTL', KEYS[2]) < 518400 then
 -- include keep
 end
 return {finished, claimed}

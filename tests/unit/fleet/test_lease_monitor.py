@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from unittest.mock import MagicMock
 
 import pytest
 
 from shadho_celery.core.clock import ManualClock
 from shadho_celery.core.trial import Attempt, TrialState
 from shadho_celery.fleet.in_flight import InFlight, Sent
-from shadho_celery.fleet.lease_monitor import LOOK_SECONDS, MAX_UNLEASED, LeaseMonitor
+from shadho_celery.fleet.lease_monitor import LOOK_SECONDS, MAX_UNLEASED, READ_PER_SECOND, LeaseMonitor
 
 
 class Services:
@@ -121,3 +122,15 @@ def test_looks_whose_events_were_not_all_read_count_for_nothing(rig: Rig) -> Non
         rig.clock.sleep(LOOK_SECONDS)
         rig.monitor.look(rig.clock.now())
     assert rig.monitor.missing() == rig.monitor.losses == []
+
+
+@pytest.mark.parametrize(("workers", "seconds"), [(10, LOOK_SECONDS), (3 * READ_PER_SECOND, 3.0)])
+def test_a_large_fleet_is_looked_at_less_often(workers: int, seconds: float) -> None:
+    """Reading ten thousand announcements and leases every second would take a third of a processor."""
+    channel = MagicMock(**{"ended_leases.return_value": [], "states.return_value": []})
+    fleet = MagicMock(announced=range(workers))
+    monitor = LeaseMonitor(channel, fleet, InFlight(), MagicMock(), ManualClock())
+    for moment in (0.0, seconds - 0.01, seconds):
+        monitor.look(moment)
+    assert [call.args[0] for call in fleet.look.call_args_list] == [0.0, seconds]
+    channel.extend_leases.assert_not_called()

@@ -1,0 +1,95 @@
+"""Bundle: the attempts of one message, claimed and finished together while they are short.
+
+A round trip to Redis costs as much as a short trial. So the first attempt of a message is claimed alone; after a trial
+that was quick and ended well, all the others are claimed at once, and their results are sent at the end. What waits
+behind a trial that turns out to be long is given back.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from shadho_celery.core.clock import Clock
+from shadho_celery.core.payload import Payload
+from shadho_celery.core.trial import Attempt, Result, Started
+from shadho_celery.transport.channel import Claim, WorkerChannel, new_delivery
+
+log = logging.getLogger(__name__)
+
+#: seconds after which what is still claimed, and not begun, is given back
+PATIENCE_SECONDS = 0.5
+
+REFUSED = "the result of trial %s, attempt %s was refused: its lease was lost"
+
+
+class Bundle:
+    """Attempts of one delivery of a message. `relieve` is for any thread, the other methods for the slot's own."""
+
+    def __init__(self, channel: WorkerChannel, payload: Payload, attempts: Sequence[Attempt], clock: Clock) -> None:
+        self.payload = payload
+        self.delivery = new_delivery()
+        #: attempts that are not claimed yet
+        self.unclaimed = deque(attempts)
+        self._channel = channel
+        self._clock = clock
+        #: claimed attempts that are not begun, and results that are not sent
+        self._waiting: deque[Attempt] = deque()
+        self._results: list[Result] = []
+        self._claimed_at = clock.now()
+        self._lock = threading.Lock()
+
+    def exchange(self, count: int, started: Callable[[Attempt], Started]) -> list[Claim]:
+        """Send the results, and claim the next `count` attempts; return the answers. Raises redis-py's errors.
+
+        After an error the call may be repeated.
+        """
+        with self._lock:
+            asked = [self.unclaimed[place] for place in range(min(count, len(self.unclaimed)))]
+            answers = self._send([started(attempt) for attempt in asked])
+            for attempt, answer in zip(asked, answers, strict=True):
+                self.unclaimed.popleft()
+                if answer is Claim.TAKEN:
+                    self._waiting.append(attempt)
+                else:
+                    log.info("trial %s, attempt %s is not to be run: refused", attempt.number, attempt.attempt)
+            self._claimed_at = self._clock.now()
+        return answers
+
+    def next(self) -> Attempt | None:
+        """Return the next claimed attempt, to be run; None if there is none."""
+        with self._lock:
+            return self._waiting.popleft() if self._waiting else None
+
+    def add(self, result: Result) -> None:
+        """Enter a result; the next `exchange` sends it."""
+        with self._lock:
+            self._results.append(result)
+
+    def relieve(self) -> None:
+        """Send the results and give back what waits, if the trial before it takes long. Raises redis-py's errors."""
+        if self._clock.now() - self._claimed_at < PATIENCE_SECONDS or not self._lock.acquire(blocking=False):
+            # Or the slot's thread sends them in this moment.
+            return
+        try:
+            self._send([])
+            if self._waiting:
+                waiting = [(attempt.number, attempt.attempt) for attempt in self._waiting]
+                reason = "it waited behind a long trial of the same message"
+                self._channel.give_back(self.payload.study, waiting, reason)
+                self._waiting.clear()
+        finally:
+            self._lock.release()
+
+    def _send(self, claims: Sequence[Started]) -> list[Claim]:
+        if not (self._results or claims):
+            return []
+        study, watched = self.payload.study, self.payload.watched
+        taken, answers = self._channel.exchange(study, self._results, claims, self.delivery, watched=watched)
+        for result, is_taken in zip(self._results, taken, strict=True):
+            if not is_taken:
+                log.warning(REFUSED, result.number, result.attempt)
+        self._results.clear()
+        return answers

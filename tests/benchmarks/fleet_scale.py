@@ -1,0 +1,321 @@
+"""Measure one scheduler on a large fleet: ``python tests/benchmarks/fleet_scale.py [--workers N] [--minutes M] ...``.
+
+The scheduler, its queues and its channel are the real ones; broker and Redis are one real Redis. The workers are
+played, many in one process, and speak the real protocol: they announce themselves, take messages, claim, renew, report
+and finish. Their trials take no processor, only time. The study begins with many finished trials in its store.
+
+1. At real time: the delay from a result to the start of the slot's next trial, and the processor that the scheduler
+   takes.
+2. With ``--compress F ...``: as many slots with trials that are F times as short, until the delay misses its goal.
+
+A short form for a first look: ``--workers 2000 --minutes 1 --preload 20000``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import heapq
+import json
+import multiprocessing
+import random
+import resource
+import sys
+import tempfile
+import threading
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from multiprocessing.synchronize import Event
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from figures import finish, goal
+from hyperopt import hp
+from idle import lent_redis
+
+from shadho_celery.core.hardware import Machine
+from shadho_celery.core.payload import Payload
+from shadho_celery.core.trial import Attempt, Outcome, Report, Result, Started, Trial, TrialState
+from shadho_celery.fleet.executor import QueueExecutor
+from shadho_celery.node.heartbeat import ANNOUNCE_EVERY
+from shadho_celery.node.slots import BEAT_SECONDS
+from shadho_celery.scheduler.build import make_scheduler
+from shadho_celery.space.compile import compile_space
+from shadho_celery.space.split import split
+from shadho_celery.store.sql import SqlStore
+from shadho_celery.study.limits import Limits
+from shadho_celery.study.open import open_study
+from shadho_celery.transport.broker import PROTOCOL, Publisher, queue, read_message
+from shadho_celery.transport.channel import Claim, WorkerChannel, new_delivery
+from shadho_celery.transport.redis import connect
+from shadho_celery.transport.registry import Registry, Worker
+
+#: in the names of the queues: no worker of another run takes part
+RUN = uuid.uuid4().hex[:6]
+
+#: compute classes, and the part of the fleet that each has
+CLASSES = {"gpu_large": 0.1, "gpu_small": 0.3, "cpu": 0.6}
+
+#: part of its seconds by which a trial is shorter or longer
+SPREAD = 0.5
+
+MODULE = "played"
+
+SPACE = hp.choice(
+    "model",
+    [
+        {"rate": hp.loguniform("rate", -9, 0), "width": hp.quniform("width", 16, 512, 16)},
+        {"trees": hp.randint("trees", 10, 500), "depth": hp.randint("depth", 20)},
+        {"C": hp.loguniform("C", -5, 10), "gamma": hp.loguniform("gamma", -10, 3)},
+    ],
+)
+
+
+class PlayedWorkers:
+    """Workers of one class, one slot each, in one process."""
+
+    def __init__(self, url: str, compute_class: str, names: Sequence[str], seconds: float) -> None:
+        self._client = connect(url)
+        self._url = url
+        self._names = names
+        self._seconds = seconds
+        self._random = random.Random(names[0])
+        self._workers = Registry(self._client, Worker)
+        self._announcement = Worker(
+            protocol=PROTOCOL,
+            compute_class=compute_class,
+            slots=1,
+            imports=[MODULE],
+            machine=Machine(host=names[0], cores=1, memory=2**33, gpu_memory=0),
+        )
+        self._channels = {name: WorkerChannel(self._client, worker=name) for name in names}
+        self._free = list(names)
+        #: by worker, what it runs: study, attempt, delivery
+        self._running: dict[str, tuple[str, Attempt, str]] = {}
+        #: heap of (moment, worker) of the ends of trials
+        self._ends: list[tuple[float, str]] = []
+        #: by worker, the moment of its last result
+        self._ended: dict[str, float] = {}
+        self.delays: list[float] = []
+        self.finished = 0
+
+    def play(self, is_over: Event) -> None:
+        """Work until the end; heartbeats have a thread of their own, as in a worker."""
+        threading.Thread(target=self._beat, args=(is_over,), daemon=True).start()
+        with self._messages() as take:
+            while not is_over.is_set():
+                self._end_due()
+                self._take_all(take)
+                time.sleep(0.005)
+
+    @contextmanager
+    def _messages(self) -> Iterator[Any]:
+        import kombu
+
+        with kombu.Connection(self._url) as connection:
+            channel = connection.default_channel
+            mine = queue(self._announcement.compute_class)(channel)
+            mine.declare()
+            yield lambda: mine.get(accept=["json"])
+
+    def _take_all(self, take: Any) -> None:
+        while self._free and (message := take()) is not None:
+            message.ack()
+            payload = read_message(message.payload[0][0], message.headers)
+            for attempt in payload.attempts:
+                self._claim(payload, attempt)
+
+    def _claim(self, payload: Payload, attempt: Attempt) -> None:
+        name, delivery = self._free.pop(), new_delivery()
+        started = Started(number=attempt.number, attempt=attempt.attempt, host=name, at=time.time(), worker=name)
+        _, claim = self._channels[name].finish_and_claim(payload.study, None, started, delivery=delivery)
+        if claim is not Claim.TAKEN:
+            self._free.append(name)
+            return
+        now = time.monotonic()
+        if name in self._ended:
+            self.delays.append(now - self._ended.pop(name))
+        self._running[name] = payload.study, attempt, delivery
+        seconds = self._seconds * self._random.uniform(1 - SPREAD, 1 + SPREAD)
+        heapq.heappush(self._ends, (now + seconds, name))
+
+    def _end_due(self) -> None:
+        while self._ends and self._ends[0][0] <= time.monotonic():
+            _, name = heapq.heappop(self._ends)
+            study, attempt, delivery = self._running.pop(name)
+            key = {"number": attempt.number, "attempt": attempt.attempt}
+            self._channels[name].report(study, Report(**key, step=1, loss=1.0, at=time.time()))
+            outcome = Outcome(
+                state=TrialState.COMPLETE, loss=self._random.random(), seconds=self._seconds, memory=10**8
+            )
+            compute_class = self._announcement.compute_class
+            ended = Result(**key, outcome=outcome, host=name, compute_class=compute_class, at=time.time(), worker=name)
+            self._channels[name].finish_and_claim(study, ended, None, delivery=delivery)
+            self._ended[name] = time.monotonic()
+            self.finished += 1
+            self._free.insert(0, name)
+
+    def _beat(self, is_over: Event) -> None:
+        """Announce and renew as workers do, spread evenly over their seconds."""
+        place = 0
+        while not is_over.wait(0.05):
+            began = time.monotonic()
+            count = max(1, round(0.05 / ANNOUNCE_EVERY * len(self._names)))
+            for name in (self._names[(place + i) % len(self._names)] for i in range(count)):
+                self._workers.announce(name, self._announcement)
+            place += count
+            for name, (study, attempt, _) in list(self._running.items())[:: round(BEAT_SECONDS / 0.05)]:
+                self._channels[name].renew(study, [(attempt.number, attempt.attempt)])
+            time.sleep(max(0.0, 0.05 - (time.monotonic() - began)))
+
+
+def played(url: str, compute_class: str, names: Sequence[str], seconds: float, is_over: Event, told: Any) -> None:
+    """Play workers in this process; tell their delays and the number of their trials."""
+    workers = PlayedWorkers(url, compute_class, names, seconds)
+    workers.play(is_over)
+    told.put((workers.finished, workers.delays))
+
+
+@contextmanager
+def fleet(url: str, workers: int, seconds: float, per_process: int) -> Iterator[Any]:
+    """Workers in processes of their own; yields the queue with what they tell at the end, and what ends them."""
+    context = multiprocessing.get_context("spawn")
+    is_over, told = context.Event(), context.Queue()
+    processes = []
+    for name, part in CLASSES.items():
+        names = [f"{name}-{RUN}@{place}" for place in range(max(1, round(part * workers)))]
+        for first in range(0, len(names), per_process):
+            some = names[first : first + per_process]
+            arguments = (url, f"{name}-{RUN}", some, seconds, is_over, told)
+            processes.append(context.Process(target=played, args=arguments, daemon=True))
+    for process in processes:
+        process.start()
+    try:
+        yield is_over, told, len(processes)
+    finally:
+        is_over.set()
+        for process in processes:
+            process.join(10)
+            process.kill()
+
+
+def preload(store: SqlStore, key: str, trials: int) -> None:
+    """Write so many finished trials of the study."""
+    generator = np.random.default_rng(0)
+    drawn = {subspace.name: subspace.sample(generator, 1000) for subspace in split(compile_space(SPACE))}
+    names, classes = list(drawn), [f"{name}-{RUN}" for name in CLASSES]
+
+    def trial(number: int) -> Trial:
+        outcome = Outcome(state=TrialState.COMPLETE, loss=float(number % 997), seconds=60.0, memory=10**8)
+        return Trial(
+            number=number,
+            subspace=names[number % len(names)],
+            params=drawn[names[number % len(names)]][number % 1000],
+            seed=number,
+            state=outcome.state,
+            attempt=1,
+            compute_class=classes[number % len(classes)],
+            outcome=outcome,
+            host="h",
+            asked_at=1.7e9 + number,
+            started_at=1.7e9 + number,
+            finished_at=1.7e9 + number + 60,
+        )
+
+    for first in range(0, trials, 10_000):
+        store.write(key, 1, time.time(), new=[trial(n) for n in range(first, min(first + 10_000, trials))])
+    store.unlock(key, 1)
+
+
+def measure(url: str, given: argparse.Namespace, factor: float, opened: ExitStack) -> dict[str, float]:
+    """Run one study; return its figures."""
+    folder = opened.enter_context(tempfile.TemporaryDirectory())
+    space, name = compile_space(SPACE), f"scale-{uuid.uuid4().hex[:6]}"
+    store = SqlStore(f"sqlite:///{Path(folder)}/scale.db")
+    made = open_study(store, space.describe(), name=name, seed=0)
+    preload(store, made.record.key, given.preload)
+    began = time.monotonic()
+    study = open_study(store, space.describe(), name=name, resume=True)
+    executor = QueueExecutor(connect(url), Publisher(url), study.record.key, MODULE)
+    seconds = given.seconds / factor
+    # The first trials all begin at once; their ends are spread after a few rounds.
+    warm = min(2.5 * seconds, 60.0 * given.minutes)
+    scheduler = make_scheduler(space, study, executor, Limits(trials=10**9))
+    print(f"{len(study.trials):,} finished trials taken up in {time.monotonic() - began:.1f} s", flush=True)
+    with fleet(url, given.workers, seconds, given.per_process) as (is_over, told, processes):
+        until = time.monotonic() + 60
+        while sum(each.slots for each in executor.classes()) < given.workers and time.monotonic() < until:
+            executor.poll(0.5)
+        turns: list[float] = []
+        turn(scheduler, time.monotonic() + warm, turns)
+        turns, before, at, clock = [], len(study.trials), time.process_time(), time.monotonic()
+        turn(scheduler, clock + 60.0 * given.minutes, turns)
+        cpu, wall, ended = time.process_time() - at, time.monotonic() - clock, len(study.trials) - before
+        is_over.set()
+        heard = [told.get(timeout=30) for _ in range(processes)]
+    # Delays of the ramp-up are the first ones of each slot.
+    delays = sorted(delay for _, some in heard for delay in some[len(some) // 3 :])
+    found = {
+        "trials_per_s": ended / wall,
+        "cpu_cores": cpu / wall,
+        "cpu_ms_per_trial": 1000 * cpu / max(1, ended),
+        "turn_s_p99": sorted(turns)[int(0.99 * len(turns))],
+        "delay_s_median": delays[len(delays) // 2] if delays else float("inf"),
+        "delay_s_p99": delays[int(0.99 * len(delays))] if delays else float("inf"),
+        "memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+    }
+    print(
+        f"{factor:g} times real time:", json.dumps({each: round(value, 3) for each, value in found.items()}), flush=True
+    )
+    study.close()
+    executor.close()
+    return found
+
+
+def turn(scheduler: Any, until: float, turns: list[float]) -> None:
+    """Turn the scheduler's loop until a moment; note the seconds of each turn without its wait for events."""
+    while (now := time.monotonic()) < until:
+        scheduler.turn_seconds = min(0.5, until - now)
+        events = scheduler.collect()
+        began = time.monotonic()
+        scheduler.tell(events)
+        scheduler.assign()
+        scheduler.fill()
+        turns.append(time.monotonic() - began)
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--workers", type=int, default=10_000, help="played workers, one slot each [10000]")
+    parser.add_argument("--minutes", type=float, default=10.0, help="of each measurement [10]")
+    parser.add_argument("--preload", type=int, default=1_000_000, help="finished trials of the study [1000000]")
+    parser.add_argument("--seconds", type=float, default=60.0, help="mean seconds of a trial [60]")
+    parser.add_argument("--per-process", type=int, default=1000, help="workers played in one process [1000]")
+    parser.add_argument("--compress", type=float, nargs="*", default=[], help="factors of a faster time, ascending")
+    parser.add_argument("--redis-url", default=None, help="broker and channel [a database lent by tests/services]")
+    given = parser.parse_args()
+    figures: dict[str, object] = {}
+    bears = 0.0
+    with lent_redis(given.redis_url) as url:
+        for factor in [1.0, *given.compress]:
+            with ExitStack() as opened:
+                found = measure(url, given, factor, opened)
+            figures[f"times_{factor:g}"] = found
+            if found["delay_s_p99"] > 1.0:
+                break
+            bears = factor
+    real = figures["times_1"]
+    assert isinstance(real, dict)
+    goals = {
+        "delay_s_p99": goal(real["delay_s_p99"], at_most=1.0),
+        "scheduler_cores": goal(real["cpu_cores"], at_most=0.6),
+    }
+    finish({**figures, "greatest_compression": bears}, goals, vars(given))
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parent))
+    main()
