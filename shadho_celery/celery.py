@@ -18,7 +18,7 @@ from celery.exceptions import Reject
 
 from shadho_celery.core import hardware
 from shadho_celery.errors import ShadhoError
-from shadho_celery.node.consumer import Consumer
+from shadho_celery.node.consumer import CarefulConsumer, Consumer
 from shadho_celery.node.slots import NotMine, Slots
 from shadho_celery.objective.study_file import cores_per_trial
 from shadho_celery.transport import broker
@@ -40,7 +40,7 @@ def _refusal(message: str) -> SystemExit:
 
 app = Celery("shadho_celery", amqp=AMQP)
 try:
-    app.conf.update(configuration())
+    app.conf.update(configuration() | {"worker_consumer": CarefulConsumer})
 except ShadhoError as error:
     raise _refusal(str(error)) from None
 

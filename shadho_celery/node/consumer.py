@@ -8,6 +8,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+import celery.worker.consumer
+
+from shadho_celery.core.checks import short
 from shadho_celery.core.clock import Clock, SystemClock
 from shadho_celery.transport.redis_queues import AreRefused, drop_refused
 from shadho_celery.transport.signing import Signer
@@ -16,6 +19,25 @@ log = logging.getLogger(__name__)
 
 #: seconds without a message after which a worker with a free slot looks for messages in its queue
 QUIET_SECONDS = 10.0
+
+
+class CarefulConsumer(celery.worker.consumer.Consumer):  # type: ignore[misc]
+    """Celery's consumer, which outlives messages whose headers it cannot read.
+
+    Such a message would end the worker, go back to its queue, and end the next one.
+    """
+
+    def create_task_handler(self, *arguments: Any, **options: Any) -> Callable[[Any], object]:
+        handle = super().create_task_handler(*arguments, **options)
+
+        def on_task_received(message: Any) -> None:
+            try:
+                handle(message)
+            except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+                log.error("a message was refused: its headers cannot be read (%s)", short(error))
+                message.reject_log_error(log, self.connection_errors)
+
+        return on_task_received
 
 
 class Consumer:

@@ -637,6 +637,19 @@ def test_a_pickle_is_refused_unread_and_the_worker_goes_on(place: Place, unique:
     works(place, unique("study"))
 
 
+def test_messages_whose_headers_cannot_be_read_are_refused_and_the_worker_goes_on(
+    place: Place, unique: Callable[[str], str]
+) -> None:
+    """Such a message would end one worker after another, as it goes back to its queue each time."""
+    heads = [{"task": []}, {"task": {}}, {"task": TASK}, {"task": TASK, "id": []}, {"task": TASK, "id": "i", "eta": 5}]
+    for headers in heads:
+        send(place, payload("s"), headers=headers)
+    until(lambda: "headers cannot be read" in place.log, 20, lambda: place.log)
+    works(place, unique("study"))
+    assert place.desk.commands[0].code is None
+    assert place.waiting() == 0
+
+
 def works(place: Place, study: str) -> None:
     """The worker runs trials."""
     with place.executor(study) as executor:
