@@ -592,6 +592,9 @@ def test_a_frame_changed_on_its_way_ends_its_encrypted_connection_and_the_replic
             client.wait(after=7)
         client.close()
     between.join(30)
+    for each in ends:
+        for end in each:
+            end.close()
 
 
 def relay(server: socket.socket, port: int, ends: list[tuple[socket.socket, socket.socket]]) -> None:
@@ -602,7 +605,9 @@ def relay(server: socket.socket, port: int, ends: list[tuple[socket.socket, sock
             while data := source.recv(1 << 16):
                 target.sendall(data)
         for each in (source, target):
-            each.close()
+            with suppress(OSError):
+                # Closing would not end what another thread reads from it.
+                each.shutdown(socket.SHUT_RDWR)
 
     for _ in range(2):
         near, _ = server.accept()
