@@ -41,6 +41,7 @@ ALLOWED: Mapping[str, str] = {
     "sqlalchemy": "store",
     "hyperopt": "space simulation",
     "torch": "training",
+    "cryptography": "training transport",
     "rich": "cli simulate",
     "click": "cli launch worker simulate",
     "tasks": "",

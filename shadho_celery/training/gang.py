@@ -280,12 +280,12 @@ class Gang:
         epoch = claim.epoch if claim else 1
         host = (settings.host or os.environ.get(HOST_VARIABLE) or own_address()) if calls else LOOPBACK
         self._server = self._listen(_listening_address(host) if calls else host, claim.port if claim else 0)
-        port = self._server.getsockname()[1]
+        own, port = self._server.getsockname()[:2]
         self.address = f"{host}:{port}"
         run.record_port(port)
         # Before this process has any thread: only then is forking safe.
         for rank in range(1 if calls else settings.places):
-            seat = ReplicaSeat(address=f"{LOOPBACK}:{port}", token=token, rank=rank)
+            seat = ReplicaSeat(address=f"{own}:{port}", token=token, rank=rank)
             self.processes.start(seat, workload, self._server)
         layout = Layout(run.centre.shape, settings.codec)
         terms = Terms(

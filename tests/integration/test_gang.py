@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -177,6 +178,49 @@ def test_a_late_joiner_contributes_within_three_steps(tmp_path: Path, processes:
     assert first <= told + 3
     assert report.log.steps[-1].scale == 1
     assert same(replayed(report.log), model)
+
+
+def can_connect(host: str, port: int) -> bool:
+    with suppress(ConnectionRefusedError), socket.create_connection((host, port), timeout=10):
+        return True
+    return False
+
+
+@pytest.mark.parametrize("listens", [None, "127.0.0.3", "0.0.0.0"])
+def test_a_coordinator_listens_only_on_the_address_that_it_announces(
+    listens: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, processes: list[subprocess.Popen[str]]
+) -> None:
+    """Unless SHADHO_LISTEN names another one, as behind a NAT."""
+    torch.set_num_threads(1)
+    monkeypatch.delenv("SHADHO_LISTEN", raising=False)
+    if listens:
+        monkeypatch.setenv("SHADHO_LISTEN", listens)
+    heard: dict[str, bool] = {}
+
+    def call(address: str, token: str, backups: int) -> None:
+        host, _, port = address.rpartition(":")
+        assert host == "127.0.0.2"
+        heard.update({each: can_connect(each, int(port)) for each in ("127.0.0.1", "127.0.0.2", "127.0.0.3")})
+        processes.append(run("replica", f"{listens or host}:{port}", token, 1, 2, 0))
+
+    model = network()
+    monkeypatch.setenv("SHADHO_HOST", "127.0.0.2")
+    with gang(LocalContext(checkpoints=tmp_path, slots=2, on_call_replicas=call), 2) as g:
+        assert g.fit(model, descent(model), DATA, loss, steps=3, batch=BATCH).steps == 3
+    assert heard == {each: listens == "0.0.0.0" or each == (listens or "127.0.0.2") for each in heard}
+
+
+@pytest.mark.parametrize("host", ["192.0.2.1", "node7"])
+def test_a_coordinator_that_does_not_have_its_announced_address_says_how_to_listen_on_another(
+    host: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor one whose name is a loopback address on the machine itself, as on Debian."""
+    monkeypatch.delenv("SHADHO_LISTEN", raising=False)
+    monkeypatch.setattr(socket, "gethostbyname", lambda name: "127.0.1.1" if name == "node7" else name)
+    model = network()
+    context = LocalContext(checkpoints=tmp_path, slots=2, on_call_replicas=lambda *call: pytest.fail("called"))
+    with pytest.raises(UsageError, match=rf"{host}.*; set SHADHO_LISTEN to"), gang(context, 2, host=host) as g:
+        g.fit(model, descent(model), DATA, loss, steps=3, batch=BATCH)
 
 
 def run(*arguments: Any) -> subprocess.Popen[str]:

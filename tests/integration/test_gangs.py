@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
+import socket
+import struct
+import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import kombu
 import pytest
+import redis
 import services
 from acceptance.commands import Command, until
 from integration import fleets
@@ -359,3 +364,103 @@ def test_gangs_of_three_and_single_slot_trials_all_finish_on_four_slots(fleet: F
     met = {trial["number"]: json.loads(trial["metrics"] or "{}").get("met") for trial in found}
     assert all({1, 2} <= set(met[number]) for number in wide)
     assert all(trial["attempt"] == 1 for trial in found), "no gang had to be given back"
+
+
+#: A trial of two slots, whose gang trains a model with parameters that a test knows. Its replicas are told the address
+#: of what listens in between.
+TRAINING = """
+from hyperopt import hp
+import torch
+from torch import nn
+from torch.nn.functional import mse_loss
+from shadho_celery.training import gang
+
+X = torch.randn(200, 300, generator=torch.Generator().manual_seed(0))
+SPACE = {"x": hp.uniform("x", 0, 1)}
+STUDY = {"slots": 2}
+
+def objective(params, context):
+    if context.replica is not None:
+        open("token", "w").write(context.replica.token)
+    model = nn.Linear(300, 1)
+    nn.init.constant_(model.weight, 1.2345678)
+    with gang(context, replicas=2, host="127.0.0.1", port=%d) as g:
+        report = g.fit(model, torch.optim.SGD(model.parameters(), lr=0.0), (X, X.sum(1, keepdim=True)),
+                       lambda model, batch: mse_loss(model(batch[0]), batch[1]), steps=5, batch=20)
+    return {"loss": 1.0, "steps": report.steps, "refused": sum(report.log.refused.values())}
+"""
+
+
+def heard_between(server: socket.socket, target: tuple[str, int], heard: list[bytes]) -> None:
+    """Pass on what replicas and the coordinator at `target` send, and record it."""
+
+    def pump(source: socket.socket, other: socket.socket) -> None:
+        with suppress(OSError):
+            while data := source.recv(1 << 16):
+                heard.append(data)
+                other.sendall(data)
+            other.shutdown(socket.SHUT_WR)
+
+    def serve(near: socket.socket) -> None:
+        with near, socket.create_connection(target) as far:
+            back = threading.Thread(target=pump, args=(far, near), daemon=True)
+            back.start()
+            pump(near, far)
+            back.join()
+
+    with suppress(OSError):
+        while True:
+            near, _ = server.accept()
+            threading.Thread(target=serve, args=(near,), daemon=True).start()
+
+
+@contextmanager
+def monitored(url: str, heard: list[str]) -> Iterator[None]:
+    """Record every command that the Redis at `url` gets: there lie the queues of a fleet without RabbitMQ, too."""
+    with redis.Redis.from_url(url, decode_responses=True) as client, client.monitor() as monitor:
+
+        def listen() -> None:
+            with suppress(redis.RedisError, OSError, ValueError, AttributeError):
+                for command in monitor.listen():
+                    heard.append(command["command"])
+
+        thread = threading.Thread(target=listen, daemon=True)
+        thread.start()
+        yield
+        monitor.connection.disconnect()
+        thread.join(10)
+
+
+@on("redis")
+@pytest.mark.parametrize("signed", [True, False], ids=["with a key", "without"])
+def test_with_a_key_neither_token_nor_parameters_nor_gradients_can_be_read_on_their_way(
+    fleet: Fleet, signed: bool
+) -> None:
+    """On the gang's connections, and in all that broker and Redis get. Without a key both can."""
+    if signed:
+        key = fleet.desk.write("shadho.key", "0123456789abcdef")
+        key.chmod(0o600)
+        fleet.desk.environment["SHADHO_SIGNING_KEY_FILE"] = str(key)
+    bus: list[bytes] = []
+    commands: list[str] = []
+    with socket.create_server(("127.0.0.1", 0)) as server, monitored(fleet.redis, commands):
+        port = server.getsockname()[1]
+        between = (server, ("127.0.0.2", port), bus)
+        threading.Thread(target=heard_between, args=between, daemon=True).start()
+        fleet.desk.environment["SHADHO_LISTEN"] = "127.0.0.2"
+        fleet.desk.write("my_study.py", TRAINING % port)
+        workers(fleet, 2)
+        fleet.ended_well(fleet.launch("my_study", 1), "my_study", 1, 120)
+        server.shutdown(socket.SHUT_RDWR)
+    [metrics] = fleet.metrics("my_study")
+    assert metrics == {"steps": 5, "refused": 0}
+    token = (fleet.desk.folder / "token").read_text()
+    said, asked = b"".join(bus), " ".join(commands)
+    weights = struct.pack("<f", 1.2345678) * 300
+    assert len(said) > 10 * len(weights), "parameters and gradients of five steps went this way"
+    assert "call_replicas" in asked or "gang" in asked
+    assert token.encode() not in said
+    assert (token in asked) is not signed
+    assert (weights in said) is not signed
+    gradient = re.search(rb"SHGB.\x04", said, re.DOTALL)
+    assert (gradient is None) is signed

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import secrets
 import stat
 from collections.abc import Callable, Iterator, Mapping
@@ -20,7 +21,7 @@ from shadho_celery.core.payload import Payload
 from shadho_celery.core.trial import Attempt, Outcome, Result, TrialState
 from shadho_celery.transport.broker import PROTOCOL, message, queue
 from shadho_celery.transport.redis import connect
-from shadho_celery.transport.registry import Registry, Worker
+from shadho_celery.transport.registry import Registry, StudyWants, Worker
 from shadho_celery.transport.signing import Signer
 
 pytestmark = pytest.mark.timeout(180)
@@ -390,11 +391,16 @@ def redis_with_users(tmp_path: Path) -> Iterator[str]:
     server = services.start_any("a private Redis is needed", lambda: services.RedisServer(conf))
     try:
         with redis.Redis.from_url(server.url) as client:
-            for role in ("scheduler", "worker"):
+            for role in ROLES:
                 with pytest.raises(redis.AuthenticationError):
                     redis.Redis.from_url(server.url.replace("//", f"//{role}:{PASSWORD}@")).ping()
-                client.execute_command("ACL", "SETUSER", role, "on", f">{PASSWORD}")
             client.set("somebody:elses", "1")
+            client.set("shadho:worker:gpu_large@node.1", "{}")
+            # As the head of compose.yml says; the last one would lock this client out.
+            said = re.findall(r"^#   (ACL .*)$", services.COMPOSE.read_text(), re.MULTILINE)
+            assert [line.split()[2] for line in said if "SETUSER" in line] == [*ROLES, "default"]
+            for line in said:
+                assert client.execute_command(*line.replace("PASSWORD", PASSWORD).split()) is not None
         yield server.url.replace("//", f"//ROLE:{PASSWORD}@")
     finally:
         server.stop()
@@ -407,11 +413,11 @@ def test_a_study_runs_with_redis_users_who_can_touch_nothing_but_its_own_keys(
         redis_url = redis_with_users.replace("ROLE", redis_role)
         return {"CELERY_BROKER_URL": broker(with_passwords, role), "SHADHO_REDIS_URL": redis_url}
 
-    serves(table.worker("cpu", "-c", "2", "-l", "INFO", **environment("worker-cpu", "worker")))
+    serves(table.worker("cpu", "-c", "2", "-l", "INFO", **environment("worker-cpu", "worker-cpu")))
     launched = table.launch("my_study", "--trials", "3", "--json", **environment("scheduler", "scheduler"))
     assert launched.wait(60).code == 0, table.said()
     assert launched.json()["trials"]["complete"] == 3
-    for role in ("scheduler", "worker"):
+    for role in ROLES:
         with redis.Redis.from_url(redis_with_users.replace("ROLE", role)) as client:
             for words in (
                 ["GET", "somebody:elses"],
@@ -425,6 +431,24 @@ def test_a_study_runs_with_redis_users_who_can_touch_nothing_but_its_own_keys(
             ):
                 with pytest.raises(redis.ResponseError, match=r"(?i)permission|NOPERM"):
                     client.execute_command(*words)
+
+
+def test_a_redis_user_of_a_class_can_neither_announce_nor_withdraw_workers_of_another(redis_with_users: str) -> None:
+    """Nor a study; what all classes share, the studies' attempts and results, it can write."""
+    with redis.Redis.from_url(redis_with_users.replace("ROLE", "worker-cpu"), decode_responses=True) as client:
+        Registry(client, Worker).announce("cpu@node.2", Worker(compute_class="cpu"))
+        assert set(Registry(client, Worker).living()) == {"cpu@node.2"}
+        assert client.get("shadho:worker:gpu_large@node.1") == "{}"
+        Registry(client, StudyWants).living()
+        for words in (
+            ["SET", "shadho:worker:gpu_large@node.1", "{}"],
+            ["DEL", "shadho:worker:gpu_large@node.1"],
+            ["SET", "shadho:study:0123456789abcdef", "{}"],
+            ["EVAL", "return redis.call('DEL', KEYS[1])", "1", "shadho:worker:gpu_large@node.1"],
+        ):
+            with pytest.raises(redis.ResponseError, match=r"(?i)permission|NOPERM"):
+                client.execute_command(*words)
+        assert client.xadd("shadho:0123456789abcdef:events", {"e": "{}"})
 
 
 # Secrets

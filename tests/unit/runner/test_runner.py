@@ -274,6 +274,13 @@ def coordinating(params, context):
         context.gang_assembled()
     return context.slots
 
+def coordinating_without_cryptography(params, context):
+    sys.modules["cryptography"] = None
+    try:
+        return coordinating(params, context)
+    finally:
+        del sys.modules["cryptography"]
+
 def gathering(params, context):
     """Trains two gangs, both of which come later than the limit, and then until it is interrupted."""
     trained = 0.0
@@ -755,6 +762,14 @@ def test_nobody_else_does(shared: Runner, changes: dict[str, Any], says: str) ->
 
 def test_a_call_to_what_is_no_address_fails_its_trial_with_one_line(shared: Runner) -> None:
     assert "give host:port, a token" in str(run(shared, "miscalling", slots=2).error)
+
+
+def test_with_a_signing_key_a_gang_needs_the_library_that_encrypts_it_and_says_so(shared: Runner) -> None:
+    outcome, told = told_by(shared, order("coordinating", slots=3, encrypted=True))
+    assert (outcome.loss, len(told)) == (3, 4)
+    outcome, told = told_by(shared, order("coordinating_without_cryptography", slots=3, encrypted=True))
+    assert 'install it on all workers with: pip install "shadho_celery[torch]"' in str(outcome.error)
+    assert told == []
 
 
 def test_a_replica_knows_its_seat_and_gives_no_result_and_no_reports(shared: Runner) -> None:

@@ -554,6 +554,76 @@ def test_a_coordinator_that_is_not_found_is_one_clear_error() -> None:
         client.connect()
 
 
+@pytest.mark.parametrize("encrypted", [False, True], ids=["the replica", "the coordinator"])
+def test_a_gang_of_which_one_end_alone_encrypts_is_refused_with_the_remedy(
+    make: Callable[..., Hub], encrypted: bool
+) -> None:
+    hub = make(encrypted=encrypted)
+    with pytest.raises(Refused, match="start the workers of both with the same signing key"):
+        hub.client(encrypted=not encrypted).connect()
+
+
+def test_a_frame_changed_on_its_way_ends_its_encrypted_connection_and_the_replica_connects_again(
+    make: Callable[..., Hub],
+) -> None:
+    """In either direction; the coordinator says so in one line and the others train on."""
+    hub = make(encrypted=True, places=3)
+    ends: list[tuple[socket.socket, socket.socket]] = []
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        between = threading.Thread(target=relay, args=(server, hub.port, ends), daemon=True)
+        between.start()
+        client = hub.client(encrypted=True)
+        client._address = server.getsockname()
+        client.connect()
+        peer = hub.joined()
+        peer.publish(params(7), lambda: None)
+        assert client.wait(after=-1) == 7
+        ends[0][0].sendall(bytes(100))
+        left = hub.left()
+        assert left.peer is peer
+        assert left.reason.startswith("a frame is not authentic: it was changed on its way")
+        assert hub.listener.refused["broken frame"] == 1
+        with pytest.raises(ConnectionLost):
+            client.wait(after=7)
+        client.connect()
+        assert hub.joined().rank == peer.rank
+        ends[1][1].sendall(bytes(100))
+        with pytest.raises(ConnectionLost, match="a frame is not authentic"):
+            client.wait(after=7)
+        client.close()
+    between.join(30)
+    for each in ends:
+        for end in each:
+            end.close()
+
+
+def relay(server: socket.socket, port: int, ends: list[tuple[socket.socket, socket.socket]]) -> None:
+    """Pass on what two replicas and the coordinator at `port` send; add to `ends` where more can be put in."""
+
+    def pump(source: socket.socket, target: socket.socket) -> None:
+        with suppress(OSError):
+            while data := source.recv(1 << 16):
+                target.sendall(data)
+        for each in (source, target):
+            with suppress(OSError):
+                # Closing would not end what another thread reads from it.
+                each.shutdown(socket.SHUT_RDWR)
+
+    for _ in range(2):
+        near, _ = server.accept()
+        far = socket.create_connection(("127.0.0.1", port))
+        ends.append((far, near))
+        for pair in ((near, far), (far, near)):
+            threading.Thread(target=pump, args=pair, daemon=True).start()
+
+
+@pytest.mark.parametrize("host", ["192.0.2.1", "no-such-host.invalid"])
+def test_an_address_that_is_not_this_machines_is_a_usage_error_that_names_the_switch(host: str) -> None:
+    with pytest.raises(UsageError, match="; set SHADHO_LISTEN to an address of this machine") as caught:
+        listen(host)
+    assert "\n" not in str(caught.value)
+
+
 def test_a_port_in_use_is_a_usage_error(make: Callable[..., Hub]) -> None:
     with pytest.raises(UsageError, match="cannot listen on"):
         listen("127.0.0.1", make().port)
