@@ -1,10 +1,11 @@
 """Kills everything, again and again, and counts: ``python tests/benchmarks/chaos.py --minutes 5``.
 
 A study on a private RabbitMQ and a private Redis, with workers of two classes. While it runs, workers and scheduler are
-killed or stopped, both servers are killed and restarted, connections are cut, and part of the trials are poison: they
-raise, exit, crash or return nonsense. Whoever is killed is started again a little later, as a supervisor would do. At
-the end all is let be, the study is asked for a few trials more, and what is in its store is held against what the
-objective wrote down of its own runs, and against a trigger in the store that notes every change of a finished trial.
+killed or stopped, both servers are killed and restarted, connections are cut, clocks are set forward and back, and part
+of the trials are poison: they raise, exit, crash or return nonsense. Whoever is killed is started again a little later,
+as a supervisor would do. At the end all is let be, the study is asked for a few trials more, and what is in its store
+is held against what the objective wrote down of its own runs, and against a trigger in the store that notes every
+change of a finished trial.
 
 Exit code 0 where no trial was lost and none was counted twice.
 """
@@ -35,6 +36,7 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tests"))
 
 import services  # noqa: E402 -- found by the line above
+from services.clocks import ProcessClock  # noqa: E402
 
 EPILOG = """examples:
   python tests/benchmarks/chaos.py --minutes 5
@@ -52,7 +54,8 @@ STUDY = {"classes": ["large", "small"]}
 
 
 def note(what, context):
-    line = f"{what} {context.trial} {context.attempt} {time.time()}\\n"
+    # Not time.time(), which the havoc sets.
+    line = f"{what} {context.trial} {context.attempt} {time.clock_gettime(time.CLOCK_REALTIME)}\\n"
     descriptor = os.open("runs.txt", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     os.write(descriptor, line.encode())
     os.close(descriptor)
@@ -79,7 +82,10 @@ def objective(params, context):
 
 #: what happens how often, beside one another
 HAVOC = {"kill worker": 6, "kill scheduler": 5, "stop worker": 2, "cut connections": 2, "restart Redis": 2}
-HAVOC |= {"freeze Redis": 1, "restart RabbitMQ": 2}
+HAVOC |= {"freeze Redis": 1, "restart RabbitMQ": 2, "set a clock": 3}
+
+#: seconds by which a clock is set forward or back
+STEPS = (-3600.0, -600.0, 600.0, 3600.0)
 
 #: seconds that a study may take to come to its end once it is let be
 END_SECONDS = 150.0
@@ -149,12 +155,15 @@ class Chaos:
         environment = {**os.environ, "PYTHONPATH": str(ROOT), services.MARK: self.mark, "CUDA_VISIBLE_DEVICES": ""}
         environment |= {"CELERY_BROKER_URL": self.rabbit.url, "SHADHO_REDIS_URL": self.redis.url}
         environment |= {"SHADHO_LEASE_SECONDS": str(self.lease)}
+        # One for each worker, and the scheduler's.
+        self.clocks = [ProcessClock(self.folder / f"clock-{place}", str(ROOT)) for place in range(4)]
+        told = [{**environment, **clock.environment} for clock in self.clocks]
         words = [sys.executable, "-m", "shadho_celery.worker", "--import", "chaotic", "--slots", "1", "--class"]
         self.workers = [
-            Keeper(f"worker-{place}", lambda name=name: [*words, name], self.folder, environment)  # type: ignore[misc]
+            Keeper(f"worker-{place}", lambda name=name: [*words, name], self.folder, told[place])  # type: ignore[misc]
             for place, name in enumerate(["large", "small", "small"])
         ]
-        self.scheduler = Keeper("scheduler", self._launch, self.folder, environment)
+        self.scheduler = Keeper("scheduler", self._launch, self.folder, told[-1])
 
     def _launch(self) -> list[str]:
         words = [sys.executable, "-m", "shadho_celery.launch", "chaotic", "--trials", str(self.trials)]
@@ -173,9 +182,16 @@ class Chaos:
         """Have the store itself note every change of a trial that had ended."""
         with closing(self._connect()) as connection, connection:
             connection.execute("create table if not exists twice (number integer)")
+            connection.execute("create table if not exists ended (number integer, at real)")
             connection.execute(
                 "create trigger if not exists audit after update on trials when old.finished_at is not null "
                 "begin insert into twice values (old.number); end"
+            )
+            # The machine's clock: those of workers and scheduler are set.
+            connection.execute(
+                "create trigger if not exists record after update on trials "
+                "when old.finished_at is null and new.finished_at is not null begin "
+                "insert into ended values (new.number, (julianday('now') - 2440587.5) * 86400.0); end"
             )
 
     def turn(self) -> None:
@@ -202,6 +218,8 @@ class Chaos:
         elif what == "stop worker":
             worker.send(signal.SIGSTOP)
             self.undo.append((time.monotonic() + self.lease + 2.0, lambda: worker.send(signal.SIGCONT)))
+        elif what == "set a clock":
+            self.generator.choice(self.clocks).set_to(self.generator.choice(STEPS))
         elif what == "cut connections":
             with suppress(services.Unavailable):
                 self.rabbit.ctl("close_all_connections", "havoc")
@@ -272,18 +290,18 @@ def recoveries(events: Sequence[tuple[str, float]], ends: Sequence[float]) -> di
 
 def report(chaos: Chaos, left: int) -> bool:
     """Print what came of it; whether nothing was lost and nothing counted twice."""
-    rows = chaos.rows("select number, state, finished_at, json_extract(params, '$.kind'), error, lost from trials")
+    rows = chaos.rows("select number, state, json_extract(params, '$.kind'), error, lost from trials")
     counted = [row for row in rows if row[1] in ("COMPLETE", "FAILED", "PRUNED")]
     lines = [line.split() for line in (chaos.folder / "runs.txt").read_text().splitlines()]
     began = [(int(number), float(at)) for word, number, _, at in lines if word == "began"]
     ends = sorted(float(at) for word, _, _, at in lines if word == "ended")
     runs = Counter(number for number, _ in began)
-    finished = {int(row[0]): row[2] for row in counted}
+    finished = dict(chaos.rows("select number, at from ended"))
     rerun = sum(number in finished and at > finished[number] for number, at in began)
-    good = [row for row in counted if int(row[3]) < 14]
-    by_kills = [row for row in good if row[1] == "FAILED" and row[5] >= 3]
+    good = [row for row in counted if int(row[2]) < 14]
+    by_kills = [row for row in good if row[1] == "FAILED" and row[4] >= 3]
     odd = [row for row in good if row[1] != "COMPLETE" and row not in by_kills]
-    odd += [row for row in counted if int(row[3]) >= 14 and row[1] != "FAILED"]
+    odd += [row for row in counted if int(row[2]) >= 14 and row[1] != "FAILED"]
     lost = chaos.trials - len(counted)
     twice = len(chaos.rows("select number from twice")) + max(0, len(counted) - chaos.trials)
     seconds = recoveries(chaos.events, ends)
@@ -300,7 +318,7 @@ def report(chaos: Chaos, left: int) -> bool:
     print(f"starts of workers {sum(w.starts for w in chaos.workers)}, of schedulers {chaos.scheduler.starts}")
     print(f"processes left behind {left}")
     for row in odd[:5]:
-        print(f"  trial {row[0]}, kind {row[3]}: {row[1]}, {str(row[4])[-200:]}")
+        print(f"  trial {row[0]}, kind {row[2]}: {row[1]}, {str(row[3])[-200:]}")
     print(f"lost {lost}  counted_twice {twice}  executions/trial {per_trial:.2f}  worst recovery {worst:.1f} s")
     return lost == 0 and twice == 0
 
