@@ -162,24 +162,21 @@ class SchedulerChannel:
         self._attempts, self._leases, self._events = keys(study, "attempts", "leases", "events")
         #: entries that are not signed with our key, or are not events
         self.forged = 0
-        #: ids of the entries that were read and not confirmed
-        self._read: list[str] = []
+        #: id of the last event that was read and is not confirmed; without one the stream is read from its start, for
+        #: after a failover to a server whose clock is behind, new events have lower ids
+        self._last = ""
         #: True if the last `drain` has read the stream to its end
         self.is_drained = False
 
     def drain(self, wait_ms: int) -> list[Event | GangEvent]:
         """Return the events since the last call, waiting up to `wait_ms` (0: not at all) for the first one."""
-        # From the start of the stream, where what is confirmed is removed: after a failover to a server whose clock is
-        # behind, new entries have smaller ids than those read before.
-        answer = self._client.xread(
-            {self._events: self._read[-1] if self._read else "0"}, count=READ, block=wait_ms or None
-        )
+        answer = self._client.xread({self._events: self._last or "0"}, count=READ, block=wait_ms or None)
         self.is_drained = not answer
         if not answer:
             return []
         entries = next(iter(answer.values()))[0] if isinstance(answer, dict) else answer[0][1]
         self.is_drained = len(entries) < READ
-        self._read += [entry for entry, _ in entries]
+        self._last = entries[-1][0]
         events = [unseal(self._study, fields.get("e", ""), self._signer) for _, fields in entries]
         self.forged += events.count(None)
         return [event for event in events if event is not None]
@@ -202,17 +199,17 @@ class SchedulerChannel:
 
         Raises LockLost, and removes nothing, if another scheduler has the lock.
         """
-        if self._hold(*self._read) != self._holder:
+        if self._hold(recorded=self._last) != self._holder:
             raise LockLost("another scheduler has taken this study's lock on Redis; this one stops")
-        self._read.clear()
+        self._last = ""
 
     def unlock(self) -> None:
         """Unlock the study, unless another scheduler has taken it over."""
         self._hold(seconds=0.0)
 
-    def _hold(self, *recorded: str, seconds: float = HOLD_SECONDS, dead: str = "") -> str:
+    def _hold(self, *, seconds: float = HOLD_SECONDS, dead: str = "", recorded: str = "") -> str:
         """Return the lock's holder after an attempt to renew it, or to take it."""
-        return str(run(self._client, "confirm", self._study, self._holder, int(1000 * seconds), dead, *recorded))
+        return str(run(self._client, "confirm", self._study, self._holder, int(1000 * seconds), dead, recorded))
 
     def ended_leases(self) -> list[tuple[int, int]]:
         """Return (number, attempt) of the claimed attempts whose lease has ended, again until `forget` removes them."""
