@@ -189,7 +189,7 @@ class Trial(_Evaluation, frozen=True, kw_only=True):
 
     state: TrialState = TrialState.WAITING
     #: number of the latest attempt, from 1; 0 before the first
-    attempt: int = 0
+    attempt: Annotated[int, Meta(ge=0, le=MAX_ATTEMPTS)] = 0
     #: claimed attempts that were lost
     lost: int = 0
     #: None until it ends

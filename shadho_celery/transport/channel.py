@@ -227,8 +227,9 @@ class SchedulerChannel:
         self._attempts, self._leases, self._events = keys(study, "attempts", "leases", "events")
         #: entries, leases and keys that no worker has written: not signed with our key, no records, or of a wrong type
         self.forged = 0
-        #: ids of the entries that were read and not confirmed
-        self._read: list[str] = []
+        #: id of the last event that was read and is not confirmed; without one the stream is read from its start, for
+        #: after a failover to a server whose clock is behind, new events have lower ids
+        self._last = ""
         #: True if the last `drain` has read the stream to its end
         self.is_drained = False
         #: (number, attempt) pairs that have ended their trials since `confirm`, and those that are recorded
@@ -237,17 +238,13 @@ class SchedulerChannel:
 
     def drain(self, wait_ms: int) -> list[Event | GangEvent]:
         """Return the events since the last call, waiting up to `wait_ms` (0: not at all) for the first one."""
-        # From the start of the stream, where what is confirmed is removed: after a failover to a server whose clock is
-        # behind, new entries have smaller ids than those read before.
-        answer = self._client.xread(
-            {self._events: self._read[-1] if self._read else "0"}, count=READ, block=wait_ms or None
-        )
+        answer = self._client.xread({self._events: self._last or "0"}, count=READ, block=wait_ms or None)
         self.is_drained = not answer
         if not answer:
             return []
         entries = next(iter(answer.values()))[0] if isinstance(answer, dict) else answer[0][1]
         self.is_drained = len(entries) < READ
-        self._read += [entry for entry, _ in entries]
+        self._last = entries[-1][0]
         texts = chain.from_iterable(fields.get("e", "").split("\n") for _, fields in entries)
         events = [unseal(self._study, text, self._signer) for text in texts]
         self.forged += events.count(None)
@@ -270,11 +267,11 @@ class SchedulerChannel:
 
         Raises LockLost, and removes nothing, if another scheduler has the lock.
         """
-        if self._hold(*self._read) != self._holder:
+        if self._hold(recorded=self._last) != self._holder:
             raise LockLost("another scheduler has taken this study's lock on Redis; this one stops")
-        if self._read and self._read[-1].startswith(_LAST_ID):
+        if self._last.startswith(_LAST_ID):
             self._client.delete(self._events)
-        self._read.clear()
+        self._last = ""
         self._recorded += self._ended
         self._ended.clear()
         if len(self._recorded) >= KEPT_ENDED + SETTLE:
@@ -284,9 +281,9 @@ class SchedulerChannel:
         """Unlock the study, unless another scheduler has taken it over."""
         self._hold(seconds=0.0)
 
-    def _hold(self, *recorded: str, seconds: float = HOLD_SECONDS, dead: str = "") -> str:
+    def _hold(self, *, seconds: float = HOLD_SECONDS, dead: str = "", recorded: str = "") -> str:
         """Return the lock's holder after an attempt to renew it, or to take it."""
-        return str(run(self._client, "confirm", self._study, self._holder, int(1000 * seconds), dead, *recorded))
+        return str(run(self._client, "confirm", self._study, self._holder, int(1000 * seconds), dead, recorded))
 
     def note_end(self, number: int, attempt: int) -> None:
         """Note that an attempt has ended its trial: once that is recorded, `attempts` need not keep it."""

@@ -653,6 +653,9 @@ def test_events_whose_ids_went_back_are_read(client: Any, scheduler: SchedulerCh
         client.xadd("shadho:k1:events", {"e": sealed(report(step))}, id=moment)
     scheduler.confirm()
     assert scheduler.drain(0) == [report(2), report(3), report(4)]
+    client.xadd("shadho:k1:events", {"e": sealed(report(5))})
+    scheduler.confirm()
+    assert scheduler.drain(0) == [report(5)]
     scheduler.confirm()
     assert scheduler.drain(0) == []
     assert client.xlen("shadho:k1:events") == 0
