@@ -6,7 +6,8 @@ Celery reads the names in lower case; the environment says what differs between 
 CELERY_BROKER_URL   where the trials are queued; RabbitMQ, or Redis where that is enough
 SHADHO_REDIS_URL    where workers and schedulers meet, and results come back
 SHADHO_IMPORTS      modules whose objectives a worker may run, joined by commas
-SHADHO_SIGNING_KEY_FILE                         key that signs messages and results
+SHADHO_SIGNING_KEY_FILE                         key that signs messages, results and announcements
+SHADHO_REMOTE_CONTROL                           1 if `celery inspect` and `celery control` may reach the workers
 SHADHO_TLS_CA, SHADHO_TLS_CERT, SHADHO_TLS_KEY  authority to trust, and one's own certificate, for amqps:// and rediss://
 
 `broker_use_ssl` follows from these for a TLS URL, unless it is set here.
@@ -80,6 +81,10 @@ task_create_missing_queues = True
 
 # Workers announce themselves over Redis; Celery's events are for monitors, which ask for them with -E.
 worker_send_task_events = False
+
+# Celery's remote control (`shutdown`, `add_consumer`, `revoke`) knows no signing key: whoever reaches the broker could
+# end every worker. While it is off, a worker has no control queue on RabbitMQ either.
+worker_enable_remote_control = os.environ.get("SHADHO_REMOTE_CONTROL") == "1"
 
 # The scheduler's own log is the record; a worker's should show what is wrong.
 worker_hijack_root_logger = True

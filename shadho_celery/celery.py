@@ -85,7 +85,7 @@ def _open(sender: Any, **_: object) -> None:
     sender.app.amqp.queues[name].exchange = broker.queue(name).exchange
     try:
         client = connect(conf.get("shadho_redis_url"))
-        broker.check_access(sender.app.connection_for_read(heartbeat=0, connect_timeout=3), name)
+        broker.check_access(sender.app.connection_for_read(heartbeat=0, connect_timeout=3), name, str(conf.broker_url))
         sender.app.shadho_slots = Slots(
             client,
             machine=machine,

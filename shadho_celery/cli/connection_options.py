@@ -11,9 +11,10 @@ from typing import TypeVar
 
 import click
 
+from shadho_celery.core.checks import mask
 from shadho_celery.errors import ShadhoError, UsageError
 from shadho_celery.transport.signing import KEY_FILE, Signer, read_key
-from shadho_celery.transport.urls import BROKER, DEFAULTS, REDIS, mask
+from shadho_celery.transport.urls import BROKER, DEFAULTS, REDIS
 
 F = TypeVar("F", bound=Callable[..., object])
 

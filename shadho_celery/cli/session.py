@@ -20,7 +20,7 @@ from rich.console import Console
 
 from shadho_celery.cli import connection_options, views
 from shadho_celery.core import hardware
-from shadho_celery.core.checks import as_record
+from shadho_celery.core.checks import as_record, mask
 from shadho_celery.core.settings import StudySettings
 from shadho_celery.embedded.embedded import Embedded
 from shadho_celery.errors import NoSuccessfulTrial, UsageError
@@ -129,9 +129,7 @@ class Session:
         if self._options.fleet:
             # Before the study is recorded: a server that is down should leave no empty study behind.
             client, publisher = connect(urls.url(urls.REDIS)), Publisher.configured()
-            click.echo(
-                f"fleet: broker {urls.mask(urls.url(urls.BROKER))}, Redis {urls.mask(urls.url(urls.REDIS))}", err=True
-            )
+            click.echo(f"fleet: broker {mask(urls.url(urls.BROKER))}, Redis {mask(urls.url(urls.REDIS))}", err=True)
         self._study = open_study(
             self._store,
             self._space.describe(),

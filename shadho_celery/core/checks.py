@@ -8,6 +8,7 @@ import sys
 from collections.abc import Collection, Mapping
 from numbers import Integral, Real
 from typing import Any, TypeVar, get_type_hints
+from urllib.parse import unquote
 
 import msgspec
 
@@ -21,6 +22,11 @@ _repr.maxstring = _repr.maxother = _repr.maxlong = 200
 #: levels of plain values; a record has fewer, and what lies deeper cannot fit it
 _LEVELS = 8
 
+#: beginning of a URL; that of an SQLite file, which has no password and may have any name
+_SCHEME, _FILE = re.compile(r"(?:[\w+.-]+:/+)?"), re.compile(r"sqlite[^:/]*:///")
+#: name of a password in a URL's query; one with a percent sign may be another spelling
+_SECRET = re.compile(r"[?&;][^?&;=]*(?:pass|pwd|secret|%)[^?&;=]*=", re.IGNORECASE)
+
 #: form of msgspec's messages: the problem, then the path of the field
 _WHERE = re.compile(r"(?P<what>.*?)(?: - at (?P<is_key>`key` in )?`\$(?P<path>[^`]*)`)?", re.DOTALL)
 _KEY = re.compile(r"Object (?P<how>missing required|contains unknown) field `(?P<key>.*)`", re.DOTALL)
@@ -32,6 +38,38 @@ _KINDS = {bool: "a truth value", int: "a number", float: "a number", str: "a tex
 def one_line(text: object, most: int = 200) -> str:
     """Return `text` in one line of at most so many characters."""
     return " ".join(str(text).split())[:most]
+
+
+def mask(url: str) -> str:
+    """Return a URL, or several that are joined by semicolons, without passwords.
+
+    A password may have any character. So all is hidden that may belong to one: from the first colon after the scheme to
+    the last @, and everything after ``?password=``.
+    """
+    for start, end in reversed(_passwords(url)):
+        url = f"{url[:start]}***{url[end:]}"
+    return url
+
+
+def mask_in(text: str, url: str) -> str:
+    """Return a text about a URL, such as a driver's error, without the words of its passwords."""
+    hidden = " ".join(url[start:end] for start, end in _passwords(url))
+    words = "|".join({*re.findall(r"\w+", f"{hidden} {unquote(hidden)}")})
+    return re.sub(rf"(?<!\w)(?:{words})(?!\w)", "***", text, flags=re.IGNORECASE) if words else text
+
+
+def _passwords(url: str) -> list[tuple[int, int]]:
+    """Return the places of a URL, from and to, that may belong to a password."""
+    if _FILE.match(url):
+        return []
+    scheme = _SCHEME.match(url)
+    colon = url.find(":", scheme.end() if scheme else 0)
+    at, secret = url.rfind("@"), _SECRET.search(url)
+    if secret and secret.start() < at:
+        # The @ may belong to the password in the query, or that name to a password in front of the @.
+        return [(min(colon + 1 or secret.end(), secret.end()), len(url))]
+    found = [(colon + 1, at)] if 0 <= colon < at else []
+    return [*found, (secret.end(), len(url))] if secret else found
 
 
 def short(value: object, most: int = 200) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import sqlite3
 from contextlib import closing
 from functools import partial
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import sqlalchemy as sa
 
+from shadho_celery.core.checks import mask
 from shadho_celery.errors import StoreError
 
 #: file systems on which SQLite's locks and shared memory do not work between machines
@@ -64,8 +64,9 @@ def make_engine(url: str) -> sa.Engine:
         if parsed.get_backend_name() == "sqlite" and (parsed.host or parsed.username):
             raise ValueError(parsed.host)  # sqlite://FILE
     except (sa.exc.ArgumentError, ValueError):  # ValueError: a port that is no number
-        shown = re.sub(r"^([^:]*:/*[^:]*):.*@", r"\1:***@", url)
-        raise StoreError(f"{shown!r} is no database URL; write sqlite:///FILE or postgresql://USER@HOST/NAME") from None
+        raise StoreError(
+            f"{mask(url)!r} is no database URL; write sqlite:///FILE or postgresql://USER@HOST/NAME"
+        ) from None
     if parsed.drivername == "postgresql":
         parsed = parsed.set(drivername="postgresql+psycopg")
     if parsed.drivername not in DRIVERS:

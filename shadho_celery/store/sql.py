@@ -20,7 +20,7 @@ import sqlalchemy as sa
 from msgspec.structs import asdict
 from sqlalchemy.dialects import postgresql, sqlite
 
-from shadho_celery.core.checks import one_line, short
+from shadho_celery.core.checks import mask, mask_in, one_line, short
 from shadho_celery.core.trial import Report, Trial
 from shadho_celery.errors import LockLost, StoreError, StoreOutage, StudyExists, StudyLocked, StudyNotFound
 from shadho_celery.store.base import StudyRecord
@@ -76,7 +76,7 @@ class SqlStore:
     @property
     def safe_url(self) -> str:
         """The URL without its password, for messages."""
-        return self._engine.url.render_as_string(hide_password=True)
+        return mask(self.url)
 
     def create(self, record: StudyRecord) -> None:
         """Record a new study. Raises StudyExists if the store has another one of its name."""
@@ -289,7 +289,7 @@ class SqlStore:
         except sa.exc.IntegrityError:
             raise
         except sa.exc.DBAPIError as error:
-            cause = one_line(error.orig, 1000)
+            cause = one_line(mask_in(str(error.orig), self.url), 1000)
             kind = StoreOutage if is_outage(error) else StoreError
             raise kind(f"the store {self.safe_url} cannot be used: {cause}; {remedy(cause)}") from error
 

@@ -17,13 +17,13 @@ import kombu
 import msgspec
 from kombu.exceptions import KombuError
 
-from shadho_celery.core.checks import one_line
+from shadho_celery.core.checks import mask, mask_in, one_line
 from shadho_celery.core.payload import Payload
 from shadho_celery.errors import ServiceError
 from shadho_celery.transport.celery_settings import configuration
 from shadho_celery.transport.signing import UNSIGNED, Signer
 from shadho_celery.transport.tls import is_untrusted, remedy
-from shadho_celery.transport.urls import BROKER, mask
+from shadho_celery.transport.urls import BROKER
 
 #: version of the protocol that scheduler and worker must share: the form of messages and of the channel's records
 PROTOCOL = 7
@@ -95,12 +95,14 @@ def read_message(plain: Any, headers: Any, signer: Signer = UNSIGNED) -> Payload
     return payload
 
 
-def check_access(connection: kombu.Connection, name: str) -> None:
+def check_access(connection: kombu.Connection, name: str, url: str = "") -> None:
     """Raise ServiceError if the broker refuses the connection, or refuses to let it consume the queue `name`.
 
     To be called before a worker starts: Celery connects again and again, which is right while a broker is away, but
-    hides the reason of a permanent refusal. `connection` is Celery's, not yet open; it is closed afterwards.
+    hides the reason of a permanent refusal. `connection` is Celery's, not yet open; it is closed afterwards. `url` is
+    the one that it was given, for messages.
     """
+    url = url or connection.as_uri()
     try:
         with connection:
             connection.connect()
@@ -111,10 +113,11 @@ def check_access(connection: kombu.Connection, name: str) -> None:
                 channel.basic_get(name)
     except (*connection.connection_errors, *connection.channel_errors, KombuError, OSError) as error:
         if is_untrusted(error):
-            raise _unusable(connection.as_uri(), error) from error
+            raise _unusable(url, error) from error
         if getattr(error, "code", None) in _DENIED or any(words in str(error) for words in _DENIALS):
+            cause = one_line(mask_in(str(error), url))
             raise ServiceError(
-                f"the broker at {mask(connection.as_uri())} does not let this worker serve {name} ({one_line(error)}); "
+                f"the broker at {mask(url)} does not let this worker serve {name} ({cause}); "
                 "check user and password in CELERY_BROKER_URL, and the user's permissions"
             ) from error
 
@@ -223,7 +226,7 @@ class Publisher:
 
 
 def _unusable(url: str, error: BaseException) -> ServiceError:
-    cause = one_line(error) or type(error).__name__
+    cause = one_line(mask_in(str(error), url)) or type(error).__name__
     return ServiceError(f"the broker at {mask(url)} cannot be used ({cause}); {remedy(cause, BROKER)}")
 
 

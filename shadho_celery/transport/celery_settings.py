@@ -7,10 +7,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import kombu
 from kombu.transport import TRANSPORT_ALIASES
 
+from shadho_celery.core.checks import mask
 from shadho_celery.errors import UsageError
 from shadho_celery.transport.tls import tls
+from shadho_celery.transport.urls import BROKER
 
 
 def configuration() -> dict[str, Any]:
@@ -29,6 +32,14 @@ def configuration() -> dict[str, Any]:
     # A scheme may say more after a plus: redis+socket.
     if separator and scheme.partition("+")[0] not in TRANSPORT_ALIASES:
         raise UsageError(f"CELERY_BROKER_URL begins with {scheme}://, as no broker's does; write amqp:// or redis://")
+    try:
+        kombu.Connection(settings["broker_url"])
+    except (TypeError, ValueError):
+        # Not their text, which may have a part of the password. TypeError: an option of the query is no option.
+        raise UsageError(
+            f"{BROKER} {mask(str(settings['broker_url']))} cannot be read; write amqp://USER:PASSWORD@HOST:PORT/VHOST, "
+            "with %40 for @ in the password, and so on"
+        ) from None
     # Only now is the broker known. Without these settings Celery would not verify its certificate.
     if secure := tls(settings["broker_url"]):
         settings.setdefault("broker_use_ssl", secure)

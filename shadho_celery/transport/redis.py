@@ -17,10 +17,10 @@ from redis.exceptions import NoScriptError
 from redis.retry import Retry
 
 from shadho_celery.core import hardware
-from shadho_celery.core.checks import one_line
+from shadho_celery.core.checks import mask, mask_in, one_line
 from shadho_celery.errors import ServiceError
 from shadho_celery.transport.tls import remedy, tls
-from shadho_celery.transport.urls import REDIS, mask
+from shadho_celery.transport.urls import REDIS
 
 #: With `decode_responses` every answer is text; redis-py's hints do not know which client they describe.
 Redis = Any
@@ -48,7 +48,7 @@ def connect(url: str) -> Redis:
         options |= {"decode_responses": True, "encoding_errors": "backslashreplace"}
         return redis.Redis.from_url(url, socket_timeout=10, health_check_interval=15, **options)
     except (redis.RedisError, OSError, ValueError) as error:
-        cause = one_line(error)
+        cause = one_line(mask_in(str(error), url))
         raise ServiceError(f"Redis at {mask(url)} cannot be used ({cause}); {remedy(cause, REDIS)}") from error
 
 

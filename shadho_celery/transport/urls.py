@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping
 
 BROKER = "CELERY_BROKER_URL"
@@ -14,10 +13,3 @@ DEFAULTS: Mapping[str, str] = {BROKER: "amqp://127.0.0.1", REDIS: "redis://127.0
 def url(variable: str) -> str:
     """Return the URL in the environment variable, else its default."""
     return os.environ.get(variable) or DEFAULTS[variable]
-
-
-def mask(url: str) -> str:
-    """Return the URL with its password hidden."""
-    # Hide rather too much: a password may have any character, and several URLs may be joined by semicolons.
-    url = re.sub(r"(://[^/:@;]*):[^;]*@", r"\1:***@", url)
-    return re.sub(r"([?&]password=)[^&;]*", r"\1***", url)

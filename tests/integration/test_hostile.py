@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 import redis
 from acceptance.commands import Command, Desk, desk, until
+from celery import Celery
 
 from shadho_celery.transport.channel import _TYPES
 from shadho_celery.transport.redis import connect
@@ -119,3 +123,44 @@ def test_keys_of_a_wrong_type_are_removed_and_the_study_goes_on(fleet: Fleet) ->
 def test_a_stream_to_which_nothing_can_be_added_is_begun_anew(fleet: Fleet) -> None:
     fleet.client.xadd(fleet.key("events"), {"e": "last"}, id=f"{2**64 - 1}-{2**64 - 1}")
     fleet.ended_well()
+
+
+# Celery's remote control
+
+
+@pytest.mark.parametrize("switch", ["", "1"], ids=["off", "on"])
+@pytest.mark.parametrize("broker", ["redis_url", "amqp_url"])
+def test_a_worker_obeys_celerys_remote_control_only_where_that_is_asked_for(
+    table: Desk, request: pytest.FixtureRequest, unique: Callable[[str], str], broker: str, switch: str
+) -> None:
+    url, name = request.getfixturevalue(broker), unique("cpu")
+    environment = {"CELERY_BROKER_URL": url, "SHADHO_REMOTE_CONTROL": switch}
+    worker = table.worker(name, "-c", "1", "-l", "INFO", **environment)
+    until(lambda: " ready." in worker.err or worker.code is not None, 60, table.said)
+    app = Celery("stranger", broker=url, set_as_current=False)
+    heard: list[dict[str, Any]] = []
+
+    def hear(event: dict[str, Any]) -> None:
+        heard.append(event)
+        receiver.should_stop = True
+
+    with app.connection_for_read() as connection:
+        # Flower shows workers by these.
+        receiver = app.events.Receiver(connection, handlers={"worker-heartbeat": hear})
+        with contextlib.suppress(TimeoutError):
+            receiver.capture(timeout=20, wakeup=False)
+    assert heard
+    assert heard[0]["hostname"].startswith(name)
+    asked = table.start("celery", "-b", url, "-A", "shadho_celery", "status", "--timeout", "5").wait(60)
+    assert (asked.code == 0) is bool(switch), asked.err
+    app.control.shutdown()
+    if switch:
+        until(lambda: worker.code is not None, 30, table.said)
+    else:
+        launched = table.launch("my_study", "--trials", "2", **environment)
+        assert launched.wait(60).code == 0, table.said()
+        assert worker.code is None
+        if broker == "amqp_url":
+            _, ctl = request.getfixturevalue("amqp_server")
+            queues = ctl("list_queues", "-q", "-p", urlsplit(url).path[1:] or "/", "name").split()
+            assert [queue for queue in queues if queue.startswith(name)] == [name], "and it has no control queue"

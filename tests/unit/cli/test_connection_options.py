@@ -8,9 +8,10 @@ import click
 import pytest
 
 from shadho_celery.cli.connection_options import environment, is_fleet, refusal, warn_of_password
+from shadho_celery.core.checks import mask
 from shadho_celery.errors import NoSuccessfulTrial, UsageError
 from shadho_celery.transport.signing import KEY_FILE
-from shadho_celery.transport.urls import BROKER, DEFAULTS, REDIS, mask, url
+from shadho_celery.transport.urls import BROKER, DEFAULTS, REDIS, url
 
 
 @pytest.fixture(autouse=True)
@@ -32,9 +33,18 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         ("amqp://me:sec/ret@host//", "amqp://me:***@host//"),
         ("amqp://me:sec#r?et@host//", "amqp://me:***@host//"),
         ("redis+socket:///run/redis.sock", "redis+socket:///run/redis.sock"),
-        ("redis://host/0?password=secret&db=1", "redis://host/0?password=***&db=1"),
+        ("redis://host/0?db=1", "redis://host/0?db=1"),
+        ("redis://host/0?password=secret&db=1", "redis://host/0?password=***"),
         ("unix:///run/redis.sock?db=1&password=secret", "unix:///run/redis.sock?db=1&password=***"),
-        ("amqp://a:secret@one//;amqp://b:secret@two//", "amqp://a:***@one//;amqp://b:***@two//"),
+        ("amqp://a:secret@one//;amqp://b:secret@two//", "amqp://a:***@two//"),
+        ("amqp://one:5672//;amqp://two:5672//", "amqp://one:5672//;amqp://two:5672//"),
+        (
+            "postgresql://me@host/db?sslmode=require&password=secret",
+            "postgresql://me@host/db?sslmode=require&password=***",
+        ),
+        ("postgresql://me@corp:secret@host/db", "postgresql://me@corp:***@host/db"),
+        ("me:secret@host", "me:***@host"),
+        ("sqlite:////home/a:b@c/shadho.db", "sqlite:////home/a:b@c/shadho.db"),
         ("", ""),
     ],
 )

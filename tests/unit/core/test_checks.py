@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from enum import Enum
 from fractions import Fraction
 from numbers import Real
@@ -9,9 +10,11 @@ from typing import Annotated, Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from msgspec import Meta, Struct, field
 
-from shadho_celery.core.checks import as_record, check_name, misfit_at, one_line, plain, short
+from shadho_celery.core.checks import as_record, check_name, mask, mask_in, misfit_at, one_line, plain, short
 from shadho_celery.errors import UsageError
 
 
@@ -173,3 +176,41 @@ def test_text_of_several_lines_becomes_one_that_is_cut_off() -> None:
     assert one_line("a \n  b\tc") == "a b c"
     assert one_line("abcdef", 3) == "abc"
     assert one_line(ValueError("a\nb")) == "a b"
+
+
+# Passwords
+
+#: where a password may stand, and all that may be shown of such a URL, whatever the password is
+PLACES = {
+    "redis://:PASSWORD@host:6379/0": {"redis://:***@host:6379/0", "redis://:***"},
+    "amqp://me:PASSWORD@host/vhost": {"amqp://me:***@host/vhost", "amqp://me:***"},
+    "redis://host:6379/0?password=PASSWORD": {"redis://host:6379/0?password=***", "redis://host:***"},
+    "redis://host/0?db=1&password=PASSWORD&ssl=1": {"redis://host/0?db=1&password=***"},
+    "postgresql://me@host/db?password=PASSWORD": {"postgresql://me@host/db?password=***"},
+    "unix:///run/redis.sock?password=PASSWORD": {"unix:///run/redis.sock?password=***"},
+    "amqp://a:PASSWORD@one//;amqp://b:PASSWORD@two//": {"amqp://a:***@two//", "amqp://a:***"},
+    "redis://h:1/0?password=PASSWORD;redis://h:2/0?password=PASSWORD": {"redis://h:1/0?password=***", "redis://h:***"},
+}
+PRINTABLE = "".join(map(chr, range(32, 127)))
+PASSWORDS = st.lists(
+    st.text(PRINTABLE, min_size=1, max_size=6)
+    | st.sampled_from(["@", ":", "://", ";", ";amqp://", "?password=", "&password=", "/", "#", "%40", "pass", "***"])
+).map("".join)
+
+
+@pytest.mark.parametrize("place", PLACES)
+@given(password=PASSWORDS)
+def test_what_is_shown_of_a_url_does_not_depend_on_the_characters_of_its_password(place: str, password: str) -> None:
+    assert mask(place.replace("PASSWORD", password)) in PLACES[place]
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_password_may_have_any_printable_character(place: str) -> None:
+    for character in PRINTABLE:
+        password = f"s3{character}cr3t"
+        url = place.replace("PASSWORD", password)
+        assert mask(url) in PLACES[place]
+        # A driver may have taken a part of it for the port or for the host.
+        for text in (url, f"no integer value: {password!r}", re.split(r"\W", password)[-1] + ":1 refuses"):
+            assert "cr3t" not in mask_in(text, url)
+        assert mask_in("Error 111: Connection refused.", url) == "Error 111: Connection refused."

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[3]
 
 @pytest.fixture(autouse=True)
 def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("CELERY_BROKER_URL", "SHADHO_REDIS_URL", "SHADHO_IMPORTS"):
+    for name in ("CELERY_BROKER_URL", "SHADHO_REDIS_URL", "SHADHO_IMPORTS", "SHADHO_REMOTE_CONTROL"):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -96,3 +96,22 @@ def test_a_broker_of_no_kind_that_there_is_is_refused(elsewhere: Path, monkeypat
     with pytest.raises(UsageError, match="begins with http://, as no broker's does") as refused:
         configuration()
     assert "secret" not in str(refused.value)
+
+
+def test_celerys_remote_control_which_knows_no_key_is_off_unless_the_environment_asks_for_it(
+    elsewhere: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert configuration()["worker_enable_remote_control"] is False
+    monkeypatch.setenv("SHADHO_REMOTE_CONTROL", "1")
+    assert configuration()["worker_enable_remote_control"] is True
+
+
+@pytest.mark.parametrize("place", ["amqp://me:{}@host//", "redis://:{}@host/0", "redis://host/0?password={}"])
+def test_a_broker_whose_password_spoils_its_url_is_refused_without_it(
+    elsewhere: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    for character in "/?#[;" if ":{}@" in place else "x":
+        monkeypatch.setenv("CELERY_BROKER_URL", place.format(f"s3q{character}w8x"))
+        with pytest.raises(UsageError, match="CELERY_BROKER_URL") as refused:
+            configuration()
+        assert not any(part in str(refused.value) for part in ("s3q", "w8x"))
