@@ -6,6 +6,7 @@ stops Redis and the workers and removes the socket. The state folder stays for t
 
 from __future__ import annotations
 
+import json
 import os
 import select
 import shutil
@@ -160,7 +161,7 @@ def _end(processes: Collection[subprocess.Popen[bytes]], seconds: float) -> None
 
 def main() -> None:
     """Read the plan from standard input and supervise until it ends."""
-    Supervisor(msgspec.json.decode(sys.stdin.readline(), type=Plan)).watch(sys.stdin)
+    Supervisor(msgspec.convert(json.loads(sys.stdin.readline()), Plan)).watch(sys.stdin)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from typing import Any
 from kombu.transport import TRANSPORT_ALIASES
 
 from shadho_celery.errors import UsageError
+from shadho_celery.transport import urls
 from shadho_celery.transport.tls import tls
 
 
@@ -25,6 +26,7 @@ def configuration() -> dict[str, Any]:
     own = Path("celeryconfig.py").absolute()
     if own.exists():
         settings |= _settings(own)
+    urls.check(urls.BROKER, str(settings["broker_url"]))
     scheme, separator, _ = str(settings["broker_url"]).partition("://")
     # A scheme may say more after a plus: redis+socket.
     if separator and scheme.partition("+")[0] not in TRANSPORT_ALIASES:
