@@ -191,7 +191,7 @@ class Publisher:
             if self._has_confirms:
                 channel.confirm_select()
                 channel.events["basic_ack"].add(self._on_confirm)
-        except (*self._failures(), *_MISWRITTEN) as error:
+        except self._failures() + _MISWRITTEN as error:
             raise _unusable(self._url, error) from error
 
     def _publish(self, batch: list[tuple[str, Payload]]) -> None:

@@ -68,13 +68,13 @@ class Registry(Generic[T]):
         plural, singular = ("workers", "worker") if issubclass(kind, Worker) else ("studies", "study")
         self._index, self._name = f"shadho:{plural}", f"shadho:{singular}:{{}}"
 
-    def announce(self, name: str, announcement: T) -> None:
-        """Announce `name`, for the next ANNOUNCE_SECONDS."""
+    def announce(self, name: str, announcement: T) -> bool:
+        """Announce `name`, for the next ANNOUNCE_SECONDS; return whether Redis did not know the name."""
         text = json.dumps(msgspec.to_builtins(announcement))
         with self._client.pipeline(transaction=False) as pipe:
             pipe.sadd(self._index, name)
             pipe.set(self._name.format(name), text, px=int(ANNOUNCE_SECONDS * 1000))
-            pipe.execute()
+            return bool(pipe.execute()[0] == 1)
 
     def withdraw(self, name: str) -> None:
         """Remove an announcement at once."""
