@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import math
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext, redirect_stdout
@@ -20,6 +21,7 @@ from shadho_celery.cli import connection_options
 from shadho_celery.cli.connection_options import F, refusal
 from shadho_celery.cli.session import DEFAULT_TRIALS, Options, Session
 from shadho_celery.core.checks import short
+from shadho_celery.core.hardware import CLASS_NAME
 from shadho_celery.core.settings import KEPT
 from shadho_celery.core.trial import MAX_POSITIVE
 from shadho_celery.errors import UsageError
@@ -49,7 +51,7 @@ def _workers(_: object, __: object, values: tuple[str, ...]) -> dict[str, int]:
     for part in filter(str.strip, ",".join(values).split(",")):
         name, _, count = part.strip().partition("=")
         # Python reads no number of thousands of digits.
-        if not (name and count.isdecimal() and len(count) < 10 and int(count)):
+        if not (re.match(CLASS_NAME, name) and count.isdecimal() and len(count) < 10 and int(count)):
             raise refusal(UsageError(f"--workers {short(part, 60)} is not of the form CLASS=SLOTS, such as cpu=4"))
         slots[name] = int(count)
     return slots

@@ -6,12 +6,15 @@ import warnings
 from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from msgspec import Meta, Struct
+from msgspec.structs import replace
 
+from shadho_celery.core.checks import as_record
 from shadho_celery.core.settings import StudySettings
-from shadho_celery.errors import NoSuccessfulTrial
+from shadho_celery.errors import NoSuccessfulTrial, UsageError
 from shadho_celery.executors.inline import InlineExecutor
 from shadho_celery.objective.call import Objective
 from shadho_celery.scheduler.build import DEFAULT_SETTINGS, check_settings, make_scheduler
@@ -26,6 +29,15 @@ CHECKPOINTS = Path(".shadho/checkpoints")
 
 #: samplers by the module of hyperopt's ``suggest`` function
 _HYPEROPT = {"hyperopt.tpe": "tpe", "hyperopt.rand": "random"}
+
+
+class _Names(Struct, frozen=True, kw_only=True):
+    """Arguments of `minimize` by which its study is opened, each with the description that a refusal shows."""
+
+    store: Annotated[str, Meta(description="a database URL such as sqlite:///shadho.db")]
+    study: Annotated[str | None, Meta(description="name of the study")]
+    resume: Annotated[bool, Meta(description="whether the study is continued; its name is `study`")]
+    seed: Annotated[int | None, Meta(description="a whole number from 0 to 2**63 - 1")]
 
 
 def minimize(
@@ -56,13 +68,18 @@ def minimize(
     `.best` is the one with the least loss, None without a success. Raises SpaceError for an unsuitable space,
     UsageError for invalid arguments.
     """
-    limits = Limits(trials=trials, seconds=seconds, target=target)
-    settings = StudySettings(sampler=sampler, policy=policy, shares=shares, rungs=rungs)
-    # Invalid settings are refused before a study is recorded.
+    if not callable(objective):
+        raise UsageError(f"the objective is no function but {type(objective).__name__}")
+    # Invalid arguments are refused before a study is recorded.
+    names = as_record({"store": store, "study": study, "resume": resume, "seed": seed}, _Names)
+    bounds = {"trials": trials, "seconds": seconds, "target": target}
+    settings = as_record({**bounds, "sampler": sampler, "policy": policy, "shares": shares}, StudySettings)
+    settings = replace(settings, rungs=rungs)
     check_settings(settings)
+    limits = Limits(trials=settings.trials, seconds=settings.seconds, target=settings.target)
     compiled = compile_space(space)
-    with closing(SqlStore(store)) as database:
-        search = open_study(database, compiled.describe(), name=study, resume=resume, seed=seed)
+    with closing(SqlStore(names.store)) as database:
+        search = open_study(database, compiled.describe(), name=names.study, resume=names.resume, seed=names.seed)
         executor = InlineExecutor(objective, compiled.evaluate, checkpoints=CHECKPOINTS / search.record.key)
         with closing(search):
             make_scheduler(compiled, search, executor, limits, settings).run()

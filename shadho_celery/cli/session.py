@@ -46,7 +46,7 @@ PLAIN_WIDTH = 120
 #: exit codes of a run that was stopped at once, as shells have them: 128 and the signal's number
 STOPPED = {signal.SIGINT: 130, signal.SIGTERM: 143}
 
-#: seconds after which an expected class without a live worker is warned of
+#: seconds after which a missing worker is warned of; longer than one takes to announce itself again
 MISSING_SECONDS = 10.0
 
 
@@ -198,14 +198,13 @@ class Session:
         """Turn the loop to its end under a view; return the exit code."""
         is_terminal = self._console.is_terminal
         view = views.LiveView(self._scheduler, self._console) if is_terminal else views.PlainView(self._scheduler)
-        searching_since = time.monotonic()
 
         def on_turn() -> None:
             self._handle_signals(view.note)
             if self._embedded is not None:
                 self._embedded.raise_if_dead()
             self._slots |= {c.name: max(c.slots, self._slots.get(c.name, 0)) for c in self._scheduler.classes}
-            for warning in self._warnings(time.monotonic() - searching_since):
+            for warning in self._warnings():
                 if warning not in self._warned:
                     self._warned.add(warning)
                     view.note(warning)
@@ -244,13 +243,14 @@ class Session:
         if self._study.best is None:
             click.echo(str(NoSuccessfulTrial()) if self._study.counted else "No trial has ended.", err=True)
 
-    def _warnings(self, seconds: float) -> Iterator[str]:
-        """Yield the present warnings, after so many seconds of searching: of servers, classes and workers."""
+    def _warnings(self) -> Iterator[str]:
+        """Yield the present warnings: of servers, classes and workers."""
         for trouble in (self._study.trouble, self._executor.trouble):
             if trouble is not None:
                 yield f"Warning: {trouble}; trying again"
         yield from self._executor.notices()
-        if seconds < MISSING_SECONDS:
+        # Workers announce themselves again after an outage, or once Redis has lost its data.
+        if self._executor.known_for < MISSING_SECONDS:
             return
         live, module, fingerprint = self._executor.workers, self._file.module, Signer.configured().fingerprint
         if (trouble := unable(live, module, fingerprint, refused=self._executor.unsigned)) is not None:

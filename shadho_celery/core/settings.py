@@ -8,6 +8,7 @@ from typing import Annotated, Any
 from msgspec import Meta, Struct
 
 from shadho_celery.core.checks import description, misfit_at
+from shadho_celery.core.hardware import CLASS_NAME
 from shadho_celery.core.trial import Count, Finite, Positive
 
 #: width of a trial: a number, a key of the objective's values, or a function of those
@@ -34,7 +35,11 @@ class StudySettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         Any, Meta(description="seconds by subspace, or a function of params; only their proportions matter")
     ] = None
     classes: Annotated[
-        tuple[_Name, ...], Meta(description="compute classes the study expects, the strongest first")
+        tuple[Annotated[str, Meta(pattern=CLASS_NAME)], ...],
+        Meta(
+            description="compute classes the study expects, the strongest first: a list of names of up to 60 "
+            "characters, without commas and slashes"
+        ),
     ] = ()
     cores: Annotated[Count, Meta(description="cores that one trial uses")] = 1
     slots: Annotated[

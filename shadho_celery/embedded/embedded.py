@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import json
 import os
 import re
 import shutil
@@ -28,6 +29,9 @@ from shadho_celery.transport.registry import Registry, Worker
 
 #: longest path of a unix socket, with a margin
 MAX_SOCKET_PATH = 90
+
+#: paths without a character that an URL escapes, or that ends it
+_PLAIN = re.compile(r"[A-Za-z0-9_./-]*")
 
 #: seconds for Redis to answer
 START_SECONDS = 15.0
@@ -114,7 +118,8 @@ class Embedded:
                 start_new_session=True,
             )
         assert supervisor.stdin is not None
-        supervisor.stdin.write(msgspec.json.encode(self._plan) + b"\n")
+        # Not by msgspec: a path that is no text in the locale's encoding has surrogates, which json escapes.
+        supervisor.stdin.write(json.dumps(msgspec.to_builtins(self._plan)).encode() + b"\n")
         supervisor.stdin.flush()
         return supervisor
 
@@ -185,6 +190,7 @@ def _last_words(log: Path) -> str:
 
 
 def _socket_path(directory: Path) -> str:
+    """Return a path that a socket can have, and that means the same in the URLs of every library."""
     path = directory / "redis.sock"
-    fits = len(str(path)) <= MAX_SOCKET_PATH
+    fits = len(str(path)) <= MAX_SOCKET_PATH and _PLAIN.fullmatch(str(path))
     return str(path if fits else Path(tempfile.mkdtemp(prefix="shadho-")) / path.name)

@@ -6,6 +6,7 @@ stops Redis and the workers and removes the socket. The state folder stays for t
 
 from __future__ import annotations
 
+import json
 import os
 import select
 import shutil
@@ -206,7 +207,7 @@ def main() -> None:
     """Read the plan from standard input and supervise until it ends."""
     if sys.platform != "linux":
         _fork_watcher()
-    Supervisor(msgspec.json.decode(sys.stdin.readline(), type=Plan)).watch(sys.stdin)
+    Supervisor(msgspec.convert(json.loads(sys.stdin.readline()), Plan)).watch(sys.stdin)
 
 
 if __name__ == "__main__":

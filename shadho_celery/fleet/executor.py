@@ -97,6 +97,11 @@ class QueueExecutor:
         """The announcements of all live workers, also of those that cannot run this study, as of the last `poll`."""
         return self._workers.announced
 
+    @property
+    def known_for(self) -> float:
+        """The seconds for which `workers` have been all live workers: since the start, an outage or a loss of data."""
+        return self._workers.known_for(self._clock.now())
+
     def notices(self) -> Sequence[str]:
         """Return warnings about workers and messages for the operator."""
         found = [*self._breaker.notices, *self._gangs.notices]

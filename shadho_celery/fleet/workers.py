@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from shadho_celery.core.hardware import ComputeClass, uses_gpus
 from shadho_celery.fleet.in_flight import Sent
 from shadho_celery.transport.redis import Redis
-from shadho_celery.transport.registry import Registry, StudyWants, Worker, able
+from shadho_celery.transport.registry import ANNOUNCE_SECONDS, Registry, StudyWants, Worker, able
 from shadho_celery.transport.signing import UNSIGNED, Signer
 
 
@@ -39,6 +39,8 @@ class Workers:
         #: by class, the moment since which it has had a free slot, and at which it was last seen
         self._free_since: dict[str, float] = {}
         self._seen_at: dict[str, float] = {}
+        #: moment of the last complete look, and the moment since which none has failed and Redis has lost nothing
+        self._looked_at = self._known_since = -math.inf
 
     def look(self, now: float, sent: Iterable[Sent], quarantined: set[str]) -> None:
         """Update the live workers, and announce the slots that this study wants, with `sent` in flight."""
@@ -69,7 +71,15 @@ class Workers:
                 self._free_since.setdefault(name, now)
             else:
                 self._free_since.pop(name, None)
-        self._studies.announce(self._study, StudyWants(weight=self._weight, wants=wants))
+        # Redis forgets this announcement only with those of the workers, which take a moment to come again.
+        is_new = self._studies.announce(self._study, StudyWants(weight=self._weight, wants=wants))
+        if is_new or self._is_late(now):
+            self._known_since = now
+        self._looked_at = now
+
+    def known_for(self, now: float) -> float:
+        """Return the seconds for which every live worker could announce itself; 0 while Redis cannot be used."""
+        return 0.0 if self._is_late(now) else now - self._known_since
 
     @property
     def refused(self) -> int:
@@ -88,6 +98,10 @@ class Workers:
     def had_free_slot(self, compute_class: str, at: float, now: float, seconds: float) -> bool:
         """Return whether a class has had a free slot for so many seconds since the moment `at`."""
         return now - max(at, self._free_since.get(compute_class, now)) > seconds
+
+    def _is_late(self, now: float) -> bool:
+        """Return whether looks have failed for so long that announcements of live workers may have run out."""
+        return now - self._looked_at > ANNOUNCE_SECONDS / 2
 
     def _class(
         self, name: str, workers: Sequence[Worker], in_flight: Sequence[Sent], others: Sequence[tuple[float, float]]

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from shadho_celery.core.checks import short
 from shadho_celery.core.clock import Clock, SystemClock
 from shadho_celery.core.trial import Trial
 from shadho_celery.errors import ShadhoError, SpaceChanged, StoreError, StudyNotFound, UsageError
@@ -17,6 +18,9 @@ from shadho_celery.store.base import StudyRecord
 from shadho_celery.store.lock import holder_name
 from shadho_celery.store.sql import SqlStore
 from shadho_celery.study.study import RENEW_SECONDS, Study
+
+#: most bytes of a study's name: those of a folder's name are 255
+MAX_NAME = 200
 
 
 def open_study(
@@ -39,6 +43,8 @@ def open_study(
     Raises StudyExists, StudyNotFound, StudyLocked, SpaceChanged, UsageError (another seed) or StoreError.
     """
     clock = clock or SystemClock()
+    if name is not None:
+        _check_name(name)
     if resume:
         record = store.find(name) if name else store.latest(module)
         _compare(record, space, module, seed)
@@ -81,16 +87,21 @@ def _new_record(space: Mapping[str, str], module: str, name: str | None, seed: i
     if seed is None:
         seed = int(np.random.SeedSequence().generate_state(1)[0])
     if not 0 <= seed < 2**63:
-        raise UsageError(f"a seed is a whole number from 0 to 2**63 - 1, not {seed:.6g}")
+        raise UsageError(f"a seed is a whole number from 0 to 2**63 - 1, not {short(seed, 60)}")
     if name is None:
         moment = np.datetime64(int(clock.wall()), "s").item()
         # Two studies of one module may begin within a second.
         name = f"{module or 'study'}-{moment:%Y%m%d-%H%M%S}-{key[:4]}"
-    if not name.strip() or len(name) > 200 or any(ord(char) < 32 or char in "/\\" for char in name) or name[0] == ".":
-        raise UsageError(
-            f"{name[:60]!r} cannot name a study; use up to 200 characters without slashes or a leading dot"
-        )
     return StudyRecord(key=key, name=name, module=module, seed=seed, space=dict(space), created_at=clock.wall())
+
+
+def _check_name(name: str) -> None:
+    """Raise UsageError for a name that no folder or database can have."""
+    is_odd = any(ord(char) < 32 or char in "/\\" or 0xD800 <= ord(char) < 0xE000 for char in name)
+    if is_odd or not name.strip() or name[0] == "." or len(name.encode()) > MAX_NAME:
+        raise UsageError(
+            f"{name[:60]!a} cannot name a study; use up to {MAX_NAME} bytes of UTF-8 without slashes or a leading dot"
+        )
 
 
 def _compare(record: StudyRecord, space: Mapping[str, str], module: str, seed: int | None) -> None:

@@ -38,6 +38,9 @@ BROKER_SECONDS = 6.0
 _DENIED = (403, 530)
 _DENIALS = ("WRONGPASS", "NOPERM", "NOAUTH", "invalid username-password", "Authentication required", "no permissions")
 
+#: errors of a URL that its transport cannot use
+_MISWRITTEN = (ValueError, TypeError, ImportError)
+
 #: messages in one batch (Redis), and most messages without the broker's confirm (RabbitMQ)
 BATCH = 500
 
@@ -111,8 +114,8 @@ def check_access(connection: kombu.Connection, name: str, url: str = "") -> None
             if connection.transport.driver_type == "amqp":
                 # Needs the same permission as consuming. A message that it gets goes back when the channel closes.
                 channel.basic_get(name)
-    except (*connection.connection_errors, *connection.channel_errors, KombuError, OSError) as error:
-        if is_untrusted(error):
+    except (*connection.connection_errors, *connection.channel_errors, KombuError, OSError, *_MISWRITTEN) as error:
+        if is_untrusted(error) or isinstance(error, _MISWRITTEN):
             raise _unusable(url, error) from error
         if getattr(error, "code", None) in _DENIED or any(words in str(error) for words in _DENIALS):
             cause = one_line(mask_in(str(error), url))
@@ -191,7 +194,7 @@ class Publisher:
             if self._has_confirms:
                 channel.confirm_select()
                 channel.events["basic_ack"].add(self._on_confirm)
-        except self._failures() as error:
+        except self._failures() + _MISWRITTEN as error:
             raise _unusable(self._url, error) from error
 
     def _publish(self, batch: list[tuple[str, Payload]]) -> None:

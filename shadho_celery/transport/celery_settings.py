@@ -12,8 +12,8 @@ from kombu.transport import TRANSPORT_ALIASES
 
 from shadho_celery.core.checks import mask
 from shadho_celery.errors import UsageError
+from shadho_celery.transport import urls
 from shadho_celery.transport.tls import tls
-from shadho_celery.transport.urls import BROKER
 
 
 def configuration() -> dict[str, Any]:
@@ -28,6 +28,7 @@ def configuration() -> dict[str, Any]:
     own = Path("celeryconfig.py").absolute()
     if own.exists():
         settings |= _settings(own)
+    urls.check(urls.BROKER, str(settings["broker_url"]))
     scheme, separator, _ = str(settings["broker_url"]).partition("://")
     # A scheme may say more after a plus: redis+socket.
     if separator and scheme.partition("+")[0] not in TRANSPORT_ALIASES:
@@ -37,7 +38,7 @@ def configuration() -> dict[str, Any]:
     except (TypeError, ValueError):
         # Not their text, which may have a part of the password. TypeError: an option of the query is no option.
         raise UsageError(
-            f"{BROKER} {mask(str(settings['broker_url']))} cannot be read; write amqp://USER:PASSWORD@HOST:PORT/VHOST, "
+            f"{urls.BROKER} {mask(str(settings['broker_url']))} cannot be read; write amqp://USER:PASSWORD@HOST:PORT/VHOST, "
             "with %40 for @ in the password, and so on"
         ) from None
     # Only now is the broker known. Without these settings Celery would not verify its certificate.

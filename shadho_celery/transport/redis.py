@@ -28,6 +28,9 @@ Redis = Any
 #: seconds to wait for a connection to Redis
 CONNECT_SECONDS = 3.0
 
+#: version of the oldest Redis that has all commands that are used here
+OLDEST = (6, 2)
+
 _SCRIPTS = Path(__file__).parent / "lua"
 _INCLUDE = re.compile(r"^-- include (\w+)\n", re.MULTILINE)
 _KEYS = re.compile(r"^-- KEYS .*$", re.MULTILINE)
@@ -38,18 +41,37 @@ _PASSING = ("OOM", "MISCONF", "LOADING", "READONLY", "MASTERDOWN", "NOREPLICAS",
 
 def connect(url: str) -> Redis:
     """Return a client of the Redis at `url`, tested. Raises ServiceError if the server does not answer."""
-    options = {"socket_connect_timeout": CONNECT_SECONDS, **tls(url)}
     try:
+        options = {"socket_connect_timeout": CONNECT_SECONDS, "decode_responses": True, **tls(url)}
         # Less patient than later: a person waits for the answer.
         with redis.Redis.from_url(url, socket_timeout=CONNECT_SECONDS, retry=Retry(NoBackoff(), 1), **options) as first:
-            first.ping()
+            _check_server(first)
         # No command takes long; a connection that died in silence should not be waited for.
         # Anybody may have written bytes that are no text: they are read with escapes, and refused where they are used.
-        options |= {"decode_responses": True, "encoding_errors": "backslashreplace"}
+        options |= {"encoding_errors": "backslashreplace"}
         return redis.Redis.from_url(url, socket_timeout=10, health_check_interval=15, **options)
-    except (redis.RedisError, OSError, ValueError) as error:
+    # The last two: redis-py cannot read the URL, or does not know an option in it.
+    except (redis.RedisError, OSError, ValueError, TypeError) as error:
         cause = one_line(mask_in(str(error), url))
         raise ServiceError(f"Redis at {mask(url)} cannot be used ({cause}); {remedy(cause, REDIS)}") from error
+
+
+def _check_server(client: Redis) -> None:
+    """Raise RedisError unless we can use the server: by HELLO, a command that no ACL forbids."""
+    try:
+        answer = client.execute_command("HELLO")
+    except redis.ResponseError as error:
+        if "unknown command" not in str(error):
+            raise
+        answer = {"version": "before 6.0"}
+    facts = answer if isinstance(answer, dict) else dict(zip(answer[::2], answer[1::2], strict=True))
+    version = str(facts["version"])
+    found = re.match(r"(\d+)\.(\d+)", version)
+    if found is None or tuple(map(int, found.groups())) < OLDEST:
+        oldest = ".".join(map(str, OLDEST))
+        raise redis.RedisError(f"its version is {version}; Redis {oldest} or Valkey is needed")
+    if facts.get("mode") == "cluster":
+        raise redis.RedisError("it is a Redis Cluster, which is not supported; use one of a single node")
 
 
 def keys(study: str, *names: str) -> list[str]:

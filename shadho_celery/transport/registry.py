@@ -79,14 +79,14 @@ class Registry(Generic[T]):
         #: by name, the latest text and what it says: most announcements are those of before
         self._known: dict[str, tuple[str, T | None]] = {}
 
-    def announce(self, name: str, announcement: T) -> None:
-        """Announce `name`, for the next ANNOUNCE_SECONDS."""
+    def announce(self, name: str, announcement: T) -> bool:
+        """Announce `name`, for the next ANNOUNCE_SECONDS; return whether Redis did not know the name."""
         key = self._name.format(name)
         text = self._signer.seal(key, json.dumps(msgspec.to_builtins(announcement)))
         with self._client.pipeline(transaction=False) as pipe:
             pipe.sadd(self._index, name)
             pipe.set(key, text, px=int(ANNOUNCE_SECONDS * 1000))
-            pipe.execute()
+            return bool(pipe.execute()[0] == 1)
 
     def withdraw(self, name: str) -> None:
         """Remove an announcement at once."""

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from urllib.parse import urlsplit
+
+from shadho_celery.core.checks import mask
+from shadho_celery.errors import UsageError
 
 BROKER = "CELERY_BROKER_URL"
 REDIS = "SHADHO_REDIS_URL"
@@ -13,3 +17,20 @@ DEFAULTS: Mapping[str, str] = {BROKER: "amqp://127.0.0.1", REDIS: "redis://127.0
 def url(variable: str) -> str:
     """Return the URL in the environment variable, else its default."""
     return os.environ.get(variable) or DEFAULTS[variable]
+
+
+def check(variable: str, url: str) -> None:
+    """Raise UsageError unless a URL, or each of several that are joined by semicolons, can be split into its parts.
+
+    Python's own message is left out: it shows what it takes for a port, which may be a part of the password.
+    """
+    for part in url.split(";"):
+        try:
+            is_url = bool(part.strip()) and urlsplit(part if "://" in part else f"//{part}").port is not False
+        except ValueError:
+            is_url = False
+        if not is_url:
+            raise UsageError(
+                f"{variable} is no URL: {mask(url)!r}; write it as amqp://USER:PASSWORD@HOST:PORT, with a port from 0 "
+                "to 65535, square brackets around an IPv6 address, and %23, %2F, %3B, %3F for # / ; ? in a password"
+            )

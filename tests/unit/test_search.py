@@ -18,7 +18,7 @@ import shadho_celery
 from shadho_celery.core.clock import ManualClock
 from shadho_celery.core.settings import StudySettings
 from shadho_celery.core.trial import TrialState
-from shadho_celery.errors import NoSuccessfulTrial, SpaceError, StudyExists, StudyNotFound, UsageError
+from shadho_celery.errors import NoSuccessfulTrial, SpaceError, StoreError, StudyExists, StudyNotFound, UsageError
 from shadho_celery.executors.inline import InlineExecutor
 from shadho_celery.objective.context import Context
 from shadho_celery.placement.policies import POLICIES, CostPolicy
@@ -239,7 +239,7 @@ def test_a_cost_that_makes_no_sense_is_refused() -> None:
     ("options", "about"),
     [
         ({}, "--trials"),
-        ({"trials": 0}, "--trials"),
+        ({"trials": 0}, "trials: 0"),
         ({"trials": 1, "sampler": "oracle"}, "oracle"),
         ({"trials": 1, "policy": "best"}, "best.*cost, paper, fifo"),
         ({"trials": 1, "shares": "fair"}, "fair.*uniform, promise"),
@@ -250,6 +250,44 @@ def test_a_cost_that_makes_no_sense_is_refused() -> None:
 def test_arguments_that_make_no_sense_are_refused(options: dict[str, Any], about: str) -> None:
     with pytest.raises(UsageError, match=about):
         shadho_celery.minimize(x_squared, SPACE, **options)
+
+
+@pytest.mark.parametrize(
+    "name", ["trials", "seconds", "target", "seed", "store", "study", "resume", "sampler", "rungs"]
+)
+@pytest.mark.parametrize("value", [True, 2.5, "3", math.nan, 10**400, None, [3], b"3", object()])
+def test_an_argument_of_another_kind_is_refused_in_one_line_that_names_it(name: str, value: Any) -> None:
+    """The exceptions are those that fit, of course."""
+    fitting = {"seconds": [2.5], "target": [2.5], "resume": [True], "study": ["3"]}
+    nothing = ("seed", "target", "seconds", "study", "rungs")
+    if value in fitting.get(name, ()) or (value is None and name in nothing):
+        return
+    with pytest.raises((UsageError, StoreError)) as refused:
+        shadho_celery.minimize(x_squared, SPACE, **{"trials": 1, name: value})
+    assert "\n" not in str(refused.value)
+    assert len(str(refused.value)) < 300
+
+
+def test_an_objective_that_cannot_be_called_is_refused() -> None:
+    with pytest.raises(UsageError, match="no function but str"):
+        shadho_celery.minimize("objective", SPACE, trials=1)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["a#b", "a?b", "a%25b", "имя", "a;b", "x" * 200])
+def test_a_study_may_have_any_name_that_a_folder_may_have(name: str) -> None:
+    study = shadho_celery.minimize(x_squared, SPACE, trials=1, store="sqlite:///s.db", study=name)
+    assert study.name == name
+
+
+@pytest.mark.parametrize("name", ["\ud800x", "\udcff", "д" * 101, "a/b", ".a", "", "a\nb"])
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_name_that_no_folder_can_have_is_refused_in_one_line_that_any_terminal_can_print(
+    name: str, resume: bool
+) -> None:
+    with pytest.raises(UsageError, match="cannot name a study") as refused:
+        shadho_celery.minimize(x_squared, SPACE, trials=1, study=name, resume=resume)
+    assert str(refused.value).isascii()
+    assert "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize("bad", [{"sampler": "oracle"}, {"sampler": ["tpe"]}, {"policy": "best"}, {"shares": "fair"}])

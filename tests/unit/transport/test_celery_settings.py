@@ -115,3 +115,36 @@ def test_a_broker_whose_password_spoils_its_url_is_refused_without_it(
         with pytest.raises(UsageError, match="CELERY_BROKER_URL") as refused:
             configuration()
         assert not any(part in str(refused.value) for part in ("s3q", "w8x"))
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "amqp://127.0.0.1:abc",
+        "amqp://me:secret@127.0.0.1:99999",
+        "redis://127.0.0.1:-1/0",
+        "amqp://[::1",
+        "amqps://[::1",
+        ";",
+        "amqp://127.0.0.1;",
+        "amqp://127.0.0.1;amqp://127.0.0.2:abc",
+        "amqp://me:secret#1@127.0.0.1",
+        "amqp://me:secret/1@127.0.0.1",
+    ],
+)
+def test_a_broker_url_that_cannot_be_read_is_refused_in_one_line_without_its_password(
+    url: str, elsewhere: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CELERY_BROKER_URL", url)
+    with pytest.raises(UsageError, match=r"CELERY_BROKER_URL is no URL: .*HOST:PORT") as refused:
+        configuration()
+    assert "\n" not in str(refused.value)
+    assert "secret" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "url", ["amqp://", "127.0.0.1", "amqp://[::1]:5672//", "amqp://a:1;amqp://b", "redis+socket:///a/b.sock"]
+)
+def test_a_broker_url_that_kombu_can_read_is_taken(url: str, elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CELERY_BROKER_URL", url)
+    assert configuration()["broker_url"] == url

@@ -1,0 +1,44 @@
+"""What a session warns of, and when."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from shadho_celery.cli.session import MISSING_SECONDS, Session
+from shadho_celery.core.settings import StudySettings
+from shadho_celery.errors import ServiceError
+from shadho_celery.node.heartbeat import ANNOUNCE_EVERY
+from shadho_celery.transport.signing import KEY_FILE
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(KEY_FILE, raising=False)
+
+
+def warnings(known_for: float, trouble: ServiceError | None = None) -> list[str]:
+    """Return the warnings where no worker is announced, known for so many seconds."""
+    executor = SimpleNamespace(known_for=known_for, trouble=trouble, notices=list, workers={})
+    session: Any = SimpleNamespace(
+        _executor=executor,
+        _file=SimpleNamespace(module="m"),
+        _widest=1,
+        _settings=StudySettings(classes=("cpu",)),
+    )
+    return list(Session._warnings(session))
+
+
+def test_missing_workers_are_warned_of_once_they_have_had_the_time_to_announce_themselves() -> None:
+    assert MISSING_SECONDS > ANNOUNCE_EVERY
+    assert warnings(MISSING_SECONDS - 0.1) == []
+    none, cpu = warnings(MISSING_SECONDS)
+    assert "no worker is live" in none
+    assert "no worker serves the queue cpu" in cpu
+
+
+def test_an_outage_is_warned_of_as_what_it_is_and_not_as_missing_workers() -> None:
+    [warning] = warnings(0.0, ServiceError("Redis is full"))
+    assert warning == "Warning: Redis is full; trying again"

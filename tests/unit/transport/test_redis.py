@@ -1,0 +1,98 @@
+"""A Redis that cannot be used is refused at the connection, in one line with the cause."""
+
+from __future__ import annotations
+
+import socketserver
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from shadho_celery.errors import ServiceError
+from shadho_celery.transport.redis import OLDEST, connect
+
+
+class _Server(socketserver.ThreadingTCPServer):
+    """Speaks RESP2, as a Redis of the version `version` and in the mode `mode`."""
+
+    daemon_threads = True
+    version = ""
+    mode = "standalone"
+    #: commands that came
+    heard: list[bytes]
+
+
+class _Handler(socketserver.StreamRequestHandler):
+    def handle(self) -> None:
+        while line := self.rfile.readline():
+            words = []
+            for _ in range(int(line[1:])):
+                size = int(self.rfile.readline()[1:])
+                words.append(self.rfile.read(size + 2)[:-2])
+            self.wfile.write(self._answer(words).encode())
+
+    def _answer(self, words: list[bytes]) -> str:
+        server = self.server
+        assert isinstance(server, _Server)
+        server.heard.append(words[0].upper())
+        if words[0].upper() != b"HELLO":
+            return "+PONG\r\n" if words[0].upper() == b"PING" else "+OK\r\n"
+        if server.version.startswith(("2.", "5.")):
+            return "-ERR unknown command `HELLO`, with args beginning with:\r\n"
+        proto = words[1].decode() if len(words) > 1 else "2"
+        facts = {"server": "redis", "version": server.version, "mode": server.mode}
+        head = f"%{len(facts) + 1}" if proto == "3" else f"*{2 * len(facts) + 2}"
+        texts = "".join(f"${len(each)}\r\n{each}\r\n" for pair in facts.items() for each in pair)
+        return f"{head}\r\n{texts}$5\r\nproto\r\n:{proto}\r\n"
+
+
+@contextmanager
+def played(version: str, mode: str = "standalone") -> Iterator[_Server]:
+    with _Server(("127.0.0.1", 0), _Handler) as server:
+        server.version, server.mode, server.heard = version, mode, []
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        yield server
+        server.shutdown()
+
+
+def url(server: _Server) -> str:
+    return f"redis://127.0.0.1:{server.server_address[1]}/0"
+
+
+@pytest.mark.parametrize("version", ["2.8.17", "5.0.14", "6.0.0", "6.0.16"])
+def test_a_redis_that_lacks_our_commands_is_refused_naming_the_version_that_is_needed(version: str) -> None:
+    with played(version) as server, pytest.raises(ServiceError, match=r"version is .*; Redis 6\.2") as refused:
+        connect(url(server))
+    assert "\n" not in str(refused.value)
+
+
+def test_a_redis_cluster_is_refused_as_what_it_is() -> None:
+    with played("7.2.4", "cluster") as server, pytest.raises(ServiceError, match=r"Redis Cluster.*not supported"):
+        connect(url(server))
+
+
+@pytest.mark.parametrize("version", [".".join(map(str, OLDEST)), "6.2.14", "7.0.15", "8.0.1", "10.1.0"])
+def test_a_redis_of_our_commands_is_taken(version: str) -> None:
+    with played(version) as server, connect(url(server)) as client:
+        assert server.heard.count(b"PING") == 0
+        assert client.ping()
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://127.0.0.1:abc",
+        "redis://127.0.0.1:99999",
+        "redis://[::1",
+        "rediss://[::1",
+        ";",
+        "http://x",
+        "redis://127.0.0.1?nosuch=1",
+        "redis://127.0.0.1?socket_timeout=abc",
+    ],
+)
+def test_a_redis_url_that_cannot_be_read_is_refused_in_one_line(url: str) -> None:
+    with pytest.raises(ServiceError, match="check SHADHO_REDIS_URL") as refused:
+        connect(url)
+    assert "\n" not in str(refused.value)
