@@ -22,7 +22,7 @@ COLUMNS = [str.__str__(c.name) for c in trials.columns if c.name != "study"]
 _TEXTS = ("error", "host", "warning")
 _JSON = ("params", "metrics", "live")
 #: columns that a search does not need of finished trials; most bytes of a row are in them
-_AT_LENGTH = ("metrics", "error", "warning")
+_AT_LENGTH = ("metrics", "error")
 #: stored fields of a live attempt
 _OF_ATTEMPT = ("attempt", "state", "compute_class", "host", "started_at")
 _NO_OUTCOME = Outcome(state=TrialState.WAITING)
@@ -73,7 +73,7 @@ class Reader:
 
 #: reads whole trials
 FULL = Reader(COLUMNS)
-#: reads unfinished trials, and finished ones without metrics, error and warning
+#: reads unfinished trials, and finished ones without metrics and error
 BRIEF = Reader([name for name in COLUMNS if name not in _AT_LENGTH])
 
 
