@@ -43,6 +43,8 @@ _COLUMNS = np.dtype([(name, f"<{kind}") for name, kind in _TYPES.items()])
 _SUBSPACE = [*_TYPES].index("subspace")
 _STATES = tuple(TrialState)
 _PLACES = {state: place for place, state in enumerate(_STATES)}
+#: a merit that every trial exceeds
+_NONE = (math.inf, math.inf)
 _Table = NDArray[np.void]
 
 
@@ -136,7 +138,7 @@ class FinishedTrials:
             trial.number,
             -1 if trial.origin is None else trial.origin,
             trial.finished_at or 0.0,
-            math.nan if trial.loss is None else trial.loss,
+            math.nan if outcome.loss is None else outcome.loss,
             math.nan if outcome.seconds is None else outcome.seconds,
             math.nan if trial.budget is None else trial.budget,
             -1 if outcome.memory is None else outcome.memory,
@@ -151,9 +153,11 @@ class FinishedTrials:
         self.lost += trial.lost
         self._counts.add(trial)
         self._counts.add_placed(trial)
-        if trial.state is TrialState.COMPLETE and trial.loss is not None:
-            self._best = trial if self._best is None else min(self._best, trial, key=merit)
-            self._merits[trial.subspace] = min(self._merits.get(trial.subspace, merit(trial)), merit(trial))
+        has_loss = trial.state is TrialState.COMPLETE and outcome.loss is not None
+        if has_loss and (mine := merit(trial)) < self._merits.get(trial.subspace, _NONE):
+            self._merits[trial.subspace] = mine
+            if self._best is None or mine < merit(self._best):
+                self._best = trial
 
     def settle(self) -> None:
         """Let go of the trials: the store has them."""
