@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import sys
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from rich.console import Console, Group
@@ -20,7 +20,6 @@ from shadho_celery.core.trial import Params, Trial, TrialState
 from shadho_celery.scheduler.scheduler import Scheduler
 from shadho_celery.space.compile import Space
 from shadho_celery.study.study import Study
-from shadho_celery.study.trials import merit
 
 #: rows of the table of the best trials
 BEST = 5
@@ -151,14 +150,13 @@ def summary(study: Study, space: Space, console: Console, resume_command: str, r
 
     `refused` is the number of results that were refused: late ones, and those of other params.
     """
-    complete = sorted((t for t in study.trials if t.state is _S.COMPLETE), key=lambda t: (merit(t), t.number))
-    if complete:
-        console.print(best_table(complete[:BEST], space))
+    if best := study.trials.best_few(BEST):
+        console.print(best_table(best, space))
     if len(study.subspaces) > 1 and len(study.compute_classes) > 1:
         console.print(placement_table(study))
-    failed = _different(reversed(study.trials), lambda t: headline(t.error) if t.state is _S.FAILED and t.error else "")
+    failed = _different(study.trials.of_state(_S.FAILED), lambda trial: headline(trial.error) if trial.error else "")
     lines = [f"trial {trial.number} failed: {error[:300]}" for error, trial in failed.items()]
-    warned = _different(study.trials, lambda trial: (trial.outcome and trial.outcome.warning) or "")
+    warned = _different(study.trials.warned(), lambda trial: (trial.outcome and trial.outcome.warning) or "")
     lines += [f"trial {trial.number}: {one_line(warning, 300)}" for warning, trial in warned.items()]
     lines += _faults(study, refused)
     counts = f"{study.count(_S.COMPLETE)} complete, {study.count(_S.FAILED)} failed"
@@ -185,10 +183,7 @@ def best_table(trials: Sequence[Trial], space: Space) -> Table:
 
 def placement_table(study: Study) -> Table:
     """Return the number and the median seconds of the complete trials, by subspace and class."""
-    seconds: dict[tuple[str, str], list[float]] = defaultdict(list)
-    for trial in study.trials:
-        if trial.state is _S.COMPLETE and trial.compute_class is not None and trial.seconds is not None:
-            seconds[trial.subspace, trial.compute_class].append(trial.seconds)
+    seconds = study.trials.seconds()
     classes = sorted({compute_class for _, compute_class in seconds})
     subspaces = list(dict.fromkeys(subspace for subspace, _ in seconds))
     table = Table("trials x median seconds", *map(right, [*classes, "best loss"]))
@@ -212,10 +207,9 @@ def _different(trials: Iterable[Trial], message: Callable[[Trial], str]) -> dict
 
 def _faults(study: Study, refused: int) -> list[str]:
     """Return a line for each count of lost attempts, copies, refused results and waiting trials above 0."""
-    lost = sum(trial.lost for trial in study)
     waiting = study.count(_S.WAITING)
     counts = {
-        f"attempts lost with their workers, and run again: {lost}": lost,
+        f"attempts lost with their workers, and run again: {study.lost}": study.lost,
         f"late trials copied to an idle slot: {study.copied}; ended by the copy: {study.rescued}": study.copied,
         f"results refused, late or of other params; each trial counts once: {refused}": refused,
         f"trials that wait to be run by --resume: {waiting}": waiting,

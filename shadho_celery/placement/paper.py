@@ -239,7 +239,7 @@ class PaperPolicy:
             self._classes = tuple(names)
             self._rank()
 
-    def tell(self, *trials: Trial) -> None:
+    def tell(self, *trials: Trial, following: Mapping[str, int] | None = None) -> None:
         # One subspace needs no rank.
         if len(self._subspaces) < 2:
             return
@@ -247,10 +247,13 @@ class PaperPolicy:
         for name, results in groupby(sorted(told, key=itemgetter(0)), itemgetter(0)):
             _, params_list, losses = zip(*results, strict=True)
             self._news[name] += len(losses)
+            # Older ones would only be dropped again: hardly ever has half of the trials no loss.
+            if (following or {}).get(name, 0) > 2 * HISTORY:
+                continue
             rows = features(params_list[-HISTORY:], self._subspaces[name].domains)
             self._history[name].extend(zip(rows, losses[-HISTORY:], strict=True))
         self._results += len(told)
-        if self._results >= REFRESH_RESULTS:
+        if self._results >= REFRESH_RESULTS and not following:
             self._refresh()
 
     def pick(self, compute_class: str, backlogs: Mapping[str, float]) -> str:

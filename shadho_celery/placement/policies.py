@@ -26,8 +26,8 @@ class Policy(Protocol):
     def see_classes(self, names: Sequence[str]) -> None:
         """Note the classes with live workers, strongest first; called whenever they have changed."""
 
-    def tell(self, *trials: Trial) -> None:
-        """Learn from finished trials, one or the many of an earlier run."""
+    def tell(self, *trials: Trial, following: Mapping[str, int] | None = None) -> None:
+        """Learn from finished trials; of an earlier run's many a part, which so many by subspace are `following`."""
 
     def pick(self, compute_class: str, backlogs: Mapping[str, float]) -> str:
         """Return one of the subspaces that may get a trial; the first in `backlogs` is the one whose turn it is."""
@@ -52,7 +52,7 @@ class CostPolicy:
             self._classes = tuple(names)
             self._version = -1
 
-    def tell(self, *trials: Trial) -> None:
+    def tell(self, *trials: Trial, following: Mapping[str, int] | None = None) -> None:
         pass
 
     def pick(self, compute_class: str, backlogs: Mapping[str, float]) -> str:
@@ -69,7 +69,7 @@ class FifoPolicy:
     def see_classes(self, names: Sequence[str]) -> None:
         pass
 
-    def tell(self, *trials: Trial) -> None:
+    def tell(self, *trials: Trial, following: Mapping[str, int] | None = None) -> None:
         pass
 
     def pick(self, compute_class: str, backlogs: Mapping[str, float]) -> str:

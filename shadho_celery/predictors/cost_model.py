@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import groupby
 
 import numpy as np
@@ -58,13 +58,17 @@ class CostModel:
         self._durations.estimate()
         return self._durations.version
 
-    def tell(self, *trials: Trial) -> None:
-        """Learn from finished trials in their order; from many at once far faster than from one after the other."""
+    def tell(self, *trials: Trial, following: Mapping[str, int] | None = None) -> None:
+        """Learn from finished trials in their order; from many at once far faster than from one after the other.
+
+        `following` are the trials by subspace that come after these in the same history.
+        """
         rows: dict[int, Array] = {}
         for name, told in groupby(sorted(trials, key=lambda trial: trial.subspace), lambda trial: trial.subspace):
             if name in self._subspaces:
                 # Older ones would only be dropped again.
-                latest = list(told)[-MEMORY:]
+                latest = list(told)
+                latest = latest[max(0, len(latest) + (following or {}).get(name, 0) - MEMORY) :]
                 latest_rows = self._rows(name, [t.params for t in latest], [t.budget for t in latest])
                 rows.update(zip((t.number for t in latest), latest_rows, strict=True))
         for trial in trials:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -64,7 +64,7 @@ class Proposals:
         self._adaptive = any(sampler.adaptive for sampler in self.samplers.values())
         #: trials by subspace for a total, of which there is one at a time
         self._quotas = lru_cache(maxsize=1)(shares.quotas)
-        for trial in study:
+        for trial in study.recalled():
             if trial.origin is None:
                 shares.deal(trial.subspace)
             rounds.add(trial)
@@ -93,11 +93,11 @@ class Proposals:
             self._study.hold_back(trial)
         return None
 
-    def tell(self, *trials: Trial) -> None:
-        """Learn from finished trials, in the order of their results."""
+    def tell(self, *trials: Trial, following: Mapping[str, int] | None = None) -> None:
+        """Learn from finished trials, in the order of their results; `following` as in `FinishedTrials.recall`."""
         # Losses compare at one budget only, and the trials on higher rungs are a selection.
         lowest = [trial for trial in trials if not trial.rung]
-        self.policy.tell(*lowest)
+        self.policy.tell(*lowest, following=following)
         for trial in lowest:
             self.shares.tell(trial)
             if trial.subspace in self.samplers:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
 from msgspec.structs import replace
 
 from shadho_celery.core.hardware import DEFAULT_CLASSES, ComputeClass, by_strength
 from shadho_celery.core.trial import Attempt, Event, Result, Trial, TrialState
+from shadho_celery.errors import StoreOutage
 from shadho_celery.executors.base import Executor
 from shadho_celery.predictors.cost_model import CostModel
 from shadho_celery.scheduler.memory_fit import MemoryFit
@@ -68,7 +69,8 @@ class Scheduler:
         #: attempts that are placed, and sent once they are recorded
         self._unsent: list[Attempt] = []
         self._began = self._watched_at = study.clock.now()
-        self._learn(*study.trials)
+        for trials, following in study.history():
+            self._learn(*trials, following=following)
         if study.in_flight:
             executor.submit(list(study.attempts))
 
@@ -124,7 +126,13 @@ class Scheduler:
 
     def fill(self) -> None:
         """Give every class trials for its free slots, and record them before they are sent."""
-        self._unsent = [self.study.send(trial, name) for name, trial in self._placed()] or self._copied()
+        try:
+            for name, trial in self._placed():
+                self._unsent.append(self.study.send(trial, name))
+        except StoreOutage as error:
+            # A trial that is to be promoted could not be read; the others are sent later.
+            self.study.wait_for_store(error)
+        self._unsent = self._unsent or self._copied()
         self._send()
 
     def stop(self, *, running: bool = False) -> None:
@@ -160,9 +168,9 @@ class Scheduler:
         retry = self._memory_fit.retry(result, self.study.trial(result.number))
         return result if retry is None else replace(result, retry=retry)
 
-    def _learn(self, *trials: Trial) -> None:
-        self.cost_model.tell(*trials)
-        self._proposals.tell(*trials)
+    def _learn(self, *trials: Trial, following: Mapping[str, int] | None = None) -> None:
+        self.cost_model.tell(*trials, following=following)
+        self._proposals.tell(*trials, following=following)
 
     def _in_order(self, classes: Sequence[ComputeClass]) -> list[ComputeClass]:
         """Sort classes, strongest first: by their hardware, until the speed of every class is known."""
@@ -280,8 +288,8 @@ class Reservations:
         """Drop the reservations of classes that are gone or too narrow, and those of trials that wait no more."""
         slots = {compute_class.name: compute_class.slots for compute_class in classes}
         for name, number in list(self._reserved.items()):
-            trial = self._study.trial(number)
-            if trial.state is not TrialState.WAITING or trial.slots > slots.get(name, 0):
+            trial = self._study.find_open(number)
+            if trial is None or trial.state is not TrialState.WAITING or trial.slots > slots.get(name, 0):
                 del self._reserved[name]
 
     def free(self, compute_class: ComputeClass, ahead: int = 0) -> int:

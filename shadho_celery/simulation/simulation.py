@@ -152,7 +152,7 @@ def simulate(
         complete={name: study.count(TrialState.COMPLETE, subspace=subspace) for name, subspace in by_name.items()},
         failed={name: study.count(TrialState.FAILED, subspace=subspace) for name, subspace in by_name.items()},
         placed=_placed(cluster, study),
-        lost=sum(trial.lost for trial in study),
+        lost=study.lost,
         utilisation=executor.utilisation(),
         best=best.loss if best else None,
         best_after=best.finished_at if best else None,

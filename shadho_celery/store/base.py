@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -33,6 +33,9 @@ class Store(Protocol):
     @property
     def safe_url(self) -> str:
         """Its name for messages, without a password."""
+
+    def trials(self, key: str, numbers: Collection[int]) -> Iterable[Trial]:
+        """Return the trials of these numbers in their order. Raises StoreError for one that cannot be read."""
 
     def write(
         self,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from shadho_celery.core.trial import Report, Trial
 from shadho_celery.errors import LockLost
@@ -35,6 +35,7 @@ class MemoryStore:
     def unlock(self, key: str, fence: int) -> None:
         pass
 
-    def trials(self) -> list[Trial]:
-        """Return the trials in the order of their numbers."""
-        return [self._trials[number] for number in sorted(self._trials)]
+    def trials(self, key: str = "", numbers: Collection[int] | None = None) -> list[Trial]:
+        """Return the trials, or those of `numbers`, in the order of their numbers."""
+        wanted = self._trials.keys() if numbers is None else self._trials.keys() & set(numbers)
+        return [self._trials[number] for number in sorted(wanted)]

@@ -10,7 +10,7 @@ from typing import Any, get_type_hints
 
 import msgspec
 import sqlalchemy as sa
-from msgspec.structs import asdict
+from msgspec.structs import asdict, astuple
 
 from shadho_celery.core.checks import one_line
 from shadho_celery.core.trial import Outcome, Trial, TrialState
@@ -22,7 +22,7 @@ COLUMNS = [str.__str__(c.name) for c in trials.columns if c.name != "study"]
 _TEXTS = ("error", "host", "warning")
 _JSON = ("params", "metrics", "live")
 #: columns that a search does not need of finished trials; most bytes of a row are in them
-_AT_LENGTH = ("metrics", "error", "warning")
+_AT_LENGTH = ("metrics", "error")
 #: stored fields of a live attempt
 _OF_ATTEMPT = ("attempt", "state", "compute_class", "host", "started_at")
 _NO_OUTCOME = Outcome(state=TrialState.WAITING)
@@ -37,22 +37,23 @@ class Reader:
     """Makes trials of rows that have been selected by its `query`."""
 
     def __init__(self, columns: Sequence[str]) -> None:
-        self.columns = columns
-        # Text: the database's own decoder would end at the first row that is no JSON, and not say at which.
-        self.query = sa.select(*(sa.cast(trials.c[n], sa.Text) if n in _JSON else trials.c[n] for n in columns))
-        # An earlier version wrote no slots.
-        hints = {**_HINTS, "slots": _HINTS["slots"] | None, **dict.fromkeys(_JSON, str | None)}
-        self._row = msgspec.defstruct("Row", [(name, hints[name]) for name in columns], array_like=True)
         self._own = [n for n in columns if n in Trial.__struct_fields__ and n not in ("params", "slots", "live")]
         self._of_outcome = [n for n in columns if n in Outcome.__struct_fields__ and n not in ("state", "metrics")]
+        #: those of a trial, those of its outcome, and others
+        self.columns = list(dict.fromkeys([*self._own, *self._of_outcome, *columns]))
+        # Text: the database's own decoder would end at the first row that is no JSON, and not say at which.
+        self.query = sa.select(*(sa.cast(trials.c[n], sa.Text) if n in _JSON else trials.c[n] for n in self.columns))
+        # An earlier version wrote no slots.
+        hints = {**_HINTS, "slots": _HINTS["slots"] | None, **dict.fromkeys(_JSON, str | None)}
+        self._row = msgspec.defstruct("Row", [(name, hints[name]) for name in self.columns], array_like=True)
 
     def trial(self, row: Sequence[object]) -> Trial:
         """Return the trial of a row. Raises one of UNREADABLE if a value is not of its field's type."""
         found: Any = msgspec.convert(tuple(row), self._row)
-        values = {name: getattr(found, name) for name in self._own}
-        if found.state.is_finished:
-            values["outcome"] = self._outcome(found)
-        trial = Trial(params=_object(found.params), slots=found.slots or 1, **values)
+        values = astuple(found)
+        outcome = self._outcome(found, values) if found.state.is_finished else None
+        facts = dict(zip(self._own, values, strict=False))
+        trial = Trial(params=_object(found.params), slots=found.slots or 1, outcome=outcome, **facts)
         if not found.live:
             return trial
         live = [{**each, "state": TrialState(each["state"])} for each in json.loads(found.live)]
@@ -62,18 +63,18 @@ class Reader:
         """Return one line for an error that `trial` has raised; it names the column."""
         return one_line(re.sub(r"`\$\[(\d+)\]`", lambda place: self.columns[int(place[1])], str(error)))
 
-    def _outcome(self, found: Any) -> Outcome:
+    def _outcome(self, found: Any, values: Sequence[Any]) -> Outcome:
         if found.state is TrialState.COMPLETE and (found.loss is None or math.isnan(found.loss)):
             raise ValueError("it is COMPLETE without a loss")
-        values = {name: getattr(found, name) for name in self._of_outcome}
-        if hasattr(found, "metrics"):
-            values["metrics"] = _object(found.metrics)
-        return Outcome(state=found.state, **values)
+        facts = dict(zip(self._of_outcome, values[len(self._own) :], strict=False))
+        if "metrics" in self.columns:
+            facts["metrics"] = _object(found.metrics)
+        return Outcome(state=found.state, **facts)
 
 
 #: reads whole trials
 FULL = Reader(COLUMNS)
-#: reads unfinished trials, and finished ones without metrics, error and warning
+#: reads unfinished trials, and finished ones without metrics and error
 BRIEF = Reader([name for name in COLUMNS if name not in _AT_LENGTH])
 
 

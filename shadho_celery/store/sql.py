@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import time
+import weakref
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
@@ -68,6 +69,7 @@ class SqlStore:
     def __init__(self, url: str = DEFAULT_STORE) -> None:
         self.url = url
         self._engine = make_engine(url)
+        weakref.finalize(self, self._engine.dispose)
         #: True after an outage: the last turn may have been recorded all the same
         self._is_unsure = False
         with self._errors():
@@ -175,7 +177,7 @@ class SqlStore:
     def trials(self, key: str, numbers: Collection[int] | None = None, *, brief: bool = False) -> Iterator[Trial]:
         """Yield the study's trials, or those of `numbers`, in the order of their numbers.
 
-        With `brief` finished trials come without metrics, error and warning, and about twice as fast. Raises
+        With `brief` finished trials come without metrics and error, and about twice as fast. Raises
         StoreError, with the number, for a trial that cannot be read.
         """
         reader = BRIEF if brief else FULL
@@ -215,8 +217,12 @@ class SqlStore:
             return [Report(**{**row._mapping, "loss": math.nan if row.loss is None else row.loss}) for row in rows]
 
     def close(self) -> None:
-        """Close the connections to the database."""
-        self._engine.dispose()
+        """Close the connections to the database; a later call opens one again.
+
+        A database in memory lives as long as its store: a study may be read after its end.
+        """
+        if self._engine.url.database not in {None, "", ":memory:"}:
+            self._engine.dispose()
 
     def _one(self, query: sa.Select[Any], which: str) -> StudyRecord:
         try:

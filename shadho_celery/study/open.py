@@ -70,7 +70,7 @@ def open_study(
 def _whole(store: SqlStore, key: str, fence: int, moved: Collection[int], clock: Clock) -> Iterator[Trial]:
     """Yield the trials of earlier runs, and renew the lock meanwhile. Raises StoreError for a missing trial."""
     renewed_at, expected = clock.now(), 0
-    for trial in store.trials(key):
+    for trial in store.trials(key, brief=True):
         while expected in moved:
             expected += 1
         if trial.number != expected:

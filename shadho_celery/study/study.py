@@ -8,7 +8,12 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from heapq import merge
+from itertools import chain
+from operator import attrgetter
+from typing import TypeVar
 
 from msgspec.structs import replace
 
@@ -31,7 +36,7 @@ from shadho_celery.core.trial import (
 )
 from shadho_celery.errors import StoreOutage
 from shadho_celery.store.base import Store, StudyRecord
-from shadho_celery.study.trials import Counts, FinishedTrials
+from shadho_celery.study.trials import BLOCK, Counts, FinishedTrials
 
 #: claimed attempts of one trial that may be lost before it is FAILED
 MAX_LOST = 3
@@ -43,6 +48,8 @@ RENEW_SECONDS = 5.0
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 10.0
 
 _S = TrialState
+_T = TypeVar("_T")
+_number = attrgetter("number")
 
 
 class Study:
@@ -92,7 +99,9 @@ class Study:
         #: number of the next trial: not their count, as trials may have been moved away by a repair
         self._next = first_number
         #: finished trials in the order of their results
-        self.trials = FinishedTrials(trial for trial in trials if self._reopen(trial))
+        self.trials = FinishedTrials(
+            (trial for trial in trials if self._reopen(trial)), partial(store.trials, record.key)
+        )
 
     @property
     def name(self) -> str:
@@ -112,7 +121,20 @@ class Study:
 
     def __iter__(self) -> Iterator[Trial]:
         """Iterate over all trials by number, finished or not."""
-        return iter(sorted([*self.trials, *self._open.values()], key=lambda trial: trial.number))
+        numbers = sorted([*self.trials.numbers, *self._open])
+        for start in range(0, len(numbers), BLOCK):
+            block = numbers[start : start + BLOCK]
+            finished = iter(self.trials.of([number for number in block if number not in self._open]))
+            yield from [self._open.get(number) or next(finished) for number in block]
+
+    def recalled(self) -> Iterator[Trial]:
+        """Iterate over all trials by number; of finished ones there is what `FinishedTrials.recall` has."""
+        finished = chain.from_iterable(block for block, _ in self._kept_locked(self.trials.recall(by_number=True)))
+        return merge(finished, sorted(self._open.values(), key=_number), key=_number)
+
+    def history(self) -> Iterator[tuple[list[Trial], Mapping[str, int]]]:
+        """Iterate over the finished trials as `FinishedTrials.recall` does, and keep the lock meanwhile."""
+        return self._kept_locked(self.trials.recall())
 
     def trial(self, number: int) -> Trial:
         """Return the trial of that number, finished or not. Raises KeyError."""
@@ -120,6 +142,15 @@ class Study:
         if found is None:
             raise KeyError(number)
         return found
+
+    def find_open(self, number: int) -> Trial | None:
+        """Return the trial of that number if it has not finished, else None."""
+        return self._open.get(number)
+
+    @property
+    def lost(self) -> int:
+        """Number of claimed attempts that were lost."""
+        return self.trials.lost + sum(trial.lost for trial in self._open.values())
 
     def count(self, *states: TrialState, compute_class: str | None = None, subspace: str | None = None) -> int:
         """Return the number of trials in one of `states`, of one compute class or one subspace if that is given.
@@ -308,12 +339,16 @@ class Study:
         try:
             self._write(now)
         except StoreOutage as error:
-            self.trouble = error
-            self._retry_at = self.clock.now() + self._pause
-            self._pause = min(2 * self._pause, LONGEST_PAUSE)
+            self.wait_for_store(error)
             return False
         self.trouble, self._pause = None, FIRST_PAUSE
         return True
+
+    def wait_for_store(self, trouble: StoreOutage) -> None:
+        """Note that the store is away, and try it again after a pause."""
+        self.trouble = trouble
+        self._retry_at = self.clock.now() + self._pause
+        self._pause = min(2 * self._pause, LONGEST_PAUSE)
 
     def close(self) -> None:
         """Write the last changes and unlock the study. Raises StoreError, also if the store is away."""
@@ -333,7 +368,13 @@ class Study:
         )
         self._unwritten.clear()
         self._reports.clear()
+        self.trials.settle()
         self._written_at = now
+
+    def _kept_locked(self, blocks: Iterator[_T]) -> Iterator[_T]:
+        for block in blocks:
+            self.commit()
+            yield block
 
     def _start(self, trial: Trial, event: Started) -> Trial | None:
         attempt = self._live.find(event.number, event.attempt)

@@ -4,14 +4,57 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from struct import Struct
+from typing import Any
 
-from shadho_celery.core.trial import Attempt, Trial, TrialState
+import numpy as np
+from numpy.typing import NDArray
+
+from shadho_celery.core.trial import Attempt, Outcome, Params, Trial, TrialState
+from shadho_celery.errors import StoreError
+
+#: reads trials by number, in any order
+Read = Callable[[Sequence[int]], Iterable[Trial]]
+
+#: trials that are read at a time
+BLOCK = 2000
+
+#: columns of a finished trial, and their types. NaN and -1 stand for None; subspace, class and outgrown are places in a
+#: list of names
+_TYPES = {
+    "number": "q",
+    "origin": "q",
+    "finished_at": "d",
+    "loss": "d",
+    "seconds": "d",
+    "budget": "d",
+    "memory": "q",
+    "subspace": "I",
+    "compute_class": "I",
+    "outgrown": "I",
+    "rung": "h",
+    "state": "B",
+    "warned": "B",
+}
+_ROW = Struct("<" + "".join(_TYPES.values()))
+_COLUMNS = np.dtype([(name, f"<{kind}") for name, kind in _TYPES.items()])
+_SUBSPACE = [*_TYPES].index("subspace")
+_STATES = tuple(TrialState)
+_PLACES = {state: place for place, state in enumerate(_STATES)}
+#: a merit that every trial exceeds
+_NONE = (math.inf, math.inf)
+_Table = NDArray[np.void]
 
 
 def merit(trial: Trial) -> tuple[float, float]:
     """Return a sort key, least for the best COMPLETE trial: the highest budget first, then the least loss."""
     return -(math.inf if trial.budget is None else trial.budget), math.inf if trial.loss is None else trial.loss
+
+
+def _known(value: float) -> float | None:
+    return None if math.isnan(value) else value
 
 
 class Counts:
@@ -37,53 +80,224 @@ class Counts:
 
 
 class FinishedTrials:
-    """Finished trials in the order of their results, and the best of them."""
+    """Finished trials in the order of their results, and the best of them.
 
-    def __init__(self, earlier: Iterable[Trial] = ()) -> None:
-        """`earlier` trials come by number."""
-        #: by subspace, and of all under None; the first of equals
-        self._best: dict[str | None, Trial] = {}
-        self._in_order: list[Trial] = []
-        self._by_number: dict[int, Trial] = {}
+    A row of numbers is kept of each; all else is read from the store when it is asked for.
+    """
+
+    def __init__(self, earlier: Iterable[Trial] = (), read: Read | None = None) -> None:
+        """`earlier` trials come by number, and without metrics; `read` gets trials by number from the store.
+
+        Without `read` the trials themselves are kept.
+        """
+        self._read = read
+        self._rows = bytearray()
+        #: names and their places: of subspaces, and of classes
+        self._names: list[str | None] = [None]
+        self._places: dict[str | None, int] = {None: 0}
+        #: trials that are not in the store yet
+        self._fresh: dict[int, Trial] = {}
+        #: by subspace, the merit of its best trial
+        self._merits: dict[str, tuple[float, float]] = {}
+        self._best: Trial | None = None
         self._counts = Counts()
         self.count = self._counts.count
+        #: claimed attempts of these trials that were lost
+        self.lost = 0
         for trial in earlier:
             self.add(trial)
-        self._in_order.sort(key=lambda trial: trial.finished_at or 0.0)
+            self.settle()
+        table = self._table()
+        table[:] = table[np.argsort(table["finished_at"], kind="stable")]
+        if (best := self.best) is not None and read is not None:
+            self._best = self.get(best.number)
 
     def __len__(self) -> int:
-        return len(self._in_order)
+        return len(self._rows) // _ROW.size
 
     def __iter__(self) -> Iterator[Trial]:
-        return iter(self._in_order)
+        return self._whole(self.numbers)
 
     def __reversed__(self) -> Iterator[Trial]:
-        return reversed(self._in_order)
+        return self._whole(self.numbers[::-1])
 
     def __getitem__(self, place: int) -> Trial:
         """Return the trial that was the `place`-th to finish; -1 for the latest."""
-        return self._in_order[place]
+        return self.of([int(self._table()["number"][place])])[0]
+
+    @property
+    def numbers(self) -> list[int]:
+        """Numbers of the trials in the order of their results."""
+        numbers: list[int] = self._table()["number"].tolist()
+        return numbers
 
     def add(self, trial: Trial) -> None:
-        """Add a finished trial."""
-        self._in_order.append(trial)
-        self._by_number[trial.number] = trial
+        """Add a finished trial, which is kept until `settle`."""
+        outcome = trial.outcome or Outcome(state=trial.state)
+        self._rows += _ROW.pack(
+            trial.number,
+            -1 if trial.origin is None else trial.origin,
+            trial.finished_at or 0.0,
+            math.nan if outcome.loss is None else outcome.loss,
+            math.nan if outcome.seconds is None else outcome.seconds,
+            math.nan if trial.budget is None else trial.budget,
+            -1 if outcome.memory is None else outcome.memory,
+            self._place(trial.subspace),
+            self._place(trial.compute_class),
+            self._place(trial.outgrown),
+            -1 if trial.rung is None else trial.rung,
+            _PLACES[trial.state],
+            outcome.warning is not None,
+        )
+        self._fresh[trial.number] = trial
+        self.lost += trial.lost
         self._counts.add(trial)
         self._counts.add_placed(trial)
-        if trial.state is TrialState.COMPLETE and trial.loss is not None:
-            for group in (None, trial.subspace):
-                self._best[group] = min(self._best.get(group, trial), trial, key=merit)
+        has_loss = trial.state is TrialState.COMPLETE and outcome.loss is not None
+        if has_loss and (mine := merit(trial)) < self._merits.get(trial.subspace, _NONE):
+            self._merits[trial.subspace] = mine
+            if self._best is None or mine < merit(self._best):
+                self._best = trial
+
+    def settle(self) -> None:
+        """Let go of the trials: the store has them."""
+        if self._read is not None:
+            self._fresh.clear()
 
     def get(self, number: int) -> Trial | None:
         """Return the trial of that number; None if it has not finished."""
-        return self._by_number.get(number)
+        found = self._fresh.get(number)
+        if found is None and self._read is not None:
+            found = next(iter(self._read([number])), None)
+        return found if found is not None and found.state.is_finished else None
+
+    def of(self, numbers: Sequence[int]) -> list[Trial]:
+        """Return the trials of these numbers, which have finished, in this order."""
+        stored = [number for number in numbers if number not in self._fresh]
+        known = {trial.number: trial for trial in self._read(stored)} if stored and self._read is not None else {}
+        if gone := [number for number in stored if number not in known]:
+            raise StoreError(f"trial {gone[0]} is not in the store any more; restore it from a copy")
+        return [self._fresh.get(number) or known[number] for number in numbers]
 
     @property
     def best(self) -> Trial | None:
         """The COMPLETE trial with the least loss, of those with the highest budget; the first of equals."""
-        return self._best.get(None)
+        return self._best
 
     def best_of(self, subspace: str) -> float | None:
         """Return the least loss in `subspace` at the highest budget of its trials; None without a loss."""
-        best = self._best.get(subspace)
-        return None if best is None else best.loss
+        return self._merits[subspace][1] if subspace in self._merits else None
+
+    def best_few(self, count: int) -> list[Trial]:
+        """Return the best COMPLETE trials, the best first."""
+        table = self._of_state(TrialState.COMPLETE)
+        budgets = np.where(np.isnan(table["budget"]), np.inf, table["budget"])
+        order = np.lexsort((table["number"], table["loss"], -budgets))
+        return self.of(table["number"][order[:count]].tolist())
+
+    def of_state(self, state: TrialState) -> Iterator[Trial]:
+        """Iterate over the trials of one state, the latest first."""
+        return self._whole(self._of_state(state)["number"][::-1].tolist())
+
+    def warned(self) -> Iterator[Trial]:
+        """Iterate over the trials with a warning."""
+        table = self._table()
+        return self._whole(table["number"][table["warned"] > 0].tolist())
+
+    def seconds(self) -> dict[tuple[str, str], list[float]]:
+        """Return the seconds of the COMPLETE trials by subspace and class."""
+        table = self._of_state(TrialState.COMPLETE)
+        table = table[~np.isnan(table["seconds"]) & (table["compute_class"] > 0)]
+        pairs, inverse = np.unique(table[["subspace", "compute_class"]], return_inverse=True)
+        return {
+            (str(self._names[subspace]), str(self._names[compute_class])): table["seconds"][inverse == place].tolist()
+            for place, (subspace, compute_class) in enumerate(pairs.tolist())
+        }
+
+    def recall(self, *, by_number: bool = False) -> Iterator[tuple[list[Trial], Mapping[str, int]]]:
+        """Yield all trials in blocks, in the order of their results or numbers, as those who learn from them need them.
+
+        That is without texts, metrics and most moments; params are read when they are looked at. Beside each block
+        stands the number of trials that follow it, by subspace.
+        """
+        rows = self._table()
+        rows = rows[np.argsort(rows["number"])] if by_number else rows.copy()
+        following = Counter(rows["subspace"].tolist())
+        for start in range(0, len(rows), BLOCK):
+            block = rows[start : start + BLOCK].tolist()
+            params = _Block([row[0] for row in block], self.of)
+            trials = [self._fresh.get(row[0]) or self._recalled(row, params) for row in block]
+            following.subtract(row[_SUBSPACE] for row in block)
+            yield trials, {str(self._names[place]): count for place, count in following.items() if count}
+
+    def _recalled(self, row: tuple[Any, ...], params: _Block) -> Trial:
+        number, origin, at, loss, seconds, budget, memory, subspace, compute_class, outgrown, rung, state, _ = row
+        outcome = Outcome(
+            state=_STATES[state],
+            loss=_known(loss),
+            seconds=_known(seconds),
+            memory=None if memory < 0 else memory,
+        )
+        return Trial(
+            number=number,
+            subspace=str(self._names[subspace]),
+            params=_Params(number, params),
+            budget=_known(budget),
+            origin=None if origin < 0 else origin,
+            compute_class=self._names[compute_class],
+            state=outcome.state,
+            outcome=outcome,
+            finished_at=at,
+            rung=None if rung < 0 else rung,
+            outgrown=self._names[outgrown],
+        )
+
+    def _whole(self, numbers: Sequence[int]) -> Iterator[Trial]:
+        for start in range(0, len(numbers), BLOCK):
+            yield from self.of(numbers[start : start + BLOCK])
+
+    def _place(self, name: str | None) -> int:
+        if name not in self._places:
+            self._places[name] = len(self._names)
+            self._names.append(name)
+        return self._places[name]
+
+    def _of_state(self, state: TrialState) -> _Table:
+        table = self._table()
+        found: _Table = table[table["state"] == _PLACES[state]]
+        return found
+
+    def _table(self) -> _Table:
+        """Return a view of the rows; while it is referred to no trial can be added."""
+        return np.frombuffer(self._rows, dtype=_COLUMNS)
+
+
+class _Block:
+    """Params of a block of trials, read at once when one of them is looked at."""
+
+    def __init__(self, numbers: Sequence[int], read: Callable[[Sequence[int]], Iterable[Trial]]) -> None:
+        self._numbers = numbers
+        self._read = read
+
+    @cached_property
+    def params(self) -> Mapping[int, Params]:
+        return {trial.number: trial.params for trial in self._read(self._numbers)}
+
+
+class _Params(Mapping[str, Any]):
+    """Params of a trial that are read when they are looked at."""
+
+    __slots__ = ("_block", "_number")
+
+    def __init__(self, number: int, block: _Block) -> None:
+        self._number = number
+        self._block = block
+
+    def __getitem__(self, label: str) -> Any:
+        return self._block.params[self._number][label]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._block.params[self._number])
+
+    def __len__(self) -> int:
+        return len(self._block.params[self._number])

@@ -38,8 +38,8 @@ def configuration() -> dict[str, Any]:
     except (TypeError, ValueError):
         # Not their text, which may have a part of the password. TypeError: an option of the query is no option.
         raise UsageError(
-            f"{urls.BROKER} {mask(str(settings['broker_url']))} cannot be read; write amqp://USER:PASSWORD@HOST:PORT/VHOST, "
-            "with %40 for @ in the password, and so on"
+            f"{urls.BROKER} {mask(str(settings['broker_url']))} cannot be read; "
+            "write amqp://USER:PASSWORD@HOST:PORT/VHOST, with %40 for @ in the password, and so on"
         ) from None
     # Only now is the broker known. Without these settings Celery would not verify its certificate.
     if secure := tls(settings["broker_url"]):

@@ -2,13 +2,16 @@
 
 By sampler and policy: seconds to read and understand the history (`open_study` and `make_scheduler`), of them those for
 reading alone. With ``--launch`` also seconds from the start of the command to the first new trial being sent, in
-embedded mode.
+embedded mode. With ``--memory`` instead, in JSON, what a scheduler's process has resident after the resumption of a
+study with 30 metrics a trial.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import json
+import math
 import os
 import signal
 import sqlite3
@@ -17,6 +20,7 @@ import sys
 import tempfile
 import time
 from contextlib import closing
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +28,6 @@ import numpy as np
 from hyperopt import hp
 
 from shadho_celery.core.settings import StudySettings
-from shadho_celery.core.trial import Outcome, Trial, TrialState
 from shadho_celery.executors.inline import InlineExecutor
 from shadho_celery.scheduler.build import make_scheduler
 from shadho_celery.space.compile import compile_space
@@ -62,53 +65,57 @@ def objective(params):
 """
 
 
-def build(url: str, module: str, trials: int) -> None:
-    """A store with one study of so many finished trials."""
+def build(url: str, module: str, trials: int, metrics: int = 0) -> None:
+    """A store with one study of so many finished trials: rows of the real tables, inserted in bulk."""
     space = compile_space(SPACE)
     subspaces = split(space)
     generator = np.random.default_rng(0)
     with closing(SqlStore(url)) as store:
         study = open_study(store, space.describe(), module=module, name="long", seed=0)
         per_subspace = -(-trials // len(subspaces))
-        drawn = {s.name: s.sample(generator, per_subspace) for s in subspaces}
-        names = [s.name for s in subspaces]
-        made = [finished(number, names, drawn, generator) for number in range(trials)]
-        for start in range(0, trials, 5_000):
-            store.write(study.record.key, 1, time.time(), new=made[start : start + 5_000])
+        drawn = {s.name: [json.dumps(params) for params in s.sample(generator, per_subspace)] for s in subspaces}
+        rows = (row(number, list(drawn), drawn, generator, metrics) for number in range(trials))
+        first = row(0, list(drawn), drawn, generator, metrics)
+        names, places = ", ".join(["study", *first]), ", ".join("?" * (len(first) + 1))
+        with closing(sqlite3.connect(url.removeprefix("sqlite:///"))) as connection:
+            for part in iter(lambda: [(study.record.key, *each.values()) for each in islice(rows, 10_000)], []):
+                connection.executemany(f"INSERT INTO trials ({names}) VALUES ({places})", part)
+                connection.commit()
         store.unlock(study.record.key, 1)
 
 
-def finished(number: int, names: list[str], drawn: dict[str, Any], generator: np.random.Generator) -> Trial:
+def row(
+    number: int, names: list[str], drawn: dict[str, list[str]], generator: np.random.Generator, metrics: int
+) -> dict[str, Any]:
     name = names[number % len(names)]
-    params = drawn[name][number // len(names)]
-    seconds = float(np.exp(generator.normal(number % len(names), 0.5)))
-    failed = generator.random() < 0.02
-    loss = None if failed else float(sum(abs(float(v)) for v in params.values()) % 7 + generator.normal(0, 0.1))
-    outcome = Outcome(
-        state=TrialState.FAILED if failed else TrialState.COMPLETE,
-        loss=loss,
-        error="Traceback\nValueError: no" if failed else None,
-        seconds=seconds,
-        memory=int(generator.integers(10**8, 10**9)),
-    )
-    return Trial(
-        number=number,
-        subspace=name,
-        params=params,
-        seed=number,
-        state=outcome.state,
-        attempt=1,
-        compute_class=CLASSES[int(generator.integers(len(CLASSES)))],
-        outcome=outcome,
-        host="here",
-        asked_at=1.7e9 + number,
-        started_at=1.7e9 + number,
-        finished_at=1.7e9 + number + seconds,
-    )
+    chance, noise, size, place = generator.random(4).tolist()
+    failed = chance < 0.02
+    seconds = math.exp(number % len(names) + noise - 0.5)
+    values = ", ".join(f'"metric_{each:02}": {noise + each!r}' for each in range(metrics))
+    return {
+        "number": number,
+        "subspace": name,
+        "params": drawn[name][number // len(names)],
+        "seed": number,
+        "state": "FAILED" if failed else "COMPLETE",
+        "attempt": 1,
+        "lost": 0,
+        "compute_class": CLASSES[int(3 * place)],
+        "loss": None if failed else 7 * size,
+        "metrics": f"{{{values}}}",
+        "error": "Traceback\nValueError: no" if failed else None,
+        "host": "here",
+        "asked_at": 1.7e9 + number,
+        "started_at": 1.7e9 + number,
+        "finished_at": 1.7e9 + number + seconds,
+        "seconds": seconds,
+        "memory": int(1e8 + 9e8 * size),
+        "slots": 1,
+    }
 
 
-def take_up(url: str, module: str, trials: int, sampler: str, policy: str) -> tuple[float, float, float]:
-    """Seconds to read the history, to read and understand it, and to draw the next trial."""
+def take_up(url: str, module: str, trials: int, sampler: str, policy: str, more: int = 1) -> tuple[float, float, float]:
+    """Seconds to read the history, to read and understand it, and to draw and run the next trials."""
     space = compile_space(SPACE)
     began = time.perf_counter()
     with closing(SqlStore(url)) as store:
@@ -116,9 +123,10 @@ def take_up(url: str, module: str, trials: int, sampler: str, policy: str) -> tu
         read = time.perf_counter()
         executor = InlineExecutor(lambda params: 0.5, space.evaluate)
         settings = StudySettings(sampler=sampler, policy=policy)
-        scheduler = make_scheduler(space, study, executor, Limits(trials=trials + 1), settings)
+        scheduler = make_scheduler(space, study, executor, Limits(trials=trials + more), settings)
         understood = time.perf_counter()
-        scheduler.turn()
+        for _ in range(more):
+            scheduler.turn()
         drawn = time.perf_counter()
         study.close()
     return read - began, understood - began, drawn - understood
@@ -145,11 +153,54 @@ def launch(folder: Path, url: str, trials: int, sampler: str, policy: str) -> fl
                 process.wait(20)
 
 
+def calibration() -> float:
+    """Return the seconds of a loop that other times are compared with: the machine may be busy."""
+    began = time.perf_counter()
+    sum(len(str(number)) for number in range(5_000_000))
+    return time.perf_counter() - began
+
+
+def remembered(url: str, module: str, trials: int) -> dict[str, float]:
+    """Resume in this process, as a scheduler does, and run some trials; seconds, and MiB that are resident then."""
+    # What the command imports is resident too.
+    import shadho_celery.cli.session  # noqa: F401
+
+    bare, looped = resident("VmRSS"), calibration()
+    read, understood, _ = take_up(url, module, trials, "random", "cost", more=500)
+    return {
+        "trials": trials,
+        "calibration_seconds": looped,
+        "read_seconds": read,
+        "resume_seconds": understood,
+        "bare_mib": bare,
+        "resident_mib": resident("VmRSS"),
+        "peak_mib": resident("VmHWM"),
+    }
+
+
+def resident(kind: str) -> float:
+    """MiB that this process has in memory, by its name in /proc."""
+    [line] = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(kind)]
+    return int(line.split()[1]) / 1024
+
+
+def measure_memory(folder: Path, url: str, trials: int) -> None:
+    """Measure in a process of its own, and print the numbers as one JSON object."""
+    build(url, "long_study", trials, metrics=30)
+    words = [sys.executable, __file__, str(trials), "--in-this-process", url]
+    print(subprocess.run(words, cwd=folder, check=True, capture_output=True, text=True).stdout.strip(), flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("trials", nargs="*", type=int, default=SIZES)
     parser.add_argument("--launch", action="store_true")
+    parser.add_argument("--memory", action="store_true", help="resident memory with 30 metrics a trial instead")
+    parser.add_argument("--in-this-process", metavar="URL", help=argparse.SUPPRESS)
     given = parser.parse_args()
+    if given.in_this_process:
+        print(json.dumps(remembered(given.in_this_process, "long_study", given.trials[0])))
+        return
     for trials in given.trials:
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
@@ -159,6 +210,9 @@ def main() -> None:
             os.environ["PYTHONPATH"] = os.pathsep.join(
                 [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
             )
+            if given.memory:
+                measure_memory(folder, url, trials)
+                continue
             build(url, "long_study", trials)
             for sampler, policy in CHOICES:
                 read, understood, drawn = take_up(url, "long_study", trials, sampler, policy)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pytest
 
 from shadho_celery.core.trial import FINISHED, Outcome, Trial, TrialState
+from shadho_celery.errors import StoreError
+from shadho_celery.study import trials
 from shadho_celery.study.trials import Counts, FinishedTrials, merit
 
 S = TrialState
@@ -66,15 +69,15 @@ def test_there_is_no_best_without_a_complete_trial() -> None:
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0)])
 def test_the_best_is_the_one_of_the_least_loss_and_of_equals_the_first_to_finish(order: tuple[int, ...]) -> None:
-    trials = [
+    made = [
         trial(0, S.COMPLETE, loss=0.5, subspace="a"),
         trial(1, S.COMPLETE, loss=0.2, subspace="b"),
         trial(2, S.COMPLETE, loss=0.2, subspace="b"),
     ]
     ended = FinishedTrials()
     for number in order:
-        ended.add(trials[number])
-    assert ended.best is trials[min((1, 2), key=order.index)]
+        ended.add(made[number])
+    assert ended.best is made[min((1, 2), key=order.index)]
     assert [ended.best_of(name) for name in "abc"] == [0.5, 0.2, None]
 
 
@@ -91,3 +94,107 @@ def test_the_best_has_the_least_loss_at_the_highest_budget_and_all_of_it_is_the_
     ]
     assert FinishedTrials(ended).best is ended[3]
     assert FinishedTrials(ended[:3]).best is ended[2]
+
+
+# With a store
+
+
+class Stored:
+    """A store of finished trials, which counts how often it is read."""
+
+    def __init__(self, trials: Iterable[Trial]) -> None:
+        self.trials = {each.number: each for each in trials}
+        self.reads = 0
+
+    def __call__(self, numbers: Sequence[int]) -> Iterable[Trial]:
+        self.reads += 1
+        return [self.trials[number] for number in sorted(numbers) if number in self.trials]
+
+
+def finished(number: int, state: TrialState = S.COMPLETE, **facts: Any) -> Trial:
+    loss = number % 7 / 10 if state is S.COMPLETE else None
+    warning = "a metric was dropped" if number == 2 else None
+    outcome = Outcome(state=state, loss=loss, metrics={"m": number}, seconds=number / 4, memory=number, warning=warning)
+    params, subspace = {"x": number / 7}, "ab"[number % 2]
+    return Trial(
+        number=number,
+        subspace=subspace,
+        params=params,
+        state=state,
+        outcome=outcome,
+        compute_class="cpu",
+        finished_at=float(-number),
+        **facts,
+    )
+
+
+def stored() -> tuple[FinishedTrials, Stored]:
+    """Trials that are in the store; the last to be asked for was the first to finish."""
+    store = Stored([finished(n, S.FAILED if n % 5 == 0 else S.COMPLETE, rung=n % 2, lost=n) for n in range(12)])
+    return FinishedTrials(store.trials.values(), store), store
+
+
+def test_what_the_store_has_is_read_from_it_in_the_order_of_the_results() -> None:
+    ended, store = stored()
+    in_order = [store.trials[number] for number in reversed(range(12))]
+    assert [*ended] == in_order
+    assert [*reversed(ended)] == in_order[::-1]
+    assert (ended[0], ended[-1], ended.get(3), ended.get(99)) == (in_order[0], in_order[-1], store.trials[3], None)
+    assert [each.number for each in ended.of_state(S.FAILED)] == [0, 5, 10]
+    assert [each.number for each in ended.warned()] == [2]
+    assert [each.number for each in ended.best_few(3)] == [7, 1, 8]
+    assert ended.best is store.trials[7] or ended.best is store.trials[1]
+    assert ended.seconds()["a", "cpu"] == [2.0, 1.5, 1.0, 0.5]
+    assert ended.lost == sum(range(12))
+
+
+def test_a_trial_is_kept_until_the_store_has_it() -> None:
+    ended, store = stored()
+    late = finished(12)
+    ended.add(late)
+    assert (ended.get(12), [*ended][-1]) == (late, late)
+    store.trials[12] = late
+    ended.settle()
+    reads = store.reads
+    assert ended.get(12) is late
+    assert store.reads == reads + 1
+
+
+def test_a_trial_that_the_store_has_lost_is_named() -> None:
+    ended, store = stored()
+    del store.trials[4]
+    with pytest.raises(StoreError, match="trial 4 is not in the store any more"):
+        list(ended)
+
+
+def test_recalled_trials_have_what_is_learned_from_and_their_params_are_read_when_looked_at(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(trials, "BLOCK", 5)
+    ended, store = stored()
+    reads = store.reads
+    blocks = list(ended.recall())
+    recalled = [each for block, _ in blocks for each in block]
+    assert [each.number for each in recalled] == [*reversed(range(12))]
+    for each in recalled:
+        of = store.trials[each.number]
+        assert each.outcome is not None
+        assert of.outcome is not None
+        for name in (
+            "subspace",
+            "state",
+            "compute_class",
+            "finished_at",
+            "rung",
+            "origin",
+            "budget",
+            "loss",
+            "seconds",
+        ):
+            assert getattr(each, name) == getattr(of, name)
+        assert each.outcome.memory == of.outcome.memory
+    assert store.reads == reads
+    assert [following for _, following in blocks] == [{"a": 4, "b": 3}, {"a": 1, "b": 1}, {}]
+    assert [dict(each.params) for each in blocks[1][0]] == [{"x": number / 7} for number in (6, 5, 4, 3, 2)]
+    assert store.reads == reads + 1
+    assert [each.number for block, _ in ended.recall(by_number=True) for each in block] == [*range(12)]
