@@ -69,6 +69,8 @@ if broker_url.startswith("amqp"):
     broker_transport_options: dict[str, object] = {}
 else:
     broker_transport_options = {
+        # No priorities: one list for each queue, of the queue's own name, to which a Redis user can be confined.
+        "priority_steps": [0],
         "visibility_timeout": 86400,
         "socket_timeout": 10,
         "socket_connect_timeout": 5,

@@ -406,17 +406,25 @@ def redis_with_users(tmp_path: Path) -> Iterator[str]:
         server.stop()
 
 
+@pytest.mark.parametrize("broker_is", ["rabbitmq", "redis"])
 def test_a_study_runs_with_redis_users_who_can_touch_nothing_but_its_own_keys(
-    table: Desk, with_passwords: services.RabbitServer, redis_with_users: str
+    table: Desk, redis_with_users: str, broker_is: str, request: pytest.FixtureRequest
 ) -> None:
-    def environment(role: str, redis_role: str) -> dict[str, str]:
-        redis_url = redis_with_users.replace("ROLE", redis_role)
-        return {"CELERY_BROKER_URL": broker(with_passwords, role), "SHADHO_REDIS_URL": redis_url}
+    def environment(role: str) -> dict[str, str]:
+        redis_url = redis_with_users.replace("ROLE", role)
+        if broker_is == "redis":
+            return {"CELERY_BROKER_URL": redis_url, "SHADHO_REDIS_URL": redis_url}
+        return {
+            "CELERY_BROKER_URL": broker(request.getfixturevalue("with_passwords"), role),
+            "SHADHO_REDIS_URL": redis_url,
+        }
 
-    serves(table.worker("cpu", "-c", "2", "-l", "INFO", **environment("worker-cpu", "worker-cpu")))
-    launched = table.launch("my_study", "--trials", "3", "--json", **environment("scheduler", "scheduler"))
+    worker = table.worker("cpu", "-c", "2", "-l", "INFO", **environment("worker-cpu"))
+    serves(worker)
+    launched = table.launch("my_study", "--trials", "3", "--json", **environment("scheduler"))
     assert launched.wait(60).code == 0, table.said()
     assert launched.json()["trials"]["complete"] == 3
+    assert "NoPermission" not in worker.err
     for role in ROLES:
         with redis.Redis.from_url(redis_with_users.replace("ROLE", role)) as client:
             for words in (
@@ -433,8 +441,10 @@ def test_a_study_runs_with_redis_users_who_can_touch_nothing_but_its_own_keys(
                     client.execute_command(*words)
 
 
-def test_a_redis_user_of_a_class_can_neither_announce_nor_withdraw_workers_of_another(redis_with_users: str) -> None:
-    """Nor a study; what all classes share, the studies' attempts and results, it can write."""
+def test_a_redis_user_of_a_class_can_neither_announce_workers_of_another_nor_take_their_messages(
+    redis_with_users: str,
+) -> None:
+    """Nor announce a study; what all classes share, the studies' attempts and results, it can write."""
     with redis.Redis.from_url(redis_with_users.replace("ROLE", "worker-cpu"), decode_responses=True) as client:
         Registry(client, Worker).announce("cpu@node.2", Worker(compute_class="cpu"))
         assert set(Registry(client, Worker).living()) == {"cpu@node.2"}
@@ -444,6 +454,8 @@ def test_a_redis_user_of_a_class_can_neither_announce_nor_withdraw_workers_of_an
             ["SET", "shadho:worker:gpu_large@node.1", "{}"],
             ["DEL", "shadho:worker:gpu_large@node.1"],
             ["SET", "shadho:study:0123456789abcdef", "{}"],
+            ["RPOP", "gpu_large"],
+            ["LPUSH", "gpu_large", "{}"],
             ["EVAL", "return redis.call('DEL', KEYS[1])", "1", "shadho:worker:gpu_large@node.1"],
         ):
             with pytest.raises(redis.ResponseError, match=r"(?i)permission|NOPERM"):

@@ -91,15 +91,17 @@ def test_the_scheduler_declares_and_publishes_and_reads_nothing() -> None:
     assert not permits("scheduler", "configure", "celery.pidbox")
 
 
-def test_redis_users_are_off_until_they_have_a_password_and_see_the_studies_keys_only() -> None:
+def test_redis_users_are_off_until_they_have_a_password_and_see_the_keys_of_studies_and_queues_only() -> None:
     lines = [line.split() for line in (DEPLOY / "redis" / "users.acl").read_text().splitlines()]
     users = {words[1]: words[2:] for words in lines}
     assert users.keys() == {"default", "scheduler", *(f"worker-{name}" for name in CLASSES)}
     for name in users.keys() - {"default"}:
         assert "off" in users[name]
-        keys = [word for word in users[name] if word.startswith(("~", "%", "&", "all"))]
-        assert all(word.partition("~")[2].startswith("shadho:") for word in keys)
+        keys = {word.partition("~")[2] for word in users[name] if word.startswith(("~", "%"))}
+        assert "allkeys" not in users[name]
+        own = {*CLASSES} if name == "scheduler" else {name[7:], f"{name[7:]}-*"}
+        assert {key for key in keys if not key.startswith("shadho:")} == {"_kombu.binding*", "unacked*", *own}
         assert "-@dangerous" in users[name]
     for name in CLASSES:
         # Equal but for the class's name: the line of another class is a copy.
-        assert users[f"worker-{name}"] == [word.replace(":cpu@", f":{name}@") for word in users["worker-cpu"]]
+        assert users[f"worker-{name}"] == [word.replace("cpu", name) for word in users["worker-cpu"]]
