@@ -54,7 +54,9 @@ class Bundle:
                 if answer is Claim.TAKEN:
                     self._waiting.append(attempt)
                 else:
-                    log.info("trial %s, attempt %s is not to be run: refused", attempt.number, attempt.attempt)
+                    log.info(
+                        "trial %s, attempt %s is not to be run: refused at its claim", attempt.number, attempt.attempt
+                    )
             self._claimed_at = self._clock.now()
         return answers
 

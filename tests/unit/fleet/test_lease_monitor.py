@@ -21,7 +21,7 @@ class Services:
         #: state of every attempt
         self.state = "leased"
         self.quarantined: set[str] = set()
-        self.able = {"w"}
+        self.able = self.announced = {"w"}
         #: seconds that Redis takes to answer
         self.answers_after = 0.0
         self._clock = clock
