@@ -458,7 +458,7 @@ def test_whatever_comes_in_whatever_order_the_sums_hold_and_a_result_is_final(op
         apply(study, operation)
         check_sums(study)
         for trial in study.trials:
-            assert ended.setdefault(trial.number, trial) is trial
+            assert ended.setdefault(trial.number, trial) == trial
     waiting = {trial.number for trial in study if trial.state is S.WAITING}
     assert {trial.number for trial in iter(study.next_waiting, None)} == waiting
     study.close()
