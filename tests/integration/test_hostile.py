@@ -125,6 +125,17 @@ def test_a_stream_to_which_nothing_can_be_added_is_begun_anew(fleet: Fleet) -> N
     fleet.ended_well()
 
 
+def test_what_was_written_while_no_scheduler_ran_does_not_end_the_next_one(fleet: Fleet) -> None:
+    fleet.launched.end()
+    fleet.client.xadd(fleet.key("events"), {"e": b"\xff"})
+    for name in ("breakers", "known", "cancel", "yields"):
+        fleet.client.delete(fleet.key(name))
+        fleet.client.set(fleet.key(name), b"\xff")
+    fleet.client.zadd(fleet.key("leases"), {"x": 1})
+    fleet.launched = fleet.table.launch("my_study", "--resume", "--trials", str(TRIALS))
+    assert "records in Redis refused, unsigned or malformed: 6" in fleet.ended_well().err
+
+
 # Celery's remote control
 
 
