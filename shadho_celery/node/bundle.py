@@ -53,8 +53,10 @@ class Bundle:
                 self.unclaimed.popleft()
                 if answer is Claim.TAKEN:
                     self._waiting.append(attempt)
-                else:
-                    log.info("trial %s, attempt %s is not to be run: refused", attempt.number, attempt.attempt)
+                elif answer is Claim.REFUSED:
+                    log.info(
+                        "trial %s, attempt %s is not to be run: refused at its claim", attempt.number, attempt.attempt
+                    )
             self._claimed_at = self._clock.now()
         return answers
 
