@@ -7,7 +7,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from kombu.transport import TRANSPORT_ALIASES
+from kombu.transport import TRANSPORT_ALIASES, resolve_transport
 
 from shadho_celery.errors import UsageError
 from shadho_celery.transport import urls
@@ -31,6 +31,13 @@ def configuration() -> dict[str, Any]:
     # A scheme may say more after a plus: redis+socket.
     if separator and scheme.partition("+")[0] not in TRANSPORT_ALIASES:
         raise UsageError(f"CELERY_BROKER_URL begins with {scheme}://, as no broker's does; write amqp:// or redis://")
+    try:
+        resolve_transport(scheme.partition("+")[0] if separator else None)
+    except ImportError as error:
+        raise UsageError(
+            f"CELERY_BROKER_URL begins with {scheme}://, whose library is missing ({error}); install it, or write "
+            "amqp:// or redis://"
+        ) from None
     # Only now is the broker known. Without these settings Celery would not verify its certificate.
     if secure := tls(settings["broker_url"]):
         settings.setdefault("broker_use_ssl", secure)
