@@ -31,7 +31,8 @@ class Rig:
         client.mget.side_effect = lambda names: [json.dumps(msgspec.to_builtins(each)) for each in workers]
         client.xread.side_effect = self._read
         client.zmscore.side_effect = lambda key, members: [1.0 for _ in members]
-        self.executor = QueueExecutor(client, MagicMock(), "s", "m", clock=ManualClock(), adopt=adopt)
+        self.clock = ManualClock()
+        self.executor = QueueExecutor(client, MagicMock(), "s", "m", clock=self.clock, adopt=adopt)
         self.executor.poll(0.0)
 
     def _read(self, streams: dict[str, str], count: int, block: int | None) -> list[Any]:
@@ -67,6 +68,16 @@ def done(seconds: float) -> Outcome:
 
 def failed(seconds: float) -> Outcome:
     return Outcome(state=TrialState.FAILED, error="OSError: no space left on device", seconds=seconds)
+
+
+def test_a_silent_workers_slots_count_with_the_width_of_its_trials(rig: Rig) -> None:
+    gang = Attempt(number=0, attempt=1, subspace="all", params={}, compute_class="cpu", slots=3)
+    rig.executor.submit([gang])
+    rig.hear(Started(number=0, attempt=1, host="h", at=0.0, worker="gone"))
+    rig.clock.sleep(2.0)
+    rig.hear()
+    [cpu] = rig.executor.classes()
+    assert (cpu.slots, cpu.silent) == (10, 3)
 
 
 @pytest.fixture
