@@ -39,7 +39,7 @@ _DENIED = (403, 530)
 _DENIALS = ("WRONGPASS", "NOPERM", "NOAUTH", "invalid username-password", "Authentication required", "no permissions")
 
 #: errors of a URL that its transport cannot use
-_MISWRITTEN = (ValueError, TypeError, ImportError)
+_MISWRITTEN = (ValueError, TypeError)
 
 #: messages in one batch (Redis), and most messages without the broker's confirm (RabbitMQ)
 BATCH = 500

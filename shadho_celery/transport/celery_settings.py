@@ -8,7 +8,7 @@ from types import ModuleType
 from typing import Any
 
 import kombu
-from kombu.transport import TRANSPORT_ALIASES
+from kombu.transport import TRANSPORT_ALIASES, resolve_transport
 
 from shadho_celery.core.checks import mask
 from shadho_celery.errors import UsageError
@@ -28,23 +28,35 @@ def configuration() -> dict[str, Any]:
     own = Path("celeryconfig.py").absolute()
     if own.exists():
         settings |= _settings(own)
-    urls.check(urls.BROKER, str(settings["broker_url"]))
-    scheme, separator, _ = str(settings["broker_url"]).partition("://")
-    # A scheme may say more after a plus: redis+socket.
-    if separator and scheme.partition("+")[0] not in TRANSPORT_ALIASES:
-        raise UsageError(f"CELERY_BROKER_URL begins with {scheme}://, as no broker's does; write amqp:// or redis://")
-    try:
-        kombu.Connection(settings["broker_url"])
-    except (TypeError, ValueError):
-        # Not their text, which may have a part of the password. TypeError: an option of the query is no option.
-        raise UsageError(
-            f"{urls.BROKER} {mask(str(settings['broker_url']))} cannot be read; "
-            "write amqp://USER:PASSWORD@HOST:PORT/VHOST, with %40 for @ in the password, and so on"
-        ) from None
+    _check_broker(str(settings["broker_url"]))
     # Only now is the broker known. Without these settings Celery would not verify its certificate.
     if secure := tls(settings["broker_url"]):
         settings.setdefault("broker_use_ssl", secure)
     return settings
+
+
+def _check_broker(url: str) -> None:
+    """Raise UsageError for a URL that Celery cannot use."""
+    urls.check(urls.BROKER, url)
+    scheme, separator, _ = url.partition("://")
+    # A scheme may say more after a plus: redis+socket.
+    kind = scheme.partition("+")[0]
+    if separator and kind not in TRANSPORT_ALIASES:
+        raise UsageError(f"CELERY_BROKER_URL begins with {scheme}://, as no broker's does; write amqp:// or redis://")
+    try:
+        resolve_transport(kind if separator else None)
+        kombu.Connection(url)
+    except ImportError as error:
+        raise UsageError(
+            f"CELERY_BROKER_URL begins with {scheme}://, whose library is missing ({error}); install it, or write "
+            "amqp:// or redis://"
+        ) from None
+    except (TypeError, ValueError):
+        # Not their text, which may have a part of the password. TypeError: an option of the query is no option.
+        raise UsageError(
+            f"CELERY_BROKER_URL {mask(url)} cannot be read; write amqp://USER:PASSWORD@HOST:PORT/VHOST, "
+            "with %40 for @ in the password, and so on"
+        ) from None
 
 
 def _settings(path: Path) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from acceptance.commands import ROOT, Desk, until
+from acceptance.commands import desk as open_desk
 
 import shadho_celery
 from shadho_celery.embedded import embedded
@@ -58,6 +59,19 @@ def tried(desk: Desk) -> Counter[str]:
     """The params of the trials in the store that count."""
     counted = [trial for trial in desk.trials() if trial["state"] in ("COMPLETE", "PRUNED", "FAILED")]
     return Counter(repr(sorted(trial["params"].items())) for trial in counted)
+
+
+def test_a_study_runs_in_any_folder_and_under_any_name(no_orphans: None, tmp_path: Path) -> None:
+    """Paths that a socket cannot have, and names of which an URL would lose a part."""
+    name = "a#b?c%25;d"
+    folder = tmp_path / f"папка {name}" / ("x" * 200)
+    folder.mkdir(parents=True)
+    with open_desk(folder) as desk:
+        desk.study(settings={"classes": ["cpu"]})
+        for trials, which in (("2", "--study"), ("3", "--resume")):
+            command = desk.launch("my_study", "--trials", trials, which, name, "--json").wait(120)
+            assert command.code == 0, desk.said()
+            assert command.json()["trials"]["complete"] == int(trials)
 
 
 def test_a_study_finishes_without_any_server_and_stdout_is_one_json_object(desk: Desk) -> None:

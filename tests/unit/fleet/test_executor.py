@@ -87,6 +87,16 @@ def failed(seconds: float) -> Outcome:
     return Outcome(state=TrialState.FAILED, error="OSError: no space left on device", seconds=seconds)
 
 
+def test_a_silent_workers_slots_count_with_the_width_of_its_trials(rig: Rig) -> None:
+    gang = Attempt(number=0, attempt=1, subspace="all", params={}, compute_class="cpu", slots=3)
+    rig.executor.submit([gang])
+    rig.hear(Started(number=0, attempt=1, host="h", at=0.0, worker="gone"))
+    rig.clock.sleep(2.0)
+    rig.hear()
+    [cpu] = rig.executor.classes()
+    assert (cpu.slots, cpu.silent) == (10, 3)
+
+
 @pytest.fixture
 def rig() -> Rig:
     return Rig()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -148,3 +149,12 @@ def test_a_broker_url_that_cannot_be_read_is_refused_in_one_line_without_its_pas
 def test_a_broker_url_that_kombu_can_read_is_taken(url: str, elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CELERY_BROKER_URL", url)
     assert configuration()["broker_url"] == url
+
+
+def test_a_broker_whose_library_is_not_installed_is_refused_naming_it(
+    elsewhere: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CELERY_BROKER_URL", "sqs://x")
+    monkeypatch.setitem(sys.modules, "kombu.transport.SQS", None)
+    with pytest.raises(UsageError, match=r"begins with sqs://, whose library is missing .*SQS"):
+        configuration()
