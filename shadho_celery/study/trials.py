@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from struct import Struct
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -121,9 +121,17 @@ class FinishedTrials:
     def __reversed__(self) -> Iterator[Trial]:
         return self._whole(self.numbers[::-1])
 
-    def __getitem__(self, place: int) -> Trial:
-        """Return the trial that was the `place`-th to finish; -1 for the latest."""
-        return self.of([int(self._table()["number"][place])])[0]
+    @overload
+    def __getitem__(self, place: int) -> Trial: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> list[Trial]: ...
+
+    def __getitem__(self, place: int | slice) -> Trial | list[Trial]:
+        """Return the trial that was the `place`-th to finish, -1 for the latest; or those of a slice."""
+        if isinstance(place, slice):
+            return self.of(self.numbers[place])
+        return self.of([self.numbers[place]])[0]
 
     @property
     def numbers(self) -> list[int]:
