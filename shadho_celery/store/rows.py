@@ -20,7 +20,8 @@ from shadho_celery.store.tables import trials
 COLUMNS = [str.__str__(c.name) for c in trials.columns if c.name != "study"]
 #: columns with text of the trial's or the machine's own
 _TEXTS = ("error", "host", "warning")
-_JSON = ("params", "metrics", "live")
+#: columns with JSON
+JSON = ("params", "metrics", "live")
 #: columns that a search does not need of finished trials; most bytes of a row are in them
 _AT_LENGTH = ("metrics", "error")
 #: stored fields of a live attempt
@@ -42,9 +43,9 @@ class Reader:
         #: those of a trial, those of its outcome, and others
         self.columns = list(dict.fromkeys([*self._own, *self._of_outcome, *columns]))
         # Text: the database's own decoder would end at the first row that is no JSON, and not say at which.
-        self.query = sa.select(*(sa.cast(trials.c[n], sa.Text) if n in _JSON else trials.c[n] for n in self.columns))
+        self.query = sa.select(*(sa.cast(trials.c[n], sa.Text) if n in JSON else trials.c[n] for n in self.columns))
         # An earlier version wrote no slots.
-        hints = {**_HINTS, "slots": _HINTS["slots"] | None, **dict.fromkeys(_JSON, str | None)}
+        hints = {**_HINTS, "slots": _HINTS["slots"] | None, **dict.fromkeys(JSON, str | None)}
         self._row = msgspec.defstruct("Row", [(name, hints[name]) for name in self.columns], array_like=True)
 
     def trial(self, row: Sequence[object]) -> Trial:

@@ -28,7 +28,7 @@ from shadho_celery.store.base import StudyRecord
 from shadho_celery.store.engine import is_outage, make_engine, remedy
 from shadho_celery.store.lock import described, is_held
 from shadho_celery.store.repair import copy, find_gone, move
-from shadho_celery.store.rows import BRIEF, COLUMNS, FULL, UNREADABLE, make_row
+from shadho_celery.store.rows import BRIEF, COLUMNS, FULL, JSON, UNREADABLE, make_row
 from shadho_celery.store.tables import (
     add_columns,
     damage,
@@ -50,7 +50,6 @@ PAGE = 2000
 
 _RECORD_COLUMNS = [studies.c[each.name] for each in fields(StudyRecord)]
 _UPDATED = [name for name in COLUMNS if name not in {"number", "subspace", "params", "seed", "asked_at"}]
-_JSON = ("params", "metrics", "live")
 _INSERT = sa.insert(trials)
 #: Sets the columns that it is given. A finished trial keeps its first result, whichever scheduler writes.
 _UPDATE = sa.update(trials).where(
@@ -310,7 +309,7 @@ def _execute_many(connection: sa.Connection, statement: sa.Insert | sa.Update, r
     """Execute a statement on `trials` with each of `rows` by the driver itself, in half of SQLAlchemy's time."""
     text, names = _compiled(connection.dialect, statement, tuple(rows[0]))
     for row in rows:
-        row.update({name: json.dumps(row[name]) for name in _JSON if row.get(name) is not None})
+        row.update({name: json.dumps(row[name]) for name in JSON if row.get(name) is not None})
     connection.exec_driver_sql(text, [itemgetter(*names)(row) for row in rows] if names else rows)
 
 

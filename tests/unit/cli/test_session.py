@@ -21,9 +21,10 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def warnings(known_for: float, trouble: ServiceError | None = None) -> list[str]:
     """Return the warnings where no worker is announced, known for so many seconds."""
-    executor = SimpleNamespace(known_for=known_for, trouble=trouble, notices=list, workers={})
+    executor = SimpleNamespace(known_for=known_for, trouble=trouble, notices=list, workers={}, unsigned=0)
     session: Any = SimpleNamespace(
         _executor=executor,
+        _study=SimpleNamespace(trouble=None),
         _file=SimpleNamespace(module="m"),
         _widest=1,
         _settings=StudySettings(classes=("cpu",)),
