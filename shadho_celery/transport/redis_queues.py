@@ -88,7 +88,7 @@ class AMQP(celery.app.amqp.AMQP):  # type: ignore[misc]
 
 
 class _Item(Struct):
-    """What is read of a queue's item."""
+    """Fields of a queue's item that are read."""
 
     body: str
     headers: dict[str, Any]
