@@ -13,7 +13,7 @@ attempts  hash    trial number -> ``N`` all up to N are void, ``N:delivery`` N i
 done      bitmap  1 at the numbers of ended trials that `attempts` has no more
 leases    zset    ``number.attempt`` -> moment the lease ends (ms, the server's clock); 0 once it has
 cancel    set     numbers of running trials that should stop
-holder    string  ``host process start:fence`` of the study's scheduler; it expires after HOLD_SECONDS
+holder    string  ``host process start:fence:signature`` of the study's scheduler; it expires after HOLD_SECONDS
 ========  ======  ===================================================================================
 
 All of them have a time to live, which scheduler and workers renew: a study whose scheduler does not come back is
@@ -81,6 +81,9 @@ _TYPES = {
 
 #: greatest first part of an event's id, which no clock gives: nothing can be added to the stream any more
 _LAST_ID = str(2**64 - 1)
+
+#: value of the lock: the holder's name, its fencing number, and its signature
+_HOLDER = re.compile(r"\S+ \d{1,10}( \S+){1,2}:\d{1,19}:[0-9a-f]*")
 
 #: member of the leases
 _MEMBER = re.compile(r"(\d{1,16})\.(\d{1,16})")
@@ -223,8 +226,8 @@ class SchedulerChannel:
         self._client = client
         self._study = study
         self._signer = signer
-        self._holder = f"{holder_name()}:{fence}"
         self._attempts, self._leases, self._events = keys(study, "attempts", "leases", "events")
+        self._holder = self._signed(f"{holder_name()}:{fence}")
         #: entries, leases and keys that no worker has written: not signed with our key, no records, or of a wrong type
         self.forged = 0
         #: id of the last event that was read and is not confirmed; without one the stream is read from its start, for
@@ -253,7 +256,7 @@ class SchedulerChannel:
     def lock(self) -> None:
         """Lock the study on this Redis. Raises StudyLocked if another scheduler runs it, from another store."""
         held = self._hold()
-        if held != self._holder and not is_held(held.rpartition(":")[0], math.inf, 0.0):
+        if held != self._holder and not is_held(held.partition(":")[0], math.inf, 0.0):
             held = self._hold(dead=held)
         if held != self._holder:
             raise StudyLocked(
@@ -282,8 +285,17 @@ class SchedulerChannel:
         self._hold(seconds=0.0)
 
     def _hold(self, *, seconds: float = HOLD_SECONDS, dead: str = "", recorded: str = "") -> str:
-        """Return the lock's holder after an attempt to renew it, or to take it."""
-        return str(run(self._client, "confirm", self._study, self._holder, int(1000 * seconds), dead, recorded))
+        """Return the lock's holder after an attempt to renew it, or to take it from nobody, `dead` or a forged one."""
+        held = str(run(self._client, "confirm", self._study, self._holder, int(1000 * seconds), dead, recorded))
+        is_holder = _HOLDER.fullmatch(held) and held == self._signed(held.rpartition(":")[0])
+        if is_holder or held == dead:
+            return held
+        self.forged += 1
+        return self._hold(seconds=seconds, dead=held, recorded=recorded)
+
+    def _signed(self, holder: str) -> str:
+        """Return the lock's value for a holder: its name, its fence, and their signature if there is a key."""
+        return f"{holder}:{self._signer.sign(self._study + holder)}"
 
     def note_end(self, number: int, attempt: int) -> None:
         """Note that an attempt has ended its trial: once that is recorded, `attempts` need not keep it."""

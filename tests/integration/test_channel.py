@@ -48,7 +48,7 @@ from shadho_celery.transport.quarantine import Breaker, Quarantine
 from shadho_celery.transport.redis import connect
 from shadho_celery.transport.registry import Registry, StudyWants, Worker
 from shadho_celery.transport.seats import SchedulerSeats, Seat, WorkerSeats
-from shadho_celery.transport.signing import UNSIGNED
+from shadho_celery.transport.signing import UNSIGNED, Signer
 
 S = TrialState
 
@@ -538,8 +538,8 @@ def test_a_wish_to_stop_does_not_reach_the_next_attempt(
 
 def holder_elsewhere(client: Any) -> str:
     """Have the scheduler of another machine hold the study; return its name."""
-    client.set("shadho:k1:holder", "elsewhere 1 1:1", px=60_000)
-    return "elsewhere 1 1:1"
+    client.set("shadho:k1:holder", "elsewhere 1 1:1:", px=60_000)
+    return "elsewhere 1 1:1:"
 
 
 def test_a_second_scheduler_of_a_study_is_refused_in_one_line_while_the_first_lives(
@@ -562,7 +562,7 @@ def test_a_schedulers_lock_passes_on_when_it_has_died_and_from_another_machine_w
     client: Any, scheduler: SchedulerChannel
 ) -> None:
     host, pid, _, namespace = holder_name().split(" ")
-    client.set("shadho:k1:holder", f"{host} {pid} 1 {namespace}:7", px=60_000)
+    client.set("shadho:k1:holder", f"{host} {pid} 1 {namespace}:7:", px=60_000)
     scheduler.lock()
     assert 0 < client.pttl("shadho:k1:holder") <= 1000 * HOLD_SECONDS <= 1000 * LOCK_SECONDS
     held = holder_elsewhere(client)
@@ -585,6 +585,19 @@ def test_a_scheduler_that_lost_its_lock_stops_and_removes_nothing(
     assert client.xlen("shadho:k1:events") == 1
     scheduler.unlock()
     assert client.get("shadho:k1:holder") == held
+
+
+@pytest.mark.parametrize("forged", ["x", "elsewhere 1 1:1", "elsewhere 1 1:1:", f"elsewhere 1 1:1:{64 * 'a'}"])
+def test_a_lock_that_is_not_signed_with_the_fleets_key_counts_for_nothing(client: Any, forged: str) -> None:
+    scheduler = SchedulerChannel(client, "k1", Signer(b"k" * 32))
+    client.set("shadho:k1:holder", forged)
+    scheduler.lock()
+    client.set("shadho:k1:holder", forged)
+    scheduler.confirm()
+    other = SchedulerChannel(client, "k1", Signer(b"k" * 32), fence=1)
+    with pytest.raises(StudyLocked):
+        other.lock()
+    assert scheduler.forged == 2
 
 
 def test_a_redis_that_is_full_is_emptied_although_it_takes_no_lock(private_redis: str) -> None:

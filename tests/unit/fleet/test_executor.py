@@ -161,7 +161,7 @@ def test_a_lost_worker_is_seen_although_the_schedulers_clock_is_set(machine_time
 
 
 def test_a_scheduler_publishes_nothing_once_another_one_has_the_study(rig: Rig) -> None:
-    rig.other_holder = "elsewhere 1 1:1"
+    rig.other_holder = "elsewhere 1 1:1:"
     rig.clock.sleep(HOLD_SECONDS)
     with pytest.raises(LockLost):
         rig.executor.submit([queued(0)])
