@@ -46,8 +46,8 @@ def make_older(fleet: Fleet) -> None:
         store.execute(f"DELETE FROM trials WHERE number >= {TRIALS - 2}")
     with connect(fleet.redis) as client:
         # The queued one was lost and tried again since.
-        [attempts] = client.scan_iter("shadho:*:attempts")
-        client.hset(attempts, "1", "done:3:12345678")
+        [done] = client.scan_iter("shadho:*:done")
+        client.hset(done.replace(":done", ":attempts"), "1", "done:3:12345678")
 
 
 def resume(fleet: Fleet, *words: str) -> Command:
