@@ -16,8 +16,8 @@ from shadho_celery.core.trial import Name
 #: expected classes, the strongest first, until their workers have announced hardware
 DEFAULT_CLASSES = ("gpu_large", "gpu_small", "cpu")
 
-#: form of a compute class's name, which is also that of a queue and of a log, and stands in lists with commas
-CLASS_NAME = r"\A[^,/\x00-\x1f\x7f\ud800-\udfff]{1,60}\Z"
+#: form of a compute class's name, which is also that of a queue, and stands in lists with commas
+CLASS_NAME = r"\A[^,\x00-\x1f\x7f\ud800-\udfff]{1,60}\Z"
 
 #: memory of a GPU that makes its machine `gpu_large`
 LARGE_GPU_BYTES = 16 * 2**30

@@ -38,7 +38,7 @@ class StudySettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         tuple[Annotated[str, Meta(pattern=CLASS_NAME)], ...],
         Meta(
             description="compute classes the study expects, the strongest first: a list of names of up to 60 "
-            "characters, without commas and slashes"
+            "characters, without commas"
         ),
     ] = ()
     cores: Annotated[Count, Meta(description="cores that one trial uses")] = 1

@@ -98,11 +98,11 @@ def test_every_setting_can_be_stated(write: Callable[..., str]) -> None:
     assert file.settings == StudySettings(**{**stated, "classes": ("gpu", "cpu")})
 
 
-@pytest.mark.parametrize("name", ["a,b", "a/b", "", "a\nb", "\ud800", "x" * 61])
+@pytest.mark.parametrize("name", ["a,b", "", "a\nb", "\ud800", "x" * 61])
 def test_a_class_whose_name_no_list_of_queues_can_have_is_refused(write: Callable[..., str], name: str) -> None:
     message = refusal(write(GOOD + f"STUDY = {{'classes': ['cpu', {name!a}]}}\n"))
     assert "'classes'" in message
-    assert "without commas and slashes" in message
+    assert "without commas" in message
 
 
 @pytest.mark.parametrize("key", ["seconds", "target", "gang_wait_seconds", "weight", "trial_timeout"])
