@@ -93,9 +93,9 @@ class LeaseMonitor:
         self._states = dict(zip(keys, self.channel.states(keys), strict=True))
 
     def missing(self) -> list[tuple[int, int]]:
-        """Return the (number, attempt) pairs that nobody runs, that nobody can claim, and that brought no event.
+        """Return the (number, attempt) pairs that are void in Redis and brought no event: no worker can claim them.
 
-        Claimed ones of which Redis has had no trace for a while are among the next losses.
+        Claimed ones of which Redis has had no trace for MAX_UNLEASED looks are among the next losses.
         To be called when all events before the last look have been handled: a backlog of them may hold results.
         """
         found = []

@@ -154,20 +154,6 @@ class WorkerChannel:
         lost = Lost(number=number, attempt=attempt, reason=reason, claimed=False)
         run(self._client, "cancel", study, "keep", number, attempt, seal(study, lost, self._signer))
 
-    def finish_and_claim(
-        self,
-        study: str,
-        result: Result | None,
-        started: Started | None,
-        *,
-        delivery: str | None = None,
-        watched: bool = False,
-    ) -> tuple[bool, Claim]:
-        """Finish one attempt and claim the next, as `exchange`; either may be None."""
-        results, claims = [result] if result else [], [started] if started else []
-        finished, claimed = self.exchange(study, results, claims, delivery or new_delivery(), watched=watched)
-        return any(finished), claimed[0] if claimed else Claim.REFUSED
-
     def exchange(
         self, study: str, results: Sequence[Result], claims: Sequence[Started], delivery: str, *, watched: bool = False
     ) -> tuple[list[bool], list[Claim]]:
@@ -285,7 +271,7 @@ class SchedulerChannel:
         self._hold(seconds=0.0)
 
     def _hold(self, *, seconds: float = HOLD_SECONDS, dead: str = "", recorded: str = "") -> str:
-        """Return the lock's holder after an attempt to renew it, or to take it from nobody, `dead` or a forged one."""
+        """Renew the lock, or take it where nobody, `dead` or a forged holder has it; return its holder."""
         held = str(run(self._client, "confirm", self._study, self._holder, int(1000 * seconds), dead, recorded))
         is_holder = _HOLDER.fullmatch(held) and held == self._signed(held.rpartition(":")[0])
         if is_holder or held == dead:

@@ -130,7 +130,7 @@ class PlayedWorkers:
     def _claim(self, payload: Payload, attempt: Attempt) -> None:
         name, delivery = self._free.pop(), new_delivery()
         started = Started(number=attempt.number, attempt=attempt.attempt, host=name, at=time.time(), worker=name)
-        _, claim = self._channels[name].finish_and_claim(payload.study, None, started, delivery=delivery)
+        _, [claim] = self._channels[name].exchange(payload.study, [], [started], delivery)
         if claim is not Claim.TAKEN:
             self._free.append(name)
             return
@@ -152,7 +152,7 @@ class PlayedWorkers:
             )
             compute_class = self._announcement.compute_class
             ended = Result(**key, outcome=outcome, host=name, compute_class=compute_class, at=time.time(), worker=name)
-            self._channels[name].finish_and_claim(study, ended, None, delivery=delivery)
+            self._channels[name].exchange(study, [ended], [], delivery)
             self._ended[name] = time.monotonic()
             self.finished += 1
             self._free.insert(0, name)

@@ -9,10 +9,11 @@ from collections.abc import Iterator
 from typing import Any, Protocol
 
 import pytest
+from services.channels import Channel
 
 from shadho_celery.core.attempts import Attempts
 from shadho_celery.core.trial import WELL, Outcome, Result, Started, TrialState
-from shadho_celery.transport.channel import Claim, SchedulerChannel, WorkerChannel, keys
+from shadho_celery.transport.channel import Claim, SchedulerChannel, keys
 from shadho_celery.transport.redis import connect
 
 STUDY, NUMBER = "k1", 0
@@ -108,8 +109,8 @@ class InRedis:
         """Attempts whose results have come through to the scheduler."""
         return [event.attempt for event in self.scheduler.drain(0) if isinstance(event, Result)]
 
-    def _worker(self, attempt: int) -> WorkerChannel:
-        return WorkerChannel(self._client, lease_seconds=600.0, worker=f"w{attempt}")
+    def _worker(self, attempt: int) -> Channel:
+        return Channel(self._client, lease_seconds=600.0, worker=f"w{attempt}")
 
 
 @pytest.fixture
@@ -243,5 +244,5 @@ def test_a_copy_is_claimed_once_only_though_the_first_attempt_is_given_up(client
         redis.start(attempt)
     redis.lose(1)
     started = Started(number=NUMBER, attempt=2, host="h", at=0.0)
-    _, again = WorkerChannel(client, worker="another").finish_and_claim(STUDY, None, started, delivery="another")
+    _, again = Channel(client, worker="another").finish_and_claim(STUDY, None, started, delivery="another")
     assert again is Claim.REFUSED

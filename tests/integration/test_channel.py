@@ -254,18 +254,9 @@ def test_a_claim_and_a_result_may_be_said_again_when_the_answer_was_lost(
     assert scheduler.drain(0) == [started(0), result(0)]
 
 
-@pytest.fixture
-def private_redis() -> Iterator[str]:
-    """The URL of a server whose end harms nobody else."""
-    server = services.start_any("a private Redis is needed", services.RedisServer)
-    assert isinstance(server, services.RedisServer)
-    yield server.url
-    server.stop()
-
-
-def test_a_message_with_a_great_number_of_attempts_does_not_freeze_redis(private_redis: str) -> None:
-    """A worker refuses it, but whoever can write to Redis can run the script."""
-    with connect(private_redis) as client:
+def test_a_message_with_a_great_number_of_attempts_does_not_freeze_redis(private_redis: services.RedisServer) -> None:
+    """A worker refuses such a message, but any client of Redis can run the script."""
+    with connect(private_redis.url) as client:
         worker = Channel(client)
         assert worker.claim("k1", started(attempt=2**53 - 1))
         assert worker.finish("k1", failed(0, attempt=2**53 - 1))
@@ -600,8 +591,8 @@ def test_a_lock_that_is_not_signed_with_the_fleets_key_counts_for_nothing(client
     assert scheduler.forged == 2
 
 
-def test_a_redis_that_is_full_is_emptied_although_it_takes_no_lock(private_redis: str) -> None:
-    with connect(private_redis) as client:
+def test_a_redis_that_is_full_is_emptied_although_it_takes_no_lock(private_redis: services.RedisServer) -> None:
+    with connect(private_redis.url) as client:
         scheduler = SchedulerChannel(client, "k1")
         Channel(client).claim("k1", started())
         assert scheduler.drain(0) == [started()]

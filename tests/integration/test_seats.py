@@ -215,7 +215,7 @@ def test_a_seat_that_is_renewed_late_is_held_on_where_nobody_has_taken_it(
 def test_after_redis_has_lost_its_memory_replicas_go_on(
     client: Any, seats: WorkerSeats, worker: Channel, books: SchedulerSeats
 ) -> None:
-    """Whether their trial's own worker has told of it again, or not yet; nobody is let in that was not."""
+    """Their seats are recorded again, before their trial's worker has recorded it or after; no new replica gets in."""
     seats.take("k1", SEAT, "a")
     client.flushdb()
     assert seats.renew("k1", [(SEAT, "a")]) == ["ok"]

@@ -293,7 +293,7 @@ def test_a_worker_with_a_key_does_what_is_signed_with_it_and_nothing_else(
 
 
 def test_results_that_are_not_signed_count_for_nothing(table: Desk, signed: Command, key: Path, redis_url: str) -> None:
-    """Whoever reaches Redis can write a splendid loss into a study's stream."""
+    """Any client of Redis can write a low loss into a study's stream."""
     outcome = Outcome(state=TrialState.COMPLETE, loss=-1e9)
     forged = msgspec.to_builtins(Result(number=0, attempt=1, outcome=outcome, at=0.0))
     table.study(seconds=1.0)
@@ -467,7 +467,7 @@ def test_a_redis_user_of_a_class_can_neither_announce_workers_of_another_nor_tak
 
 
 def exposed(table: Desk, words: list[str]) -> set[str]:
-    """Where any of `words` can be read by others: command lines, logs and output, the store, the state folder."""
+    """Return the places that show any of `words`: command lines, logs and output, the store, the state folder."""
     places = {f"command line {pid}": line for pid, line in table.processes().items()}
     files = [
         path for path in table.folder.rglob("*") if path.is_file() and path.name not in ("fleet.urls", "shadho.key")

@@ -1,13 +1,27 @@
-"""A worker's end of the channel for tests, which claim and finish apart; workers do both in one step."""
+"""A worker's end of the channel for tests, which claim and finish one attempt at a time; workers do so in bundles."""
 
 from __future__ import annotations
 
 from shadho_celery.core.trial import Result, Started
-from shadho_celery.transport.channel import Claim, WorkerChannel
+from shadho_celery.transport.channel import Claim, WorkerChannel, new_delivery
 
 
 class Channel(WorkerChannel):
-    """A worker's end that claims and finishes apart."""
+    """A worker's end that claims and finishes one attempt at a time."""
+
+    def finish_and_claim(
+        self,
+        study: str,
+        result: Result | None,
+        started: Started | None,
+        *,
+        delivery: str | None = None,
+        watched: bool = False,
+    ) -> tuple[bool, Claim]:
+        """Finish one attempt and claim the next, as `exchange`; either may be None."""
+        results, claims = [result] if result else [], [started] if started else []
+        finished, claimed = self.exchange(study, results, claims, delivery or new_delivery(), watched=watched)
+        return any(finished), claimed[0] if claimed else Claim.REFUSED
 
     def claim(self, study: str, started: Started) -> bool:
         """Claim an attempt; return whether it is this worker's now."""

@@ -72,7 +72,7 @@ class Rig:
         self.dispatch.send()
 
     def told(self) -> list[Any]:
-        """What the services were told since the last call."""
+        """Return the calls of the services since the last call."""
         told, self.services.told = self.services.told, []
         return told
 

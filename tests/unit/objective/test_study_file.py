@@ -107,7 +107,7 @@ def test_a_class_whose_name_no_list_of_queues_can_have_is_refused(write: Callabl
 
 @pytest.mark.parametrize("key", ["seconds", "target", "gang_wait_seconds", "weight", "trial_timeout"])
 def test_a_number_may_be_one_of_numpys_floats(write: Callable[..., str], key: str) -> None:
-    """Which are what its functions give; they are Python's floats, too."""
+    """numpy's functions return them; they are Python's floats, too."""
     file = load(write(GOOD + f"import numpy\nSTUDY = {{{key!r}: numpy.sqrt(2.25)}}\n"))
     assert file.stated == {key: 1.5}
 

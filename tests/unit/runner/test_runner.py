@@ -401,7 +401,7 @@ CHECKPOINTS = str(Path(tempfile.gettempdir()) / "shadho-no-checkpoints" / "4")
 
 
 def order(deed: str, *, slots: int = 1, budget: float | None = None, **changes: Any) -> RunAttempt:
-    """What has a process run the deed; `changes` are of the order, the others of its attempt."""
+    """Return the record that has a process run the deed; `changes` are of the order, the others of its attempt."""
     params = changes.pop("params", {"do": DEEDS.index(deed), "x": 0.25})
     attempt = Attempt(number=4, attempt=2, subspace="all", seed=11, params=params, slots=slots, budget=budget)
     told = {"module": "deeds", "checkpoint_dir": CHECKPOINTS, "compute_class": "gpu_large", "slot": 1, **changes}

@@ -133,7 +133,7 @@ Params = frozenset[tuple[str, Any]]
 
 
 def drawn(study: Study) -> Counter[tuple[str, Params, int]]:
-    """What the trials are, whatever their order: subspace, params and seed."""
+    """Count the trials by subspace, params and seed, in any order."""
     return Counter((t.subspace, frozenset(t.params.items()), t.seed) for t in study)
 
 

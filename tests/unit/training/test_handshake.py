@@ -92,7 +92,7 @@ def test_what_follows_the_handshake_of_an_encrypted_gang_is_read_by_its_two_ends
 def test_a_handshake_that_is_changed_on_its_way_ends_an_encrypted_connection(
     ends: tuple[Wire, Wire], change: str
 ) -> None:
-    """Its key is of all that was said: somebody between the ends cannot give a replica another seat or other data."""
+    """The session key is derived from the whole handshake: a relay cannot give a replica another seat or other data."""
     near, far = ends
     frames = {"rank": Kind.HELLO, "seed": Kind.WELCOME}
 
