@@ -65,19 +65,28 @@ class Bundle:
         with self._lock:
             return self._waiting.popleft() if self._waiting else None
 
+    def waiting(self) -> list[Attempt]:
+        """Return the claimed attempts that are not begun."""
+        with self._lock:
+            return list(self._waiting)
+
     def add(self, result: Result) -> None:
         """Enter a result; the next `exchange` sends it."""
         with self._lock:
             self._results.append(result)
 
-    def relieve(self) -> None:
-        """Send the results and give back what waits, if the trial before it takes long. Raises redis-py's errors."""
+    def relieve(self, recall: Callable[[], None]) -> None:
+        """Send the results and give back what waits, if the trial before it takes long. Raises redis-py's errors.
+
+        `recall` takes it back from the slot's process.
+        """
         if self._clock.now() - self._claimed_at < PATIENCE_SECONDS or not self._lock.acquire(blocking=False):
             # Or the slot's thread sends them in this moment.
             return
         try:
             self._send([])
             if self._waiting:
+                recall()
                 waiting = [(attempt.number, attempt.attempt) for attempt in self._waiting]
                 reason = "it waited behind a long trial of the same message"
                 self._channel.give_back(self.payload.study, waiting, reason)

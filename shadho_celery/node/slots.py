@@ -169,7 +169,11 @@ class Slots:
         """Claim and run the attempts of a message, one after another, and send their results."""
         self._bundles[slot] = bundle
         while bundle.unclaimed:
-            self._exchange(bundle, len(bundle.unclaimed) if self._was_quick[slot] else 1)
+            if self._was_quick[slot]:
+                self._exchange(bundle, len(bundle.unclaimed))
+                self._runners[slot].send_ahead([self._order(slot, bundle.payload, each) for each in bundle.waiting()])
+            else:
+                self._exchange(bundle, 1)
             while (attempt := bundle.next()) is not None:
                 outcome, stopped = self._drive(slot, bundle.payload, attempt, bundle.delivery)
                 is_quick = (outcome.seconds or 0.0) < QUICK_SECONDS
@@ -282,18 +286,6 @@ class Slots:
         """
         number, which, runner = attempt.number, attempt.attempt, self._runners[slot]
         lease = Lease(study=payload.study, number=number, attempt=which, delivery=delivery, runner=runner, seat=seat)
-        whose = number if attempt.origin is None else attempt.origin
-        order = RunAttempt(
-            attempt=attempt,
-            module=payload.module,
-            checkpoint_dir=str(self._checkpoints / payload.study / str(whose)),
-            compute_class=self._worker.compute_class,
-            slot=slot,
-            timeout=payload.timeout,
-            replica=payload.replica,
-            encrypted=bool(self.signer.fingerprint),
-        )
-
         unsent = 0
 
         def on_report(said: Reported) -> None:
@@ -311,11 +303,25 @@ class Slots:
             self._persist(lambda: self._seats.call(payload.study, call))
 
         with self._leases.holding(lease):
-            outcome = runner.run(order, on_report, on_gang)
+            outcome = runner.run(self._order(slot, payload, attempt), on_report, on_gang)
         if unsent:
             warning = f"{unsent} reports were lost: Redis did not take them, or its scheduler was away for long"
             outcome = replace(outcome, warning=joined(outcome.warning, warning))
         return outcome, lease.stopped
+
+    def _order(self, slot: int, payload: Payload, attempt: Attempt) -> RunAttempt:
+        """Return an attempt of a message as the order for a slot's process."""
+        whose = attempt.number if attempt.origin is None else attempt.origin
+        return RunAttempt(
+            attempt=attempt,
+            module=payload.module,
+            checkpoint_dir=str(self._checkpoints / payload.study / str(whose)),
+            compute_class=self._worker.compute_class,
+            slot=slot,
+            timeout=payload.timeout,
+            replica=payload.replica,
+            encrypted=bool(self.signer.fingerprint),
+        )
 
     def _persist(self, call: Callable[[], T]) -> T:
         """Try `call` until Redis answers: a claim or a result must not be dropped because Redis restarts."""
@@ -334,8 +340,8 @@ class Slots:
         while not self._closing.wait(BEAT_SECONDS):
             try:
                 self._leases.renew()
-                for bundle in list(self._bundles.values()):
-                    bundle.relieve()
+                for slot, bundle in list(self._bundles.items()):
+                    bundle.relieve(self._runners[slot].recall)
                 self._heartbeat.beat(has_free_slot=self._free.qsize() > 0)
             except redis.RedisError as error:
                 log.warning("Redis does not answer (%s); leases may run out", error)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import faulthandler
 import inspect
 import os
-import queue
 import random
 import signal
 import socket
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from importlib.util import find_spec
@@ -48,7 +48,11 @@ class Child:
         self._timed_out = threading.Event()
         #: True while the objective itself runs: the time limit may interrupt nothing else
         self._is_in_objective = False
-        self._orders: queue.SimpleQueue[protocol.RunAttempt] = queue.SimpleQueue()
+        #: orders that are not begun, and the number of the one that is; both change under the condition
+        self._orders: deque[protocol.RunAttempt] = deque()
+        self._current = 0
+        self._is_recalled = False
+        self._changed = threading.Condition()
         self._studies: dict[str, tuple[Objective, Space]] = {}
 
     def serve(self, modules: Sequence[str]) -> None:
@@ -62,10 +66,23 @@ class Child:
                 self._study(name)
         cleanup = Cleanup()
         self._send(protocol.Ready())
-        while True:
-            self._serve_one(self._orders.get(), cleanup)
+        while self._serve_one(self._next(), cleanup):
+            pass
+        # The worker replaces this process; what was sent ahead runs in the next one.
+        os._exit(0)
 
-    def _serve_one(self, order: protocol.RunAttempt, cleanup: Cleanup) -> None:
+    def _next(self) -> protocol.RunAttempt:
+        """Return the next order, and begin it: stopping and interrupting are for this one from now on."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._orders)
+            order = self._orders.popleft()
+            self._current = order.order
+            self._stop.clear()
+            self._timed_out.clear()
+        return order
+
+    def _serve_one(self, order: protocol.RunAttempt, cleanup: Cleanup) -> bool:
+        """Run an attempt and send its end; return whether this process is fit for another one."""
         is_over = False
 
         def tell(record: protocol.FromChild) -> None:
@@ -74,6 +91,7 @@ class Child:
                 if not is_over:
                     self._send(record)
 
+        cleanup.forget_output()
         outcome = self._run(order, tell, cleanup.spares[2])
         if os.getpid() != self._pid:
             # The trial has forked, and this is its child, which has returned too.
@@ -87,23 +105,37 @@ class Child:
         with self._sending:
             is_over = True
             # A process that has run out of memory may still hold some.
-            self._send(protocol.Ended(outcome=outcome, is_unfit=bool(left) or outcome.out_of_memory))
+            is_unfit = bool(left) or outcome.out_of_memory
+            record = protocol.Ended(
+                order=order.order, outcome=outcome, is_unfit=is_unfit, is_recalled=self._is_recalled
+            )
+            self._send(record)
+        return not is_unfit
 
     def _listen(self) -> None:
         """Read the pipe; end this process when either end of it is closed."""
         with suppress(OSError, ValueError):
             for line in self._pipe.makefile("r", encoding="utf-8", newline="\n"):
-                record = protocol.decode_to_child(line)
-                if isinstance(record, protocol.RunAttempt):
-                    self._stop.clear()
-                    self._timed_out.clear()
-                    self._orders.put(record)
-                elif isinstance(record, protocol.TimeUp):
-                    self._timed_out.set()
-                    signal.pthread_kill(threading.main_thread().ident or 0, _INTERRUPT)
-                else:
-                    self._stop.set()
+                with self._changed:
+                    self._obey(protocol.decode_to_child(line))
         os._exit(protocol.PIPE_LOST)
+
+    def _obey(self, record: protocol.ToChild) -> None:
+        if isinstance(record, protocol.RunAttempt):
+            self._orders.append(record)
+            self._is_recalled = False
+            self._changed.notify()
+        elif isinstance(record, protocol.Recall):
+            self._orders.clear()
+            self._is_recalled = True
+        elif record.order != self._current:
+            # Its trial ended while it was on its way.
+            return
+        elif isinstance(record, protocol.TimeUp):
+            self._timed_out.set()
+            signal.pthread_kill(threading.main_thread().ident or 0, _INTERRUPT)
+        else:
+            self._stop.set()
 
     def _interrupt(self, *_: object) -> None:
         if self._is_in_objective and self._timed_out.is_set():
@@ -117,7 +149,7 @@ class Child:
         def report(step: int, loss: float) -> None:
             # A replica computes for the trial; its coordinator sends the reports.
             if seat is None:
-                tell(protocol.Reported(step=step, loss=loss))
+                tell(protocol.Reported(order=order.order, step=step, loss=loss))
 
         def call_replicas(address: str, token: str, backups: int) -> None:
             if seat is not None:
@@ -135,12 +167,12 @@ class Child:
             called.append(as_record(call, GangCall, "context.call_replicas", form))
             # The trial's limit is paused while it waits for replicas; the dump of `_run` would come too early.
             faulthandler.cancel_dump_traceback_later()
-            tell(protocol.Gang(call=called[-1]))
+            tell(protocol.Gang(order=order.order, call=called[-1]))
 
         def gang_assembled() -> None:
             # A gang without a call has no replicas of the fleet.
             if called:
-                tell(protocol.Gang(call=replace(called[-1], assembled=True)))
+                tell(protocol.Gang(order=order.order, call=replace(called[-1], assembled=True)))
 
         return LocalContext(
             trial=attempt.number,

@@ -97,6 +97,13 @@ class Cleanup:
             left.append("a closed sys.stdout")
         return list(dict.fromkeys(left))
 
+    def forget_output(self) -> None:
+        """Discard the output so far, which the worker collects in a file: the next trial's begins with it."""
+        with suppress(OSError):
+            if os.lseek(self.spares[1], 0, os.SEEK_CUR):
+                os.ftruncate(self.spares[1], 0)
+                os.lseek(self.spares[1], 0, os.SEEK_SET)
+
     def _reopen(self, number: int, _: object) -> None:
         os.dup2(self.spares[number], number)
 

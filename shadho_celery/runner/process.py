@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -90,18 +91,23 @@ class TrialProcess:
             return True
         return False
 
-    def send(self, record: ToChild) -> None:
-        """Send it a record; do nothing if it has died."""
+    def send(self, *records: ToChild) -> None:
+        """Send it records; do nothing if it has died."""
         with self._sending, suppress(OSError):
-            self._pipe.sendall(encode(record))
+            self._pipe.sendall(b"".join(map(encode, records)))
 
-    def receive(self) -> FromChild | None:
-        """Return its next record; None once it has ended. Raises BrokenRecord."""
+    def receive(self, gather: float = 0.0) -> FromChild | None:
+        """Return its next record; None once it has ended. Raises BrokenRecord.
+
+        If none is there yet, it lets more of them come for `gather` seconds.
+        """
         searched = 0
         while (end := self._received.find(b"\n", searched)) < 0:
             searched = len(self._received)
             if searched > MAX_RECORD:
                 raise BrokenRecord("the trial's process sent a record without an end")
+            if gather:
+                time.sleep(gather)
             try:
                 part = self._pipe.recv(1 << 16)
             except OSError:
@@ -126,12 +132,6 @@ class TrialProcess:
         for _ in range(int(seconds / 0.05)):
             if self._ready.is_set() or over.wait(0.05):
                 return
-
-    def forget_output(self) -> None:
-        """Discard its output so far."""
-        with suppress(OSError, ValueError):
-            self._output.seek(0)
-            self._output.truncate()
 
     def kill(self) -> None:
         """Kill it and its process tree."""

@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from shadho_celery.core.checks import resolve
+from shadho_celery.core.checks import decoder
 from shadho_celery.core.trial import MAX_TEXT, Attempt, GangCall, Int64, Outcome, ReplicaSeat
 
 #: seconds between a trial's time limit and the end of its process, if it does not return
@@ -22,12 +22,17 @@ MAX_RECORD = 16_000_000
 
 
 class _Record(Struct, frozen=True, kw_only=True, tag_field="kind", tag=str.lower, omit_defaults=True):
-    """A line of the pipe."""
+    """A line of the pipe.
+
+    `order` is the number of a RunAttempt. Several may be sent ahead, to be run one after another, so the records about
+    a trial name the one that they belong to.
+    """
 
 
 class RunAttempt(_Record, frozen=True, kw_only=True):
-    """To the process: run an attempt."""
+    """To the process: run an attempt, after those that were sent before."""
 
+    order: int = 0
     attempt: Attempt
     module: str
     checkpoint_dir: str
@@ -41,12 +46,20 @@ class RunAttempt(_Record, frozen=True, kw_only=True):
     encrypted: bool = False
 
 
+class Recall(_Record, frozen=True, kw_only=True):
+    """To the process: forget the attempts that are not begun."""
+
+
 class Stop(_Record, frozen=True, kw_only=True):
     """To the process: set the trial's stop flag."""
+
+    order: int
 
 
 class TimeUp(_Record, frozen=True, kw_only=True):
     """To the process: interrupt the trial."""
+
+    order: int
 
 
 class Ready(_Record, frozen=True, kw_only=True):
@@ -56,6 +69,7 @@ class Ready(_Record, frozen=True, kw_only=True):
 class Reported(_Record, frozen=True, kw_only=True):
     """From the process: the objective reported its loss."""
 
+    order: int
     step: Int64
     loss: float
 
@@ -63,22 +77,26 @@ class Reported(_Record, frozen=True, kw_only=True):
 class Gang(_Record, frozen=True, kw_only=True):
     """From the process: the trial calls for replicas, or its gang is assembled."""
 
+    order: int
     call: GangCall
 
 
 class Ended(_Record, frozen=True, kw_only=True):
     """From the process: the trial has ended."""
 
+    order: int
     outcome: Outcome
     #: True if the process is not fit for another trial
     is_unfit: bool = False
+    #: True if the process has got a Recall since the order: it does not begin another one by itself
+    is_recalled: bool = False
 
 
-ToChild = RunAttempt | Stop | TimeUp
+ToChild = RunAttempt | Recall | Stop | TimeUp
 FromChild = Ready | Reported | Gang | Ended
 
-# Each of a worker's slots decodes what its process sends in a thread of its own.
-resolve(ToChild, FromChild)
+# At import: each of a worker's slots decodes what its process sends in a thread of its own.
+_to_child, _from_child = decoder(ToChild), decoder(FromChild)
 
 
 def encode(record: ToChild | FromChild) -> bytes:
@@ -88,7 +106,7 @@ def encode(record: ToChild | FromChild) -> bytes:
 
 def decode_to_child(line: str) -> ToChild:
     """Return the record of a line that the worker wrote."""
-    record: ToChild = msgspec.convert(json.loads(line), ToChild)
+    record: ToChild = _to_child(line)
     return record
 
 
@@ -97,7 +115,7 @@ def decode_from_child(line: bytes) -> FromChild:
 
     Raises ValueError for anything else: a trial may have written it. msgspec's ValidationError is one.
     """
-    record: FromChild = msgspec.convert(json.loads(line), FromChild)
+    record: FromChild = _from_child(line)
     if isinstance(record, Ended):
         outcome = replace(record.outcome, error=_fit(record.outcome.error), warning=_fit(record.outcome.warning))
         if not outcome.is_an_end:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+
+from msgspec.structs import replace
 
 from shadho_celery.core.clock import SystemClock
 from shadho_celery.core.trial import GangCall, Outcome, TrialState
 from shadho_celery.runner.process import BrokenRecord, TrialProcess
-from shadho_celery.runner.protocol import HARD_SECONDS, Ended, Gang, Reported, RunAttempt, Stop, TimeUp
+from shadho_celery.runner.protocol import HARD_SECONDS, Ended, Gang, Ready, Recall, Reported, RunAttempt, Stop, TimeUp
 
 OnReport = Callable[[Reported], None]
 OnGang = Callable[[GangCall], None]
@@ -20,20 +24,49 @@ STOP_SECONDS = 2.0
 #: seconds for the import of the study modules; after that the import counts as part of the trial
 IMPORT_SECONDS = 300.0
 
+#: seconds for which the ends of short trials gather while the process has more of them to run
+GATHER_SECONDS = 0.001
+
 
 class Runner:
-    """Runs attempts in one slot's process, and starts the process when it needs one."""
+    """Runs attempts in one slot's process, and starts the process when it needs one.
+
+    `send_ahead` and `run` are for the slot's thread, the other methods for any.
+    """
 
     def __init__(self, modules: Sequence[str], environment: Mapping[str, str]) -> None:
         """`modules` are imported before the first trial; `environment` is added to that of this process."""
         self._arguments = ["shadho_celery.runner.child", *modules]
         self._environment = dict(environment)
         self._process: TrialProcess | None = None
+        #: numbers of the order that runs, and of the last one that was sent
+        self._current = 0
+        self._last = 0
+        #: orders that the process has and that are not begun, each after its number
+        self._ahead: deque[tuple[int, RunAttempt]] = deque()
+        #: True if some of them were taken back, and the process has not said so yet: it may have begun one
+        self._is_recalled = False
         self._lock = threading.Lock()
 
     def start(self) -> None:
         """Start the process unless it lives, without waiting until it is ready. Raises OSError."""
-        self._living()
+        with self._lock:
+            self._living()
+
+    def send_ahead(self, orders: Sequence[RunAttempt]) -> None:
+        """Send short attempts that are run next, in this order: each costs no round trip through the pipe then."""
+        with self._lock, suppress(OSError):
+            first = self._last + 1
+            self._send(self._living(), orders)
+            self._ahead.extend(enumerate(orders, first))
+
+    def recall(self) -> None:
+        """Take back the attempts that were sent ahead and are not begun."""
+        with self._lock:
+            if self._ahead and self._process is not None:
+                self._process.send(Recall())
+                self._is_recalled = True
+            self._ahead.clear()
 
     def run(self, order: RunAttempt, on_report: OnReport, on_gang: OnGang = lambda call: None) -> Outcome:
         """Run one attempt to its end; return its outcome, also if its process died.
@@ -43,13 +76,13 @@ class Runner:
         """
         began = SystemClock().now()
         try:
-            process = self._living()
+            process, number, has_more = self._begin(order)
         except OSError as error:
             return Outcome(state=TrialState.FAILED, error=f"the slot's process cannot be started: {error}", seconds=0.0)
-        limit = _TimeLimit(order.timeout, process)
+        limit = _TimeLimit(order.timeout, process, number)
         ended, broken = None, ""
         try:
-            ended = _converse(limit, order, on_report, on_gang)
+            ended = _converse(limit, has_more, on_report, on_gang)
         except BrokenRecord as error:
             broken = str(error)
             process.kill()
@@ -59,42 +92,74 @@ class Runner:
             raise
         finally:
             limit.end()
+            self._end(process, ended)
         if ended is None:
             how, out_of_memory = process.death()
             printed = f"; it last printed:\n{process.tail}" if process.tail else ""
             text, seconds = (broken or limit.reason or how) + printed, max(0.0, SystemClock().now() - began)
             return Outcome(state=TrialState.FAILED, error=text, seconds=seconds, out_of_memory=out_of_memory)
-        if ended.is_unfit:
-            process.kill()
         return ended.outcome
 
     def stop_trial(self) -> None:
         """Set the running trial's stop flag."""
-        if (process := self._process) is not None:
-            process.send(Stop())
+        with self._lock:
+            if self._process is not None:
+                self._process.send(Stop(order=self._current))
 
     def kill(self) -> None:
         """Kill the process and its process tree."""
         with self._lock:
             process, self._process = self._process, None
+            self._ahead.clear()
         if process is not None:
             process.kill()
 
-    def _living(self) -> TrialProcess:
-        """Return the process, a new one if the last one has died."""
+    def _begin(self, order: RunAttempt) -> tuple[TrialProcess, int, bool]:
+        """Send an order, unless it was sent ahead; return its process, its number, and whether others were sent."""
         with self._lock:
-            if self._process is not None and not self._process.is_idle():
-                self._process.kill()
-                self._process = None
-            self._process = self._process or TrialProcess(self._arguments, self._environment)
-            return self._process
+            if self._process is not None and self._ahead and self._ahead[0][1] == order:
+                self._current, _ = self._ahead.popleft()
+                return self._process, self._current, bool(self._ahead)
+            process = self._living()
+            self._send(process, [order])
+            self._current = self._last
+            return process, self._current, False
+
+    def _end(self, process: TrialProcess, ended: Ended | None) -> None:
+        """End the process if it is not fit for another trial."""
+        with self._lock:
+            if ended is None or ended.is_unfit:
+                # They have not run, and are sent again.
+                self._ahead.clear()
+            elif ended.is_recalled:
+                self._is_recalled = False
+        if ended is not None and ended.is_unfit:
+            process.kill()
+
+    def _send(self, process: TrialProcess, orders: Sequence[RunAttempt]) -> None:
+        numbered = [replace(order, order=self._last + place) for place, order in enumerate(orders, 1)]
+        self._last += len(orders)
+        process.send(*numbered)
+
+    def _living(self) -> TrialProcess:
+        """Return the process, a new one if the last one has died or may run what was taken back."""
+        if self._process is not None and (self._is_recalled or self._ahead or not self._process.is_idle()):
+            self._process.kill()
+            self._process = None
+        if self._process is None:
+            self._ahead.clear()
+            self._is_recalled = False
+            self._process = TrialProcess(self._arguments, self._environment)
+        return self._process
 
 
 class _TimeLimit:
     """Interrupts a trial when its time is up, and kills its process if that does not help."""
 
-    def __init__(self, seconds: float | None, process: TrialProcess) -> None:
+    def __init__(self, seconds: float | None, process: TrialProcess, number: int) -> None:
         self._seconds = seconds
+        #: number of its order
+        self.number = number
         #: the error of the trial, once the limit has killed its process
         self.reason = ""
         self.process = process
@@ -130,7 +195,7 @@ class _TimeLimit:
                 if not is_paused:
                     left -= time.monotonic() - began
             if not self._over.is_set():
-                self.process.send(TimeUp())
+                self.process.send(TimeUp(order=self.number))
         if self._over.wait(HARD_SECONDS):
             return
         with self._changed:
@@ -142,17 +207,17 @@ class _TimeLimit:
                 self.process.kill()
 
 
-def _converse(limit: _TimeLimit, order: RunAttempt, on_report: OnReport, on_gang: OnGang) -> Ended | None:
-    """Send the order and receive records until the trial ends; return None if the process has died."""
-    limit.process.forget_output()
-    limit.process.send(order)
+def _converse(limit: _TimeLimit, has_more: bool, on_report: OnReport, on_gang: OnGang) -> Ended | None:
+    """Receive records until the trial ends; return None if the process has died. `has_more` trials follow this one."""
     limit.begin()
-    for record in iter(limit.process.receive, None):
+    while (record := limit.process.receive(GATHER_SECONDS if has_more else 0.0)) is not None:
+        if isinstance(record, Ready) or record.order != limit.number:
+            continue
         if isinstance(record, Reported):
             on_report(record)
         elif isinstance(record, Gang):
             limit.pause(paused=not record.call.assembled)
             on_gang(record.call)
-        elif isinstance(record, Ended):
+        else:
             return record
     return None

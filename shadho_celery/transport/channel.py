@@ -33,6 +33,7 @@ from itertools import chain
 
 import msgspec
 
+from shadho_celery.core.checks import decoder
 from shadho_celery.core.failures import kind_of
 from shadho_celery.core.trial import WELL, Event, GangEvent, Lost, Report, Result, Started, TrialState
 from shadho_celery.errors import LockLost, StudyLocked, UsageError
@@ -88,6 +89,8 @@ _HOLDER = re.compile(r"\S+ \d{1,10}( \S+){1,2}:\d{1,19}:[0-9a-f]*")
 #: member of the leases
 _MEMBER = re.compile(r"(\d{1,16})\.(\d{1,16})")
 
+_decode = decoder(Event | GangEvent)
+
 #: strikes in a row that open a worker's circuit breaker, see `quarantine`
 MAX_STRIKES = 2
 
@@ -118,7 +121,7 @@ def unseal(study: str, text: str, signer: Signer) -> Event | GangEvent | None:
     if plain is None:
         return None
     try:
-        event: Event | GangEvent = msgspec.convert(json.loads(plain), Event | GangEvent)
+        event: Event | GangEvent = _decode(plain)
     except (ValueError, RecursionError, msgspec.ValidationError):
         return None
     # Only the study's scheduler decides on retries.

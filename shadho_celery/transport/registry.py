@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Mapping
-from typing import Annotated, Generic, TypeVar
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Generic, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
 
-from shadho_celery.core.checks import resolve
+from shadho_celery.core.checks import decoder
 from shadho_celery.core.hardware import Machine
 from shadho_celery.core.trial import Clean, Positive
 from shadho_celery.errors import ServiceError
@@ -59,8 +59,8 @@ class StudyWants(Struct, frozen=True, kw_only=True):
     wants: dict[str, Annotated[float, Meta(ge=0, le=1e12)]] = {}
 
 
-# Schedulers and workers decode them in more than one thread.
-resolve(Worker, StudyWants)
+# At import: schedulers and workers decode them in more than one thread.
+_DECODERS: dict[type[Struct], Callable[[str | bytes], Any]] = {kind: decoder(kind) for kind in (Worker, StudyWants)}
 
 T = TypeVar("T", bound=Struct)
 
@@ -70,7 +70,7 @@ class Registry(Generic[T]):
 
     def __init__(self, client: Redis, kind: type[T], signer: Signer = UNSIGNED) -> None:
         self._client = client
-        self._kind = kind
+        self._decode = _DECODERS[kind]
         self._signer = signer
         #: announcements that `living` refused the last time: not signed with our key, or malformed
         self.refused = 0
@@ -118,7 +118,7 @@ class Registry(Generic[T]):
         if plain is None:
             return None
         try:
-            announcement: T = msgspec.convert(json.loads(plain), self._kind)
+            announcement: T = self._decode(plain)
             return announcement
         except (ValueError, RecursionError, msgspec.ValidationError):
             return None

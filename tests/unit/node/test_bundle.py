@@ -66,20 +66,22 @@ def test_results_travel_with_the_next_claims(bundle: Bundle, channel: MagicMock)
 def test_what_waits_behind_a_long_trial_is_given_back_and_the_results_before_it_are_sent(
     bundle: Bundle, channel: MagicMock, clock: ManualClock
 ) -> None:
+    recall = MagicMock()
     bundle.exchange(4, started)
     bundle.next()
     bundle.add(result(0))
     assert bundle.next() == ATTEMPTS[1], "the long one"
-    bundle.relieve()
+    assert bundle.waiting() == ATTEMPTS[2:]
+    bundle.relieve(recall)
     assert len(channel.sent) == 1, "not yet"
     clock.sleep(PATIENCE_SECONDS)
-    bundle.relieve()
+    bundle.relieve(recall)
     assert channel.sent[1:] == [([0], [])]
     [(study, given_back, _)] = [call.args for call in channel.give_back.call_args_list]
     assert (study, given_back) == ("s", [(2, 1), (3, 1)])
     assert bundle.next() is None
-    bundle.relieve()
-    assert channel.give_back.call_count == 1
+    bundle.relieve(recall)
+    assert channel.give_back.call_count == recall.call_count == 1
 
 
 def test_what_did_not_reach_redis_is_sent_again(bundle: Bundle, channel: MagicMock) -> None:

@@ -62,13 +62,14 @@ works = {
         lambda: event(ReplicaFailed(**where, call=1, rank=1, error="e", host="h", at=0.0)),
     ],
     "to a child": [
-        lambda: to_child(order), lambda: to_child(protocol.Stop()), lambda: to_child(protocol.TimeUp())
+        lambda: to_child(order), lambda: to_child(protocol.Recall()), lambda: to_child(protocol.Stop(order=1)),
+        lambda: to_child(protocol.TimeUp(order=1)),
     ],
     "from a child": [
         lambda: from_child(protocol.Ready()),
-        lambda: from_child(protocol.Reported(step=1, loss=0.5)),
-        lambda: from_child(protocol.Gang(call=gang)),
-        lambda: from_child(protocol.Ended(outcome=outcome)),
+        lambda: from_child(protocol.Reported(order=1, step=1, loss=0.5)),
+        lambda: from_child(protocol.Gang(order=1, call=gang)),
+        lambda: from_child(protocol.Ended(order=1, outcome=outcome)),
     ],
     "announcements": [
         lambda: announcement(Worker(machine=Machine(host="h"))), lambda: announcement(StudyWants(wants={"cpu": 1.0}))

@@ -62,7 +62,6 @@ def with_torch(monkeypatch: pytest.MonkeyPatch, cuda: FakeCuda) -> FakeCuda:
 def elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """As on a system without Linux's /proc."""
     monkeypatch.setattr(memory, "_RESET", tmp_path / "proc" / "clear_refs")
-    monkeypatch.setattr(memory, "_STATUS", tmp_path / "proc" / "status")
 
 
 # The process's memory
@@ -90,26 +89,6 @@ def test_what_a_child_process_uses_is_not_counted() -> None:
 @pytest.mark.usefixtures("elsewhere")
 def test_where_the_peak_cannot_be_set_back_it_is_unknown() -> None:
     assert PeakMemory().read() is None
-
-
-@pytest.mark.parametrize(
-    ("status", "peak"),
-    [
-        (b"Name:\tpython\nVmPeak:\t  999 kB\nVmHWM:\t  12 kB\nVmRSS:\t  7 kB\n", 12 * 1024),
-        (b"Name:\t\xc3\nVmHWM:\t  12 kB\n", 12 * 1024),
-        (b"Name:\tVmHWM: 1 kB\nVmRSS:\t  7 kB\n", None),
-        (b"", None),
-    ],
-    ids=["usual", "a name that is no text", "none told", "nothing told"],
-)
-def test_the_peak_is_the_line_of_that_name(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, status: bytes, peak: int | None
-) -> None:
-    (tmp_path / "clear_refs").touch()
-    monkeypatch.setattr(memory, "_RESET", tmp_path / "clear_refs")
-    monkeypatch.setattr(memory, "_STATUS", tmp_path / "status")
-    (tmp_path / "status").write_bytes(status)
-    assert PeakMemory().read() == peak
 
 
 # The GPU's memory

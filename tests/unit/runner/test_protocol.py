@@ -14,6 +14,7 @@ from shadho_celery.runner.protocol import (
     FromChild,
     Gang,
     Ready,
+    Recall,
     Reported,
     RunAttempt,
     Stop,
@@ -26,17 +27,25 @@ from shadho_celery.runner.protocol import (
 
 ATTEMPT = Attempt(number=7, attempt=2, subspace="all", params={"größe": 0.1, "layers": [1, {"n": None}]}, budget=0.5)
 SEAT = ReplicaSeat(address="10.0.0.1:5000", token="secret", rank=2)
-ENDED = {"kind": "ended", "outcome": {"state": "COMPLETE", "loss": 0.5}}
+ENDED = {"kind": "ended", "order": 1, "outcome": {"state": "COMPLETE", "loss": 0.5}}
 
 
 @pytest.mark.parametrize(
     "record",
     [
         RunAttempt(
-            attempt=ATTEMPT, module="m", checkpoint_dir="/c", compute_class="cpu", slot=1, timeout=2.5, replica=SEAT
+            order=3,
+            attempt=ATTEMPT,
+            module="m",
+            checkpoint_dir="/c",
+            compute_class="cpu",
+            slot=1,
+            timeout=2.5,
+            replica=SEAT,
         ),
-        Stop(),
-        TimeUp(),
+        Recall(),
+        Stop(order=3),
+        TimeUp(order=3),
     ],
     ids=lambda record: type(record).__name__,
 )
@@ -51,10 +60,13 @@ def test_what_is_sent_to_the_process_is_read_there_in_one_line(record: ToChild) 
     "record",
     [
         Ready(),
-        Reported(step=-1, loss=float("inf")),
-        Gang(call=GangCall(address="[::1]:5000", token="secret", backups=2, assembled=True)),
-        Ended(outcome=Outcome(state=TrialState.COMPLETE, loss=0.1, metrics={"a\nb": "ü"}, memory=2**62, warning="w")),
-        Ended(outcome=Outcome(state=TrialState.FAILED, error="e", out_of_memory=True), is_unfit=True),
+        Reported(order=1, step=-1, loss=float("inf")),
+        Gang(order=1, call=GangCall(address="[::1]:5000", token="secret", backups=2, assembled=True)),
+        Ended(
+            order=1,
+            outcome=Outcome(state=TrialState.COMPLETE, loss=0.1, metrics={"a\nb": "ü"}, memory=2**62, warning="w"),
+        ),
+        Ended(order=1, outcome=Outcome(state=TrialState.FAILED, error="e", out_of_memory=True), is_unfit=True),
     ],
     ids=lambda record: type(record).__name__,
 )
@@ -89,11 +101,13 @@ def ended(**changes: Any) -> dict[str, Any]:
         ended(memory=2**63),
         ended(metrics=[]),
         ended(error=5),
-        {"kind": "reported", "step": 2**63, "loss": 0.0},
-        {"kind": "reported", "step": 1.5, "loss": 0.0},
-        {"kind": "gang", "call": {"address": "x y:1", "token": "t"}},
-        {"kind": "gang", "call": {"address": "h:70000", "token": "t"}},
-        {"kind": "gang", "call": {"address": "h:1", "token": "t", "backups": -1}},
+        {**ENDED, "order": "1"},
+        {"kind": "ended", "outcome": ENDED["outcome"]},
+        {"kind": "reported", "order": 1, "step": 2**63, "loss": 0.0},
+        {"kind": "reported", "order": 1, "step": 1.5, "loss": 0.0},
+        {"kind": "gang", "order": 1, "call": {"address": "x y:1", "token": "t"}},
+        {"kind": "gang", "order": 1, "call": {"address": "h:70000", "token": "t"}},
+        {"kind": "gang", "order": 1, "call": {"address": "h:1", "token": "t", "backups": -1}},
     ],
     ids=str,
 )

@@ -148,14 +148,15 @@ def endless_garbling(params, context):
 def forging(params, context):
     for descriptor in range(3, 100):
         try:
-            os.write(descriptor, b'{"kind": "ended", "outcome": {"state": "COMPLETE", "wings": 2}}\\n')
+            os.write(descriptor, b'{"kind": "ended", "order": 1, "outcome": {"state": "COMPLETE", "wings": 2}}\\n')
         except OSError:
             pass
     return 0.0
 
 def forging_an_error(params, context):
     said = "\\\\ud800" + "x" * 50_000 + "\\\\udfff"
-    record = '{"kind": "ended", "outcome": {"state": "FAILED", "error": "%%s", "warning": "%%s"}}\\n' %% (said, said)
+    outcome = '{"state": "FAILED", "error": "%%s", "warning": "%%s"}' %% (said, said)
+    record = '{"kind": "ended", "order": 1, "outcome": %%s}\\n' %% outcome
     for descriptor in range(3, 100):
         try:
             os.write(descriptor, record.encode())
@@ -317,7 +318,7 @@ def miscalling(params, context):
 def forging_a_call(params, context):
     for descriptor in range(3, 100):
         try:
-            os.write(descriptor, b'{"kind": "gang", "call": {"address": "x y:1", "token": "t"}}\\n')
+            os.write(descriptor, b'{"kind": "gang", "order": 1, "call": {"address": "x y:1", "token": "t"}}\\n')
         except OSError:
             pass
     return 0.0
@@ -486,7 +487,7 @@ def test_of_a_process_that_died_the_peak_memory_is_unknown(own: Runner) -> None:
 def test_reports_come_in_order(shared: Runner) -> None:
     reports: list[Reported] = []
     assert shared.run(order("reporting"), reports.append).state is TrialState.COMPLETE
-    assert reports == [Reported(step=step, loss=step / 2) for step in range(50)]
+    assert [(each.step, each.loss) for each in reports] == [(step, step / 2) for step in range(50)]
 
 
 def test_a_result_of_any_size_comes_back(shared: Runner) -> None:
@@ -697,7 +698,7 @@ def test_children_are_gone_when_the_outcome_is_there(own: Runner, monkeypatch: p
 def test_a_thread_may_report_but_not_once_its_trial_is_over(own: Runner) -> None:
     reports: list[Reported] = []
     own.run(order("leaving_a_reporter"), reports.append)
-    assert Reported(step=7, loss=7.0) in reports
+    assert Reported(order=1, step=7, loss=7.0) in reports
     reports.clear()
     own.run(order("looking"), reports.append)
     assert not reports
@@ -951,3 +952,97 @@ def test_a_report_that_cannot_be_passed_on_ends_the_trial_with_it(own: Runner) -
 
 def open_files() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
+
+
+# Orders that are sent ahead
+
+
+def quick(**changes: Any) -> RunAttempt:
+    return order("plain", params={"do": DEEDS.index("plain"), "x": changes.pop("x", 0.25)}, **changes)
+
+
+def lost_of(runner: Runner, orders: list[RunAttempt]) -> list[float | None]:
+    return [runner.run(each, lambda report: None).loss for each in orders]
+
+
+def test_orders_that_were_sent_ahead_run_in_one_process_each_with_its_own_result(own: Runner) -> None:
+    orders = [quick(x=place / 10) for place in range(10)]
+    own.send_ahead(orders)
+    outcomes = [own.run(each, lambda report: None) for each in orders]
+    assert [outcome.loss for outcome in outcomes] == [place / 10 for place in range(10)]
+    pids = {outcome.metrics["pid"] for outcome in outcomes}
+    assert {run(own, "plain").metrics["pid"]} == pids
+    assert len(pids) == 1
+
+
+def test_reports_belong_to_the_trial_that_made_them(own: Runner) -> None:
+    orders = [quick(), order("reporting"), quick()]
+    own.send_ahead(orders)
+    steps: list[list[int]] = []
+    for each in orders:
+        steps.append([])
+        own.run(each, lambda report: steps[-1].append(report.step))
+    assert steps == [[], list(range(50)), []]
+
+
+@pytest.mark.parametrize("deed", ["crashing", "vanishing", "leaving_threads"])
+def test_after_a_trial_that_ends_its_process_those_that_were_sent_ahead_run_in_the_next_one(
+    own: Runner, deed: str
+) -> None:
+    orders = [quick(x=0.1), order(deed), quick(x=0.2), quick(x=0.3)]
+    own.send_ahead(orders)
+    before, odd, *after = [own.run(each, lambda report: None) for each in orders]
+    assert (odd.loss is None) is (deed != "leaving_threads")
+    assert [outcome.loss for outcome in [before, *after]] == [0.1, 0.2, 0.3]
+    assert after[0].metrics["pid"] == after[1].metrics["pid"] != before.metrics["pid"]
+
+
+def test_only_the_output_of_the_trial_that_crashed_is_told(own: Runner) -> None:
+    orders = [quick(), order("crashing")]
+    own.send_ahead(orders)
+    text = [own.run(each, lambda report: None) for each in orders][1].error or ""
+    assert "about to crash" in text
+    assert "a plain trial" not in text
+
+
+def test_a_time_limit_is_that_of_each_trial(own: Runner) -> None:
+    orders = [quick(timeout=0.5), order("cut_off", timeout=0.5), quick(timeout=0.5)]
+    own.send_ahead(orders)
+    assert lost_of(own, orders) == [0.25, 0.5, 0.25]
+
+
+def test_what_was_recalled_is_not_run(own: Runner, tmp_path: Path) -> None:
+    orders = [order("obedient"), quick(checkpoint_dir=str(tmp_path))]
+    own.send_ahead(orders)
+
+    def recall_and_stop() -> None:
+        own.recall()
+        time.sleep(0.2)
+        own.stop_trial()
+
+    first = run_until_report(own, "obedient", recall_and_stop)
+    assert first.state is TrialState.CANCELLED
+    pid = own._process
+    assert lost_of(own, [quick(x=0.7)]) == [0.7]
+    assert own._process is pid, "it has run nothing else, and is used again"
+
+
+def test_a_process_that_may_have_begun_what_was_recalled_is_replaced(own: Runner) -> None:
+    orders = [quick(x=0.1), order("endless")]
+    own.send_ahead(orders)
+    assert lost_of(own, orders[:1]) == [0.1]
+    own.recall()
+    assert lost_of(own, [quick(x=0.2)]) == [0.2]
+
+
+def test_a_stop_is_for_the_trial_that_runs(own: Runner) -> None:
+    orders = [quick(), order("obedient"), quick()]
+    own.send_ahead(orders)
+    assert lost_of(own, orders[:1]) == [0.25]
+    assert run_until_report(own, "obedient", own.stop_trial).state is TrialState.CANCELLED
+    assert lost_of(own, orders[2:]) == [0.25]
+
+
+def test_another_order_than_the_one_that_was_sent_ahead_is_run(own: Runner) -> None:
+    own.send_ahead([quick(x=0.1), quick(x=0.2)])
+    assert lost_of(own, [quick(x=0.3), quick(x=0.1)]) == [0.3, 0.1]
