@@ -171,9 +171,10 @@ class QueueExecutor:
             for gang in self._gangs.tend(self._clock.now()):
                 self._channel.give_up([(gang.number, gang.attempt)], gang.reason, claimed=gang.failed)
             self._dispatch.pace.turn(self._workers.classes)
-            self._is_new = False
             losses = self._leases.losses
-            wait = 0.0 if losses else min(seconds, LOOK_SECONDS if self._in_flight else 0.1)
+            # At the first poll all slots are free: there is nothing to wait for.
+            wait = 0.0 if losses or self._is_new else min(seconds, LOOK_SECONDS if self._in_flight else 0.1)
+            self._is_new = False
             asked_at = self._clock.now()
             events = [*losses, *self._heard(self._channel.drain(int(wait * 1000)))]
             self._leases.note_wait(self._clock.now() - asked_at - wait)
