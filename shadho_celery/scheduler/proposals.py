@@ -64,10 +64,11 @@ class Proposals:
         self._adaptive = any(sampler.adaptive for sampler in self.samplers.values())
         #: trials by subspace for a total, of which there is one at a time
         self._quotas = lru_cache(maxsize=1)(shares.quotas)
-        for trial in study.recalled():
-            if trial.origin is None:
-                shares.deal(trial.subspace)
-            rounds.add(trial)
+        for name in study.drawn():
+            shares.deal(name)
+        if rounds.size is not None:
+            for trial in study.recalled():
+                rounds.add(trial)
 
     def see(self, classes: Sequence[ComputeClass]) -> None:
         """Update the live classes, the strongest first."""

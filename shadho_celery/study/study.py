@@ -127,6 +127,11 @@ class Study:
             finished = iter(self.trials.of([number for number in block if number not in self._open]))
             yield from [self._open.get(number) or next(finished) for number in block]
 
+    def drawn(self) -> Iterator[str]:
+        """Iterate over the subspaces of all trials but promoted ones, by the trials' numbers."""
+        is_open = [(trial.number, trial.subspace) for trial in self._open.values() if trial.origin is None]
+        return (name for _, name in merge(self.trials.drawn(), sorted(is_open)))
+
     def recalled(self) -> Iterator[Trial]:
         """Iterate over all trials by number; of finished ones there is what `FinishedTrials.recall` has."""
         finished = chain.from_iterable(block for block, _ in self._kept_locked(self.trials.recall(by_number=True)))

@@ -76,7 +76,11 @@ class Counts:
 
     def count(self, *states: TrialState, compute_class: str | None = None, subspace: str | None = None) -> int:
         """Return the number in one of `states`, of one compute class or one subspace if that is given."""
-        return sum(self._counts[compute_class, subspace, state] for state in states)
+        found = 0
+        # A loop: this is asked several times a trial.
+        for state in states:
+            found += self._counts[compute_class, subspace, state]
+        return found
 
 
 class FinishedTrials:
@@ -221,6 +225,15 @@ class FinishedTrials:
             (str(self._names[subspace]), str(self._names[compute_class])): table["seconds"][inverse == place].tolist()
             for place, (subspace, compute_class) in enumerate(pairs.tolist())
         }
+
+    def drawn(self) -> Iterator[tuple[int, str]]:
+        """Iterate over number and subspace of all trials but promoted ones, by number."""
+        rows = self._table()
+        rows = rows[rows["origin"] < 0][["number", "subspace"]]
+        rows = rows[np.argsort(rows["number"])]
+        for start in range(0, len(rows), BLOCK):
+            for number, place in rows[start : start + BLOCK].tolist():
+                yield number, str(self._names[place])
 
     def recall(self, *, by_number: bool = False) -> Iterator[tuple[list[Trial], Mapping[str, int]]]:
         """Yield all trials in blocks, in the order of their results or numbers, as those who learn from them need them.

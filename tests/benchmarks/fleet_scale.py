@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import heapq
+import itertools
 import json
 import multiprocessing
 import random
@@ -73,6 +74,40 @@ SPACE = hp.choice(
 )
 
 
+#: seconds between two heartbeats of a process, each with its part of the workers; and between two looks at the queue
+TICK_SECONDS = 0.1
+POLL_SECONDS = 0.02
+
+
+class Batch:
+    """Takes the commands of many workers, and sends them to Redis at once; nobody reads the answers."""
+
+    def __init__(self, client: Any) -> None:
+        self._pipe = client.pipeline(transaction=False)
+
+    def pipeline(self, **_: object) -> Batch:
+        return self
+
+    def __enter__(self) -> Batch:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def __getattr__(self, command: str) -> Any:
+        def take(*arguments: Any, **options: Any) -> list[object]:
+            getattr(self._pipe, command)(*arguments, **options)
+            return []
+
+        return take
+
+    def execute(self) -> list[int]:
+        return [0]
+
+    def send(self) -> None:
+        self._pipe.execute(raise_on_error=False)
+
+
 class PlayedWorkers:
     """Workers of one class, one slot each, in one process."""
 
@@ -82,7 +117,11 @@ class PlayedWorkers:
         self._names = names
         self._seconds = seconds
         self._random = random.Random(names[0])
-        self._workers = Registry(self._client, Worker)
+        self._batch = Batch(self._client)
+        self._workers = Registry(self._batch, Worker)
+        self._renewing = WorkerChannel(self._batch)
+        # Redis must know the script: nobody reads that it does not.
+        WorkerChannel(self._client).renew(RUN, [])
         self._announcement = Worker(
             protocol=PROTOCOL,
             compute_class=compute_class,
@@ -99,6 +138,8 @@ class PlayedWorkers:
         #: by worker, the moment of its last result
         self._ended: dict[str, float] = {}
         self.delays: list[float] = []
+        #: most seconds by which a heartbeat was late: where the machine cannot play so many workers
+        self.late = 0.0
         self.finished = 0
 
     def play(self, is_over: Event) -> None:
@@ -108,7 +149,7 @@ class PlayedWorkers:
             while not is_over.is_set():
                 self._end_due()
                 self._take_all(take)
-                time.sleep(0.005)
+                time.sleep(POLL_SECONDS)
 
     @contextmanager
     def _messages(self) -> Iterator[Any]:
@@ -159,23 +200,25 @@ class PlayedWorkers:
 
     def _beat(self, is_over: Event) -> None:
         """Announce and renew as workers do, spread evenly over their seconds."""
-        place = 0
-        while not is_over.wait(0.05):
-            began = time.monotonic()
-            count = max(1, round(0.05 / ANNOUNCE_EVERY * len(self._names)))
-            for name in (self._names[(place + i) % len(self._names)] for i in range(count)):
+        announcing, renewing = round(ANNOUNCE_EVERY / TICK_SECONDS), round(BEAT_SECONDS / TICK_SECONDS)
+        began = time.monotonic()
+        for tick in itertools.count():
+            if is_over.wait(max(0.0, began + tick * TICK_SECONDS - time.monotonic())):
+                return
+            self.late = max(self.late, time.monotonic() - began - tick * TICK_SECONDS)
+            for name in self._names[tick % announcing :: announcing]:
                 self._workers.announce(name, self._announcement)
-            place += count
-            for name, (study, attempt, _) in list(self._running.items())[:: round(BEAT_SECONDS / 0.05)]:
-                self._channels[name].renew(study, [(attempt.number, attempt.attempt)])
-            time.sleep(max(0.0, 0.05 - (time.monotonic() - began)))
+            for name in self._names[tick % renewing :: renewing]:
+                if (running := self._running.get(name)) is not None:
+                    self._renewing.renew(running[0], [(running[1].number, running[1].attempt)])
+            self._batch.send()
 
 
 def played(url: str, compute_class: str, names: Sequence[str], seconds: float, is_over: Event, told: Any) -> None:
-    """Play workers in this process; tell their delays and the number of their trials."""
+    """Play workers in this process; tell their delays, and how late they were."""
     workers = PlayedWorkers(url, compute_class, names, seconds)
     workers.play(is_over)
-    told.put((workers.finished, workers.delays))
+    told.put((workers.late, workers.delays))
 
 
 @contextmanager
@@ -250,8 +293,9 @@ def measure(url: str, given: argparse.Namespace, factor: float, opened: ExitStac
             executor.poll(0.5)
         turns: list[float] = []
         turn(scheduler, time.monotonic() + warm, turns)
+        least_slots = sum(each.slots for each in scheduler.classes)
         turns, before, at, clock = [], len(study.trials), time.process_time(), time.monotonic()
-        turn(scheduler, clock + 60.0 * given.minutes, turns)
+        least_slots = min(least_slots, turn(scheduler, clock + 60.0 * given.minutes, turns))
         cpu, wall, ended = time.process_time() - at, time.monotonic() - clock, len(study.trials) - before
         is_over.set()
         heard = [told.get(timeout=30) for _ in range(processes)]
@@ -259,6 +303,9 @@ def measure(url: str, given: argparse.Namespace, factor: float, opened: ExitStac
     delays = sorted(delay for _, some in heard for delay in some[len(some) // 3 :])
     found = {
         "trials_per_s": ended / wall,
+        "lost_attempts": float(study.trials.lost),
+        "heartbeats_late_s": max(late for late, _ in heard),
+        "least_slots_seen": float(least_slots),
         "cpu_cores": cpu / wall,
         "cpu_ms_per_trial": 1000 * cpu / max(1, ended),
         "turn_s_p99": sorted(turns)[int(0.99 * len(turns))],
@@ -274,8 +321,12 @@ def measure(url: str, given: argparse.Namespace, factor: float, opened: ExitStac
     return found
 
 
-def turn(scheduler: Any, until: float, turns: list[float]) -> None:
-    """Turn the scheduler's loop until a moment; note the seconds of each turn without its wait for events."""
+def turn(scheduler: Any, until: float, turns: list[float]) -> int:
+    """Turn the scheduler's loop until a moment; note the seconds of each turn without its wait for events.
+
+    Returns the least number of slots that it knew.
+    """
+    least = 10**9
     while (now := time.monotonic()) < until:
         scheduler.turn_seconds = min(0.5, until - now)
         events = scheduler.collect()
@@ -284,6 +335,8 @@ def turn(scheduler: Any, until: float, turns: list[float]) -> None:
         scheduler.assign()
         scheduler.fill()
         turns.append(time.monotonic() - began)
+        least = min(least, sum(each.slots for each in scheduler.classes))
+    return least
 
 
 def main() -> None:
