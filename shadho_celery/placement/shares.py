@@ -87,10 +87,11 @@ class UniformShares:
         place, has_failed = self._place[trial.subspace], trial.state is TrialState.FAILED
         self._failed[place] += has_failed
         self._ended[trial.subspace, has_failed] += 1
-        self._only_fails[place] = (
-            self._ended[trial.subspace, True] >= HOPELESS and not self._ended[trial.subspace, False]
-        )
-        self._count(place)
+        only_fails = self._ended[trial.subspace, True] >= HOPELESS and not self._ended[trial.subspace, False]
+        # Nothing else changes with a success, and most results are one.
+        if has_failed or only_fails is not self._only_fails[place]:
+            self._only_fails[place] = only_fails
+            self._count(place)
 
     def backlogs(self) -> dict[str, float]:
         furthest = max(self._progress)
