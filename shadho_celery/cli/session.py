@@ -23,7 +23,7 @@ from shadho_celery.core import hardware
 from shadho_celery.core.checks import as_record, mask
 from shadho_celery.core.settings import StudySettings
 from shadho_celery.embedded.embedded import Embedded
-from shadho_celery.errors import NoSuccessfulTrial, UsageError
+from shadho_celery.errors import NoSuccessfulTrial, ServiceError, UsageError
 from shadho_celery.fleet.executor import QueueExecutor
 from shadho_celery.objective.study_file import StudyFile
 from shadho_celery.scheduler.build import check_settings, make_scheduler
@@ -77,6 +77,10 @@ class Options:
         return as_record({**stated, **(earlier or {}), **self.given}, StudySettings)
 
 
+#: seconds for which a study that has reached its limit waits for a server that is away
+GIVE_UP_SECONDS = 60.0
+
+
 class _StopNow(Exception):
     """Leave the loop."""
 
@@ -102,6 +106,8 @@ class Session:
         self._warned: set[str] = set()
         #: False while a turn of the loop may be incomplete
         self._is_whole = True
+        #: the last moment at which all servers answered, or more was to be sent
+        self._stuck_since = self._began
         self._opened = ExitStack()
 
     def _settle(self, earlier: Mapping[str, object]) -> None:
@@ -203,6 +209,7 @@ class Session:
             self._handle_signals(view.note)
             if self._embedded is not None:
                 self._embedded.raise_if_dead()
+            self._give_up_at_limit()
             self._slots |= {c.name: max(c.slots, self._slots.get(c.name, 0)) for c in self._scheduler.classes}
             for warning in self._warnings():
                 if warning not in self._warned:
@@ -222,6 +229,17 @@ class Session:
                 return STOPPED[signal.Signals(self._signals[-1])]
         self._is_whole = True
         return 0 if self._study.best is not None or self._signals else NoSuccessfulTrial.exit_code
+
+    def _give_up_at_limit(self) -> None:
+        """Raise ServiceError once nothing can end for a while, because a server is away, and the limit is reached."""
+        now, is_stuck = time.monotonic(), self._study.trouble is not None or self._executor.is_silent
+        if not (is_stuck and self._scheduler.stopping):
+            self._stuck_since = now
+        elif now - self._stuck_since > GIVE_UP_SECONDS:
+            raise ServiceError(
+                f"{self._study.trouble or self._executor.trouble}; the study has reached its limit and ends without "
+                f"the results of {self._study.in_flight} trials that run: --resume {self._study.name} takes them up"
+            )
 
     def show_result(self) -> None:
         """Print the table, or the JSON object."""

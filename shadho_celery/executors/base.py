@@ -31,6 +31,9 @@ class Executor(Protocol):
         crash.
         """
 
+    def keep(self) -> None:
+        """Keep the study from other schedulers while it is not polled: to be called every few seconds."""
+
     def cancel(self, numbers: Iterable[int], *, running: bool) -> None:
         """Take back the trials that no worker has claimed (they end LOST, unclaimed); with `running` stop the others.
 

@@ -54,6 +54,9 @@ class InlineExecutor:
         events, self._events = self._events, []
         return events
 
+    def keep(self) -> None:
+        pass
+
     def cancel(self, numbers: Iterable[int], *, running: bool) -> None:
         for attempt in take(self._queue, numbers):
             self._lose(attempt, "taken back", claimed=False)

@@ -162,6 +162,9 @@ class SimulatedExecutor:
         events, self._events, self._has_changed = self._events, [], False
         return events
 
+    def keep(self) -> None:
+        pass
+
     def cancel(self, numbers: Iterable[int], *, running: bool) -> None:
         unwanted = set(numbers)
         for name, each in self._classes.items():

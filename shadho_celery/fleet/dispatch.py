@@ -140,9 +140,8 @@ class Dispatch:
             by_class[str(attempt.compute_class)].append(attempt.evolve(not_on=self.in_flight.other_host(attempt)))
         slots = {compute_class.name: compute_class.slots for compute_class in self.workers.classes}
         for name, group in by_class.items():
-            # An attempt that takes several slots, or that one machine must not run, has a message of its own.
-            together = [attempt for attempt in group if attempt.slots == 1 and attempt.not_on is None]
-            alone = [[attempt] for attempt in group if attempt.slots > 1 or attempt.not_on is not None]
+            together = [attempt for attempt in group if not _is_alone(attempt)]
+            alone = [[attempt] for attempt in group if _is_alone(attempt)]
             for bundle in [*bundles(together, self.pace.seconds(name), slots.get(name, 1)), *alone]:
                 yield name, self._payload(bundle, self.timeout)
 
@@ -150,6 +149,15 @@ class Dispatch:
         # The failures of a single worker tell nothing of it: there is no other to compare it with.
         watched = self.may_watch and len(self.workers.able) > 1
         return Payload(study=self.study, module=self.module, attempts=list(attempts), timeout=timeout, watched=watched)
+
+
+def _is_alone(attempt: Attempt) -> bool:
+    """Return whether an attempt has a message of its own.
+
+    That is so if it takes several slots, if a machine must not run it, or if it is not the first: another one of the
+    trial may have ended its worker, and with it all attempts of its message.
+    """
+    return attempt.slots > 1 or attempt.not_on is not None or attempt.attempt > 1
 
 
 def bundles(attempts: Sequence[Attempt], seconds: float, slots: int) -> list[Sequence[Attempt]]:

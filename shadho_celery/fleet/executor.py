@@ -190,6 +190,21 @@ class QueueExecutor:
             self._unwanted.append(partial(self._channel.take_back_missing, missing))
         return judged
 
+    def keep(self) -> None:
+        now = self._clock.now()
+        if now - self._held_at < HOLD_SECONDS / 4:
+            return
+        with outages_pass():
+            self._channel.keep()
+            # Other schedulers and workers must see that the study goes on.
+            self._workers.look(now, self._in_flight, self._breaker.quarantined)
+            self._held_at = now
+
+    @property
+    def is_silent(self) -> bool:
+        """Sign that Redis answers nothing at the moment: no trial can end."""
+        return self._silence is not None
+
     def cancel(self, numbers: Iterable[int], *, running: bool) -> None:
         attempts = [(number, attempt) for number in numbers for attempt in self._in_flight.of(number)]
         if attempts:
@@ -201,7 +216,8 @@ class QueueExecutor:
             with suppress(redis.RedisError):
                 self._confirm()
                 self._workers.withdraw()
-                if self._in_flight:
+                # Before the first poll it does not know yet what an earlier scheduler has left running.
+                if self._in_flight or self._is_new:
                     self._channel.unlock()
                 else:
                     self._channel.erase()
@@ -254,6 +270,8 @@ class QueueExecutor:
                 self._dispatch.pace.tell(str(sent.attempt.compute_class), event.outcome.seconds or 0.0)
             well = event.outcome.state in WELL
             is_over = self._in_flight.settle(event.number, event.attempt, well=well)
+            if is_over and live:
+                self._channel.note_end(event.number, event.attempt)
             if is_over and others:
                 # For Redis one of them may have followed this one, if that was thought to be lost.
                 self._unwanted.append(partial(self._channel.give_up, others, "another attempt has ended its trial"))
@@ -264,8 +282,6 @@ class QueueExecutor:
         """Close the gang of an attempt that has ended; if its trial `is_over`, all of its gangs."""
         if is_over:
             self._gangs.close(event.number)
-            if isinstance(event, Result):
-                self._channel.note_end(event.number, event.attempt)
             return
         self._gangs.close(event.number, event.attempt)
         # Another attempt may not be claimed yet: for Redis this one has ended the trial.

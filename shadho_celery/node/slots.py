@@ -152,6 +152,8 @@ class Slots:
         self._heartbeat.note_message()
         imports = self._worker.imports
         if payload.module not in imports:
+            if self._is_void(payload):
+                return
             self._closing.wait(REQUEUE_SECONDS)
             raise NotMine(f"this worker was not started with {payload.module}; it has {', '.join(imports)}")
         ours = [attempt for attempt in payload.attempts if not self._declines(payload.study, attempt)]
@@ -267,6 +269,14 @@ class Slots:
         if self._refusals >= MANY_REFUSALS:
             self._drop_refused()
         return is_refused
+
+    def _is_void(self, payload: Payload) -> bool:
+        """Return whether nobody may run any of a message's attempts: it need not go back to its queue."""
+        attempts = [(attempt.number, attempt.attempt) for attempt in payload.attempts]
+        with suppress(redis.RedisError):
+            if len(self._channel.are_refused(payload.study, attempts)) == len(attempts):
+                return self._is_refused(Claim.REFUSED, payload.study)
+        return False
 
     def _drop_refused(self) -> None:
         """Drop more refused messages at once: an ended study may have left very many."""

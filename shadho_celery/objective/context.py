@@ -97,7 +97,7 @@ class Thinning:
             return False
         self._sent += 1
         self._kept += 1
-        if self._kept == MAX_REPORTS:
+        if self._kept >= MAX_REPORTS:
             self._kept, self._stride = (MAX_REPORTS + 1) // 2, 2 * self._stride
         return True
 

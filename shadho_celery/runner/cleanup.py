@@ -62,6 +62,7 @@ class Cleanup:
     def __init__(self) -> None:
         #: copies of the standard descriptors, beyond the low numbers that trials close
         self.spares = [os.dup(number) for number in range(3)]
+        self._output = identity(self.spares[1])
         self._parts = [
             # First: with a limit set too low every other call here fails.
             _Part("recursion limit", sys.getrecursionlimit, sys.setrecursionlimit),
@@ -100,7 +101,8 @@ class Cleanup:
     def forget_output(self) -> None:
         """Discard the output so far, which the worker collects in a file: the next trial's begins with it."""
         with suppress(OSError):
-            if os.lseek(self.spares[1], 0, os.SEEK_CUR):
+            # A trial may have closed the descriptor, and opened a file of its own under the number.
+            if identity(self.spares[1]) == self._output and os.lseek(self.spares[1], 0, os.SEEK_CUR):
                 os.ftruncate(self.spares[1], 0)
                 os.lseek(self.spares[1], 0, os.SEEK_SET)
 

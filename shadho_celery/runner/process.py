@@ -92,7 +92,10 @@ class TrialProcess:
         return False
 
     def send(self, *records: ToChild) -> None:
-        """Send it records; do nothing if it has died."""
+        """Send it records; do nothing if it has died.
+
+        It waits while the pipe is full: a few records always fit, see AHEAD_BYTES.
+        """
         with self._sending, suppress(OSError):
             self._pipe.sendall(b"".join(map(encode, records)))
 

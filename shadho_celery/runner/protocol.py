@@ -17,6 +17,9 @@ HARD_SECONDS = 5.0
 #: exit code of a process whose trial has closed its end of the pipe
 PIPE_LOST = 74
 
+#: bytes that may be sent to a process while it runs a trial and may not read: a socket takes three times as many
+AHEAD_BYTES = 64_000
+
 #: bytes that a record may have
 MAX_RECORD = 16_000_000
 

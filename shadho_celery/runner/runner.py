@@ -6,14 +6,25 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 
 from msgspec.structs import replace
 
 from shadho_celery.core.clock import SystemClock
 from shadho_celery.core.trial import GangCall, Outcome, TrialState
 from shadho_celery.runner.process import BrokenRecord, TrialProcess
-from shadho_celery.runner.protocol import HARD_SECONDS, Ended, Gang, Ready, Recall, Reported, RunAttempt, Stop, TimeUp
+from shadho_celery.runner.protocol import (
+    AHEAD_BYTES,
+    HARD_SECONDS,
+    Ended,
+    Gang,
+    Ready,
+    Recall,
+    Reported,
+    RunAttempt,
+    Stop,
+    TimeUp,
+    encode,
+)
 
 OnReport = Callable[[Reported], None]
 OnGang = Callable[[GangCall], None]
@@ -46,6 +57,7 @@ class Runner:
         self._ahead: deque[tuple[int, RunAttempt]] = deque()
         #: True if some of them were taken back, and the process has not said so yet: it may have begun one
         self._is_recalled = False
+        self._is_running = False
         self._lock = threading.Lock()
 
     def start(self) -> None:
@@ -54,19 +66,38 @@ class Runner:
             self._living()
 
     def send_ahead(self, orders: Sequence[RunAttempt]) -> None:
-        """Send short attempts that are run next, in this order: each costs no round trip through the pipe then."""
-        with self._lock, suppress(OSError):
-            first = self._last + 1
-            self._send(self._living(), orders)
-            self._ahead.extend(enumerate(orders, first))
+        """Send short attempts that are run next, in this order: each costs no round trip through the pipe then.
+
+        Those that are too long for the pipe are left to `run`.
+        """
+        with self._lock:
+            try:
+                process = self._living()
+            except OSError:
+                # `run` will say so.
+                return
+            numbered, size = [], 0
+            for order in orders:
+                numbered.append(self._numbered(order))
+                size += len(encode(numbered[-1]))
+                if size > AHEAD_BYTES:
+                    numbered.pop()
+                    break
+            self._ahead.extend((each.order, order) for each, order in zip(numbered, orders, strict=False))
+        # Not under the lock: whoever stops the trial or kills the process must not wait for the pipe.
+        process.send(*numbered)
 
     def recall(self) -> None:
         """Take back the attempts that were sent ahead and are not begun."""
         with self._lock:
-            if self._ahead and self._process is not None:
-                self._process.send(Recall())
-                self._is_recalled = True
+            process = self._process if self._ahead else None
             self._ahead.clear()
+            is_between, self._is_recalled = not self._is_running, self._is_recalled or process is not None
+        if process is not None and is_between:
+            # It may have begun one in this moment.
+            process.kill()
+        elif process is not None:
+            process.send(Recall())
 
     def run(self, order: RunAttempt, on_report: OnReport, on_gang: OnGang = lambda call: None) -> Outcome:
         """Run one attempt to its end; return its outcome, also if its process died.
@@ -103,8 +134,9 @@ class Runner:
     def stop_trial(self) -> None:
         """Set the running trial's stop flag."""
         with self._lock:
-            if self._process is not None:
-                self._process.send(Stop(order=self._current))
+            process, current = self._process, self._current
+        if process is not None:
+            process.send(Stop(order=current))
 
     def kill(self) -> None:
         """Kill the process and its process tree."""
@@ -118,28 +150,30 @@ class Runner:
         """Send an order, unless it was sent ahead; return its process, its number, and whether others were sent."""
         with self._lock:
             if self._process is not None and self._ahead and self._ahead[0][1] == order:
+                self._is_running = True
                 self._current, _ = self._ahead.popleft()
                 return self._process, self._current, bool(self._ahead)
-            process = self._living()
-            self._send(process, [order])
-            self._current = self._last
-            return process, self._current, False
+            process, numbered = self._living(), self._numbered(order)
+            self._is_running, self._current = True, numbered.order
+        process.send(numbered)
+        return process, numbered.order, False
 
     def _end(self, process: TrialProcess, ended: Ended | None) -> None:
-        """End the process if it is not fit for another trial."""
+        """End the process if it is not fit for another trial, or may have begun one that was taken back."""
         with self._lock:
+            self._is_running = False
             if ended is None or ended.is_unfit:
                 # They have not run, and are sent again.
                 self._ahead.clear()
             elif ended.is_recalled:
                 self._is_recalled = False
-        if ended is not None and ended.is_unfit:
+            is_over = ended is not None and (ended.is_unfit or self._is_recalled)
+        if is_over:
             process.kill()
 
-    def _send(self, process: TrialProcess, orders: Sequence[RunAttempt]) -> None:
-        numbered = [replace(order, order=self._last + place) for place, order in enumerate(orders, 1)]
-        self._last += len(orders)
-        process.send(*numbered)
+    def _numbered(self, order: RunAttempt) -> RunAttempt:
+        self._last += 1
+        return replace(order, order=self._last)
 
     def _living(self) -> TrialProcess:
         """Return the process, a new one if the last one has died or may run what was taken back."""
@@ -194,8 +228,10 @@ class _TimeLimit:
                 self._changed.wait(None if is_paused else left)
                 if not is_paused:
                     left -= time.monotonic() - began
-            if not self._over.is_set():
-                self.process.send(TimeUp(order=self.number))
+            is_over = self._over.is_set()
+        if not is_over:
+            # Not under the condition: a trial that reads nothing would keep its limit from ending.
+            self.process.send(TimeUp(order=self.number))
         if self._over.wait(HARD_SECONDS):
             return
         with self._changed:

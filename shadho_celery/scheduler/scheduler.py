@@ -71,6 +71,7 @@ class Scheduler:
         self._began = self._watched_at = study.clock.now()
         for trials, following in study.history():
             self._learn(*trials, following=following)
+            executor.keep()
         if study.in_flight:
             executor.submit(list(study.attempts))
 
@@ -89,6 +90,8 @@ class Scheduler:
         """
         if self.study.trouble is not None:
             self.study.clock.sleep(min(self.turn_seconds, TURN_SECONDS))
+            self._executor.keep()
+            self._stop_at_limit()
             self._send()
             return
         self.tell(self.collect())
@@ -121,19 +124,18 @@ class Scheduler:
         self._memory_fit.see(self.classes)
         self._reservations.see(self.classes)
         self._proposals.see(self.classes)
-        if not self.stopping and self._limit_reached():
-            self.stop(running=self._target_reached())
+        self._stop_at_limit()
 
     def fill(self) -> None:
         """Give every class trials for its free slots, and record them before they are sent."""
         try:
             for name, trial in self._placed():
                 self._unsent.append(self.study.send(trial, name))
+            self._unsent = self._unsent or self._copied()
+            self._send()
         except StoreOutage as error:
-            # A trial that is to be promoted could not be read; the others are sent later.
+            # A trial that is to be promoted, or its params, could not be read; the others are sent later.
             self.study.wait_for_store(error)
-        self._unsent = self._unsent or self._copied()
-        self._send()
 
     def stop(self, *, running: bool = False) -> None:
         """Send nothing more and cancel unclaimed attempts; with `running` cancel the others too.
@@ -150,6 +152,10 @@ class Scheduler:
         return self.study.in_flight == 0 and self.study.trouble is None and (self.stopping or self._limit_reached())
 
     # Parts of the verbs
+
+    def _stop_at_limit(self) -> None:
+        if not self.stopping and self._limit_reached():
+            self.stop(running=self._target_reached())
 
     def _send(self) -> None:
         """Record this turn, and send its attempts: none before it is recorded."""

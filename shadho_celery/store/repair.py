@@ -39,9 +39,12 @@ def find_gone(connection: sa.Connection, key: str) -> Iterator[Gone]:
     before = set(connection.scalars(sa.select(unreadable.c.number).where(unreadable.c.study == key)))
     gone: set[object] = {int(number) for number in before if number.isdecimal()}
     expected = 0
+    # Beyond it a number is itself the damage: the others up to it are not missing.
+    count = connection.scalar(sa.select(sa.func.count()).select_from(trials).where(trials.c.study == key)) or 0
+    greatest = 2 * count + len(gone) + 1000
     for row in connection.execute(FULL.query.where(trials.c.study == key).order_by(trials.c.number)):
         number, problem = row[0], None
-        is_number = isinstance(number, int) and number >= 0
+        is_number = isinstance(number, int) and 0 <= number <= greatest
         for missing in range(expected, number) if is_number else ():
             if missing not in gone:
                 gone.add(missing)
@@ -51,7 +54,9 @@ def find_gone(connection: sa.Connection, key: str) -> Iterator[Gone]:
         except UNREADABLE as error:
             problem = FULL.problem(error)
         else:
-            if trial.origin in gone:
+            if not is_number:
+                problem = "its number is far beyond those of the others"
+            elif trial.origin in gone:
                 problem = f"it carries on trial {trial.origin}, which is gone"
         if is_number:
             expected = number + 1

@@ -290,16 +290,19 @@ class Study:
 
     def next_waiting(self, fits: Callable[[Trial], bool] = lambda trial: True) -> Trial | None:
         """Take the first trial that `fits` from the queue of those that wait to be sent; None if none does."""
-        found, passed_over = None, []
-        while self._waiting and found is None:
-            trial = self._open.get(self._waiting.popleft())
-            if trial is not None and trial.state is _S.WAITING:
-                if fits(trial):
-                    found = trial
-                else:
+        passed_over = []
+        try:
+            while self._waiting:
+                trial = self._open.get(self._waiting.popleft())
+                if trial is not None and trial.state is _S.WAITING:
                     passed_over.append(trial.number)
-        self._waiting.extendleft(reversed(passed_over))
-        return found
+                    if fits(trial):
+                        passed_over.pop()
+                        return trial
+            return None
+        finally:
+            # Also if one of them could not be read.
+            self._waiting.extendleft(reversed(passed_over))
 
     def send(self, trial: Trial, compute_class: str) -> Attempt:
         """Return the trial's next attempt, for `compute_class`; a copy if another attempt of the trial lives."""
@@ -412,6 +415,8 @@ class Study:
                 finished_at=result.at,
             )
             return self._note(finished)
+        if result.attempt not in live:
+            return None
         self._count_attempt(live[result.attempt], -1)
         self._suspects.add(trial.number)
         return self._show(trial)

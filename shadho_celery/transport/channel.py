@@ -32,6 +32,7 @@ from enum import Enum
 from itertools import chain
 
 import msgspec
+import redis
 
 from shadho_celery.core.checks import decoder
 from shadho_celery.core.failures import kind_of
@@ -59,6 +60,9 @@ READ = 1000
 #: seconds without a sign of life after which another machine may take over a scheduler's lock: at most as long as its
 #: lock in the store lasts, which is renewed less often
 HOLD_SECONDS = 20.0
+
+#: forged holders of the lock that are removed at once
+FORGED_HOLDERS = 5
 
 #: most characters of an event: three times the bytes of a record of the runner's pipe, for escapes
 MAX_EVENT = 50_000_000
@@ -216,6 +220,7 @@ class SchedulerChannel:
         self._study = study
         self._signer = signer
         self._attempts, self._leases, self._events = keys(study, "attempts", "leases", "events")
+        self._fence = fence
         self._holder = self._signed(f"{holder_name()}:{fence}")
         #: entries, leases and keys that no worker has written: not signed with our key, no records, or of a wrong type
         self.forged = 0
@@ -259,8 +264,7 @@ class SchedulerChannel:
 
         Raises LockLost, and removes nothing, if another scheduler has the lock.
         """
-        if self._hold(recorded=self._last) != self._holder:
-            raise LockLost("another scheduler has taken this study's lock on Redis; this one stops")
+        self._renew(self._last)
         if self._last.startswith(_LAST_ID):
             self._client.delete(self._events)
         self._last = ""
@@ -269,18 +273,37 @@ class SchedulerChannel:
         if len(self._recorded) >= KEPT_ENDED + SETTLE:
             self._settle(SETTLE)
 
+    def keep(self) -> None:
+        """Renew the lock, and remove nothing. Raises LockLost if another scheduler has it."""
+        self._renew("")
+
+    def _renew(self, recorded: str) -> None:
+        """Renew the lock, and remove the events up to the one that is `recorded`."""
+        held = self._hold(recorded=recorded)
+        if held != self._holder and _fence(held) < self._fence:
+            # The lock of an earlier scheduler of this store, written again: it ended before this one began.
+            self.forged += 1
+            held = self._hold(dead=held, recorded=recorded)
+        if held != self._holder:
+            raise LockLost("another scheduler has taken this study's lock on Redis; this one stops")
+
     def unlock(self) -> None:
         """Unlock the study, unless another scheduler has taken it over."""
         self._hold(seconds=0.0)
 
     def _hold(self, *, seconds: float = HOLD_SECONDS, dead: str = "", recorded: str = "") -> str:
-        """Renew the lock, or take it where nobody, `dead` or a forged holder has it; return its holder."""
-        held = str(run(self._client, "confirm", self._study, self._holder, int(1000 * seconds), dead, recorded))
-        is_holder = _HOLDER.fullmatch(held) and held == self._signed(held.rpartition(":")[0])
-        if is_holder or held == dead:
-            return held
-        self.forged += 1
-        return self._hold(seconds=seconds, dead=held, recorded=recorded)
+        """Renew the lock, or take it where nobody, `dead` or a forged holder has it; return its holder.
+
+        Raises redis-py's ConnectionError while somebody writes forged ones faster than they are removed.
+        """
+        for _ in range(FORGED_HOLDERS):
+            held = str(run(self._client, "confirm", self._study, self._holder, int(1000 * seconds), dead, recorded))
+            is_holder = _HOLDER.fullmatch(held) and held == self._signed(held.rpartition(":")[0])
+            if is_holder or held == dead:
+                return held
+            self.forged += 1
+            dead = held
+        raise redis.ConnectionError("somebody writes to the study's lock without pause")
 
     def _signed(self, holder: str) -> str:
         """Return the lock's value for a holder: its name, its fence, and their signature if there is a key."""
@@ -390,3 +413,8 @@ def _failure(result: Result, watched: bool) -> str:
         return ""
     failed = result.outcome.state is TrialState.FAILED and not result.outcome.out_of_memory
     return kind_of(result.outcome.error) if watched and failed else "unwatched"
+
+
+def _fence(holder: str) -> int:
+    """Return the fencing number in the value of a lock."""
+    return int(holder.rsplit(":", 2)[1])

@@ -161,6 +161,11 @@ class PlayedWorkers:
             mine.declare()
             yield lambda: mine.get(accept=["json"])
 
+    @property
+    def starved(self) -> list[float]:
+        """Moments of the results after which no trial has come yet."""
+        return list(self._ended.values())
+
     def _take_all(self, take: Any) -> None:
         while self._free and (message := take()) is not None:
             message.ack()
@@ -218,6 +223,8 @@ def played(url: str, compute_class: str, names: Sequence[str], seconds: float, i
     """Play workers in this process; tell their delays, and how late they were."""
     workers = PlayedWorkers(url, compute_class, names, seconds)
     workers.play(is_over)
+    # A slot that still waits for its next trial has waited for at least so long.
+    workers.delays += [time.monotonic() - ended for ended in workers.starved]
     told.put((workers.late, workers.delays))
 
 

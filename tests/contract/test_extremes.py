@@ -65,6 +65,9 @@ class Strangers:
         assert None not in plain
         return [*events, *plain]
 
+    def keep(self) -> None:
+        pass
+
     def cancel(self, numbers: Iterable[int], *, running: bool) -> None:
         pass
 

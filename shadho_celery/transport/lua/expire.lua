@@ -5,5 +5,7 @@
 
 -- include now
 for _, member in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '(0', now)) do redis.call('ZADD', KEYS[1], 0, member) end
+-- No lease lasts longer than a day (SHADHO_LEASE_SECONDS): this end is forged, or of a server whose clock was ahead.
+for _, member in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], now + 172800000, '+inf')) do redis.call('ZADD', KEYS[1], 0, member) end
 -- include keep
 return redis.call('ZRANGEBYSCORE', KEYS[1], 0, 0)

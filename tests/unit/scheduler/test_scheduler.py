@@ -387,6 +387,9 @@ class Recording:
     def poll(self, seconds: float) -> Sequence[Event]:
         return self.inner.poll(seconds)
 
+    def keep(self) -> None:
+        pass
+
     def cancel(self, numbers: Iterable[int], *, running: bool) -> None:
         self.inner.cancel(numbers, running=running)
 
