@@ -126,7 +126,8 @@ class Child:
             self._is_recalled = False
             self._changed.notify()
         elif isinstance(record, protocol.Recall):
-            self._orders.clear()
+            # The order itself may not have begun: a new process imports its modules first.
+            self._orders = deque(each for each in self._orders if each.order <= record.order)
             self._is_recalled = True
         elif record.order != self._current:
             # Its trial ended while it was on its way.

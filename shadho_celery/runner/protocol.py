@@ -50,7 +50,9 @@ class RunAttempt(_Record, frozen=True, kw_only=True):
 
 
 class Recall(_Record, frozen=True, kw_only=True):
-    """To the process: forget the attempts that are not begun."""
+    """To the process: forget the attempts that were sent after this order."""
+
+    order: int
 
 
 class Stop(_Record, frozen=True, kw_only=True):

@@ -62,7 +62,7 @@ works = {
         lambda: event(ReplicaFailed(**where, call=1, rank=1, error="e", host="h", at=0.0)),
     ],
     "to a child": [
-        lambda: to_child(order), lambda: to_child(protocol.Recall()), lambda: to_child(protocol.Stop(order=1)),
+        lambda: to_child(order), lambda: to_child(protocol.Recall(order=3)), lambda: to_child(protocol.Stop(order=1)),
         lambda: to_child(protocol.TimeUp(order=1)),
     ],
     "from a child": [

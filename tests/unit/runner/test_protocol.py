@@ -43,7 +43,7 @@ ENDED = {"kind": "ended", "order": 1, "outcome": {"state": "COMPLETE", "loss": 0
             timeout=2.5,
             replica=SEAT,
         ),
-        Recall(),
+        Recall(order=3),
         Stop(order=3),
         TimeUp(order=3),
     ],

@@ -205,6 +205,20 @@ def leaving_unnamed_threads(params, context):
     time.sleep(0.1)
     return 0.0
 
+def keeping_files(params, context):
+    """Opens its file under every number that it may close, but that of the pipe."""
+    for number in range(5, 40):
+        try:
+            if number == 6 or not os.isatty(number) and "socket" not in os.readlink(f"/proc/self/fd/{number}"):
+                os.close(number)
+        except OSError:
+            pass
+    global kept
+    kept = [open(context.checkpoint_dir / "kept", "ab") for _ in range(40)]
+    kept[0].write(b"x" * 1000)
+    kept[0].flush()
+    return 0.0
+
 def leaving_a_moment(params, context):
     threading.Thread(target=time.sleep, args=(0.05,)).start()
     return 0.0
@@ -1027,12 +1041,39 @@ def test_what_was_recalled_is_not_run(own: Runner, tmp_path: Path) -> None:
     assert own._process is pid, "it has run nothing else, and is used again"
 
 
-def test_a_process_that_may_have_begun_what_was_recalled_is_replaced(own: Runner) -> None:
+def test_a_recall_spares_the_order_that_a_new_process_has_not_begun(own: Runner) -> None:
+    orders = [quick(x=0.1), quick(x=0.2)]
+    own.send_ahead(orders)
+    recall = threading.Timer(0.02, own.recall)
+    recall.start()
+    assert lost_of(own, orders[:1]) == [0.1]
+    recall.join()
+
+
+def test_a_process_that_may_have_begun_what_was_recalled_ends_at_once(own: Runner) -> None:
     orders = [quick(x=0.1), order("endless")]
     own.send_ahead(orders)
     assert lost_of(own, orders[:1]) == [0.1]
+    process = own._process
     own.recall()
+    assert process is not None
+    assert not process.is_idle()
     assert lost_of(own, [quick(x=0.2)]) == [0.2]
+
+
+def test_only_so_many_orders_are_sent_ahead_as_a_process_that_reads_nothing_leaves_room_for(own: Runner) -> None:
+    orders = [quick(x=place / 10, checkpoint_dir="x" * 30_000) for place in range(5)]
+    own.send_ahead(orders)
+    assert len(own._ahead) == 2
+    assert lost_of(own, orders) == [place / 10 for place in range(5)]
+
+
+def test_the_next_trial_leaves_a_file_alone_that_has_the_number_of_a_closed_descriptor(
+    own: Runner, tmp_path: Path
+) -> None:
+    assert run(own, "keeping_files", checkpoint_dir=str(tmp_path)).state is TrialState.COMPLETE
+    assert run(own, "plain").state is TrialState.COMPLETE
+    assert (tmp_path / "kept").read_bytes() == b"x" * 1000
 
 
 def test_a_stop_is_for_the_trial_that_runs(own: Runner) -> None:
