@@ -98,9 +98,9 @@ def _new_record(space: Mapping[str, str], module: str, name: str | None, seed: i
 def _check_name(name: str) -> None:
     """Raise UsageError for a name that no folder or database can have."""
     is_odd = any(ord(char) < 32 or char in "/\\" or 0xD800 <= ord(char) < 0xE000 for char in name)
-    if is_odd or not name.strip() or name[0] == "." or len(name.encode()) > MAX_NAME:
+    if is_odd or not name.strip() or name[0] in ".-" or len(name.encode()) > MAX_NAME:
         raise UsageError(
-            f"{name[:60]!a} cannot name a study; use up to {MAX_NAME} bytes of UTF-8 without slashes or a leading dot"
+            f"{name[:60]!a} cannot name a study; use up to {MAX_NAME} bytes of UTF-8, no slash, no dot or dash first"
         )
 
 

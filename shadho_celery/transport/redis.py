@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import redis
 from redis.backoff import NoBackoff
@@ -42,6 +43,7 @@ _PASSING = ("OOM", "MISCONF", "LOADING", "READONLY", "MASTERDOWN", "NOREPLICAS",
 def connect(url: str) -> Redis:
     """Return a client of the Redis at `url`, tested. Raises ServiceError if the server does not answer."""
     try:
+        _check_database(url)
         options = {"socket_connect_timeout": CONNECT_SECONDS, "decode_responses": True, **tls(url)}
         # Less patient than later: a person waits for the answer.
         with redis.Redis.from_url(url, socket_timeout=CONNECT_SECONDS, retry=Retry(NoBackoff(), 1), **options) as first:
@@ -54,6 +56,13 @@ def connect(url: str) -> Redis:
     except (redis.RedisError, OSError, ValueError, TypeError) as error:
         cause = one_line(mask_in(str(error), url))
         raise ServiceError(f"Redis at {mask(url)} cannot be used ({cause}); {remedy(cause, REDIS)}") from error
+
+
+def _check_database(url: str) -> None:
+    """Raise ValueError for a path that is no number: redis-py would take database 0."""
+    parts = urlsplit(url)
+    if parts.scheme in {"redis", "rediss"} and not re.fullmatch(r"/?|/\d+", parts.path):
+        raise ValueError(f"{parts.path[1:]!r} is no number of a database")
 
 
 def _check_server(client: Redis) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import redis
 import services
 from services import MARK as LENT
 from services.channels import Channel
@@ -1066,3 +1067,58 @@ def test_a_claimed_attempt_that_is_given_back_is_lost_unclaimed_and_may_follow_e
     assert scheduler.drain(0) == [started(0), started(1), lost]
     assert worker.exchange("k1", [result(0), result(1)], [], "d") == ([True, False], [])
     assert worker.claim("k1", started(1, attempt=2))
+
+
+# What whoever can write to Redis does to lock and leases
+
+
+def test_the_lock_of_an_earlier_scheduler_that_is_written_again_counts_for_nothing(client: Any) -> None:
+    scheduler = SchedulerChannel(client, "k1", fence=3)
+    scheduler.lock()
+    mine = client.get("shadho:k1:holder")
+    client.set("shadho:k1:holder", "elsewhere 1 1:2:")
+    scheduler.confirm()
+    assert (client.get("shadho:k1:holder"), scheduler.forged) == (mine, 1)
+    client.set("shadho:k1:holder", "elsewhere 1 1:4:")
+    with pytest.raises(LockLost):
+        scheduler.keep()
+
+
+def test_a_lock_that_would_never_end_gets_an_end(client: Any) -> None:
+    client.set("shadho:k1:holder", "elsewhere 1 1:9:")
+    with pytest.raises(StudyLocked):
+        SchedulerChannel(client, "k1").lock()
+    assert 0 < client.pttl("shadho:k1:holder") <= 1000 * HOLD_SECONDS
+
+
+def test_whoever_writes_to_the_lock_without_pause_causes_an_outage_and_ends_nothing(client: Any) -> None:
+    class Forger:
+        """Writes another lock before each script."""
+
+        def __getattr__(self, name: str) -> Any:
+            client.set("shadho:k1:holder", f"forged {client.incr('forged')}")
+            return getattr(client, name)
+
+    scheduler: Any = SchedulerChannel(client, "k1")
+    scheduler.lock()
+    scheduler._client = Forger()
+    with pytest.raises(redis.ConnectionError, match="without pause"):
+        scheduler.confirm()
+    scheduler._client = client
+    scheduler.confirm()
+
+
+def test_keeping_a_study_removes_no_event(client: Any, worker: Channel, scheduler: SchedulerChannel) -> None:
+    scheduler.lock()
+    worker.claim("k1", started())
+    scheduler.drain(0)
+    scheduler.keep()
+    assert client.xlen("shadho:k1:events") == 1
+    scheduler.confirm()
+    assert client.xlen("shadho:k1:events") == 0
+
+
+def test_a_lease_with_an_end_beyond_any_has_ended(client: Any, worker: Channel, scheduler: SchedulerChannel) -> None:
+    worker.claim("k1", started())
+    client.zadd("shadho:k1:leases", {"0.1": 1000 * (time.time() + 30 * 86400)})
+    assert scheduler.ended_leases() == [(0, 1)]

@@ -11,6 +11,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import kombu
 import pytest
@@ -723,3 +724,26 @@ def test_trials_whose_ends_are_recorded_take_a_bit_each(
         poll_until(executor, lambda events: len(ends(events)) == 4)
         poll_until(executor, lambda _: client.hlen(f"shadho:{name}:attempts") == 0)
         assert [client.getbit(f"shadho:{name}:done", number) for number in range(5)] == [1, 1, 1, 1, 0]
+
+
+def test_a_start_that_fails_leaves_what_an_earlier_scheduler_has_running(redis_url: str) -> None:
+    with connect(redis_url) as client:
+        client.xadd("shadho:s:events", {"e": "x"})
+        client.zadd("shadho:s:leases", {"1.1": 1})
+        QueueExecutor(client, MagicMock(), "s", "m").close()
+        assert client.exists("shadho:s:events", "shadho:s:leases", "shadho:s:holder") == 2
+
+
+def test_messages_that_nobody_may_run_are_dropped_by_a_worker_without_their_module(
+    on_redis: Place, unique: Callable[[str], str]
+) -> None:
+    study, name = unique("study"), unique("strange")
+    with connect(on_redis.redis) as client:
+        client.hset(f"shadho:{study}:attempts", "0", "1")
+    for _ in range(20):
+        send(on_redis, payload(study, "stranger"), routing_key=name)
+    worker = on_redis.desk.worker(name, "-c", "1")
+    with on_redis.broker_channel() as channel:
+        until(lambda: queue(name)(channel).get(no_ack=False) is None, 30, lambda: worker.err)
+    worker.end()
+    assert "this worker was not started with stranger" not in worker.err

@@ -229,3 +229,11 @@ def test_a_launch_with_a_missing_trial_ends_at_once_and_with_repair_it_finishes(
     assert "repaired: trials 2 are in its table unreadable" in repaired.err
     assert json.loads(repaired.out)["trials"]["complete"] == 9
     assert [trial["number"] for trial in desk.trials()] == [0, 1, 3, 4, 5, 6, 7, 8, 9]
+
+
+def test_a_number_that_is_damaged_is_moved_away_and_the_numbers_up_to_it_are_not_missed(url: str) -> None:
+    change(url, f"UPDATE trials SET number = {2**40 if 'postgresql' not in url else 2**30} WHERE number = 4")
+    with closing(SqlStore(url)) as store:
+        said: list[str] = []
+        assert len(list(resumed(store, said).trials)) == TRIALS - 1
+    assert "trials 4, " in said[0] or ", 4 are" in said[0] or "4 and" in said[0]

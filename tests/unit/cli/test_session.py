@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from shadho_celery.cli.session import MISSING_SECONDS, Session
+from shadho_celery.cli.session import GIVE_UP_SECONDS, MISSING_SECONDS, Session
 from shadho_celery.core.settings import StudySettings
 from shadho_celery.errors import ServiceError
 from shadho_celery.node.heartbeat import ANNOUNCE_EVERY
@@ -43,3 +43,25 @@ def test_missing_workers_are_warned_of_once_they_have_had_the_time_to_announce_t
 def test_an_outage_is_warned_of_as_what_it_is_and_not_as_missing_workers() -> None:
     [warning] = warnings(0.0, ServiceError("Redis is full"))
     assert warning == "Warning: Redis is full; trying again"
+
+
+def test_a_study_at_its_limit_does_not_wait_for_ever_for_a_server_that_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    executor = SimpleNamespace(is_silent=True, trouble=ServiceError("Redis cannot be used"))
+    session: Any = SimpleNamespace(
+        _executor=executor,
+        _study=SimpleNamespace(trouble=None, in_flight=2, name="s"),
+        _scheduler=SimpleNamespace(stopping=False),
+        _stuck_since=0.0,
+    )
+    now = 1000.0
+    monkeypatch.setattr("shadho_celery.cli.session.time.monotonic", lambda: now)
+    Session._give_up_at_limit(session)
+    session._scheduler.stopping = True
+    now += GIVE_UP_SECONDS
+    Session._give_up_at_limit(session)
+    now += 1.0
+    with pytest.raises(ServiceError, match=r"Redis cannot be used; .* without the results of 2 trials .* --resume s"):
+        Session._give_up_at_limit(session)
+    executor.is_silent = False
+    Session._give_up_at_limit(session)
+    assert session._stuck_since == now

@@ -180,6 +180,14 @@ def test_trials_of_which_nothing_is_known_travel_alone(rig: Rig) -> None:
     assert bundled(rig, *range(4)) == [("cpu", [number]) for number in range(4)]
 
 
+def test_a_trial_that_is_tried_again_travels_alone(rig: Rig) -> None:
+    """It may have ended its worker, and with it all trials of its message."""
+    for _ in range(100):
+        rig.dispatch.pace.tell("cpu", 0.0)
+    rig.send(*[attempt_of(number, attempt=1 + number % 2) for number in range(8)])
+    assert sorted(numbers for _, numbers in rig.bundles()) == [[0, 2], [1], [3], [4, 6], [5], [7]]
+
+
 def test_short_trials_travel_together_so_that_every_slot_gets_its_part(rig: Rig) -> None:
     settled(rig, 0.0039)
     assert bundled(rig, *range(20)) == [("cpu", list(range(start, start + 5))) for start in (0, 5, 10, 15)]

@@ -27,7 +27,15 @@ from shadho_celery.core.trial import (
     TrialState,
     digest_of,
 )
-from shadho_celery.errors import LockLost, SpaceChanged, StudyExists, StudyLocked, StudyNotFound, UsageError
+from shadho_celery.errors import (
+    LockLost,
+    SpaceChanged,
+    StoreOutage,
+    StudyExists,
+    StudyLocked,
+    StudyNotFound,
+    UsageError,
+)
 from shadho_celery.store.lock import holder_name
 from shadho_celery.store.sql import SqlStore
 from shadho_celery.study.open import open_study
@@ -632,3 +640,31 @@ def test_a_trial_that_was_recorded_and_never_sent_is_sent_when_the_study_is_resu
     study.close()
     again = begin(study.store, name="s", resume=True)
     assert again.next_waiting() == again.trial(0)
+
+
+def test_a_trial_that_cannot_be_read_loses_nobodys_turn() -> None:
+    study = begin()
+    for seed in range(3):
+        study.hold_back(study.add("all", {"x": 0.5}, seed=seed))
+
+    def fits(trial: Trial) -> bool:
+        if trial.seed == 1:
+            raise StoreOutage("the store is away")
+        return False
+
+    with pytest.raises(StoreOutage):
+        study.next_waiting(fits)
+    assert [trial.number for trial in iter(study.next_waiting, None)] == [0, 1, 2]
+
+
+def test_a_failure_that_is_heard_again_does_not_end_the_trial_that_is_tried_again() -> None:
+    """Events come again after a crash between their record and their confirmation."""
+    study = begin()
+    trial = sent(study)
+    study.tell(result(trial, state=S.FAILED, retry=Retry(reason="tried elsewhere")))
+    assert study.tell(result(trial, state=S.FAILED)) is None
+    again = study.send(study.next_waiting() or trial, "cpu")
+    assert study.tell(result(trial, state=S.FAILED)) is None
+    assert study.trial(trial.number).state is S.QUEUED
+    study.tell(result(again))
+    assert study.trial(trial.number).state is S.COMPLETE

@@ -96,3 +96,9 @@ def test_a_redis_url_that_cannot_be_read_is_refused_in_one_line(url: str) -> Non
     with pytest.raises(ServiceError, match="check SHADHO_REDIS_URL") as refused:
         connect(url)
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("path", ["x", "0x1", "-1", "0/1"])
+def test_a_path_that_is_no_number_of_a_database_is_refused(path: str) -> None:
+    with pytest.raises(ServiceError, match="is no number of a database"):
+        connect(f"redis://127.0.0.1:1/{path}")
