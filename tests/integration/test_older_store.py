@@ -77,8 +77,9 @@ def test_a_study_ends_when_it_is_told_to_whatever_redis_says(fleet: Fleet, how: 
         command.interrupt()
     command.wait(30)
     assert command.code == (143 if how == "SIGTERM" else 0), command.err
-    waiting = {"WAITING", "QUEUED", "RUNNING"} if how == "SIGTERM" else {"WAITING"}
-    assert {trial["state"] for trial in fleet.trials("my_study")[:3]} == waiting
+    # SIGTERM does not wait for what Redis says of them.
+    possible = {"WAITING", "QUEUED", "RUNNING"} if how == "SIGTERM" else {"WAITING"}
+    assert {trial["state"] for trial in fleet.trials("my_study")[:3]} <= possible
 
 
 def test_of_two_schedulers_with_copies_of_one_store_the_second_is_refused(fleet: Fleet) -> None:
