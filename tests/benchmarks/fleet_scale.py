@@ -208,7 +208,9 @@ class PlayedWorkers:
         announcing, renewing = round(ANNOUNCE_EVERY / TICK_SECONDS), round(BEAT_SECONDS / TICK_SECONDS)
         began = time.monotonic()
         for tick in itertools.count():
-            if is_over.wait(max(0.0, began + tick * TICK_SECONDS - time.monotonic())):
+            # Not `wait`: a process that is killed in it would keep `set` from returning.
+            time.sleep(max(0.0, began + tick * TICK_SECONDS - time.monotonic()))
+            if is_over.is_set():
                 return
             self.late = max(self.late, time.monotonic() - began - tick * TICK_SECONDS)
             for name in self._names[tick % announcing :: announcing]:
