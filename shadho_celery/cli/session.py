@@ -49,6 +49,9 @@ STOPPED = {signal.SIGINT: 130, signal.SIGTERM: 143}
 #: seconds after which a missing worker is warned of; longer than one takes to announce itself again
 MISSING_SECONDS = 10.0
 
+#: seconds for which a study that has reached its limit waits for a server that is away
+GIVE_UP_SECONDS = 60.0
+
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
@@ -75,10 +78,6 @@ class Options:
         Raises UsageError for one that no message could carry.
         """
         return as_record({**stated, **(earlier or {}), **self.given}, StudySettings)
-
-
-#: seconds for which a study that has reached its limit waits for a server that is away
-GIVE_UP_SECONDS = 60.0
 
 
 class _StopNow(Exception):

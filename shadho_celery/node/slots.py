@@ -271,7 +271,7 @@ class Slots:
         return is_refused
 
     def _is_void(self, payload: Payload) -> bool:
-        """Return whether nobody may run any of a message's attempts: it need not go back to its queue."""
+        """Return whether all of a message's attempts would be refused at their claim: no other worker needs it."""
         attempts = [(attempt.number, attempt.attempt) for attempt in payload.attempts]
         with suppress(redis.RedisError):
             if len(self._channel.are_refused(payload.study, attempts)) == len(attempts):

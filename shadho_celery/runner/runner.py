@@ -90,14 +90,16 @@ class Runner:
     def recall(self) -> None:
         """Take back the attempts that were sent ahead and are not begun."""
         with self._lock:
-            process, current = self._process if self._ahead else None, self._current
+            if self._process is None or not self._ahead:
+                return
             self._ahead.clear()
-            is_between, self._is_recalled = not self._is_running, self._is_recalled or process is not None
-        if process is not None and is_between:
+            self._is_recalled = True
+            process, current, is_running = self._process, self._current, self._is_running
+        if is_running:
+            process.send(Recall(order=current))
+        else:
             # It may have begun one in this moment.
             process.kill()
-        elif process is not None:
-            process.send(Recall(order=current))
 
     def run(self, order: RunAttempt, on_report: OnReport, on_gang: OnGang = lambda call: None) -> Outcome:
         """Run one attempt to its end; return its outcome, also if its process died.

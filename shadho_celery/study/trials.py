@@ -76,8 +76,8 @@ class Counts:
 
     def count(self, *states: TrialState, compute_class: str | None = None, subspace: str | None = None) -> int:
         """Return the number in one of `states`, of one compute class or one subspace if that is given."""
+        # Not `sum`: its generator costs as much again, and this is asked several times a trial.
         found = 0
-        # A loop: this is asked several times a trial.
         for state in states:
             found += self._counts[compute_class, subspace, state]
         return found

@@ -126,7 +126,7 @@ def unseal(study: str, text: str, signer: Signer) -> Event | GangEvent | None:
         return None
     try:
         event: Event | GangEvent = _decode(plain)
-    except (ValueError, RecursionError, msgspec.ValidationError):
+    except (ValueError, RecursionError):
         return None
     # Only the study's scheduler decides on retries.
     if isinstance(event, Result) and (event.retry is not None or not event.outcome.is_an_end):
@@ -281,7 +281,7 @@ class SchedulerChannel:
         """Renew the lock, and remove the events up to the one that is `recorded`."""
         held = self._hold(recorded=recorded)
         if held != self._holder and _fence(held) < self._fence:
-            # The lock of an earlier scheduler of this store, written again: it ended before this one began.
+            # An earlier scheduler's lock, written again. Of two that live, the one with the greater fence goes on.
             self.forged += 1
             held = self._hold(dead=held, recorded=recorded)
         if held != self._holder:

@@ -120,7 +120,7 @@ class Registry(Generic[T]):
         try:
             announcement: T = self._decode(plain)
             return announcement
-        except (ValueError, RecursionError, msgspec.ValidationError):
+        except (ValueError, RecursionError):
             return None
 
 

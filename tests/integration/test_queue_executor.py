@@ -743,7 +743,8 @@ def test_messages_that_nobody_may_run_are_dropped_by_a_worker_without_their_modu
     for _ in range(20):
         send(on_redis, payload(study, "stranger"), routing_key=name)
     worker = on_redis.desk.worker(name, "-c", "1")
-    with on_redis.broker_channel() as channel:
-        until(lambda: queue(name)(channel).get(no_ack=False) is None, 30, lambda: worker.err)
+    until(lambda: on_redis.waiting(name) == 0, 30, lambda: worker.err)
+    # Ending gives back what it still has.
     worker.end()
+    assert on_redis.waiting(name) == 0
     assert "this worker was not started with stranger" not in worker.err

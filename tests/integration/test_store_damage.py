@@ -236,4 +236,5 @@ def test_a_number_that_is_damaged_is_moved_away_and_the_numbers_up_to_it_are_not
     with closing(SqlStore(url)) as store:
         said: list[str] = []
         assert len(list(resumed(store, said).trials)) == TRIALS - 1
-    assert "trials 4, " in said[0] or ", 4 are" in said[0] or "4 and" in said[0]
+    damaged = 2**40 if "postgresql" not in url else 2**30
+    assert said[0].startswith(f"repaired: trials 4, {damaged} are in its table unreadable now")

@@ -976,7 +976,7 @@ def quick(**changes: Any) -> RunAttempt:
     return order("plain", params={"do": DEEDS.index("plain"), "x": changes.pop("x", 0.25)}, **changes)
 
 
-def lost_of(runner: Runner, orders: list[RunAttempt]) -> list[float | None]:
+def losses_of(runner: Runner, orders: list[RunAttempt]) -> list[float | None]:
     return [runner.run(each, lambda report: None).loss for each in orders]
 
 
@@ -1023,7 +1023,7 @@ def test_only_the_output_of_the_trial_that_crashed_is_told(own: Runner) -> None:
 def test_a_time_limit_is_that_of_each_trial(own: Runner) -> None:
     orders = [quick(timeout=0.5), order("cut_off", timeout=0.5), quick(timeout=0.5)]
     own.send_ahead(orders)
-    assert lost_of(own, orders) == [0.25, 0.5, 0.25]
+    assert losses_of(own, orders) == [0.25, 0.5, 0.25]
 
 
 def test_what_was_recalled_is_not_run(own: Runner, tmp_path: Path) -> None:
@@ -1038,7 +1038,7 @@ def test_what_was_recalled_is_not_run(own: Runner, tmp_path: Path) -> None:
     first = run_until_report(own, "obedient", recall_and_stop)
     assert first.state is TrialState.CANCELLED
     pid = own._process
-    assert lost_of(own, [quick(x=0.7)]) == [0.7]
+    assert losses_of(own, [quick(x=0.7)]) == [0.7]
     assert own._process is pid, "it has run nothing else, and is used again"
 
 
@@ -1047,26 +1047,26 @@ def test_a_recall_spares_the_order_that_a_new_process_has_not_begun(own: Runner)
     own.send_ahead(orders)
     recall = threading.Timer(0.02, own.recall)
     recall.start()
-    assert lost_of(own, orders[:1]) == [0.1]
+    assert losses_of(own, orders[:1]) == [0.1]
     recall.join()
 
 
 def test_a_process_that_may_have_begun_what_was_recalled_ends_at_once(own: Runner) -> None:
     orders = [quick(x=0.1), order("endless")]
     own.send_ahead(orders)
-    assert lost_of(own, orders[:1]) == [0.1]
+    assert losses_of(own, orders[:1]) == [0.1]
     process = own._process
     own.recall()
     assert process is not None
     assert not process.is_idle()
-    assert lost_of(own, [quick(x=0.2)]) == [0.2]
+    assert losses_of(own, [quick(x=0.2)]) == [0.2]
 
 
 def test_only_so_many_orders_are_sent_ahead_as_a_process_that_reads_nothing_leaves_room_for(own: Runner) -> None:
     orders = [quick(x=place / 10, checkpoint_dir="x" * 30_000) for place in range(5)]
     own.send_ahead(orders)
     assert len(own._ahead) == 2
-    assert lost_of(own, orders) == [place / 10 for place in range(5)]
+    assert losses_of(own, orders) == [place / 10 for place in range(5)]
 
 
 def test_the_next_trial_leaves_a_file_alone_that_has_the_number_of_a_closed_descriptor(
@@ -1080,11 +1080,11 @@ def test_the_next_trial_leaves_a_file_alone_that_has_the_number_of_a_closed_desc
 def test_a_stop_is_for_the_trial_that_runs(own: Runner) -> None:
     orders = [quick(), order("obedient"), quick()]
     own.send_ahead(orders)
-    assert lost_of(own, orders[:1]) == [0.25]
+    assert losses_of(own, orders[:1]) == [0.25]
     assert run_until_report(own, "obedient", own.stop_trial).state is TrialState.CANCELLED
-    assert lost_of(own, orders[2:]) == [0.25]
+    assert losses_of(own, orders[2:]) == [0.25]
 
 
 def test_another_order_than_the_one_that_was_sent_ahead_is_run(own: Runner) -> None:
     own.send_ahead([quick(x=0.1), quick(x=0.2)])
-    assert lost_of(own, [quick(x=0.3), quick(x=0.1)]) == [0.3, 0.1]
+    assert losses_of(own, [quick(x=0.3), quick(x=0.1)]) == [0.3, 0.1]
