@@ -25,12 +25,13 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Any
 
+import kombu
 import numpy as np
 from figures import finish, goal
 from hyperopt import hp
@@ -74,21 +75,22 @@ SPACE = hp.choice(
 )
 
 
-#: seconds between two heartbeats of a process, each with its part of the workers; and between two looks at the queue
+#: seconds between two heartbeats of a process, each with its part of the workers; and most between two looks for ends
 TICK_SECONDS = 0.1
 POLL_SECONDS = 0.02
 
 
-class Batch:
-    """Takes the commands of many workers, and sends them to Redis at once; nobody reads the answers."""
+class Recorder:
+    """Plays a client of Redis: its commands are kept as bytes, which may be sent again and again."""
 
     def __init__(self, client: Any) -> None:
         self._pipe = client.pipeline(transaction=False)
+        self._pack = client.connection_pool.get_connection().pack_commands
 
-    def pipeline(self, **_: object) -> Batch:
+    def pipeline(self, **_: object) -> Recorder:
         return self
 
-    def __enter__(self) -> Batch:
+    def __enter__(self) -> Recorder:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -104,8 +106,22 @@ class Batch:
     def execute(self) -> list[int]:
         return [0]
 
-    def send(self) -> None:
-        self._pipe.execute(raise_on_error=False)
+    def taken(self) -> bytes:
+        """Return the commands since the last call."""
+        commands = [command for command, _ in self._pipe.command_stack]
+        self._pipe.reset()
+        return b"".join(self._pack(commands))
+
+
+class Silent:
+    """A connection to Redis that sends what was recorded, and gets no answers."""
+
+    def __init__(self, client: Any) -> None:
+        self._connection = client.connection_pool.get_connection()
+        self._connection.send_command("CLIENT", "REPLY", "OFF")
+
+    def send(self, recorded: bytes) -> None:
+        self._connection.send_packed_command([recorded], check_health=False)
 
 
 class PlayedWorkers:
@@ -117,11 +133,6 @@ class PlayedWorkers:
         self._names = names
         self._seconds = seconds
         self._random = random.Random(names[0])
-        self._batch = Batch(self._client)
-        self._workers = Registry(self._batch, Worker)
-        self._renewing = WorkerChannel(self._batch)
-        # Redis must know the script: nobody reads that it does not.
-        WorkerChannel(self._client).renew(RUN, [])
         self._announcement = Worker(
             protocol=PROTOCOL,
             compute_class=compute_class,
@@ -130,9 +141,18 @@ class PlayedWorkers:
             machine=Machine(host=names[0], cores=1, memory=2**33, gpu_memory=0),
         )
         self._channels = {name: WorkerChannel(self._client, worker=name) for name in names}
+        # What a worker sends again and again is made once: all of them share one machine with the scheduler.
+        self._recorder = Recorder(self._client)
+        workers = Registry(self._recorder, Worker)
+        self._announcing = {name: self._recorded(workers.announce, name, self._announcement) for name in names}
+        self._renew = WorkerChannel(self._recorder).renew
+        #: by worker, the renewal of its lease
+        self._renewing: dict[str, bytes] = {}
+        # Redis must know the script: nobody reads that it does not.
+        WorkerChannel(self._client).renew(RUN, [])
         self._free = list(names)
-        #: by worker, what it runs: study, attempt, delivery
-        self._running: dict[str, tuple[str, Attempt, str]] = {}
+        #: by worker, what it runs: study, attempt, delivery, message
+        self._running: dict[str, tuple[str, Attempt, str, Any]] = {}
         #: heap of (moment, worker) of the ends of trials
         self._ends: list[tuple[float, str]] = []
         #: by worker, the moment of its last result
@@ -142,55 +162,60 @@ class PlayedWorkers:
         self.late = 0.0
         self.finished = 0
 
+    def _recorded(self, send: Callable[..., object], *arguments: object) -> bytes:
+        send(*arguments)
+        return self._recorder.taken()
+
     def play(self, is_over: Event) -> None:
         """Work until the end; heartbeats have a thread of their own, as in a worker."""
         threading.Thread(target=self._beat, args=(is_over,), daemon=True).start()
-        with self._messages() as take:
-            while not is_over.is_set():
-                self._end_due()
-                self._take_all(take)
-                time.sleep(POLL_SECONDS)
-
-    @contextmanager
-    def _messages(self) -> Iterator[Any]:
-        import kombu
-
         with kombu.Connection(self._url) as connection:
             channel = connection.default_channel
+            # As many as there are slots: a message is acknowledged once its trial has ended.
+            channel.basic_qos(0, len(self._names), False)
+            channel.qos.restore_at_shutdown = False
             mine = queue(self._announcement.compute_class)(channel)
             mine.declare()
-            yield lambda: mine.get(accept=["json"])
+            with kombu.Consumer(channel, [mine], accept=["json"], on_message=self._take):
+                while not is_over.is_set():
+                    self._end_due()
+                    with suppress(TimeoutError):
+                        connection.drain_events(timeout=POLL_SECONDS)
 
     @property
     def starved(self) -> list[float]:
         """Moments of the results after which no trial has come yet."""
         return list(self._ended.values())
 
-    def _take_all(self, take: Any) -> None:
-        while self._free and (message := take()) is not None:
+    def _take(self, message: Any) -> None:
+        payload = read_message(message.payload[0][0], message.headers)
+        # Trials of this length have a message each.
+        [attempt] = payload.attempts
+        if not self._claim(payload, attempt, message):
             message.ack()
-            payload = read_message(message.payload[0][0], message.headers)
-            for attempt in payload.attempts:
-                self._claim(payload, attempt)
 
-    def _claim(self, payload: Payload, attempt: Attempt) -> None:
+    def _claim(self, payload: Payload, attempt: Attempt, message: Any) -> bool:
         name, delivery = self._free.pop(), new_delivery()
         started = Started(number=attempt.number, attempt=attempt.attempt, host=name, at=time.time(), worker=name)
         _, [claim] = self._channels[name].exchange(payload.study, [], [started], delivery)
         if claim is not Claim.TAKEN:
             self._free.append(name)
-            return
+            return False
         now = time.monotonic()
         if name in self._ended:
             self.delays.append(now - self._ended.pop(name))
-        self._running[name] = payload.study, attempt, delivery
+        self._running[name] = payload.study, attempt, delivery, message
+        key = (attempt.number, attempt.attempt)
+        self._renewing[name] = self._recorded(self._renew, payload.study, [key])
         seconds = self._seconds * self._random.uniform(1 - SPREAD, 1 + SPREAD)
         heapq.heappush(self._ends, (now + seconds, name))
+        return True
 
     def _end_due(self) -> None:
         while self._ends and self._ends[0][0] <= time.monotonic():
             _, name = heapq.heappop(self._ends)
-            study, attempt, delivery = self._running.pop(name)
+            study, attempt, delivery, message = self._running.pop(name)
+            del self._renewing[name]
             key = {"number": attempt.number, "attempt": attempt.attempt}
             self._channels[name].report(study, Report(**key, step=1, loss=1.0, at=time.time()))
             outcome = Outcome(
@@ -199,6 +224,7 @@ class PlayedWorkers:
             compute_class = self._announcement.compute_class
             ended = Result(**key, outcome=outcome, host=name, compute_class=compute_class, at=time.time(), worker=name)
             self._channels[name].exchange(study, [ended], [], delivery)
+            message.ack()
             self._ended[name] = time.monotonic()
             self.finished += 1
             self._free.insert(0, name)
@@ -206,19 +232,16 @@ class PlayedWorkers:
     def _beat(self, is_over: Event) -> None:
         """Announce and renew as workers do, spread evenly over their seconds."""
         announcing, renewing = round(ANNOUNCE_EVERY / TICK_SECONDS), round(BEAT_SECONDS / TICK_SECONDS)
-        began = time.monotonic()
+        redis, began = Silent(self._client), time.monotonic()
         for tick in itertools.count():
             # Not `wait`: a process that is killed in it would keep `set` from returning.
             time.sleep(max(0.0, began + tick * TICK_SECONDS - time.monotonic()))
             if is_over.is_set():
                 return
             self.late = max(self.late, time.monotonic() - began - tick * TICK_SECONDS)
-            for name in self._names[tick % announcing :: announcing]:
-                self._workers.announce(name, self._announcement)
-            for name in self._names[tick % renewing :: renewing]:
-                if (running := self._running.get(name)) is not None:
-                    self._renewing.renew(running[0], [(running[1].number, running[1].attempt)])
-            self._batch.send()
+            announced = [self._announcing[name] for name in self._names[tick % announcing :: announcing]]
+            renewed = [self._renewing.get(name, b"") for name in self._names[tick % renewing :: renewing]]
+            redis.send(b"".join([*announced, *renewed]))
 
 
 def played(url: str, compute_class: str, names: Sequence[str], seconds: float, is_over: Event, told: Any) -> None:
