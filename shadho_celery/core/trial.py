@@ -15,10 +15,11 @@ from collections.abc import Mapping, Sequence
 from enum import Enum
 from typing import Annotated, Any
 
+import msgspec
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
-from shadho_celery.core.checks import resolve
+from shadho_celery.core.checks import plain, resolve
 
 #: label -> drawn value, of every active label
 Params = Mapping[str, Any]
@@ -94,12 +95,17 @@ LAWFUL: Mapping[TrialState, frozenset[TrialState]] = {
 
 
 #: sorts labels: a database may return them in another order
-_to_json = json.JSONEncoder(sort_keys=True).encode
+_encode = msgspec.json.Encoder(order="deterministic", enc_hook=plain).encode
 
 
 def digest_of(params: Params) -> str:
     """Return 8 bytes of BLAKE2b of the JSON of `params`, in hexadecimal digits."""
-    return hashlib.blake2b(_to_json(params).encode(), digest_size=8).hexdigest()
+    try:
+        text = _encode(params)
+    except UnicodeEncodeError:
+        # Half a surrogate pair.
+        text = json.dumps(params, sort_keys=True).encode()
+    return hashlib.blake2b(text, digest_size=8).hexdigest()
 
 
 class Outcome(Struct, frozen=True, kw_only=True, omit_defaults=True):

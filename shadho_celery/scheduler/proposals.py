@@ -164,4 +164,7 @@ class Proposals:
 
 def trial_seed(seed: int, subspace: int, index: int) -> int:
     """Return the seed of a subspace's trial number `index`, independent of the timing of the trials."""
-    return int(np.random.SeedSequence((seed, subspace, index)).generate_state(1)[0])
+    entropy = (seed, subspace, index)
+    # The same as of a tuple, in half the time.
+    words = np.array(entropy, np.uint32) if seed < 2**32 else entropy
+    return int(np.random.SeedSequence(words).generate_state(1)[0])

@@ -19,6 +19,7 @@ from msgspec.structs import replace
 
 from shadho_celery.core.attempts import Attempts
 from shadho_celery.core.clock import Clock, SystemClock
+from shadho_celery.core.collector import collector_paused
 from shadho_celery.core.trial import (
     COUNTED,
     MAX_ATTEMPTS,
@@ -99,9 +100,10 @@ class Study:
         #: number of the next trial: not their count, as trials may have been moved away by a repair
         self._next = first_number
         #: finished trials in the order of their results
-        self.trials = FinishedTrials(
-            (trial for trial in trials if self._reopen(trial)), partial(store.trials, record.key)
-        )
+        with collector_paused():
+            self.trials = FinishedTrials(
+                (trial for trial in trials if self._reopen(trial)), partial(store.trials, record.key)
+            )
 
     @property
     def name(self) -> str:
@@ -380,9 +382,10 @@ class Study:
         self._written_at = now
 
     def _kept_locked(self, blocks: Iterator[_T]) -> Iterator[_T]:
-        for block in blocks:
-            self.commit()
-            yield block
+        with collector_paused():
+            for block in blocks:
+                self.commit()
+                yield block
 
     def _start(self, trial: Trial, event: Started) -> Trial | None:
         attempt = self._live.find(event.number, event.attempt)
