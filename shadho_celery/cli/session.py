@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shlex
 import signal
@@ -48,6 +49,9 @@ STOPPED = {signal.SIGINT: 130, signal.SIGTERM: 143}
 
 #: seconds after which a missing worker is warned of; longer than one takes to announce itself again
 MISSING_SECONDS = 10.0
+
+#: seconds between two looks for warnings: each looks at every worker
+WARN_SECONDS = 1.0
 
 #: seconds for which a study that has reached its limit waits for a server that is away
 GIVE_UP_SECONDS = 60.0
@@ -102,7 +106,9 @@ class Session:
         #: most slots of each class so far
         self._slots: dict[str, int] = {}
         self._signals: list[int] = []
+        #: warnings that were said, and the moment of the last look for them
         self._warned: set[str] = set()
+        self._warned_at = -math.inf
         #: False while a turn of the loop may be incomplete
         self._is_whole = True
         #: the last moment at which all servers answered, or more was to be sent
@@ -210,10 +216,7 @@ class Session:
                 self._embedded.raise_if_dead()
             self._give_up_at_limit()
             self._slots |= {c.name: max(c.slots, self._slots.get(c.name, 0)) for c in self._scheduler.classes}
-            for warning in self._warnings():
-                if warning not in self._warned:
-                    self._warned.add(warning)
-                    view.note(warning)
+            self._warn(view.note)
             view.update()
 
         click.echo(f"study {self._study.name} (seed {self._study.record.seed}) in {self._store.safe_url}", err=True)
@@ -228,6 +231,16 @@ class Session:
                 return STOPPED[signal.Signals(self._signals[-1])]
         self._is_whole = True
         return 0 if self._study.best is not None or self._signals else NoSuccessfulTrial.exit_code
+
+    def _warn(self, say: Callable[[str], None]) -> None:
+        """Say each new warning once."""
+        now = time.monotonic()
+        if now - self._warned_at >= WARN_SECONDS:
+            self._warned_at = now
+            for warning in self._warnings():
+                if warning not in self._warned:
+                    self._warned.add(warning)
+                    say(warning)
 
     def _give_up_at_limit(self) -> None:
         """Raise ServiceError once nothing can end for a while, because a server is away, and the limit is reached."""

@@ -230,6 +230,16 @@ class Trial(_Evaluation, frozen=True, kw_only=True):
         """Seconds of the objective."""
         return self.outcome.seconds if self.outcome else None
 
+    @property
+    def memory(self) -> int | None:
+        """Peak bytes of the objective."""
+        return self.outcome.memory if self.outcome else None
+
+    @property
+    def warning(self) -> str | None:
+        """Warning of the outcome."""
+        return self.outcome.warning if self.outcome else None
+
     def evolve(self, **changes: Any) -> Trial:
         """Return a copy with `changes`. Raises ValueError for an unlawful change of state."""
         state = changes.get("state", self.state)
@@ -241,6 +251,25 @@ class Trial(_Evaluation, frozen=True, kw_only=True):
         """Return the trial's attempt number `attempt` in its present state, except for `where`."""
         shared = {name: getattr(self, name) for name in _Evaluation.__struct_fields__}
         return Attempt(**{**shared, "attempt": self.attempt, **where})
+
+
+class Summary(Struct, frozen=True, kw_only=True):
+    """Part of a finished trial that its study needs; the fields are those of `Trial` and `Outcome`."""
+
+    number: Number
+    subspace: str
+    state: TrialState
+    compute_class: str | None
+    origin: Number | None
+    finished_at: float | None
+    loss: Finite | None
+    seconds: Seconds | None
+    memory: Annotated[int, Meta(ge=0, le=2**63 - 1)] | None
+    budget: Finite | None
+    rung: int | None
+    outgrown: str | None
+    lost: int
+    warning: str | None
 
 
 class _Event(Struct, frozen=True, kw_only=True, tag_field="kind", tag=str.lower, omit_defaults=True):

@@ -10,25 +10,25 @@ import json
 import math
 import time
 import weakref
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from functools import lru_cache
 from operator import itemgetter
-from typing import Any
+from typing import Any, TypeVar
 
 import sqlalchemy as sa
 from msgspec.structs import asdict
 from sqlalchemy.dialects import postgresql, sqlite
 
 from shadho_celery.core.checks import mask, mask_in, one_line, short
-from shadho_celery.core.trial import Report, Trial
+from shadho_celery.core.trial import Report, Summary, Trial
 from shadho_celery.errors import LockLost, StoreError, StoreOutage, StudyExists, StudyLocked, StudyNotFound
 from shadho_celery.store.base import StudyRecord
 from shadho_celery.store.engine import is_outage, make_engine, remedy
 from shadho_celery.store.lock import described, is_held
 from shadho_celery.store.repair import copy, find_gone, move
-from shadho_celery.store.rows import BRIEF, COLUMNS, FULL, JSON, UNREADABLE, make_row
+from shadho_celery.store.rows import BRIEF, COLUMNS, FULL, JSON, UNREADABLE, Reader, make_row
 from shadho_celery.store.tables import (
     add_columns,
     damage,
@@ -39,6 +39,8 @@ from shadho_celery.store.tables import (
     trials,
     unreadable,
 )
+
+T = TypeVar("T", Trial, Trial | Summary)
 
 DEFAULT_STORE = "sqlite:///shadho.db"
 
@@ -173,19 +175,16 @@ class SqlStore:
             write()
         self._is_unsure = False
 
-    def trials(self, key: str, numbers: Collection[int] | None = None, *, brief: bool = False) -> Iterator[Trial]:
+    def trials(self, key: str, numbers: Collection[int] | None = None) -> Iterator[Trial]:
         """Yield the study's trials, or those of `numbers`, in the order of their numbers.
 
-        With `brief` finished trials come without metrics and error, and about twice as fast. Raises
-        StoreError, with the number, for a trial that cannot be read.
+        Raises StoreError, with the number, for a trial that cannot be read.
         """
-        reader = BRIEF if brief else FULL
-        for row in self._rows(reader.query.where(trials.c.study == key), numbers):
-            try:
-                trial = reader.trial(row)
-            except UNREADABLE as error:
-                raise self._unreadable(key, short(row[0]), f"cannot be read: {reader.problem(error)}") from None
-            yield trial
+        return self._read(key, FULL, FULL.trial, numbers)
+
+    def earlier(self, key: str) -> Iterator[Trial | Summary]:
+        """Yield the study's trials by number; of finished ones a summary, three times as fast. Raises as `trials`."""
+        return self._read(key, BRIEF, BRIEF.earlier)
 
     def moved(self, key: str) -> set[int]:
         """Return the numbers of the trials that a repair has moved away."""
@@ -235,6 +234,16 @@ class SqlStore:
             raise StudyNotFound(f"there is no study {which} in {self.safe_url}; leave out --resume to begin one")
         # A study of an earlier version has no settings.
         return StudyRecord(**{**row._mapping, "settings": row.settings or {}})
+
+    def _read(
+        self, key: str, reader: Reader, make: Callable[[Sequence[object]], T], numbers: Collection[int] | None = None
+    ) -> Iterator[T]:
+        for row in self._rows(reader.query.where(trials.c.study == key), numbers):
+            try:
+                made = make(row)
+            except UNREADABLE as error:
+                raise self._unreadable(key, short(row[0]), f"cannot be read: {reader.problem(error)}") from None
+            yield made
 
     def _rows(self, query: sa.Select[Any], numbers: Collection[int] | None) -> Iterator[sa.Row[Any]]:
         """Yield rows of `trials` by number, a page a transaction: a long one would keep the journal from ending."""

@@ -12,7 +12,7 @@ import numpy as np
 
 from shadho_celery.core.checks import short
 from shadho_celery.core.clock import Clock, SystemClock
-from shadho_celery.core.trial import Trial
+from shadho_celery.core.trial import Summary, Trial
 from shadho_celery.errors import ShadhoError, SpaceChanged, StoreError, StudyNotFound, UsageError
 from shadho_celery.store.base import StudyRecord
 from shadho_celery.store.lock import holder_name
@@ -67,10 +67,10 @@ def open_study(
         raise
 
 
-def _whole(store: SqlStore, key: str, fence: int, moved: Collection[int], clock: Clock) -> Iterator[Trial]:
+def _whole(store: SqlStore, key: str, fence: int, moved: Collection[int], clock: Clock) -> Iterator[Trial | Summary]:
     """Yield the trials of earlier runs, and renew the lock meanwhile. Raises StoreError for a missing trial."""
     renewed_at, expected = clock.now(), 0
-    for trial in store.trials(key, brief=True):
+    for trial in store.earlier(key):
         while expected in moved:
             expected += 1
         if trial.number != expected:

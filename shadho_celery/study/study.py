@@ -32,6 +32,7 @@ from shadho_celery.core.trial import (
     Report,
     Result,
     Started,
+    Summary,
     Trial,
     TrialState,
 )
@@ -61,7 +62,7 @@ class Study:
         store: Store,
         record: StudyRecord,
         fence: int,
-        trials: Iterable[Trial] = (),
+        trials: Iterable[Trial | Summary] = (),
         clock: Clock | None = None,
         *,
         first_number: int = 0,
@@ -97,13 +98,16 @@ class Study:
         self.trouble: StoreOutage | None = None
         self._pause = FIRST_PAUSE
         self._retry_at = -math.inf
-        #: number of the next trial: not their count, as trials may have been moved away by a repair
-        self._next = first_number
-        #: finished trials in the order of their results
+        opened: list[Trial] = []
         with collector_paused():
-            self.trials = FinishedTrials(
-                (trial for trial in trials if self._reopen(trial)), partial(store.trials, record.key)
-            )
+            #: finished trials in the order of their results
+            self.trials = FinishedTrials(_finished(trials, opened), partial(store.trials, record.key))
+        #: number of the next trial: not their count, as trials may have been moved away by a repair
+        self._next = max(first_number, self.trials.last_number + 1)
+        self._asked.update(self.trials.asked())
+        self._taken.update(dict.fromkeys(self.trials.compute_classes, 0))
+        for trial in opened:
+            self._reopen(trial)
 
     @property
     def name(self) -> str:
@@ -490,14 +494,12 @@ class Study:
         self._counts.add_placed(attempt, by)
         self._taken[str(attempt.compute_class)] += by * attempt.slots
 
-    def _reopen(self, trial: Trial) -> bool:
-        """Enter a trial of an earlier run; return whether it has finished."""
+    def _reopen(self, trial: Trial) -> None:
+        """Enter a trial of an earlier run that has not finished."""
         self._next = max(self._next, trial.number + 1)
         self._asked[trial.subspace] += trial.origin is None
         if trial.compute_class is not None:
             self._taken[trial.compute_class] += 0
-        if trial.state.is_finished:
-            return True
         self._put(trial)
         if trial.state is _S.WAITING:
             # Its attempt was lost or cancelled, or the scheduler stopped before it was sent.
@@ -505,4 +507,12 @@ class Study:
         else:
             for attempt in trial.live or [trial.attempted(state=trial.state)]:
                 self._put_attempt(attempt)
-        return False
+
+
+def _finished(trials: Iterable[Trial | Summary], opened: list[Trial]) -> Iterator[Trial | Summary]:
+    """Iterate over the finished ones of `trials`; add the others to `opened`."""
+    for trial in trials:
+        if isinstance(trial, Summary) or trial.state.is_finished:
+            yield trial
+        else:
+            opened.append(trial)

@@ -12,7 +12,7 @@ from typing import Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from shadho_celery.core.trial import Attempt, Outcome, Params, Trial, TrialState
+from shadho_celery.core.trial import Attempt, Outcome, Params, Summary, Trial, TrialState
 from shadho_celery.errors import StoreError
 
 #: reads trials by number, in any order
@@ -89,8 +89,8 @@ class FinishedTrials:
     A row of numbers is kept of each; all else is read from the store when it is asked for.
     """
 
-    def __init__(self, earlier: Iterable[Trial] = (), read: Read | None = None) -> None:
-        """`earlier` trials come by number, and without metrics; `read` gets trials by number from the store.
+    def __init__(self, earlier: Iterable[Trial | Summary] = (), read: Read | None = None) -> None:
+        """`earlier` trials come by number; `read` gets trials by number from the store.
 
         Without `read` the trials themselves are kept.
         """
@@ -109,12 +109,10 @@ class FinishedTrials:
         #: claimed attempts of these trials that were lost
         self.lost = 0
         for trial in earlier:
-            self.add(trial)
-            self.settle()
-        table = self._table()
-        table[:] = table[np.argsort(table["finished_at"], kind="stable")]
-        if (best := self.best) is not None and read is not None:
-            self._best = self.get(best.number)
+            self._append(trial)
+            if read is None and isinstance(trial, Trial):
+                self._fresh[trial.number] = trial
+        self._count_rows()
 
     def __len__(self) -> int:
         return len(self._rows) // _ROW.size
@@ -145,27 +143,11 @@ class FinishedTrials:
 
     def add(self, trial: Trial) -> None:
         """Add a finished trial, which is kept until `settle`."""
-        outcome = trial.outcome or Outcome(state=trial.state)
-        self._rows += _ROW.pack(
-            trial.number,
-            -1 if trial.origin is None else trial.origin,
-            trial.finished_at or 0.0,
-            math.nan if outcome.loss is None else outcome.loss,
-            math.nan if outcome.seconds is None else outcome.seconds,
-            math.nan if trial.budget is None else trial.budget,
-            -1 if outcome.memory is None else outcome.memory,
-            self._place(trial.subspace),
-            self._place(trial.compute_class),
-            self._place(trial.outgrown),
-            -1 if trial.rung is None else trial.rung,
-            _PLACES[trial.state],
-            outcome.warning is not None,
-        )
+        self._append(trial)
         self._fresh[trial.number] = trial
-        self.lost += trial.lost
         self._counts.add(trial)
         self._counts.add_placed(trial)
-        has_loss = trial.state is TrialState.COMPLETE and outcome.loss is not None
+        has_loss = trial.state is TrialState.COMPLETE and trial.loss is not None
         if has_loss and (mine := merit(trial)) < self._merits.get(trial.subspace, _NONE):
             self._merits[trial.subspace] = mine
             if self._best is None or mine < merit(self._best):
@@ -202,10 +184,7 @@ class FinishedTrials:
 
     def best_few(self, count: int) -> list[Trial]:
         """Return the best COMPLETE trials, the best first."""
-        table = self._of_state(TrialState.COMPLETE)
-        budgets = np.where(np.isnan(table["budget"]), np.inf, table["budget"])
-        order = np.lexsort((table["number"], table["loss"], -budgets))
-        return self.of(table["number"][order[:count]].tolist())
+        return self.of(self._ranked()["number"][:count].tolist())
 
     def of_state(self, state: TrialState) -> Iterator[Trial]:
         """Iterate over the trials of one state, the latest first."""
@@ -225,6 +204,22 @@ class FinishedTrials:
             (str(self._names[subspace]), str(self._names[compute_class])): table["seconds"][inverse == place].tolist()
             for place, (subspace, compute_class) in enumerate(pairs.tolist())
         }
+
+    @property
+    def last_number(self) -> int:
+        """The greatest number, -1 without a trial."""
+        return int(self._table()["number"].max(initial=-1))
+
+    @property
+    def compute_classes(self) -> list[str]:
+        """Compute classes of the trials."""
+        return [str(self._names[place]) for place in np.unique(self._table()["compute_class"]).tolist() if place]
+
+    def asked(self) -> dict[str, int]:
+        """Return the number of trials by subspace, without promoted ones."""
+        table = self._table()
+        places, counts = np.unique(table["subspace"][table["origin"] < 0], return_counts=True)
+        return {str(self._names[place]): count for place, count in zip(places.tolist(), counts.tolist(), strict=True)}
 
     def drawn(self) -> Iterator[tuple[int, str]]:
         """Iterate over number and subspace of all trials but promoted ones, by number."""
@@ -250,6 +245,52 @@ class FinishedTrials:
             trials = [self._fresh.get(row[0]) or self._recalled(row, params) for row in block]
             following.subtract(row[_SUBSPACE] for row in block)
             yield trials, {str(self._names[place]): count for place, count in following.items() if count}
+
+    def _append(self, trial: Trial | Summary) -> None:
+        """Append the row of a trial."""
+        self.lost += trial.lost
+        self._rows += _ROW.pack(
+            trial.number,
+            -1 if trial.origin is None else trial.origin,
+            trial.finished_at or 0.0,
+            math.nan if trial.loss is None else trial.loss,
+            math.nan if trial.seconds is None else trial.seconds,
+            math.nan if trial.budget is None else trial.budget,
+            -1 if trial.memory is None else trial.memory,
+            self._place(trial.subspace),
+            self._place(trial.compute_class),
+            self._place(trial.outgrown),
+            -1 if trial.rung is None else trial.rung,
+            _PLACES[trial.state],
+            trial.warning is not None,
+        )
+
+    def _count_rows(self) -> None:
+        """Sort all rows by their results, count them, and find the best: at once, as there may be very many."""
+        table = self._table()
+        table[:] = table[np.argsort(table["finished_at"], kind="stable")]
+        unread = _Block([], self.of)
+        kinds = table[["subspace", "compute_class", "state"]]
+        _, places, counts = np.unique(kinds, return_index=True, return_counts=True)
+        for row, count in zip(table[places].tolist(), counts.tolist(), strict=True):
+            one = self._recalled(row, unread)
+            self._counts.add(one, count)
+            self._counts.add_placed(one, count)
+        ranked = self._ranked()
+        _, firsts = np.unique(ranked["subspace"], return_index=True)
+        for row in ranked[firsts].tolist():
+            one = self._recalled(row, unread)
+            self._merits[one.subspace] = merit(one)
+        if len(ranked):
+            self._best = self.get(int(ranked["number"][0]))
+
+    def _ranked(self) -> _Table:
+        """Return the rows of the COMPLETE trials, the best first."""
+        table = self._of_state(TrialState.COMPLETE)
+        table = table[~np.isnan(table["loss"])]
+        budgets = np.where(np.isnan(table["budget"]), np.inf, table["budget"])
+        ranked: _Table = table[np.lexsort((table["number"], table["loss"], -budgets))]
+        return ranked
 
     def _recalled(self, row: tuple[Any, ...], params: _Block) -> Trial:
         number, origin, at, loss, seconds, budget, memory, subspace, compute_class, outgrown, rung, state, _ = row

@@ -174,7 +174,7 @@ def test_a_trial_that_goes_on_with_a_greater_budget_finds_the_checkpoints_of_the
 def test_without_a_terminal_the_output_is_plain_lines(desk: Desk) -> None:
     """The table at the end, where the store lies, and a command that carries on and can be copied."""
     desk.study()
-    command = desk.launch("my_study.py", "--trials", "8").wait()
+    command = desk.launch("my_study.py", "--trials", "8", "--workers", "cpu=1").wait()
     assert command.code == 0, desk.said()
     assert "\x1b" not in command.out + command.err
     assert "store: sqlite:///shadho.db" in command.out
@@ -204,7 +204,7 @@ def test_a_terminal_shows_progress_the_best_and_every_class(desk: Desk) -> None:
 
 def test_ctrl_c_in_a_terminal_ends_with_the_result(desk: Desk) -> None:
     desk.study(seconds=0.5)
-    terminal = desk.launch_in_terminal("my_study", "--trials", "1000")
+    terminal = desk.launch_in_terminal("my_study", "--trials", "1000", "--workers", "cpu=2")
     desk.await_runs(3)
     terminal.press(b"\x03")
     terminal.says("Ctrl-C again stops at once")
@@ -222,7 +222,7 @@ def test_a_failing_trial_is_recorded_with_its_traceback_and_the_others_go_on(des
         return float("nan")
     """.strip()
     desk.study(body=body)
-    command = desk.launch("my_study", "--trials", "12", "--json").wait()
+    command = desk.launch("my_study", "--trials", "12", "--json", "--workers", "cpu=2").wait()
     assert command.code == 0, desk.said()
     report = command.json()
     check_schema(report)
@@ -237,7 +237,7 @@ def test_a_failing_trial_is_recorded_with_its_traceback_and_the_others_go_on(des
 
 def test_where_no_trial_succeeds_the_exit_code_is_1(desk: Desk) -> None:
     desk.study(body="raise ValueError('not this one either')")
-    command = desk.launch("my_study", "--trials", "4", "--json").wait()
+    command = desk.launch("my_study", "--trials", "4", "--json", "--workers", "cpu=1").wait()
     assert command.code == 1, desk.said()
     assert "no successful trial" in command.err.splitlines()[-1]
     assert "Traceback" not in command.err
@@ -250,7 +250,7 @@ def test_where_no_trial_succeeds_the_exit_code_is_1(desk: Desk) -> None:
 def test_ctrl_c_once_finishes_what_runs_and_keeps_what_waits(desk: Desk) -> None:
     """Trials that run are finished and counted, the result is printed, nothing is left; --resume finishes the rest."""
     desk.study(seconds=0.6)
-    command = desk.launch("my_study", "--trials", "12", "--seed", "3", "--json")
+    command = desk.launch("my_study", "--trials", "12", "--seed", "3", "--json", "--workers", "cpu=3")
     desk.await_runs(4)
     command.interrupt()
     command.wait(30)
@@ -264,7 +264,7 @@ def test_ctrl_c_once_finishes_what_runs_and_keeps_what_waits(desk: Desk) -> None
     states = desk.states()
     assert set(states) <= {"COMPLETE", "WAITING"}
     assert states["COMPLETE"] == len(ended)
-    again = desk.launch("my_study", "--resume", "--trials", "12", "--json").wait()
+    again = desk.launch("my_study", "--resume", "--trials", "12", "--json", "--workers", "cpu=2").wait()
     assert again.code == 0, desk.said()
     assert desk.states() == {"COMPLETE": 12}
     assert tried(desk) == reference(desk, 12, 3)
@@ -273,7 +273,7 @@ def test_ctrl_c_once_finishes_what_runs_and_keeps_what_waits(desk: Desk) -> None
 
 def test_ctrl_c_while_it_starts_leaves_nothing(desk: Desk) -> None:
     desk.study()
-    command = desk.launch("my_study", "--trials", "1000")
+    command = desk.launch("my_study", "--trials", "1000", "--workers", "cpu=1")
     until(lambda: desk.pids("shadho_celery.embedded.supervisor"), 20, desk.said)
     command.interrupt()
     command.wait(20)
@@ -284,7 +284,7 @@ def test_ctrl_c_while_it_starts_leaves_nothing(desk: Desk) -> None:
 @pytest.mark.parametrize("how", ["Ctrl-C twice", "SIGTERM"])
 def test_stopping_at_once_leaves_nothing_and_loses_no_trial(desk: Desk, how: str) -> None:
     desk.study(seconds=0.05, body="context.trial < 3 or time.sleep(60)")
-    command = desk.launch("my_study", "--trials", "6", "--seed", "4", "--json")
+    command = desk.launch("my_study", "--trials", "6", "--seed", "4", "--json", "--workers", "cpu=3")
     desk.await_runs(6)
     began = time.monotonic()
     if how == "SIGTERM":
@@ -302,7 +302,7 @@ def test_stopping_at_once_leaves_nothing_and_loses_no_trial(desk: Desk, how: str
         return
     # The trials that ran are not judged: they run again when the study is resumed.
     desk.study(seconds=0.05)
-    again = desk.launch("my_study", "--resume", "--trials", "6", "--json").wait()
+    again = desk.launch("my_study", "--resume", "--trials", "6", "--json", "--workers", "cpu=2").wait()
     assert again.code == 0, desk.said()
     assert again.json()["trials"] == {"total": 6, "complete": 6, "failed": 0, "pruned": 0, "cancelled": 0}
     assert tried(desk) == reference(desk, 6, 4)
@@ -363,7 +363,7 @@ def test_a_killed_worker_is_started_again_and_its_trial_is_run_again(desk: Desk)
 
 def test_a_dead_supervisor_ends_the_study_with_one_line_and_resume_goes_on(desk: Desk) -> None:
     desk.study(seconds=0.3)
-    command = desk.launch("my_study", "--trials", "1000")
+    command = desk.launch("my_study", "--trials", "1000", "--workers", "cpu=2")
     desk.await_runs(2)
     [supervisor] = desk.pids("shadho_celery.embedded.supervisor")
     os.kill(supervisor, signal.SIGKILL)
@@ -373,7 +373,7 @@ def test_a_dead_supervisor_ends_the_study_with_one_line_and_resume_goes_on(desk:
     assert "--resume" in command.err.splitlines()[-1]
     until(lambda: not desk.processes(), 20, lambda: f"{desk.processes()}")
     count = desk.states()["COMPLETE"] + 6
-    again = desk.launch("my_study", "--resume", "--trials", str(count)).wait()
+    again = desk.launch("my_study", "--resume", "--trials", str(count), "--workers", "cpu=2").wait()
     assert again.code == 0, desk.said()
     assert desk.states()["COMPLETE"] == count
     desk.nothing_left()
@@ -383,12 +383,14 @@ def test_a_scheduler_that_is_started_again_at_once_waits_until_the_old_processes
     """The killed one's supervisor takes a moment: its Redis and the next one's write to the same file."""
     desk.study(seconds=0.3)
     for _ in range(2):
-        command = desk.launch("my_study", "--trials", "1000", *(["--resume"] if desk.runs() else []))
+        command = desk.launch(
+            "my_study", "--trials", "1000", "--workers", "cpu=2", *(["--resume"] if desk.runs() else [])
+        )
         desk.await_runs(len(desk.runs()) + 3)
         command.send(signal.SIGKILL)
         command.wait(5)
     count = desk.states()["COMPLETE"] + 12
-    again = desk.launch("my_study", "--resume", "--trials", str(count), "--json").wait()
+    again = desk.launch("my_study", "--resume", "--trials", str(count), "--json", "--workers", "cpu=2").wait()
     assert again.code == 0, desk.said()
     assert again.json()["trials"]["complete"] == count
     log = (desk.states_folder() / "redis.log").read_text()
@@ -461,7 +463,7 @@ def test_a_state_folder_that_cannot_be_written_is_one_line(desk: Desk, place: st
 
 def test_a_second_scheduler_on_a_study_is_refused_and_a_changed_space_names_the_label(desk: Desk) -> None:
     desk.study(seconds=0.4)
-    first = desk.launch("my_study", "--trials", "1000", "--study", "mine")
+    first = desk.launch("my_study", "--trials", "1000", "--study", "mine", "--workers", "cpu=1")
     desk.await_runs(1)
     second = desk.launch("my_study", "--resume", "mine", "--trials", "10").wait()
     refused(second, "this study is run by the scheduler on", str(first.pid))

@@ -20,7 +20,7 @@ import services
 import sqlalchemy as sa
 from msgspec.structs import asdict, replace
 
-from shadho_celery.core.trial import FINISHED, Attempt, Outcome, Report, Result, Trial, TrialState
+from shadho_celery.core.trial import FINISHED, Attempt, Outcome, Report, Result, Summary, Trial, TrialState
 from shadho_celery.errors import LockLost, StoreError, StudyExists, StudyLocked, StudyNotFound
 from shadho_celery.store import engine as database
 from shadho_celery.store.base import StudyRecord
@@ -353,6 +353,20 @@ def test_a_trial_comes_back_as_it_was_written_types_and_order_included(store: Sq
     assert back == written
     assert repr(back.params) == repr(written.params)
     assert repr(back.metrics) == repr(written.metrics)
+
+
+def test_earlier_trials_are_whole_while_they_run_and_summaries_once_they_have_ended(store: SqlStore) -> None:
+    fence = begun(store)
+    failed = trial(9, state=TrialState.FAILED, outcome=Outcome(state=TrialState.FAILED, error="no"), lost=1)
+    store.write("k1", fence, NOW, new=[FULL, replace(ENDED, number=8), failed])
+    whole = {each.number: each for each in store.trials("k1")}
+    running, *summaries = store.earlier("k1")
+    assert running == whole[7]
+    assert [each.number for each in summaries] == [8, 9]
+    for summary in summaries:
+        assert isinstance(summary, Summary)
+        names = Summary.__struct_fields__
+        assert [getattr(summary, name) for name in names] == [getattr(whole[summary.number], name) for name in names]
 
 
 @pytest.mark.parametrize("changed", [FULL, ENDED], ids=["running", "ended"])

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import random
+from collections import Counter
 from collections.abc import Iterable, Sequence
+from itertools import product
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from shadho_celery.core.trial import FINISHED, Outcome, Trial, TrialState
 from shadho_celery.errors import StoreError
@@ -94,6 +98,35 @@ def test_the_best_has_the_least_loss_at_the_highest_budget_and_all_of_it_is_the_
     ]
     assert FinishedTrials(ended).best is ended[3]
     assert FinishedTrials(ended[:3]).best is ended[2]
+
+
+def test_trials_of_earlier_runs_are_counted_and_ranked_like_those_that_are_added_one_by_one() -> None:
+    generator = random.Random(0)
+    made = [
+        trial(
+            number,
+            generator.choice([S.COMPLETE, S.COMPLETE, S.FAILED, S.CANCELLED]),
+            loss=generator.randrange(5) / 10,
+            subspace=generator.choice("abc"),
+            compute_class=generator.choice(["cpu", "gpu", None]),
+            budget=generator.choice([1.0, 9.0, None]),
+            origin=generator.choice([0, None, None]),
+            lost=generator.randrange(3),
+        )
+        for number in range(200)
+    ]
+    made = [replace(one, outcome=None) if one.state is S.CANCELLED else one for one in made]
+    loaded, added = FinishedTrials(made), FinishedTrials()
+    for one in made:
+        added.add(one)
+    for state, name, compute_class in product(S, ["a", "b", "c", None], ["cpu", "gpu", None]):
+        assert loaded.count(state, subspace=name) == added.count(state, subspace=name)
+        assert loaded.count(state, compute_class=compute_class) == added.count(state, compute_class=compute_class)
+    assert [loaded.best_of(name) for name in "abc"] == [added.best_of(name) for name in "abc"]
+    assert loaded.best is added.best is not None
+    assert (loaded.lost, loaded.last_number) == (added.lost, 199)
+    assert loaded.asked() == Counter(one.subspace for one in made if one.origin is None)
+    assert loaded.compute_classes == list(dict.fromkeys(one.compute_class for one in made if one.compute_class))
 
 
 # With a store
