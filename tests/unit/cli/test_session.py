@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from shadho_celery.cli.session import GIVE_UP_SECONDS, MISSING_SECONDS, Session
+from shadho_celery.cli.session import GIVE_UP_SECONDS, MISSING_SECONDS, WARN_SECONDS, Session
 from shadho_celery.core.settings import StudySettings
 from shadho_celery.errors import ServiceError
 from shadho_celery.node.heartbeat import ANNOUNCE_EVERY
@@ -43,6 +44,16 @@ def test_missing_workers_are_warned_of_once_they_have_had_the_time_to_announce_t
 def test_an_outage_is_warned_of_as_what_it_is_and_not_as_missing_workers() -> None:
     [warning] = warnings(0.0, ServiceError("Redis is full"))
     assert warning == "Warning: Redis is full; trying again"
+
+
+def test_a_warning_is_said_once_and_workers_are_looked_at_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = [["a"], ["a", "b", "b"]]
+    said: list[str] = []
+    session: Any = SimpleNamespace(_warned=set(), _warned_at=-math.inf, _warnings=lambda: looks.pop(0))
+    for now in (0.0, WARN_SECONDS - 0.1, WARN_SECONDS, WARN_SECONDS + 0.1):
+        monkeypatch.setattr("shadho_celery.cli.session.time.monotonic", lambda now=now: now)
+        Session._warn(session, said.append)
+    assert (said, looks) == (["a", "b"], [])
 
 
 def test_a_study_at_its_limit_does_not_wait_for_ever_for_a_server_that_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
