@@ -234,13 +234,15 @@ class Session:
 
     def _warn(self, say: Callable[[str], None]) -> None:
         """Say each new warning once."""
+        found = [f"Warning: {each}; trying again" for each in (self._study.trouble, self._executor.trouble) if each]
         now = time.monotonic()
         if now - self._warned_at >= WARN_SECONDS:
             self._warned_at = now
-            for warning in self._warnings():
-                if warning not in self._warned:
-                    self._warned.add(warning)
-                    say(warning)
+            found += self._warnings()
+        for warning in found:
+            if warning not in self._warned:
+                self._warned.add(warning)
+                say(warning)
 
     def _give_up_at_limit(self) -> None:
         """Raise ServiceError once nothing can end for a while, because a server is away, and the limit is reached."""
@@ -274,10 +276,7 @@ class Session:
             click.echo(str(NoSuccessfulTrial()) if self._study.counted else "No trial has ended.", err=True)
 
     def _warnings(self) -> Iterator[str]:
-        """Yield the present warnings: of servers, classes and workers."""
-        for trouble in (self._study.trouble, self._executor.trouble):
-            if trouble is not None:
-                yield f"Warning: {trouble}; trying again"
+        """Yield the present warnings of classes and workers."""
         yield from self._executor.notices()
         # Workers announce themselves again after an outage, or once Redis has lost its data.
         if self._executor.known_for < MISSING_SECONDS:

@@ -20,12 +20,11 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(KEY_FILE, raising=False)
 
 
-def warnings(known_for: float, trouble: ServiceError | None = None) -> list[str]:
+def warnings(known_for: float) -> list[str]:
     """Return the warnings where no worker is announced, known for so many seconds."""
-    executor = SimpleNamespace(known_for=known_for, trouble=trouble, notices=list, workers={}, unsigned=0)
+    executor = SimpleNamespace(known_for=known_for, notices=list, workers={}, unsigned=0)
     session: Any = SimpleNamespace(
         _executor=executor,
-        _study=SimpleNamespace(trouble=None),
         _file=SimpleNamespace(module="m"),
         _widest=1,
         _settings=StudySettings(classes=("cpu",)),
@@ -41,19 +40,24 @@ def test_missing_workers_are_warned_of_once_they_have_had_the_time_to_announce_t
     assert "no worker serves the queue cpu" in cpu
 
 
-def test_an_outage_is_warned_of_as_what_it_is_and_not_as_missing_workers() -> None:
-    [warning] = warnings(0.0, ServiceError("Redis is full"))
-    assert warning == "Warning: Redis is full; trying again"
-
-
-def test_a_warning_is_said_once_and_workers_are_looked_at_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_warning_is_said_once_an_outage_at_once_and_workers_are_looked_at_once_a_second(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     looks = [["a"], ["a", "b", "b"]]
     said: list[str] = []
-    session: Any = SimpleNamespace(_warned=set(), _warned_at=-math.inf, _warnings=lambda: looks.pop(0))
+    executor = SimpleNamespace(trouble=None)
+    session: Any = SimpleNamespace(
+        _warned=set(),
+        _warned_at=-math.inf,
+        _warnings=lambda: looks.pop(0),
+        _study=SimpleNamespace(trouble=None),
+        _executor=executor,
+    )
     for now in (0.0, WARN_SECONDS - 0.1, WARN_SECONDS, WARN_SECONDS + 0.1):
+        executor.trouble = ServiceError("Redis is full") if 0 < now < WARN_SECONDS else None
         monkeypatch.setattr("shadho_celery.cli.session.time.monotonic", lambda now=now: now)
         Session._warn(session, said.append)
-    assert (said, looks) == (["a", "b"], [])
+    assert (said, looks) == (["a", "Warning: Redis is full; trying again", "b"], [])
 
 
 def test_a_study_at_its_limit_does_not_wait_for_ever_for_a_server_that_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
