@@ -44,6 +44,7 @@ Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 #: seconds of a trial, at most 300 years; and since the epoch, before the year 5138
 Seconds = Annotated[float, Meta(ge=0, le=1e10)]
 Moment = Annotated[float, Meta(ge=0, le=1e11)]
+Bytes = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 #: text without characters that stores and queues refuse; and a name, as a store's column takes it
 Clean = Annotated[str, Meta(pattern=r"^[^\x00-\x1f\ud800-\udfff]*\Z")]
 Name = Annotated[Clean, Meta(max_length=255)]
@@ -123,7 +124,7 @@ class Outcome(Struct, frozen=True, kw_only=True, omit_defaults=True):
     seconds: Seconds | None = None
     #: peak bytes of the objective: of GPU memory if it ran on a GPU, else of the process's resident memory; None if
     #: not measured
-    memory: Annotated[int, Meta(ge=0, le=2**63 - 1)] | None = None
+    memory: Bytes | None = None
     #: True if it FAILED because memory ran out: a fact about its class as much as about its params
     out_of_memory: bool = False
     #: message to the user although it ended well, for instance about a dropped metric
@@ -264,7 +265,7 @@ class Summary(Struct, frozen=True, kw_only=True):
     finished_at: float | None
     loss: Finite | None
     seconds: Seconds | None
-    memory: Annotated[int, Meta(ge=0, le=2**63 - 1)] | None
+    memory: Bytes | None
     budget: Finite | None
     rung: int | None
     outgrown: str | None

@@ -64,7 +64,7 @@ class Reader:
         return trial.evolve(live=tuple(trial.attempted(**each) for each in live))
 
     def earlier(self, row: Sequence[object]) -> Trial | Summary:
-        """Return the trial of a row, or the summary of one that has finished, which takes half the time."""
+        """Return the trial of a row, or the summary of one that has finished."""
         found: Any = msgspec.convert(tuple(row), self._row)
         if not found.state.is_finished:
             return self.trial(row)
