@@ -9,8 +9,8 @@ and finish. Their trials take no processor, only time. The study begins with man
 2. With ``--compress F ...``: as many slots with trials that are F times as short, until the delay misses its goal.
 
 A virtual machine gets less processor now and then. A calibration loop runs beside the fleet: parts of ten seconds in
-which it takes 1.3 times as long as usual, and the part after each, are left out of the `undisturbed` figures. No goal is
-judged by those.
+which it takes 1.3 times as long as usual, and the part after each, are left out of the `undisturbed` figures. No goal
+is judged by those.
 
 A short form for a first look: ``--workers 2000 --minutes 1 --preload 20000``.
 """
