@@ -113,6 +113,13 @@ _positive = partial(click.option, type=click.FloatRange(min=0, min_open=True, ma
     metavar="SECONDS",
     help="Time of one trial; after it the objective gets a TrialTimeout, and is killed five seconds later.",
 )
+@click.option(
+    "--max-failures",
+    type=click.IntRange(min=0),
+    metavar="N",
+    help="Stop if the first N trials all fail in one way and none has succeeded; 0 for never.  "
+    f"[default: {DEFAULT_SETTINGS.max_failures}]",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else on standard output.")
 @connection_options.options
 @connection_options.refusals()

@@ -120,7 +120,9 @@ class Session:
         self._settings = self._options.over(self._file.stated, earlier)
         check_settings(self._settings)
         bounds = {name: getattr(self._settings, name) for name in ("trials", "seconds", "target")}
-        self._limits = Limits(**(bounds if set(bounds.values()) != {None} else {"trials": DEFAULT_TRIALS}))
+        if set(bounds.values()) == {None}:
+            bounds["trials"] = DEFAULT_TRIALS
+        self._limits = Limits(**bounds, failures=self._settings.max_failures or None)
 
     def __enter__(self) -> Session:
         with ExitStack() as opened:
@@ -272,12 +274,24 @@ class Session:
             views.summary(self._study, self._space, self._console, shlex.join(resume), refused)
             if forged := self._executor.forged:
                 click.echo(f"records in Redis refused, unsigned or malformed: {forged}", err=True)
-        if self._study.best is None:
+        if self._scheduler.hopeless:
+            click.echo(
+                f"stopped: {self._scheduler.hopeless}; mend it and go on with --resume {self._study.name}, or let it "
+                "run on with --max-failures 0",
+                err=True,
+            )
+        elif self._study.best is None:
             click.echo(str(NoSuccessfulTrial()) if self._study.counted else "No trial has ended.", err=True)
 
     def _warnings(self) -> Iterator[str]:
-        """Yield the present warnings of classes and workers."""
+        """Yield the present warnings of failures, classes and workers."""
         yield from self._executor.notices()
+        most = self._limits.failures or math.inf
+        if self._study.best is not None:
+            # Without the number, which changes: it is said once.
+            for each in self._study.failures.common():
+                if each.trials >= most:
+                    yield f"Warning: {most} trials and more fail with {each.failure}; the first is trial {each.first}"
         # Workers announce themselves again after an outage, or once Redis has lost its data.
         if self._executor.known_for < MISSING_SECONDS:
             return

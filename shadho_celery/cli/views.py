@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import statistics
 import sys
 from collections import Counter
@@ -14,11 +15,11 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from shadho_celery.core.checks import one_line
-from shadho_celery.core.failures import headline
 from shadho_celery.core.hardware import ComputeClass
 from shadho_celery.core.trial import Params, Trial, TrialState
 from shadho_celery.scheduler.scheduler import Scheduler
 from shadho_celery.space.compile import Space
+from shadho_celery.study.failures import Failures
 from shadho_celery.study.study import Study
 
 #: rows of the table of the best trials
@@ -98,7 +99,10 @@ def progress_line(scheduler: Scheduler) -> str:
     limit = f"/{scheduler.limits.trials}" if scheduler.limits.trials else ""
     taken = busy_slots(study)
     busy = ", ".join(f"{c.name} {taken[c.name]}/{held_slots(c, taken[c.name])} busy" for c in scheduler.classes)
-    return f"{study.counted}{limit} trials; {best_line(study)}; {busy or 'no live worker'}"
+    failed = study.count(_S.FAILED)
+    worst = "".join(f", mostly {one_line(each.failure, 120)}" for each in study.failures.common()[:1])
+    failures = f"; {failed} failed{worst}" if failed else ""
+    return f"{study.counted}{limit} trials; {best_line(study)}; {busy or 'no live worker'}{failures}"
 
 
 def busy_slots(study: Study) -> Counter[str | None]:
@@ -154,8 +158,15 @@ def summary(study: Study, space: Space, console: Console, resume_command: str, r
         console.print(best_table(best, space))
     if len(study.subspaces) > 1 and len(study.compute_classes) > 1:
         console.print(placement_table(study))
-    failed = _different(study.trials.of_state(_S.FAILED), lambda trial: headline(trial.error) if trial.error else "")
-    lines = [f"trial {trial.number} failed: {error[:300]}" for error, trial in failed.items()]
+    failures = Failures(study.trials.of_state(_S.FAILED)).common()
+    lines = [f"failed: {one_line(each, 400)}" for each in failures[:MESSAGES]]
+    if len(failures) > MESSAGES:
+        lines += [f"failed in other ways: {sum(each.trials for each in failures[MESSAGES:])}"]
+    if failures:
+        name = shlex.quote(study.name)
+        lines += [
+            f"traceback: shadho-celery trial {name} {failures[0].first}; all: shadho-celery trials {name} --failed"
+        ]
     warned = _different(study.trials.warned(), lambda trial: (trial.outcome and trial.outcome.warning) or "")
     lines += [f"trial {trial.number}: {one_line(warning, 300)}" for warning, trial in warned.items()]
     lines += _faults(study, refused)

@@ -1,28 +1,64 @@
-"""Summary of an error in one line, and the kind of a failure."""
+"""Failure of a trial in few words: its exception, the first line of its message, and the user's own line of code."""
 
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 
 _TRACEBACK = "Traceback (most recent call last)"
-_PLACE = re.compile(r'^\s+File "(?P<file>[^"]*)", line (?P<line>\d+)', re.MULTILINE)
+_FRAME = re.compile(r'^\s+File "(?P<file>[^"]*)", line (?P<line>\d+)', re.MULTILINE)
 _CHANGING = re.compile(r"0x[0-9a-f]+|\d+(\.\d+)?|'[^']*'|\"[^\"]*\"")
+_FOLDER = re.compile(r".*[\\/]")
+#: what stands before the lines of an exception group's traceback
+_GROUP = re.compile(r"^ +[|+] ", re.MULTILINE)
+#: files that are not the user's own: of installed packages, of Python's library, and of the rooms that call objectives
+_FOREIGN = re.compile(
+    r"[\\/](site-packages|dist-packages|lib[\\/]python[\d.]+|shadho_celery[\\/](executors|objective|runner|space|training))[\\/]"
+    r"|^<"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """A failure, read from the error of its outcome."""
+
+    #: the exception and the line that raised it, without the folder; else the error's first line without numbers:
+    #: failures of one kind are alike
+    kind: str
+    #: the exception and the first line of its message, else the error's first line
+    headline: str
+    #: ``file:line`` of the user's own code, the innermost; "" if the error names none
+    place: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.headline} ({self.place})" if self.place else self.headline
+
+
+def read_failure(error: str | None) -> Failure:
+    """Return the failure that an outcome's error describes."""
+    text = _GROUP.sub("", (error or "").strip())
+    # A process's death is described in the first line; faulthandler's text after it differs from time to time. A long
+    # traceback is cut at its front.
+    last = text.rpartition(_TRACEBACK)[2] if _TRACEBACK in text or text.startswith("...") else ""
+    frames = [*_FRAME.finditer(last)]
+    if not frames:
+        first = text.partition("\n")[0]
+        return Failure(kind=_CHANGING.sub("#", first)[:200] or "no reason", headline=first or "no reason given")
+    said = next((line for line in last[frames[-1].end() :].splitlines()[1:] if line[:1].strip()), text.splitlines()[-1])
+    own = next((_place(frame) for frame in reversed(frames) if not _FOREIGN.search(frame["file"])), "")
+    return Failure(kind=f"{said.partition(':')[0][:100]} {_place(frames[-1])}", headline=said, place=own)
 
 
 def kind_of(error: str | None) -> str:
-    """Return the kind of a failure: the exception and the line that raised it, else its first line without numbers."""
-    text = (error or "").strip()
-    # A process's death is described in the first line; faulthandler's text after it differs from time to time.
-    places = [*_PLACE.finditer(text)] if _TRACEBACK in text else []
-    if not places:
-        return _CHANGING.sub("#", text.partition("\n")[0])[:200] or "no reason"
-    last = places[-1]
-    kind = text.splitlines()[-1].partition(":")[0]
-    # Not the folder: it may differ from machine to machine.
-    return f"{kind[:100]} {last['file'].rpartition('/')[2]}:{last['line']}"
+    """Return the kind of a failure."""
+    return read_failure(error).kind
 
 
 def headline(error: str | None) -> str:
-    """Return the most informative line of an error: the last one of a traceback, else the first."""
-    lines = (error or "").strip().splitlines() or ["no reason given"]
-    return lines[-1 if _TRACEBACK in (error or "") else 0]
+    """Return the most informative line of an error."""
+    return read_failure(error).headline
+
+
+def _place(frame: re.Match[str]) -> str:
+    """Return a frame's file and line. Not the folder: it may differ from machine to machine."""
+    return f"{_FOLDER.sub('', frame['file'])}:{frame['line']}"

@@ -105,6 +105,8 @@ class ComputeClass:
     cores: int = 0
     #: slots by machine
     hosts: Mapping[str, int] = field(default_factory=dict, hash=False)
+    #: names of the live workers
+    names: frozenset[str] = frozenset()
 
     @property
     def share(self) -> float:

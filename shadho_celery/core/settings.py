@@ -9,7 +9,7 @@ from msgspec import Meta, Struct
 
 from shadho_celery.core.checks import description, misfit_at
 from shadho_celery.core.hardware import CLASS_NAME
-from shadho_celery.core.trial import Count, Finite, Positive
+from shadho_celery.core.trial import Count, Finite, Number, Positive
 
 #: width of a trial: a number, a key of the objective's values, or a function of those
 SlotsSetting = int | str | Callable[[Any], int]
@@ -19,7 +19,18 @@ Cost = Mapping[str, float] | Callable[[Any], float]
 _Name = Annotated[str, Meta(min_length=1)]
 
 #: settings that a study keeps for its resumption
-KEPT = ("trials", "seconds", "target", "sampler", "policy", "shares", "speculate", "weight", "trial_timeout")
+KEPT = (
+    "trials",
+    "seconds",
+    "target",
+    "sampler",
+    "policy",
+    "shares",
+    "speculate",
+    "weight",
+    "trial_timeout",
+    "max_failures",
+)
 
 
 class StudySettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -58,6 +69,10 @@ class StudySettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     trial_timeout: Annotated[
         Positive | None, Meta(description="seconds after which a trial is stopped, more than 0")
     ] = None
+    max_failures: Annotated[
+        Number,
+        Meta(description="first trials that may all fail in one way before the study stops, 0 for any number"),
+    ] = 10
 
     def __post_init__(self) -> None:
         # msgspec has no type for a function.

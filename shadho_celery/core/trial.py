@@ -162,6 +162,8 @@ class _Evaluation(Struct, frozen=True, kw_only=True, omit_defaults=True):
     budget: Finite | None = None
     #: slots of one class for the trial, all or none
     slots: Annotated[int, Meta(ge=1, le=MAX_SLOTS)] = 1
+    #: names of the workers on which it has failed, while others may not: they are not to run it again
+    failed_on: Annotated[tuple[Name, ...], Meta(max_length=MAX_ATTEMPTS)] = ()
     #: number of the trial on rung 0 whose params, seed and checkpoints it continues; None if they are its own
     origin: Number | None = None
     compute_class: str | None = None
@@ -305,6 +307,8 @@ class Retry(Struct, frozen=True, kw_only=True):
     reason: str
     #: compute class with too little memory
     outgrown: str | None = None
+    #: name of the worker on which it has failed, and which is not to run it again
+    failed_on: str | None = None
 
 
 class Result(_Event, frozen=True, kw_only=True):

@@ -30,8 +30,8 @@ MAX_AGAINST, MAX_AGAINST_ROW = 5, 2
 MIN_SHARE = 0.1
 #: results without a success after which one such failure is enough
 HOPELESS_AFTER = 2
-#: times that one trial may fail, on two workers or on one, before its failure is believed in any case
-MAX_OPINIONS, MAX_FAILURES = 3, 4
+#: workers on which one trial may fail before its failure is believed in any case
+MAX_OPINIONS = 3
 #: factor of a successful trial's mean seconds beyond which a failure is believed: a black hole fails fast
 PATIENCE = 3.0
 #: weight of the latest trial in the mean of successful trials' seconds
@@ -80,7 +80,7 @@ class CircuitBreaker:
         if self._is_believed(result, others):
             return result
         reason = f"it failed on {result.worker}, and is tried elsewhere: {one_line(headline(outcome.error))}"
-        return replace(result, retry=Retry(reason=reason))
+        return replace(result, retry=Retry(reason=reason, failed_on=result.worker))
 
     def release(self, workers: Iterable[str]) -> None:
         """Close the breakers of these workers: no other worker is left to try their trials."""
@@ -111,10 +111,12 @@ class CircuitBreaker:
         self._had[kind].add(result.worker)
         if len(self._had[kind]) > 1 or not others:
             self._known.add(kind)
-        failures = [*self._doubted.get(result.number, []), (result.worker, kind)]
-        most = MAX_OPINIONS if len({worker for worker, _ in failures}) > 1 else MAX_FAILURES
+        earlier = self._doubted.get(result.number, [])
+        # It comes back to the same worker only where no other one has taken it.
+        has_returned = result.worker in {worker for worker, _ in earlier}
+        failures = [*earlier, (result.worker, kind)]
         is_slow = bool(self._seconds) and (result.outcome.seconds or 0.0) > PATIENCE * self._seconds
-        if not (kind in self._known or is_slow or len(failures) >= most):
+        if not (kind in self._known or is_slow or has_returned or len(failures) >= MAX_OPINIONS):
             self._doubted[result.number] = failures
             self._errors[result.worker] = (result.host or "an unknown machine", (result.outcome.error or "").strip())
             return False

@@ -48,9 +48,9 @@ class Workers:
         ours = able(self.announced, self._module, self._fingerprint)
         self.quarantined = {name for name, worker in ours.items() if worker.quarantined or name in quarantined}
         self.able = ours.keys() - self.quarantined
-        by_class: dict[str, list[Worker]] = defaultdict(list)
+        by_class: dict[str, dict[str, Worker]] = defaultdict(dict)
         for name in sorted(self.able):
-            by_class[ours[name].compute_class].append(ours[name])
+            by_class[ours[name].compute_class][name] = ours[name]
         in_flight: dict[str, list[Sent]] = defaultdict(list)
         for each in sent:
             in_flight[str(each.attempt.compute_class)].append(each)
@@ -104,8 +104,9 @@ class Workers:
         return now - self._looked_at > ANNOUNCE_SECONDS / 2
 
     def _class(
-        self, name: str, workers: Sequence[Worker], in_flight: Sequence[Sent], others: Sequence[tuple[float, float]]
+        self, name: str, named: Mapping[str, Worker], in_flight: Sequence[Sent], others: Sequence[tuple[float, float]]
     ) -> ComputeClass:
+        workers = named.values()
         slots = sum(worker.slots for worker in workers)
         live = {"", *self.announced}
         hosts: Counter[str] = Counter()
@@ -123,6 +124,7 @@ class Workers:
             gpu_memory=min(machine.gpu_memory for machine in machines) if uses_gpus(name) else 0,
             cores=max(machine.cores for machine in machines),
             hosts=hosts,
+            names=frozenset(named),
         )
 
 

@@ -9,6 +9,7 @@ import threading
 import uuid
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from typing import TypeVar
@@ -45,7 +46,7 @@ from shadho_celery.runner.protocol import Reported, RunAttempt
 from shadho_celery.runner.runner import Runner
 from shadho_celery.transport.broker import PROTOCOL
 from shadho_celery.transport.channel import Claim, WorkerChannel, new_delivery
-from shadho_celery.transport.redis import is_outage
+from shadho_celery.transport.redis import flush, is_outage
 from shadho_celery.transport.registry import Worker
 from shadho_celery.transport.seats import Seat, WorkerSeats
 from shadho_celery.transport.signing import UNSIGNED, Signer
@@ -109,6 +110,8 @@ class Slots:
         self._closing = threading.Event()
         #: claims in a row that were refused
         self._refusals = 0
+        #: calls that decline attempts, pending until the next beat
+        self._declined: list[Callable[[], object]] = []
         self._leases = Leases(self._channel, self._seats)
         announcement = {
             "protocol": PROTOCOL,
@@ -156,7 +159,10 @@ class Slots:
                 return
             self._closing.wait(REQUEUE_SECONDS)
             raise NotMine(f"this worker was not started with {payload.module}; it has {', '.join(imports)}")
-        ours = [attempt for attempt in payload.attempts if not self._declines(payload.study, attempt)]
+        # A replica is part of an attempt that another worker has claimed.
+        ours = [
+            each for each in payload.attempts if payload.replica is None and not self._declines(payload.study, each)
+        ]
         slot = self._free.get()
         try:
             if payload.replica is not None:
@@ -195,15 +201,24 @@ class Slots:
             self._is_refused(answer, bundle.payload.study)
 
     def _declines(self, study: str, attempt: Attempt) -> bool:
-        """Decline an attempt that is for another machine; return whether it is.
+        """Decline an attempt that is for another machine or worker; return whether it is.
 
         It does not go back to its queue: there it would be the first again, and hold up all messages behind it.
         """
-        if attempt.not_on != self._host:
+        if attempt.not_on == self._host:
+            reason = f"its trial runs on {self._host}, and a copy is for another machine"
+        elif self.name in attempt.failed_on:
+            reason = f"it has failed on {self.name}, and is for another worker"
+        else:
             return False
-        log.info("trial %s, attempt %s is for another machine", attempt.number, attempt.attempt)
-        reason = f"its trial runs on {self._host}, and a copy is for another machine"
-        self._persist(lambda: self._channel.decline(study, attempt.number, attempt.attempt, reason))
+        number, which = attempt.number, attempt.attempt
+        log.info("trial %s, attempt %s is for another machine or worker", number, which)
+        decline = partial(self._channel.decline, study, number, which, reason)
+        if attempt.failed_on:
+            # The scheduler sends it again at once, and no other worker may be free: the beat says so, once a second.
+            self._declined.append(decline)
+        else:
+            self._persist(decline)
         return True
 
     def _result(self, payload: Payload, attempt: Attempt, outcome: Outcome, stopped: str) -> Result | None:
@@ -353,6 +368,7 @@ class Slots:
                 for slot, bundle in list(self._bundles.items()):
                     bundle.relieve(self._runners[slot].recall)
                 self._heartbeat.beat(has_free_slot=self._free.qsize() > 0)
+                flush(self._declined)
             except redis.RedisError as error:
                 log.warning("Redis does not answer (%s); leases may run out", error)
             except Exception:

@@ -10,13 +10,14 @@ from functools import partial
 from msgspec.structs import replace
 
 from shadho_celery.core.hardware import DEFAULT_CLASSES, ComputeClass, by_strength
-from shadho_celery.core.trial import Attempt, Event, Result, Trial, TrialState
+from shadho_celery.core.trial import WELL, Attempt, Event, Result, Trial, TrialState
 from shadho_celery.errors import StoreOutage
 from shadho_celery.executors.base import Executor
 from shadho_celery.predictors.cost_model import CostModel
 from shadho_celery.scheduler.memory_fit import MemoryFit
 from shadho_celery.scheduler.proposals import Proposals
 from shadho_celery.scheduler.speculation import Idle, Speculation, most_copies
+from shadho_celery.study.failures import Hopelessness
 from shadho_celery.study.limits import Limits
 from shadho_celery.study.study import Study
 
@@ -64,6 +65,7 @@ class Scheduler:
         self._executor = executor
         self._memory_fit = MemoryFit(cost_model, expected)
         self._reservations = Reservations(study)
+        self._hopelessness = Hopelessness(study.next_number, limits.failures)
         self._proposals = proposals
         self._speculation = Speculation(cost_model) if speculate else None
         #: attempts that are placed, and sent once they are recorded
@@ -112,6 +114,9 @@ class Scheduler:
         # From many at once the models learn far faster than from one after the other.
         if finished := [trial for trial in told if trial is not None and trial.state.is_finished]:
             self._learn(*finished)
+        for trial in finished:
+            if trial.state is TrialState.FAILED:
+                self._hopelessness.add(trial, self.study.failures.add(trial))
 
     def assign(self) -> None:
         """Update the live classes and their ranking, and stop the study at its end."""
@@ -153,9 +158,14 @@ class Scheduler:
 
     # Parts of the verbs
 
+    @property
+    def hopeless(self) -> str | None:
+        """The reason why no trial of this study can succeed; None while one has, or may."""
+        return self._hopelessness.reason if not self.study.count(*WELL) else None
+
     def _stop_at_limit(self) -> None:
-        if not self.stopping and self._limit_reached():
-            self.stop(running=self._target_reached())
+        if not self.stopping and (self._limit_reached() or self.hopeless):
+            self.stop(running=self._target_reached() or self.hopeless is not None)
 
     def _send(self) -> None:
         """Record this turn, and send its attempts: none before it is recorded."""
@@ -209,7 +219,7 @@ class Scheduler:
 
     def _next_trial(self, compute_class: ComputeClass) -> Trial | None:
         """Return a trial for a free slot: a waiting one that fits, else a new one; None if none fits."""
-        fits = partial(self._memory_fit.fits, compute_class=compute_class)
+        fits = partial(self._fits, compute_class=compute_class)
         waiting = self.study.next_waiting(
             lambda trial: fits(trial) and self._reservations.may_take(compute_class, trial)
         )
@@ -229,7 +239,7 @@ class Scheduler:
             return
         waiting = [t for t in self.study.sent if t.state is TrialState.QUEUED and t.compute_class in crowded]
         for compute_class, free in takers:
-            fitting = [t.number for t in waiting if t.slots <= free and self._memory_fit.fits(t, compute_class)]
+            fitting = [t.number for t in waiting if t.slots <= free and self._fits(t, compute_class)]
             if fitting:
                 self._executor.cancel(fitting[-free:], running=False)
 
@@ -258,11 +268,23 @@ class Scheduler:
                 compute_class=each.name,
                 slots=self._reservations.free(each),
                 hosts={host: slots - busy[each.name, host] for host, slots in each.hosts.items()},
-                fits=partial(self._memory_fit.fits, compute_class=each),
+                fits=partial(self._fits, compute_class=each),
             )
             for each in self.classes
             if self._reservations.free(each) > 0 and not self._reservations.is_reserved(each)
         ]
+
+    def _fits(self, trial: Trial, compute_class: ComputeClass) -> bool:
+        """Return whether a class has the slots and likely the memory for a trial, and a worker that has not failed it.
+
+        The latter only where any class has one.
+        """
+        if not self._memory_fit.fits(trial, compute_class):
+            return False
+        failed_on = {*trial.failed_on}
+        if not failed_on or not compute_class.names or compute_class.names - failed_on:
+            return True
+        return not any(each.names - failed_on and self._memory_fit.fits(trial, each) for each in self.classes)
 
     def _left(self) -> float:
         """Return the number of trials that may still be sent."""

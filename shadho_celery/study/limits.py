@@ -19,6 +19,8 @@ class Limits:
     seconds: float | None = None
     #: a loss that is good enough
     target: float | None = None
+    #: first trials of this run of which one must not fail like the others, unless the study has had a success
+    failures: int | None = None
 
     def __post_init__(self) -> None:
         if self.trials is not None and self.trials < 1:

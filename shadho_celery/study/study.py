@@ -31,6 +31,7 @@ from shadho_celery.core.trial import (
     Params,
     Report,
     Result,
+    Retry,
     Started,
     Summary,
     Trial,
@@ -38,10 +39,14 @@ from shadho_celery.core.trial import (
 )
 from shadho_celery.errors import StoreOutage
 from shadho_celery.store.base import Store, StudyRecord
+from shadho_celery.study.failures import Failures
 from shadho_celery.study.trials import BLOCK, Counts, FinishedTrials
 
 #: claimed attempts of one trial that may be lost before it is FAILED
 MAX_LOST = 3
+
+#: attempts after which a trial may return to a worker that has failed it: nobody else has taken it
+MAX_AVOIDING = 30
 
 #: seconds after which the lock is renewed although nothing has changed
 RENEW_SECONDS = 5.0
@@ -85,6 +90,8 @@ class Study:
         self._waiting: deque[int] = deque()
         #: waiting trials by subspace and slots
         self._waiting_slots: Counter[tuple[str, int]] = Counter()
+        #: failures of this run
+        self.failures = Failures()
         self._counts = Counts()
         #: slots that live attempts take, by every class that attempts were sent to
         self._taken: Counter[str] = Counter()
@@ -108,6 +115,11 @@ class Study:
         self._taken.update(dict.fromkeys(self.trials.compute_classes, 0))
         for trial in opened:
             self._reopen(trial)
+
+    @property
+    def next_number(self) -> int:
+        """Number of the next new trial."""
+        return self._next
 
     @property
     def name(self) -> str:
@@ -312,7 +324,8 @@ class Study:
 
     def send(self, trial: Trial, compute_class: str) -> Attempt:
         """Return the trial's next attempt, for `compute_class`; a copy if another attempt of the trial lives."""
-        trial = trial.evolve(attempt=trial.attempt + 1)
+        failed_on = trial.failed_on if trial.attempt < MAX_AVOIDING else ()
+        trial = trial.evolve(attempt=trial.attempt + 1, failed_on=failed_on)
         self.copied += bool(self._live.of(trial.number))
         attempt = trial.attempted(state=_S.QUEUED, compute_class=compute_class, host=None, started_at=None)
         self._put_attempt(attempt)
@@ -406,7 +419,7 @@ class Study:
             return None
         if result.retry is not None:
             lost = Lost(number=trial.number, attempt=result.attempt, reason=result.retry.reason, claimed=False)
-            return self._lose(trial, lost, result.retry.outgrown)
+            return self._lose(trial, lost, result.retry)
         live = dict(self._live.of(trial.number))
         if self._live.settle(trial.number, result.attempt, well=result.outcome.state in WELL):
             self.rescued += result.attempt in live and result.attempt != min(live)
@@ -428,14 +441,17 @@ class Study:
         self._suspects.add(trial.number)
         return self._show(trial)
 
-    def _lose(self, trial: Trial, event: Lost, outgrown: str | None = None) -> Trial | None:
+    def _lose(self, trial: Trial, event: Lost, retry: Retry | None = None) -> Trial | None:
         """Remove an attempt that will not end its trial; after the last one the trial is WAITING again, or FAILED."""
         attempt = self._live.find(trial.number, event.attempt)
         if attempt is None:
             return None
         self._count_attempt(attempt, -1)
-        too_small = ",".join(name for name in (trial.outgrown, outgrown) if name) or None
-        trial = replace(trial, lost=trial.lost + event.claimed, outgrown=too_small)
+        trial = replace(trial, lost=trial.lost + event.claimed)
+        if retry is not None and retry.outgrown is not None:
+            trial = replace(trial, outgrown=",".join(filter(None, (trial.outgrown, retry.outgrown))))
+        if retry is not None and retry.failed_on is not None:
+            trial = replace(trial, failed_on=(*trial.failed_on, retry.failed_on))
         if not self._live.lose(trial.number, event.attempt):
             return self._show(trial)
         trial = trial.evolve(state=_S.LOST)

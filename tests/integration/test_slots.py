@@ -9,7 +9,7 @@ import pytest
 
 from shadho_celery.core.hardware import Machine
 from shadho_celery.core.payload import Payload
-from shadho_celery.core.trial import Attempt, Report, Result, TrialState
+from shadho_celery.core.trial import Attempt, Lost, Report, Result, TrialState
 from shadho_celery.node.slots import Slots
 from shadho_celery.transport import channel
 from shadho_celery.transport.channel import SchedulerChannel
@@ -61,3 +61,14 @@ def test_a_trial_says_how_many_of_its_reports_redis_refused(
     assert isinstance(result, Result)
     assert result.outcome.loss == 0.25, result.outcome.error
     assert "13 reports were lost" in str(result.outcome.warning)
+
+
+def test_a_trial_that_a_worker_has_failed_is_declined_there_once_another_may_have_become_free(
+    slots: Slots, redis_url: str
+) -> None:
+    attempt = Attempt(number=0, attempt=2, params={"x": 0.5}, subspace="", failed_on=("other", slots.name))
+    slots.run(Payload(study="k1", module="my_study", attempts=[attempt]))
+    with connect(redis_url) as client:
+        [event] = SchedulerChannel(client, "k1").drain(10_000)
+    reason = f"it has failed on {slots.name}, and is for another worker"
+    assert event == Lost(number=0, attempt=2, reason=reason, claimed=False)

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from shadho_celery.core.failures import kind_of
 from shadho_celery.core.trial import Outcome, Result, TrialState
-from shadho_celery.fleet.circuit_breaker import MAX_FAILURES, PATIENCE, CircuitBreaker
+from shadho_celery.fleet.circuit_breaker import MAX_OPINIONS, PATIENCE, CircuitBreaker
 from shadho_celery.transport.quarantine import Quarantine
 
 S = TrialState
@@ -91,6 +91,7 @@ def test_a_failure_that_only_one_worker_has_had_is_tried_elsewhere(judge: Judge)
     assert retry is not None
     assert retry.reason == f"it failed on bad, and is tried elsewhere: {BROKEN}"
     assert retry.outgrown is None
+    assert retry.failed_on == "bad"
 
 
 def test_a_worker_that_fails_everything_is_quarantined_once_another_has_finished_one_of_three(judge: Judge) -> None:
@@ -158,9 +159,9 @@ def test_a_failure_that_two_workers_have_had_is_known_and_believed_from_then_on(
 
 
 def test_a_trial_that_fails_in_two_ways_on_two_workers_gets_a_third_opinion(judge: Judge) -> None:
-    assert judge.tell(failed("bad", 0, BROKEN), 1).elsewhere
-    assert judge.tell(failed("good", 0, OWN), 1).elsewhere
-    verdict = judge.tell(failed("good", 0, OWN), 1)
+    assert judge.tell(failed("bad", 0, BROKEN), 2).elsewhere
+    assert judge.tell(failed("good", 0, OWN), 2).elsewhere
+    verdict = judge.tell(failed("third", 0, "RuntimeError: neither"), 2)
     assert not verdict.elsewhere
     assert verdict.known is None, "it is still one worker's word"
 
@@ -169,9 +170,13 @@ def test_without_another_worker_every_failure_is_believed_at_once(judge: Judge) 
     assert judge.tell(failed("only", 0), 0) == Verdict(closed=frozenset({"only"}), known=kind_of(BROKEN))
 
 
-def test_one_worker_may_fail_a_trial_only_so_often(judge: Judge) -> None:
-    verdicts = [judge.tell(failed("w", 0), 1).elsewhere for _ in range(MAX_FAILURES)]
-    assert verdicts == [True] * (MAX_FAILURES - 1) + [False]
+def test_a_trial_that_no_other_worker_has_taken_and_that_fails_again_is_believed(judge: Judge) -> None:
+    assert [judge.tell(failed("w", 0), 1).elsewhere for _ in range(2)] == [True, False]
+
+
+def test_a_trial_that_fails_differently_everywhere_is_believed_on_the_third_worker(judge: Judge) -> None:
+    verdicts = [judge.tell(failed(f"w{n}", 0, f"OSError: {'x' * n}"), 9).elsewhere for n in range(MAX_OPINIONS)]
+    assert verdicts == [True] * (MAX_OPINIONS - 1) + [False]
 
 
 def test_a_failure_that_took_longer_than_trials_take_is_believed(judge: Judge) -> None:

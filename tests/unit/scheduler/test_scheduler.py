@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from shadho_celery.core.clock import ManualClock
 from shadho_celery.core.hardware import ComputeClass
 from shadho_celery.core.settings import StudySettings
-from shadho_celery.core.trial import Attempt, Event, Lost, Outcome, Result, Started, Trial, TrialState
+from shadho_celery.core.trial import Attempt, Event, Lost, Outcome, Result, Retry, Started, Trial, TrialState
 from shadho_celery.errors import StoreOutage
 from shadho_celery.executors.base import Executor
 from shadho_celery.executors.simulated import Play, SimulatedExecutor
@@ -33,7 +33,7 @@ from shadho_celery.space.split import split
 from shadho_celery.store.sql import SqlStore
 from shadho_celery.study.limits import Limits
 from shadho_celery.study.open import open_study
-from shadho_celery.study.study import MAX_LOST, Study
+from shadho_celery.study.study import MAX_AVOIDING, MAX_LOST, Study
 
 S = TrialState
 
@@ -537,6 +537,69 @@ def test_a_trial_that_kills_every_worker_fails_and_counts() -> None:
     assert (search.study.count(S.COMPLETE), search.study.count(S.FAILED)) == (19, 1)
     assert "fell silent" in str(search.study.trial(3).error)
     assert executor.sent == 19 + MAX_LOST
+
+
+class Doubting(Recording):
+    """Doubts the first failure of every trial, which another worker is to try; a class has one worker of its name."""
+
+    def classes(self) -> Sequence[ComputeClass]:
+        return [dataclasses.replace(each, names=frozenset({each.name})) for each in self.inner.classes()]
+
+    def submit(self, attempts: Sequence[Attempt]) -> None:
+        self.inner.submit(attempts)
+
+    def poll(self, seconds: float) -> Sequence[Event]:
+        return [self._doubted(event) for event in self.inner.poll(seconds)]
+
+    def _doubted(self, event: Event) -> Event:
+        if not isinstance(event, Result) or event.outcome.state is not S.FAILED or event.attempt > 1:
+            return event
+        return replace(event, retry=Retry(reason="it may be the worker", failed_on=event.compute_class))
+
+
+@pytest.mark.parametrize("slots", [{"gpu": 1, "cpu": 1}, {"gpu": 2}], ids=["two classes", "one class"])
+def test_a_second_opinion_is_that_of_another_class_where_one_has_the_only_other_worker(slots: dict[str, int]) -> None:
+    fails = lasting(uneven, fails=lambda attempt: attempt.compute_class == "gpu")
+    search = Search(trials=20, slots=slots, play=fails, wrap=Doubting).run()
+    expected = {"cpu"} if "cpu" in slots else {"gpu"}
+    assert {trial.compute_class for trial in search.study} == expected
+    assert search.study.counted == 20
+    assert {trial.attempt for trial in search.study} <= {1, 2}
+
+
+def test_a_trial_that_nobody_else_takes_may_return_to_the_worker_that_failed_it() -> None:
+    study = Search(trials=1).study
+    trial = study.add("all", {}, seed=1)
+    study.send(trial, "gpu")
+    outcome = Outcome(state=S.FAILED, error="no", seconds=1.0)
+    retry = Retry(reason="elsewhere", failed_on="bad")
+    study.tell(Result(number=0, attempt=1, outcome=outcome, at=0.0, retry=retry))
+    for attempt in range(2, MAX_AVOIDING + 1):
+        assert study.send(study.trial(0), "gpu").failed_on == ("bad",)
+        study.tell(Lost(number=0, attempt=attempt, reason="for another worker", claimed=False))
+    assert study.send(study.trial(0), "gpu").failed_on == ()
+
+
+# Hopeless studies
+
+
+def test_a_study_whose_first_trials_all_fail_in_one_way_stops_and_says_why() -> None:
+    search = Search(trials=1000, failures=10, play=lasting(uneven, fails=lambda attempt: True)).run()
+    assert search.scheduler.hopeless == "the first 10 trials have all failed with it had to fail"
+    assert 10 <= search.study.count(S.FAILED) < 30
+    again = search.resumed(trials=200, failures=10, play=lasting(uneven)).run()
+    assert again.study.count(S.COMPLETE) > 150, "after a resume others are the first ones"
+
+
+@pytest.mark.parametrize(
+    ("failures", "fails"),
+    [(None, range(200)), (10, range(5, 200)), (10, [n for n in range(200) if n != 12])],
+    ids=["no limit", "the first succeed", "one beyond the first succeeds before they have ended"],
+)
+def test_no_other_study_is_hopeless(failures: int | None, fails: Sequence[int]) -> None:
+    play = lasting(lambda attempt, _: 0.1 if attempt.number > 9 else 9.0, fails=lambda attempt: attempt.number in fails)
+    search = Search(trials=200, failures=failures, slots={"gpu": 20}, play=play).run()
+    assert search.study.counted == 200
 
 
 def test_a_class_that_appears_late_gets_work() -> None:

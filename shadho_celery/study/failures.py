@@ -1,0 +1,71 @@
+"""Failures of a study's trials by kind, and the verdict that a study is hopeless."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from shadho_celery.core.failures import Failure, read_failure
+from shadho_celery.core.trial import Trial
+
+
+@dataclass(frozen=True, kw_only=True)
+class FailureCount:
+    """Trials that have failed in one way."""
+
+    #: how the first of them failed
+    failure: Failure
+    #: number of that trial
+    first: int
+    trials: int = 1
+
+    def __str__(self) -> str:
+        return f"{self.trials} x {self.failure}; the first is trial {self.first}"
+
+
+class Failures:
+    """Counts of failed trials by kind, in the order of their first ones."""
+
+    def __init__(self, trials: Iterable[Trial] = ()) -> None:
+        self._counts: dict[str, FailureCount] = {}
+        for trial in trials:
+            self.add(trial)
+
+    def add(self, trial: Trial) -> Failure:
+        """Count a FAILED trial; return how it failed."""
+        failure = read_failure(trial.error)
+        known = self._counts.get(failure.kind)
+        if known is None:
+            self._counts[failure.kind] = FailureCount(failure=failure, first=trial.number)
+        else:
+            self._counts[failure.kind] = replace(known, trials=known.trials + 1)
+        return failure
+
+    def common(self) -> list[FailureCount]:
+        """Return the counts, the greatest first."""
+        return sorted(self._counts.values(), key=lambda each: -each.trials)
+
+
+class Hopelessness:
+    """Verdict on a run whose first trials, by number, all fail in one way: a wrong name in the code, a missing file.
+
+    By number, and not by time: which of the trials end first depends on the machines.
+    """
+
+    def __init__(self, first: int, trials: int | None) -> None:
+        """The trials are those from number `first` on, so many of them; with None no run is hopeless."""
+        self._numbers = range(first, first + (trials or 0))
+        self._failed: dict[int, Failure] = {}
+
+    def add(self, trial: Trial, failure: Failure) -> None:
+        """Note how a trial has failed."""
+        if trial.number in self._numbers:
+            self._failed[trial.number] = failure
+
+    @property
+    def reason(self) -> str | None:
+        """The way in which all of them have failed; None if they have not."""
+        kinds = {failure.kind for failure in self._failed.values()}
+        if len(kinds) != 1 or len(self._failed) < len(self._numbers):
+            return None
+        return f"the first {len(self._numbers)} trials have all failed with {self._failed[self._numbers[0]]}"

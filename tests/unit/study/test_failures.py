@@ -1,0 +1,44 @@
+"""Failures are counted by kind, and a run whose first trials all fail in one way is hopeless."""
+
+from __future__ import annotations
+
+import pytest
+
+from shadho_celery.core.trial import Outcome, Trial, TrialState
+from shadho_celery.study.failures import Failures, Hopelessness
+
+WRONG_NAME = "Traceback (most recent call last):\n  File \"/a/study.py\", line 3, in objective\nKeyError: 'lr'"
+
+
+def failed(number: int, error: str = WRONG_NAME) -> Trial:
+    outcome = Outcome(state=TrialState.FAILED, error=error)
+    return Trial(number=number, subspace="all", params={}, state=TrialState.FAILED, outcome=outcome)
+
+
+def test_failures_are_counted_by_kind_the_most_common_first() -> None:
+    failures = Failures([failed(2, "exit code 3"), failed(4), failed(5, "exit code 4"), failed(7), failed(9)])
+    assert [str(each) for each in failures.common()] == [
+        "3 x KeyError: 'lr' (study.py:3); the first is trial 4",
+        "2 x exit code 3; the first is trial 2",
+    ]
+
+
+@pytest.mark.parametrize("order", [range(5, 8), (7, 5, 6)])
+def test_a_run_is_hopeless_once_its_first_trials_by_number_have_all_failed_in_one_way(order: range) -> None:
+    failures, verdict = Failures(), Hopelessness(first=5, trials=3)
+    for number in (3, 9, *order):
+        assert verdict.reason is None
+        verdict.add(failed(number), failures.add(failed(number)))
+    assert verdict.reason == "the first 3 trials have all failed with KeyError: 'lr' (study.py:3)"
+
+
+@pytest.mark.parametrize(
+    ("trials", "errors"),
+    [(3, [WRONG_NAME, WRONG_NAME, "exit code 1"]), (4, [WRONG_NAME] * 3), (None, [WRONG_NAME] * 30)],
+    ids=["another kind", "one has not failed", "no limit"],
+)
+def test_other_runs_are_not_hopeless(trials: int | None, errors: list[str]) -> None:
+    failures, verdict = Failures(), Hopelessness(first=0, trials=trials)
+    for number, error in enumerate(errors):
+        verdict.add(failed(number), failures.add(failed(number, error)))
+    assert verdict.reason is None
