@@ -19,7 +19,6 @@ from msgspec.structs import replace
 
 from shadho_celery.core.attempts import Attempts
 from shadho_celery.core.clock import Clock, SystemClock
-from shadho_celery.core.collector import collector_paused
 from shadho_celery.core.trial import (
     COUNTED,
     MAX_ATTEMPTS,
@@ -39,6 +38,7 @@ from shadho_celery.core.trial import (
 )
 from shadho_celery.errors import StoreOutage
 from shadho_celery.store.base import Store, StudyRecord
+from shadho_celery.study.collector import collector_paused
 from shadho_celery.study.failures import Failures
 from shadho_celery.study.trials import BLOCK, Counts, FinishedTrials
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
 from hyperopt import hp
 
@@ -14,7 +15,7 @@ from shadho_celery.core.trial import Outcome, Trial, TrialState
 from shadho_celery.placement.policies import FifoPolicy
 from shadho_celery.placement.shares import UniformShares
 from shadho_celery.samplers import make_sampler
-from shadho_celery.scheduler.proposals import TOO_WIDE, WAITING_PER_SUBSPACE, Proposals
+from shadho_celery.scheduler.proposals import TOO_WIDE, WAITING_PER_SUBSPACE, Proposals, trial_seed
 from shadho_celery.scheduler.rounds import Endless, Rounds
 from shadho_celery.scheduler.successive_halving import Ladder, SuccessiveHalving
 from shadho_celery.scheduler.widths import Width
@@ -147,3 +148,10 @@ def test_a_trial_on_a_higher_rung_is_the_one_it_carries_on(study: Study) -> None
     assert carried_on is not None
     assert (carried_on.origin, carried_on.rung, carried_on.budget) == (0, 1, 3.0)
     assert (carried_on.params, carried_on.seed, carried_on.slots) == (best.params, best.seed, best.slots)
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2**32 - 1, 2**32, 2**63 - 1])
+@pytest.mark.parametrize(("subspace", "index"), [(0, 0), (3, 10**6)])
+def test_the_seed_of_a_trial_is_numpys_own_for_study_subspace_and_place(seed: int, subspace: int, index: int) -> None:
+    """Studies of earlier versions are resumed with the same seeds."""
+    assert trial_seed(seed, subspace, index) == np.random.SeedSequence((seed, subspace, index)).generate_state(1)[0]
