@@ -13,7 +13,7 @@ half-opens it (one more trial) or turns it into a quarantine.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Set
 from functools import partial
 
 from msgspec.structs import replace
@@ -65,11 +65,8 @@ class CircuitBreaker:
         #: mean seconds of a successful trial, 0 before the first
         self._seconds = 0.0
 
-    def judge(self, result: Result, others: int) -> Result:
-        """Return the result, with a retry if another worker is to try the trial first.
-
-        `others` is the number of workers beside its own that could do so.
-        """
+    def judge(self, result: Result, able: Set[str]) -> Result:
+        """Return the result, with a retry if another one of the workers that are `able` is to try the trial first."""
         outcome = result.outcome
         if outcome.state is TrialState.CANCELLED or outcome.out_of_memory or not result.worker:
             return result
@@ -77,7 +74,7 @@ class CircuitBreaker:
         if outcome.state is not TrialState.FAILED:
             self._note_success(result)
             return result
-        if self._is_believed(result, others):
+        if self._is_believed(result, able):
             return result
         reason = f"it failed on {result.worker}, and is tried elsewhere: {one_line(headline(outcome.error))}"
         return replace(result, retry=Retry(reason=reason, failed_on=result.worker))
@@ -105,18 +102,20 @@ class CircuitBreaker:
         self._unsaid += [partial(self._quarantine.quarantine, worker) for worker in black_holes]
         self.notices += [self._notice(worker) for worker in black_holes]
 
-    def _is_believed(self, result: Result, others: int) -> bool:
+    def _is_believed(self, result: Result, able: Set[str]) -> bool:
         """Record a failure; return whether it is the trial's own."""
         kind = kind_of(result.outcome.error)
         self._had[kind].add(result.worker)
-        if len(self._had[kind]) > 1 or not others:
+        if len(self._had[kind]) > 1 or not able - {result.worker}:
             self._known.add(kind)
         earlier = self._doubted.get(result.number, [])
         # It comes back to the same worker only where no other one has taken it.
         has_returned = result.worker in {worker for worker, _ in earlier}
         failures = [*earlier, (result.worker, kind)]
+        others = able - {worker for worker, _ in failures}
         is_slow = bool(self._seconds) and (result.outcome.seconds or 0.0) > PATIENCE * self._seconds
-        if not (kind in self._known or is_slow or has_returned or len(failures) >= MAX_OPINIONS):
+        is_asked = bool(others) and not has_returned and len(failures) < MAX_OPINIONS
+        if is_asked and not is_slow and kind not in self._known:
             self._doubted[result.number] = failures
             self._errors[result.worker] = (result.host or "an unknown machine", (result.outcome.error or "").strip())
             return False

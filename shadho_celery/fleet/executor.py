@@ -264,7 +264,7 @@ class QueueExecutor:
                 return event
             others = [(event.number, attempt) for attempt in live if attempt != event.attempt]
             if sent is not None and self._adopt:
-                event = self._breaker.judge(event, len(self._workers.able - {event.worker}))
+                event = self._breaker.judge(event, self._workers.able)
             if sent is not None and event.retry is None:
                 # How soon a broken worker fails says nothing of how long trials take.
                 self._dispatch.pace.tell(str(sent.attempt.compute_class), event.outcome.seconds or 0.0)

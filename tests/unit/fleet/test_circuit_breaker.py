@@ -63,7 +63,8 @@ class Judge:
         self.breaker = CircuitBreaker(cast("Quarantine", self.said))
 
     def tell(self, result: Result, others: int) -> Verdict:
-        judged = self.breaker.judge(result, others)
+        """Judge a result while so many workers live that have not run the trial."""
+        judged = self.breaker.judge(result, {result.worker, *(f"other {n}" for n in range(others))})
         assert replace(judged, retry=None) == result, "nothing else is changed"
         self.breaker.speak()
         verdict, self.said.verdict = self.said.verdict, Verdict()
@@ -87,7 +88,7 @@ def failed(worker: str, number: int, error: str = BROKEN, seconds: float = 0.0) 
 
 def test_a_failure_that_only_one_worker_has_had_is_tried_elsewhere(judge: Judge) -> None:
     assert judge.tell(failed("bad", 0), 1) == Verdict(elsewhere=True)
-    retry = judge.breaker.judge(failed("bad", 1), 1).retry
+    retry = judge.breaker.judge(failed("bad", 1), {"bad", "good"}).retry
     assert retry is not None
     assert retry.reason == f"it failed on bad, and is tried elsewhere: {BROKEN}"
     assert retry.outgrown is None
@@ -174,6 +175,12 @@ def test_a_trial_that_no_other_worker_has_taken_and_that_fails_again_is_believed
     assert [judge.tell(failed("w", 0), 1).elsewhere for _ in range(2)] == [True, False]
 
 
+def test_without_a_worker_that_has_not_failed_it_a_trials_failure_is_believed(judge: Judge) -> None:
+    able = {"one", "two"}
+    assert judge.breaker.judge(failed("one", 0, BROKEN), able).retry is not None
+    assert judge.breaker.judge(failed("two", 0, OWN), able).retry is None
+
+
 def test_a_trial_that_fails_differently_everywhere_is_believed_on_the_third_worker(judge: Judge) -> None:
     verdicts = [judge.tell(failed(f"w{n}", 0, f"OSError: {'x' * n}"), 9).elsewhere for n in range(MAX_OPINIONS)]
     assert verdicts == [True] * (MAX_OPINIONS - 1) + [False]
@@ -213,8 +220,8 @@ def test_where_no_other_worker_is_left_breakers_are_closed(judge: Judge) -> None
 def test_what_was_decided_while_redis_is_away_is_said_when_it_is_back(judge: Judge) -> None:
     judge.said.error = redis.ConnectionError("cut off")
     for number in range(3):
-        judge.breaker.judge(failed("bad", number), 1)
-    judge.breaker.judge(done("good", 0), 1)
+        judge.breaker.judge(failed("bad", number), {"bad", "good"})
+    judge.breaker.judge(done("good", 0), {"bad", "good"})
     with pytest.raises(redis.ConnectionError):
         judge.breaker.speak()
     assert judge.breaker.quarantined == {"bad"}
