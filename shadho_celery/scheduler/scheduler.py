@@ -200,11 +200,13 @@ class Scheduler:
         # Near the end a queued trial would better go to the first slot that becomes free.
         slots = sum(compute_class.slots for compute_class in self.classes)
         near_end = min(self._left(), self._proposals.rounds.left) <= slots
+        # And a study that may be hopeless should send little before its first success.
+        is_shallow = near_end or (self.limits.failures and not self.study.count(*WELL))
         takers = self.classes
         while takers:
             still_taking = []
             for compute_class in takers:
-                free = self._reservations.free(compute_class, 0 if near_end else compute_class.ahead)
+                free = self._reservations.free(compute_class, 0 if is_shallow else compute_class.ahead)
                 trial = self._next_trial(compute_class) if free > 0 and self._left() > 0 else None
                 if trial is None:
                     continue

@@ -13,9 +13,9 @@ from shadho_celery.core.trial import Trial
 class FailureCount:
     """Trials that have failed in one way."""
 
-    #: how the first of them failed
+    #: how one of them failed
     failure: Failure
-    #: number of that trial
+    #: least number of such a trial
     first: int
     trials: int = 1
 
@@ -38,7 +38,8 @@ class Failures:
         if known is None:
             self._counts[failure.kind] = FailureCount(failure=failure, first=trial.number)
         else:
-            self._counts[failure.kind] = replace(known, trials=known.trials + 1)
+            first = min(known.first, trial.number)
+            self._counts[failure.kind] = replace(known, first=first, trials=known.trials + 1)
         return failure
 
     def common(self) -> list[FailureCount]:
