@@ -46,11 +46,14 @@ _LAZY = {
 }
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _LAZY:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = globals()[name] = getattr(import_module(_LAZY[name]), name)
-    return found
+if not TYPE_CHECKING:
+    # A type checker would take any name for one of these.
+
+    def __getattr__(name: str) -> Any:
+        if name not in _LAZY:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        found = globals()[name] = getattr(import_module(_LAZY[name]), name)
+        return found
 
 
 def __dir__() -> list[str]:

@@ -25,7 +25,8 @@ ROWS = [
     "transport",
     "fleet node",
     "embedded simulation",
-    "program cli",
+    "cli",
+    "program",
 ]
 #: rooms beside the rows, and what they may know
 ASIDE = {"training": "core objective"}

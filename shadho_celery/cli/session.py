@@ -10,7 +10,7 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -27,7 +27,9 @@ from shadho_celery.embedded.embedded import Embedded
 from shadho_celery.errors import NoSuccessfulTrial, ServiceError, UsageError
 from shadho_celery.fleet.executor import QueueExecutor
 from shadho_celery.objective.study_file import StudyFile
+from shadho_celery.results.study import StudyResults
 from shadho_celery.scheduler.build import check_settings, make_scheduler
+from shadho_celery.scheduler.known_points import enqueue
 from shadho_celery.scheduler.widths import widest
 from shadho_celery.space.compile import compile_space
 from shadho_celery.space.stored import to_json
@@ -73,6 +75,10 @@ class Options:
     store: str = DEFAULT_STORE
     #: slots by class of the embedded workers; empty for the default
     workers: Mapping[str, int] = field(default_factory=dict)
+    #: known points to run first: label -> value of each
+    points: Sequence[object] = ()
+    #: True if no progress is shown
+    silent: bool = False
     as_json: bool = False
     #: True if broker or Redis is named
     fleet: bool = False
@@ -172,6 +178,8 @@ class Session:
             fence=self._study.fence,
         )
         opened.callback(self._close_executor)
+        # A scheduler counts them, and sends them first.
+        enqueue(self._study, self._space, self._settings, self._options.points)
         self._scheduler = make_scheduler(self._space, self._study, self._executor, self._limits, self._settings)
 
     def _close_executor(self) -> None:
@@ -209,7 +217,7 @@ class Session:
 
     def search(self) -> int:
         """Turn the loop to its end under a view; return the exit code."""
-        is_terminal = self._console.is_terminal
+        is_terminal = self._console.is_terminal and not self._options.silent
         view = views.LiveView(self._scheduler, self._console) if is_terminal else views.PlainView(self._scheduler)
 
         def on_turn() -> None:
@@ -219,7 +227,8 @@ class Session:
             self._give_up_at_limit()
             self._slots |= {c.name: max(c.slots, self._slots.get(c.name, 0)) for c in self._scheduler.classes}
             self._warn(view.note)
-            view.update()
+            if not self._options.silent:
+                view.update()
 
         click.echo(f"study {self._study.name} (seed {self._study.record.seed}) in {self._store.safe_url}", err=True)
         self._is_whole = False
@@ -256,6 +265,11 @@ class Session:
                 f"{self._study.trouble or self._executor.trouble}; the study has reached its limit and ends without "
                 f"the results of {self._study.in_flight} trials that run: --resume {self._study.name} takes them up"
             )
+
+    @property
+    def results(self) -> StudyResults:
+        """The study as it is recorded; also after the end of the session."""
+        return StudyResults(self._store, self._study.record, self._space.evaluate)
 
     def show_result(self) -> None:
         """Print the table, or the JSON object."""

@@ -73,7 +73,7 @@ def fmin(  # noqa: PLR0917  # hyperopt's own signature
     early_stop_fn: Callable[..., tuple[bool, Iterable[Any]]] | None = None,
     trials_save_file: str = "",
 ) -> Any:
-    """Minimise `fn` over `space`, as hyperopt's ``fmin`` does; return the best trial's drawn value of each active label.
+    """Minimise `fn` over `space`, as hyperopt's ``fmin`` does; return the best trial's drawn values by label.
 
     Arguments and results are hyperopt's. `algo` is tpe.suggest (the default), rand.suggest or anneal.suggest, or a
     ``partial`` of one: the first two name this package's samplers, anneal is hyperopt's own. A search is resumed by
@@ -135,10 +135,12 @@ class _Sampled:
         self._study = Study(space, seed=seed, sampler=make)
         #: trials that were proposed and are not told yet, by hyperopt's numbers
         self._asked: dict[int, AskedTrial] = {}
-        known = [each for each in trials._dynamic_trials if self._enqueued(each)]
+        # A trial that still runs was interrupted, and is never ended.
+        lasting = (each for each in trials._dynamic_trials if each["state"] != base.JOB_STATE_RUNNING)
+        known = [each for each in lasting if self._enqueued(each)]
         for document in known:
             self._asked[document["tid"]] = self._study.ask()
-            if document["state"] not in (base.JOB_STATE_NEW, base.JOB_STATE_RUNNING):
+            if document["state"] != base.JOB_STATE_NEW:
                 self.tell(document)
 
     def _enqueued(self, document: Document) -> bool:
@@ -348,7 +350,8 @@ def _annotated(fn: Callable[..., Any]) -> tuple[Callable[..., Any], dict[str, An
     for name, hint in space.items():
         if not isinstance(hint, Apply):
             raise InvalidAnnotatedParameter(
-                f"the annotation of {name!r} is no hp expression; write {name}: hp.uniform({name!r}, 0, 1), or pass a space"
+                f"the annotation of {name!r} is no hp expression; write {name}: hp.uniform({name!r}, 0, 1), or pass "
+                "a space"
             )
     return lambda values: fn(**values), space
 
@@ -358,8 +361,8 @@ def _trials(given: Any, points: list[dict[str, Any]] | None, save_file: str) -> 
     if given is not None:
         if not isinstance(given, hyperopt.Trials) or given.asynchronous:
             raise UsageError(
-                f"trials of {type(given).__name__} are evaluated by other processes; pass Trials(), or run the study on "
-                "workers of this package"
+                f"trials of {type(given).__name__} are evaluated by other processes; pass Trials(), or run the "
+                "study on workers of this package"
             )
         return given
     if save_file and Path(save_file).exists():

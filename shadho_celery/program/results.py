@@ -11,8 +11,8 @@ from shadho_celery.results.study import StudyResults, StudySummary
 def load_study(store: str, name: str) -> StudyResults:
     """Return the study called `name`, which may be shortened while it is unique, from the store at a URL.
 
-    The study may run meanwhile; each look at it reads what is recorded at that moment. Raises StudyNotFound, which names
-    the candidates if there are several, or StoreError.
+    The study may run meanwhile; each look at it reads what is recorded at that moment. Raises StudyNotFound, which
+    names the candidates if there are several, or StoreError.
     """
     return study.load_study(store, name)
 

@@ -99,7 +99,8 @@ class Study(StudyResults):
 
         `store` is a database URL; by default trials are kept in memory and end with the program. `study` names the
         study there, and with `resume` it is continued. `seed` makes the search repeatable. `sampler` is "random" or
-        "tpe", or a function of subspace and entropy that makes one (`samplers.base.Sampler`). `shares` divides the trials among subspaces: "uniform", by the space's own law, or by "promise". With
+        "tpe", or a function of subspace and entropy that makes one (`samplers.base.Sampler`). `shares` divides the
+        trials among subspaces: "uniform", by the space's own law, or by "promise". With
         `rungs`, such as ``{"least": 1, "most": 9, "eta": 3}``, many trials get a small budget, and the best of them are
         promoted to larger ones. `policy` matters to workers only.
         Raises SpaceError, UsageError, StudyError or StoreError.
