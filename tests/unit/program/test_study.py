@@ -160,6 +160,9 @@ def test_a_refused_point_is_named_and_none_is_enqueued() -> None:
             with pytest.raises(UsageError, match="a list of dicts"):
                 study.enqueue(wrong)  # type: ignore[arg-type]
         assert study.count() == 0
+    with pytest.raises(UsageError, match="point 0"):
+        minimize(lambda _: 0.0, SPACE, trials=1, store=STORE, study="mine", enqueue=[{"y": 0.5}])
+    assert not Path("shadho.db").exists()
     with pytest.raises(UsageError, match="rungs"):
         minimize(lambda _: 0.0, SPACE, trials=1, rungs={"least": 1, "most": 3}, enqueue=[{"x": 0.5}])
 
