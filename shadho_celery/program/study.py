@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from shadho_celery.core.checks import as_record, short
 from shadho_celery.core.settings import StudySettings
-from shadho_celery.core.trial import Lost, Outcome, TrialState
+from shadho_celery.core.trial import Lost, Outcome, TrialState, whole
 from shadho_celery.errors import StoreError, UsageError
 from shadho_celery.executors.base import Executor
 from shadho_celery.executors.by_hand import ByHandExecutor
@@ -183,7 +183,7 @@ class Study(StudyResults):
             params=dict(attempt.params),
             values=self._space.evaluate(attempt.params),
             seed=attempt.seed,
-            budget=attempt.budget,
+            budget=whole(attempt.budget),
             study=self.key,
         )
 
