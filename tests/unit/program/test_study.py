@@ -154,7 +154,7 @@ def test_points_are_enqueued_while_trials_are_asked_for() -> None:
 
 def test_a_refused_point_is_named_and_none_is_enqueued() -> None:
     with Study(SPACE, seed=0) as study:
-        with pytest.raises(UsageError, match=r"point 1: 'x': 2 is outside"):
+        with pytest.raises(UsageError, match=r"point 1: 'x': 2.0 is outside"):
             study.enqueue([{"x": 0.5}, {"x": 2}])
         for wrong in ({"x": 0.5}, "x", 3):
             with pytest.raises(UsageError, match="a list of dicts"):
