@@ -74,7 +74,7 @@ def minimize(
     """
     limits = {"trials": trials, "seconds": seconds, "target": target}
     named = {"sampler": sampler, "policy": policy, "shares": shares}
-    given = {name: value for name, value in named.items() if value is not None}
+    given: dict[str, Any] = {name: value for name, value in named.items() if value is not None}
     if isinstance(objective, str) or workers or broker or redis:
         module = objective if isinstance(objective, str) else _module_of(objective, space)
         if space is not None and isinstance(objective, str):
