@@ -13,12 +13,14 @@ import sys
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext, redirect_stdout
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import click
 
 from shadho_celery.cli import connection_options
 from shadho_celery.cli.connection_options import F, refusal
+from shadho_celery.cli.points import read_points
 from shadho_celery.cli.session import DEFAULT_TRIALS, Options, Session
 from shadho_celery.core.checks import short
 from shadho_celery.core.hardware import CLASS_NAME
@@ -57,6 +59,12 @@ def _workers(_: object, __: object, values: tuple[str, ...]) -> dict[str, int]:
     return slots
 
 
+@connection_options.refusals()
+def _points(_: object, __: object, path: Path | None) -> list[object]:
+    """Return the points of a file."""
+    return [] if path is None else read_points(path)
+
+
 def _finite(_: object, parameter: click.Parameter, value: float | None) -> float | None:
     """Refuse a number that JSON cannot carry."""
     if value is not None and not math.isfinite(value):
@@ -88,7 +96,7 @@ _positive = partial(click.option, type=click.FloatRange(min=0, min_open=True, ma
     default=None,
     help="Copy a late trial to an idle slot of another machine; the first result counts.  [default: speculation]",
 )
-@click.option("--study", "name", metavar="NAME", help="Name of the study.  [default: module and time]")
+@click.option("--study", "name", metavar="NAME", help="Name of the study.  [default: short, such as svm-3f2a]")
 @click.option(
     "--resume",
     is_flag=False,
@@ -119,6 +127,15 @@ _positive = partial(click.option, type=click.FloatRange(min=0, min_open=True, ma
     metavar="N",
     help="Stop if the first N trials all fail in one way and none has succeeded; 0 for never.  "
     f"[default: {DEFAULT_SETTINGS.max_failures}]",
+)
+@click.option(
+    "--enqueue",
+    "points",
+    type=click.Path(path_type=Path),
+    callback=_points,
+    metavar="FILE",
+    help='Run known points first: a JSON object a line, or a JSON list, such as {"rate": 0.1}; a choice by its '
+    "option's index or name. What a point leaves out is drawn.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else on standard output.")
 @connection_options.options

