@@ -24,7 +24,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from shadho_celery.core.checks import mask, mask_in, one_line, short
 from shadho_celery.core.trial import Report, Summary, Trial
 from shadho_celery.errors import LockLost, StoreError, StoreOutage, StudyExists, StudyLocked, StudyNotFound
-from shadho_celery.store.base import StudyRecord
+from shadho_celery.store.base import DEFAULT_STORE, StudyRecord
 from shadho_celery.store.engine import is_outage, make_engine, remedy
 from shadho_celery.store.lock import described, is_held
 from shadho_celery.store.repair import copy, find_gone, move
@@ -41,8 +41,6 @@ from shadho_celery.store.tables import (
 )
 
 T = TypeVar("T", Trial, Trial | Summary)
-
-DEFAULT_STORE = "sqlite:///shadho.db"
 
 #: seconds without a write after which another machine may take over a scheduler's lock
 LOCK_SECONDS = 30.0
