@@ -80,7 +80,8 @@ def minimize(
     compiled = compile_space(space)
     with closing(SqlStore(names.store)) as database:
         search = open_study(database, compiled.describe(), name=names.study, resume=names.resume, seed=names.seed)
-        executor = InlineExecutor(objective, compiled.evaluate, checkpoints=CHECKPOINTS / search.record.key)
+        folder = CHECKPOINTS / search.record.key
+        executor = InlineExecutor(objective, compiled.evaluate, checkpoints=folder, study=search.name)
         with closing(search):
             make_scheduler(compiled, search, executor, limits, settings).run()
     return search

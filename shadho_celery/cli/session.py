@@ -17,7 +17,6 @@ from functools import partial
 from pathlib import Path
 
 import click
-from rich.console import Console
 
 from shadho_celery.cli import connection_options, views
 from shadho_celery.cli.interrupts import INTERRUPTED
@@ -40,9 +39,6 @@ from shadho_celery.transport.broker import Publisher
 from shadho_celery.transport.redis import connect
 from shadho_celery.transport.registry import able, start_command, unable
 from shadho_celery.transport.signing import Signer
-
-#: columns of the result without a terminal
-PLAIN_WIDTH = 120
 
 #: exit codes of a run that was stopped at once, as shells have them: 128 and the signal's number
 STOPPED = {signal.SIGINT: INTERRUPTED, signal.SIGTERM: 143}
@@ -102,8 +98,7 @@ class Session:
         self._space = compile_space(file.space)
         #: slots of the widest trial
         self._widest = widest(self._settings.slots, self._space)
-        is_plain = not sys.stdout.isatty() and "COLUMNS" not in os.environ
-        self._console = Console(stderr=options.as_json, width=PLAIN_WIDTH if is_plain else None)
+        self._console = views.make_console(stderr=options.as_json)
         self._embedded: Embedded | None = None
         #: most slots of each class so far
         self._slots: dict[str, int] = {}
@@ -170,6 +165,7 @@ class Session:
             gang_wait_seconds=self._settings.gang_wait_seconds,
             signer=Signer.configured(),
             fence=self._study.fence,
+            name=self._study.name,
         )
         opened.callback(self._close_executor)
         self._scheduler = make_scheduler(self._space, self._study, self._executor, self._limits, self._settings)
@@ -214,7 +210,11 @@ class Session:
     def search(self) -> int:
         """Turn the loop to its end under a view; return the exit code."""
         is_terminal = self._console.is_terminal
-        view = views.LiveView(self._scheduler, self._console) if is_terminal else views.PlainView(self._scheduler)
+        view = (
+            views.LiveView(self._scheduler, self._space, self._console)
+            if is_terminal
+            else views.PlainView(self._scheduler)
+        )
 
         def on_turn() -> None:
             self._handle_signals(view.note)
@@ -265,17 +265,15 @@ class Session:
         """Print the table, or the JSON object."""
         self._study.commit()
         seconds = time.monotonic() - self._began
-        resume = ["python", "-m", "shadho_celery.launch", self._file.module, "--resume", self._study.name]
-        if self._options.store != DEFAULT_STORE:
-            resume += ["--store", self._store.safe_url]
-        asked = self._limits.trials or 0
-        resume += ["--trials", str(asked if asked > self._study.counted else 2 * max(1, self._study.counted))]
         if self._options.as_json:
             found = views.as_json(self._study, seconds, self._scheduler.subspaces, self._slots)
             sys.stdout.write(json.dumps(found) + "\n")
         else:
             refused = self._executor.refused() + self._study.refused
-            views.summary(self._study, self._space, self._console, shlex.join(resume), refused)
+            asked, counted = self._limits.trials or 0, self._study.counted
+            trials = asked if asked > counted else 2 * max(1, counted)
+            resume = views.resume_command(self._file.module, self._study.name, self._store.safe_url, trials)
+            views.summary(self._study, self._space, self._console, resume, refused)
             if forged := self._executor.forged:
                 click.echo(f"records in Redis refused, unsigned or malformed: {forged}", err=True)
         if self._study.best is None:
