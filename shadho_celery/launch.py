@@ -94,7 +94,7 @@ _positive = partial(click.option, type=click.FloatRange(min=0, min_open=True, ma
     default=None,
     help="Copy a late trial to an idle slot of another machine; the first result counts.  [default: speculation]",
 )
-@click.option("--study", "name", metavar="NAME", help="Name of the study.  [default: module and time]")
+@click.option("--study", "name", metavar="NAME", help="Name of the study.  [default: short, such as svm-3f2a]")
 @click.option(
     "--resume",
     is_flag=False,

@@ -19,7 +19,7 @@ ROWS = [
     "core",
     "space store",
     "objective predictors study",
-    "placement samplers executors",
+    "placement samplers executors results",
     "scheduler",
     "runner",
     "transport",
@@ -44,6 +44,7 @@ ALLOWED: Mapping[str, str] = {
     "cryptography": "training transport",
     "rich": "cli simulate",
     "click": "cli launch worker simulate",
+    "pandas": "results",
     "tasks": "",
 }
 ROOMS = [room for row in ROWS for room in row.split()] + [*ASIDE]

@@ -30,6 +30,7 @@ from shadho_celery.objective.study_file import StudyFile
 from shadho_celery.scheduler.build import check_settings, make_scheduler
 from shadho_celery.scheduler.widths import widest
 from shadho_celery.space.compile import compile_space
+from shadho_celery.space.stored import to_json
 from shadho_celery.store.base import DEFAULT_STORE
 from shadho_celery.store.sql import SqlStore
 from shadho_celery.study.limits import Limits
@@ -146,6 +147,7 @@ class Session:
             resume=self._options.resume,
             seed=self._options.seed,
             settings=self._options.given,
+            tree=to_json(self._space),
             repaired=partial(click.echo, err=True) if self._options.repair else None,
         )
         opened.callback(self._study.close)
