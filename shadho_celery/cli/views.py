@@ -363,18 +363,19 @@ def _faults(study: Study, refused: int) -> list[str]:
 def given(space: Evaluator, trial: Trial) -> str:
     """Return the objective's values in short form."""
     try:
-        return _text(space.evaluate(trial.params))
+        return brief(space.evaluate(trial.params))
     except Exception as error:  # a space may call any function, which may fail on these params
         return f"({type(error).__name__})"
 
 
-def _text(value: object) -> str:
+def brief(value: object) -> str:
+    """Return values in short form."""
     if isinstance(value, float):
         return f"{value:.5g}"
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{key}: {_text(part)}" for key, part in value.items()) + "}"
+        return "{" + ", ".join(f"{key}: {brief(part)}" for key, part in value.items()) + "}"
     if isinstance(value, (tuple, list)):
-        return "(" + ", ".join(map(_text, value)) + ")"
+        return "(" + ", ".join(map(brief, value)) + ")"
     return str(value)
 
 

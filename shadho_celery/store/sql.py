@@ -73,6 +73,8 @@ class SqlStore:
         """With `read_only` nothing is created or changed, and a store of an earlier version is read as it is."""
         self.url = url
         self._engine = make_engine(url, read_only=read_only)
+        #: remedy for the name of a study that there is not
+        self._instead = "shadho-celery studies lists its studies" if read_only else "leave out --resume to begin one"
         weakref.finalize(self, self._engine.dispose)
         #: True after an outage: the last turn may have been recorded all the same
         self._is_unsure = False
@@ -299,7 +301,7 @@ class SqlStore:
                 f"the study {which} in {self.safe_url} cannot be read: {one_line(error)}; restore the store from a copy"
             ) from None
         if row is None:
-            raise StudyNotFound(f"there is no study {which} in {self.safe_url}; leave out --resume to begin one")
+            raise StudyNotFound(f"there is no study {which} in {self.safe_url}; {self._instead}")
         return _record(row)
 
     def _records(self) -> sa.Select[Any]:
