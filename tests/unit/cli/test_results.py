@@ -265,7 +265,7 @@ def numbers_of(name: str) -> list[int]:
 
 def test_a_study_that_runs_is_not_deleted(running: Study) -> None:
     assert "stop it first" in refused("rm", "runs", "--yes")
-    assert [each["name"] for each in found("studies")["studies"]][0] == "runs"
+    assert "runs" in [each["name"] for each in found("studies")["studies"]]
 
 
 def test_without_a_fleet_the_status_says_how_to_name_one(monkeypatch: pytest.MonkeyPatch) -> None:
