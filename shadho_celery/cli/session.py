@@ -27,7 +27,9 @@ from shadho_celery.embedded.embedded import Embedded
 from shadho_celery.errors import NoSuccessfulTrial, ServiceError, UsageError
 from shadho_celery.fleet.executor import QueueExecutor
 from shadho_celery.objective.study_file import StudyFile
+from shadho_celery.results.study import StudyResults
 from shadho_celery.scheduler.build import check_settings, make_scheduler
+from shadho_celery.scheduler.known_points import enqueue
 from shadho_celery.scheduler.widths import widest
 from shadho_celery.space.compile import compile_space
 from shadho_celery.space.stored import to_json
@@ -71,6 +73,10 @@ class Options:
     workers: Mapping[str, int] = field(default_factory=dict)
     #: True if embedded workers are to play all default classes, one slot each
     demo: bool = False
+    #: known points to run first: label -> value of each
+    points: Sequence[object] = ()
+    #: True if no progress is shown
+    silent: bool = False
     as_json: bool = False
     #: True if broker or Redis is named
     fleet: bool = False
@@ -170,6 +176,8 @@ class Session:
             name=self._study.name,
         )
         opened.callback(self._close_executor)
+        # A scheduler counts them, and sends them first.
+        enqueue(self._study, self._space, self._settings, self._options.points)
         self._scheduler = make_scheduler(self._space, self._study, self._executor, self._limits, self._settings)
 
     def _close_executor(self) -> None:
@@ -211,7 +219,7 @@ class Session:
 
     def search(self) -> int:
         """Turn the loop to its end under a view; return the exit code."""
-        is_terminal = self._console.is_terminal
+        is_terminal = self._console.is_terminal and not self._options.silent
         view = (
             views.LiveView(self._scheduler, self._space, self._console)
             if is_terminal
@@ -225,7 +233,8 @@ class Session:
             self._give_up_at_limit()
             self._slots |= {c.name: max(c.slots, self._slots.get(c.name, 0)) for c in self._scheduler.classes}
             self._warn(view.note)
-            view.update()
+            if not self._options.silent:
+                view.update()
 
         click.echo(f"study {self._study.name} (seed {self._study.record.seed}) in {self._store.safe_url}", err=True)
         self._is_whole = False
@@ -262,6 +271,11 @@ class Session:
                 f"{self._study.trouble or self._executor.trouble}; the study has reached its limit and ends without "
                 f"the results of {self._study.in_flight} trials that run: --resume {self._study.name} takes them up"
             )
+
+    @property
+    def results(self) -> StudyResults:
+        """The study as it is recorded; also after the end of the session."""
+        return StudyResults(self._store, self._study.record, self._space.evaluate)
 
     def show_result(self) -> None:
         """Print the table, or the JSON object."""
