@@ -61,7 +61,7 @@ _S = TrialState
 class Evaluator(Protocol):
     """Makes values from params: a space does."""
 
-    def evaluate(self, params: Params) -> Any:
+    def evaluate(self, params: Params, /) -> Any:
         """Return what the objective gets for these params."""
 
 

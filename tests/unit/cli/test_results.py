@@ -53,7 +53,8 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def here(recorded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of this test, with a copy of the store."""
-    (tmp_path / "shadho.db").write_bytes((recorded / "shadho.db").read_bytes())
+    for file in recorded.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
     return tmp_path
