@@ -48,7 +48,7 @@ def test_the_help_of_a_command_has_examples_that_its_options_allow(name: str) ->
     shown = answer(name, "--help")
     command = commands.get_command(click.Context(commands), name)
     assert command is not None
-    examples = re.findall(rf"^  (?:\S+=\S+ )*(?:shadho-celery {name}|python -m \S+)(.*)$", shown, re.MULTILINE)
+    examples = re.findall(rf"^ +(?:\S+=\S+ )*(?:shadho-celery {name}|python -m \S+)(.*)$", shown, re.MULTILINE)
     assert examples, shown
     for example in examples:
         words = shlex.split(example.partition("  #")[0].partition(">")[0].replace("\\", ""))
