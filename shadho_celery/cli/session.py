@@ -29,7 +29,7 @@ from shadho_celery.fleet.executor import QueueExecutor
 from shadho_celery.objective.study_file import StudyFile
 from shadho_celery.results.study import StudyResults
 from shadho_celery.scheduler.build import check_settings, make_scheduler
-from shadho_celery.scheduler.known_points import enqueue
+from shadho_celery.scheduler.known_points import completed, enqueue
 from shadho_celery.scheduler.widths import widest
 from shadho_celery.space.compile import compile_space
 from shadho_celery.space.stored import to_json
@@ -103,6 +103,7 @@ class Session:
         self._began = time.monotonic()
         self._settle({})
         self._space = compile_space(file.space)
+        completed(self._space, self._settings, options.points)
         #: slots of the widest trial
         self._widest = widest(self._settings.slots, self._space)
         self._console = views.make_console(stderr=options.as_json)

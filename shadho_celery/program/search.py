@@ -99,8 +99,7 @@ def minimize(
     bounds = as_record(limits, StudySettings)
     Limits(trials=bounds.trials, seconds=bounds.seconds, target=bounds.target)
     names: dict[str, Any] = {"store": store, "study": study, "resume": resume, "seed": seed, "rungs": rungs}
-    with Study(space, **names, **given) as opened:
-        opened.enqueue(enqueue)
+    with Study(space, **names, **given, enqueue=enqueue) as opened:
         opened.run(objective, trials=trials, seconds=seconds, target=target, progress=progress)
     return opened
 

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from shadho_celery.core.checks import as_record, short
 from shadho_celery.core.settings import StudySettings
-from shadho_celery.core.trial import Lost, Outcome, TrialState
+from shadho_celery.core.trial import Lost, Outcome, TrialState, whole
 from shadho_celery.errors import StoreError, UsageError
 from shadho_celery.executors.base import Executor
 from shadho_celery.executors.by_hand import ByHandExecutor
@@ -25,8 +25,9 @@ from shadho_celery.objective.result import Unreadable, read
 from shadho_celery.program.words import python_words
 from shadho_celery.results.study import CHECKPOINTS, StudyResults
 from shadho_celery.results.trial import TrialResult
+from shadho_celery.scheduler import known_points
 from shadho_celery.scheduler.build import DEFAULT_SETTINGS, check_settings, make_scheduler
-from shadho_celery.scheduler.known_points import enqueue
+from shadho_celery.scheduler.known_points import completed
 from shadho_celery.scheduler.proposals import MakeSampler
 from shadho_celery.scheduler.scheduler import Scheduler
 from shadho_celery.space.compile import compile_space
@@ -94,6 +95,7 @@ class Study(StudyResults):
         policy: str = DEFAULT_SETTINGS.policy,
         shares: str = DEFAULT_SETTINGS.shares,
         rungs: Mapping[str, object] | None = None,
+        enqueue: Iterable[Mapping[str, Any]] = (),
     ) -> None:
         """Begin or resume a study of `space`, a hyperopt expression.
 
@@ -102,7 +104,8 @@ class Study(StudyResults):
         "tpe", or a function of subspace and entropy that makes one (`samplers.base.Sampler`). `shares` divides the
         trials among subspaces: "uniform", by the space's own law, or by "promise". With
         `rungs`, such as ``{"least": 1, "most": 9, "eta": 3}``, many trials get a small budget, and the best of them are
-        promoted to larger ones. `policy` matters to workers only.
+        promoted to larger ones. `policy` matters to workers only. `enqueue` are known points to begin
+        with, see the method of that name.
         Raises SpaceError, UsageError, StudyError or StoreError.
         """
         # Invalid arguments are refused before a study is recorded.
@@ -113,6 +116,8 @@ class Study(StudyResults):
         self._settings = replace(settings, rungs=rungs)
         check_settings(self._settings)
         self._space = compile_space(space)
+        points = _listed(enqueue)
+        completed(self._space, self._settings, points)
         self._database = SqlStore(names.store)
         with ExitStack() as opened:
             opened.callback(self._database.close)
@@ -130,6 +135,7 @@ class Study(StudyResults):
         #: made at the first `ask`
         self._loop: Scheduler | None = None
         self._is_open = True
+        self.enqueue(points)
 
     def __enter__(self) -> Study:
         return self
@@ -145,11 +151,10 @@ class Study(StudyResults):
         drawn. Nothing is enqueued if one of them is refused: raises UsageError with its place and the cause.
         """
         self._refuse_if_closed()
-        if isinstance(points, (str, bytes, Mapping)) or not isinstance(points, Iterable):
-            raise UsageError(f"points are a list of dicts, not {short(points, 60)}")
+        points = _listed(points)
         # Its shares and samplers count the trials when it is made.
         self._loop = None
-        return enqueue(self._study, self._space, self._settings, points)
+        return known_points.enqueue(self._study, self._space, self._settings, points)
 
     @python_words()
     def ask(self) -> AskedTrial:
@@ -178,7 +183,7 @@ class Study(StudyResults):
             params=dict(attempt.params),
             values=self._space.evaluate(attempt.params),
             seed=attempt.seed,
-            budget=attempt.budget,
+            budget=whole(attempt.budget),
             study=self.key,
         )
 
@@ -290,6 +295,13 @@ class Study(StudyResults):
     def _refuse_if_closed(self) -> None:
         if not self._is_open:
             raise UsageError(f"study {self.name!r} is closed; open it again with Study(..., resume=True)")
+
+
+def _listed(points: object) -> list[Any]:
+    """Return known points as a list. Raises UsageError for what is none."""
+    if isinstance(points, (str, bytes, Mapping)) or not isinstance(points, Iterable):
+        raise UsageError(f"points are a list of dicts, not {short(points, 60)}")
+    return list(points)
 
 
 def _run(scheduler: Scheduler, progress: bool | None, on_turn: Callable[[], None]) -> None:

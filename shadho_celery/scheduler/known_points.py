@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -23,24 +23,34 @@ _STREAM = 0x6E
 def enqueue(study: Study, space: Space, settings: StudySettings, points: Iterable[object]) -> int:
     """Add a WAITING trial for each point, in order; return their number. A scheduler made later sends them first.
 
-    Each takes the place of a draw of its subspace. Nothing is added if one of them is refused: raises UsageError with
-    the point's place (from 0) and the cause.
+    Each takes the place of a draw of its subspace. Nothing is added if one of them is refused: raises as `completed`.
     """
-    points = list(points)
-    if points and settings.rungs is not None:
-        raise UsageError("known points cannot be enqueued in a study with rungs; leave out one of the two")
+    found = completed(space, settings, points, [study.record.seed, _STREAM, len(study)])
     subspaces = split(space)
     places = {subspace.name: place for place, subspace in enumerate(subspaces)}
     width = make_width(settings.slots, space, subspaces)
-    generator = np.random.default_rng([study.record.seed, _STREAM, len(study)])
-    found: list[tuple[str, Params]] = []
-    for place, point in enumerate(points):
-        try:
-            found.append(complete(space, subspaces, point, generator))
-        except SpaceError as error:
-            raise UsageError(f"point {place}: {str(error).rstrip('.')}") from None
     for name, params in found:
         seed = trial_seed(study.record.seed, places[name], study.asked(name))
         study.hold_back(study.add(name, params, seed, slots=width(params)))
     study.commit()
     return len(found)
+
+
+def completed(
+    space: Space, settings: StudySettings, points: Iterable[object], entropy: Sequence[int] = (0,)
+) -> list[tuple[str, Params]]:
+    """Return subspace and params of each point, what it leaves out drawn with the seed `entropy`.
+
+    Raises UsageError with the place of a point (from 0) that is no part of the space, and the cause.
+    """
+    points = list(points)
+    if points and settings.rungs is not None:
+        raise UsageError("known points cannot be enqueued in a study with rungs; leave out one of the two")
+    subspaces, generator = split(space), np.random.default_rng(entropy)
+    found = []
+    for place, point in enumerate(points):
+        try:
+            found.append(complete(space, subspaces, point, generator))
+        except SpaceError as error:
+            raise UsageError(f"point {place}: {str(error).rstrip('.')}") from None
+    return found

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from shadho_celery.core.checks import short
+from shadho_celery.core.checks import one_line, short
 from shadho_celery.core.trial import Params
 from shadho_celery.errors import SpaceError
 from shadho_celery.space.describe import option_names
@@ -50,8 +50,8 @@ def complete(
 def _value(space: Space, label: object, value: Any) -> Any:
     """Return a value as the space draws it. Raises SpaceError unless label and value are of the space."""
     if not isinstance(label, str) or label not in space.domains:
-        known = ", ".join(space.domains) or "none"
-        raise SpaceError(f"there is no label {short(label, 60)}; known are {short(known, 300)}")
+        known = one_line(", ".join(space.domains), 300) or "none"
+        raise SpaceError(f"there is no label {short(label, 60)}; known are {known}")
     domain = space.domains[label]
     if isinstance(value, np.generic):
         value = value.item()

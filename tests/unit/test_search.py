@@ -9,7 +9,6 @@ from pprint import pformat
 from typing import Any
 
 import hyperopt
-import numpy as np
 import pytest
 from hyperopt import hp
 from hyperopt.pyll import scope
@@ -24,6 +23,7 @@ from shadho_celery.executors.inline import InlineExecutor
 from shadho_celery.objective.context import Context
 from shadho_celery.placement.policies import POLICIES, CostPolicy
 from shadho_celery.placement.shares import UniformShares
+from shadho_celery.results.study import StudyResults
 from shadho_celery.samplers import SAMPLERS
 from shadho_celery.scheduler.build import make_scheduler
 from shadho_celery.scheduler.scheduler import Scheduler
@@ -31,7 +31,6 @@ from shadho_celery.space.compile import compile_space
 from shadho_celery.store.sql import SqlStore
 from shadho_celery.study.limits import Limits
 from shadho_celery.study.open import open_study
-from shadho_celery.results.study import StudyResults
 
 S = TrialState
 

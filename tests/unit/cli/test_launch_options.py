@@ -444,3 +444,40 @@ def test_help_shows_every_option_and_commands_that_work(options: Captured) -> No
 def test_a_study_in_which_nothing_succeeded_exits_with_1(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch, "run", lambda options: 1)
     assert CliRunner().invoke(main, ["tasks.svm"]).exit_code == 1
+
+
+# Known points
+
+
+@pytest.mark.parametrize("text", ['{"x": 0.5}\n\n{"x": 1}\n', '[{"x": 0.5}, {"x": 1}]'])
+def test_known_points_are_json_lines_or_one_list(options: Captured, text: str) -> None:
+    Path("points").write_text(text)
+    assert options("my_study", "--enqueue", "points").points == [{"x": 0.5}, {"x": 1}]
+    assert options("my_study").points == []
+
+
+@pytest.mark.parametrize(
+    ("content", "about"),
+    [
+        (b'{"x": 0.5}\nx = 1\n', "line 2 of points is no JSON"),
+        (b"[{", "points is no JSON"),
+        (b"\xff\xfe\x00", "points is no text"),
+        (None, "the points in points cannot be read"),
+    ],
+)
+def test_a_file_that_has_no_points_is_refused_in_one_line(content: bytes | None, about: str) -> None:
+    if content is not None:
+        Path("points").write_bytes(content)
+    result = CliRunner().invoke(main, ["my_study", "--enqueue", "points"])
+    assert (result.exit_code, result.output.count("\n")) == (2, 1)
+    assert about in result.output
+
+
+def test_a_point_that_is_no_part_of_the_space_is_refused_before_anything_runs() -> None:
+    Path("my_study.py").write_text(STUDY)
+    Path("points").write_text('{"x": 0.5}\n{"y": 0.5}\n')
+    sys.path.insert(0, str(Path.cwd()))
+    result = CliRunner().invoke(main, ["my_study", "--trials", "1", "--workers", "cpu=1", "--enqueue", "points"])
+    assert result.exit_code == 2
+    assert "point 1: there is no label 'y'; known are x" in result.output
+    assert not Path("shadho.db").exists()

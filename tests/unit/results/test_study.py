@@ -105,7 +105,7 @@ def test_a_name_may_be_shortened_while_it_is_unique() -> None:
         searched(study=name, trials=1)
     assert shadho_celery.load_study(STORE, "m").name == "mlp-9d00"
     assert shadho_celery.load_study(STORE, "svm-3").name == "svm-3f2a"
-    with pytest.raises(StudyNotFound, match="fits 2 studies.*svm-3f2a, svm-41bc; write more"):
+    with pytest.raises(StudyNotFound, match=r"fits 2 studies.*svm-3f2a, svm-41bc; write more"):
         shadho_celery.load_study(STORE, "svm")
     with pytest.raises(StudyNotFound, match="'SVM'"):
         shadho_celery.load_study(STORE, "SVM")
@@ -178,7 +178,7 @@ def test_the_disks_of_other_machines_are_named() -> None:
 
 
 def test_reading_makes_no_store() -> None:
-    with pytest.raises(StoreError, match="there is no store .*none.db"):
+    with pytest.raises(StoreError, match=r"there is no store .*none.db"):
         shadho_celery.load_study("sqlite:///none.db", "first")
     assert not Path("none.db").exists()
     with pytest.raises(StoreError, match="in memory"):
@@ -205,7 +205,7 @@ def test_a_store_of_an_earlier_version_is_read_without_a_change() -> None:
 
 
 def test_options_that_are_no_json_come_from_the_studys_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its import may print, which must not reach standard output; without the module they are texts, and that is said."""
+    """Without the module they are texts, and that is said."""
     file = tmp_path / "functions.py"
     file.write_text(
         "from hyperopt import hp\nprint('imported')\nSPACE = {'f': hp.choice('f', [len, max])}\n"

@@ -79,5 +79,5 @@ def test_a_point_that_is_no_part_of_the_space_is_refused_by_name(point: Any, abo
 def test_an_option_of_probability_0_is_refused() -> None:
     space = compile_space(hp.pchoice("p", [(1.0, {"x": hp.uniform("x", 0, 1)}), (0.0, {"y": hp.uniform("y", 0, 1)})]))
     for point in ({"p": 1}, {"y": 0.5}):
-        with pytest.raises(SpaceError, match="probability 0|not active"):
+        with pytest.raises(SpaceError, match=r"probability 0|not active"):
             complete(space, split(space), point, np.random.default_rng(0))
