@@ -167,7 +167,7 @@ def test_nothing_in_a_study_is_taken_for_markup() -> None:
     study, scheduler, _ = searched(space, name="study [red] [bold]")
     screen, text = console()
     views.summary(study, space, screen, "[/go on]")
-    for part in ("[bold]label", "[/blue]", "[/cpu]", "study [red] [bold]", "[/go on]"):
+    for part in ("[/blue]", "[/cpu]", "study [red] [bold]", "[/go on]"):
         assert part in text.getvalue()
     assert "[/red] value" in text.getvalue() or "[red]other" in text.getvalue()
     screen, text = console()
