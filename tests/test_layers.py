@@ -32,7 +32,7 @@ ROWS = [
 ASIDE = {"training": "core objective"}
 #: modules at the root: `errors` below every room, the others above
 BOTTOM = "errors"
-ENTRIES = "celery launch worker simulate search context"
+ENTRIES = "celery launch worker simulate search context __main__"
 #: who may import what comes from outside, where that is not everybody: rooms, or modules
 ALLOWED: Mapping[str, str] = {
     "celery": "transport fleet node embedded cli celery",

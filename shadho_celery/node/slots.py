@@ -339,6 +339,7 @@ class Slots:
         whose = attempt.number if attempt.origin is None else attempt.origin
         return RunAttempt(
             attempt=attempt,
+            study=payload.name,
             module=payload.module,
             checkpoint_dir=str(self._checkpoints / payload.study / str(whose)),
             compute_class=self._worker.compute_class,

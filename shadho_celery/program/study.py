@@ -227,7 +227,8 @@ class Study(StudyResults):
             limits = Limits(trials=settings.trials, seconds=settings.seconds, target=settings.target)
             if self._by_hand.fetched:
                 raise UsageError(f"tell the results of {self._asked} first")
-            executor = InlineExecutor(objective, self._space.evaluate, checkpoints=CHECKPOINTS / self.key)
+            folder = CHECKPOINTS / self.key
+            executor = InlineExecutor(objective, self._space.evaluate, checkpoints=folder, study=self.name)
             self._loop = None
             scheduler = self._scheduler_of(executor, limits)
             try:

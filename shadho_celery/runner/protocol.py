@@ -37,6 +37,8 @@ class RunAttempt(_Record, frozen=True, kw_only=True):
 
     order: int = 0
     attempt: Attempt
+    #: name of its study
+    study: str = ""
     module: str
     checkpoint_dir: str
     compute_class: str

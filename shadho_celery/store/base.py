@@ -8,6 +8,9 @@ from typing import Any, Protocol
 
 from shadho_celery.core.trial import Report, Trial
 
+#: store of a command that is given none
+DEFAULT_STORE = "sqlite:///shadho.db"
+
 
 @dataclass(frozen=True, kw_only=True)
 class StudyRecord:

@@ -24,7 +24,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from shadho_celery.core.checks import mask, mask_in, one_line, short
 from shadho_celery.core.trial import Report, Summary, Trial, TrialState
 from shadho_celery.errors import LockLost, StoreError, StoreOutage, StudyExists, StudyLocked, StudyNotFound
-from shadho_celery.store.base import StudyRecord
+from shadho_celery.store.base import DEFAULT_STORE, StudyRecord
 from shadho_celery.store.engine import is_outage, make_engine, remedy
 from shadho_celery.store.lock import described, is_held
 from shadho_celery.store.repair import copy, find_gone, move
@@ -42,8 +42,6 @@ from shadho_celery.store.tables import (
 )
 
 T = TypeVar("T", Trial, Trial | Summary)
-
-DEFAULT_STORE = "sqlite:///shadho.db"
 
 #: seconds without a write after which another machine may take over a scheduler's lock
 LOCK_SECONDS = 30.0
@@ -75,6 +73,8 @@ class SqlStore:
         """With `read_only` nothing is created or changed, and a store of an earlier version is read as it is."""
         self.url = url
         self._engine = make_engine(url, read_only=read_only)
+        #: remedy for the name of a study that there is not
+        self._instead = "shadho-celery studies lists its studies" if read_only else "leave out --resume to begin one"
         weakref.finalize(self, self._engine.dispose)
         #: True after an outage: the last turn may have been recorded all the same
         self._is_unsure = False
@@ -302,7 +302,7 @@ class SqlStore:
                 f"the study {which} in {self.safe_url} cannot be read: {one_line(error)}; restore the store from a copy"
             ) from None
         if row is None:
-            raise StudyNotFound(f"there is no study {which} in {self.safe_url}; leave out --resume to begin one")
+            raise StudyNotFound(f"there is no study {which} in {self.safe_url}; {self._instead}")
         return _record(row)
 
     def _records(self) -> sa.Select[Any]:

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 
+import amqp
 import kombu
 import msgspec
 from kombu.exceptions import KombuError
@@ -123,6 +124,35 @@ def check_access(connection: kombu.Connection, name: str, url: str = "") -> None
                 f"the broker at {mask(url)} does not let this worker serve {name} ({cause}); "
                 "check user and password in CELERY_BROKER_URL, and the user's permissions"
             ) from error
+
+
+def depths(names: Iterable[str]) -> dict[str, int | None]:
+    """Return the number of messages that wait in each class's queue; None for one that there is not.
+
+    Raises ServiceError if the broker cannot be used.
+    """
+    settings = configuration()
+    url = settings["broker_url"]
+    connection = kombu.Connection(
+        url,
+        ssl=settings.get("broker_use_ssl", False),
+        connect_timeout=BROKER_SECONDS / 2,
+        transport_options=settings.get("broker_transport_options", {}),
+    )
+    found: dict[str, int | None] = {}
+    try:
+        with connection:
+            connection.ensure_connection(max_retries=1, interval_start=0.2, timeout=BROKER_SECONDS)
+            for name in names:
+                try:
+                    # A channel of its own: asking for a queue that there is not closes it.
+                    found[name] = queue(name)(connection.channel()).queue_declare(passive=True).message_count
+                except amqp.ChannelError:
+                    # In Redis a queue is there as long as it is not empty.
+                    found[name] = None if connection.transport.driver_type == "amqp" else 0
+    except (*connection.connection_errors, *connection.channel_errors, KombuError, OSError, *_MISWRITTEN) as error:
+        raise _unusable(url, error) from error
+    return found
 
 
 class Publisher:
