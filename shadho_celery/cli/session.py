@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 
 import click
+from msgspec.structs import replace
 
 from shadho_celery.cli import connection_options, views
 from shadho_celery.cli.interrupts import INTERRUPTED
@@ -122,12 +123,11 @@ class Session:
 
     def _settle(self, earlier: Mapping[str, object]) -> None:
         """Set the settings in force, given those of `earlier` runs. Raises UsageError for invalid ones."""
-        self._settings = self._options.over(self._file.stated, earlier)
-        check_settings(self._settings)
-        bounds = {name: getattr(self._settings, name) for name in ("trials", "seconds", "target")}
-        if set(bounds.values()) == {None}:
-            bounds["trials"] = DEFAULT_TRIALS
-        self._limits = Limits(**bounds, failures=self._settings.max_failures or None)
+        settings = self._options.over(self._file.stated, earlier)
+        if settings.trials is settings.seconds is settings.target is None:
+            settings = replace(settings, trials=DEFAULT_TRIALS)
+        check_settings(settings)
+        self._settings, self._limits = settings, Limits.of(settings)
 
     def __enter__(self) -> Session:
         with ExitStack() as opened:
@@ -312,7 +312,7 @@ class Session:
             # Without the number, which changes: it is said once.
             for each in self._study.failures.common():
                 if each.trials >= most:
-                    yield f"Warning: {most} trials and more fail with {each.failure}; the first is trial {each.first}"
+                    yield f"Warning: {most} trials and more fail with {each.failure}"
         # Workers announce themselves again after an outage, or once Redis has lost its data.
         if self._executor.known_for < MISSING_SECONDS:
             return

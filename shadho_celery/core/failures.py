@@ -42,8 +42,8 @@ def read_failure(error: str | None) -> Failure:
     last = text.rpartition(_TRACEBACK)[2] if _TRACEBACK in text or text.startswith("...") else ""
     frames = [*_FRAME.finditer(last)]
     if not frames:
-        first = text.partition("\n")[0]
-        return Failure(kind=_CHANGING.sub("#", first)[:200] or "no reason", headline=first or "no reason given")
+        said = (text.splitlines() or [""])[-1 if last else 0]
+        return Failure(kind=_CHANGING.sub("#", said)[:200] or "no reason", headline=said or "no reason given")
     said = next((line for line in last[frames[-1].end() :].splitlines()[1:] if line[:1].strip()), text.splitlines()[-1])
     own = next((_place(frame) for frame in reversed(frames) if not _FOREIGN.search(frame["file"])), "")
     return Failure(kind=f"{said.partition(':')[0][:100]} {_place(frames[-1])}", headline=said, place=own)

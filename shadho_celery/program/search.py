@@ -18,6 +18,7 @@ from shadho_celery.objective.call import Objective
 from shadho_celery.program.study import Study
 from shadho_celery.program.words import python_words
 from shadho_celery.results.study import StudyResults
+from shadho_celery.scheduler.build import DEFAULT_SETTINGS
 from shadho_celery.scheduler.proposals import MakeSampler
 from shadho_celery.study.limits import Limits
 
@@ -30,6 +31,7 @@ def minimize(
     trials: int | None = None,
     seconds: float | None = None,
     target: float | None = None,
+    max_failures: int = DEFAULT_SETTINGS.max_failures,
     seed: int | None = None,
     sampler: str | MakeSampler | None = None,
     policy: str | None = None,
@@ -54,6 +56,7 @@ def minimize(
 
     `trials`, `seconds`, `target`: the search ends when the study has so many trials, after so many seconds, or at a
         loss of `target` or less, whichever comes first. Ctrl-C ends it, and what there is is returned.
+    `max_failures`: it also ends, and says so, if its first trials, so many, all fail in one way; 0 for never.
     `seed`: makes the search repeatable.
     `sampler`: "random", the default, or "tpe". `policy`: places trials on classes of workers.
     `shares`: divides the trials among subspaces: "uniform", by the space's own law, or by "promise".
@@ -72,7 +75,7 @@ def minimize(
     and `.state`; `.best` is the one with the least loss, None without a success. Raises SpaceError for an unsuitable
     space, UsageError for invalid arguments.
     """
-    limits = {"trials": trials, "seconds": seconds, "target": target}
+    limits = {"trials": trials, "seconds": seconds, "target": target, "max_failures": max_failures}
     named = {"sampler": sampler, "policy": policy, "shares": shares}
     given: dict[str, Any] = {name: value for name, value in named.items() if value is not None}
     if isinstance(objective, str) or workers or broker or redis:
@@ -96,11 +99,12 @@ def minimize(
     if trial_timeout is not None:
         raise UsageError("trial_timeout needs workers: a trial in this process cannot be stopped")
     # Invalid arguments are refused before a study is recorded.
-    bounds = as_record(limits, StudySettings)
-    Limits(trials=bounds.trials, seconds=bounds.seconds, target=bounds.target)
+    Limits.of(as_record(limits, StudySettings))
     names: dict[str, Any] = {"store": store, "study": study, "resume": resume, "seed": seed, "rungs": rungs}
     with Study(space, **names, **given, enqueue=enqueue) as opened:
-        opened.run(objective, trials=trials, seconds=seconds, target=target, progress=progress)
+        opened.run(
+            objective, trials=trials, seconds=seconds, target=target, max_failures=max_failures, progress=progress
+        )
     return opened
 
 

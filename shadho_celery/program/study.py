@@ -210,21 +210,23 @@ class Study(StudyResults):
         trials: int | None = None,
         seconds: float | None = None,
         target: float | None = None,
+        max_failures: int = DEFAULT_SETTINGS.max_failures,
         progress: bool | None = None,
         on_turn: Callable[[], None] = lambda: None,
     ) -> Study:
         """Search for the params with the least loss, trial after trial in this process; return the study itself.
 
         The search ends when the study has `trials`, after `seconds`, or at a loss of `target` or less, whichever comes
-        first. Ctrl-C ends it at once: its trial waits for the next run. `progress` shows a bar on standard error, by
-        default in a terminal and in a notebook. `on_turn` is called after each trial.
+        first. Ctrl-C ends it at once: its trial waits for the next run. It also ends, with a warning, if its first
+        `max_failures` trials all fail in one way (0: never). `progress` shows a bar on standard error, by default in a
+        terminal and in a notebook. `on_turn` is called after each trial.
         """
         with python_words():
             self._refuse_if_closed()
             if not callable(objective):
                 raise UsageError(f"the objective is no function but {type(objective).__name__}")
-            settings = as_record({"trials": trials, "seconds": seconds, "target": target}, StudySettings)
-            limits = Limits(trials=settings.trials, seconds=settings.seconds, target=settings.target)
+            bounds = {"trials": trials, "seconds": seconds, "target": target, "max_failures": max_failures}
+            limits = Limits.of(as_record(bounds, StudySettings))
             if self._by_hand.fetched:
                 raise UsageError(f"tell the results of {self._asked} first")
             folder = CHECKPOINTS / self.key
@@ -239,6 +241,8 @@ class Study(StudyResults):
                     self._study.tell(lost)
                 warnings.warn(f"interrupted: {self._study.counted} trials have ended", stacklevel=3)
             self._study.commit()
+            if scheduler.hopeless:
+                warnings.warn(f"stopped: {scheduler.hopeless} (max_failures)", stacklevel=3)
         return self
 
     @python_words()

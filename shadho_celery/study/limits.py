@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from shadho_celery.core.settings import StudySettings
 from shadho_celery.core.trial import Trial
 from shadho_celery.errors import UsageError
 
@@ -29,6 +30,12 @@ class Limits:
             raise UsageError(f"a study needs more than {self.seconds} seconds; see --seconds")
         if self.trials is None and self.seconds is None and self.target is None:
             raise UsageError("a study needs an end: give --trials, --seconds or --target")
+
+    @classmethod
+    def of(cls, settings: StudySettings) -> Limits:
+        """Return the limits that settings give. Raises UsageError if they are none."""
+        failures = settings.max_failures or None
+        return cls(trials=settings.trials, seconds=settings.seconds, target=settings.target, failures=failures)
 
     def trials_left(self, trials: int) -> float:
         """Return the number of trials that may follow after `trials`."""

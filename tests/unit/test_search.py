@@ -448,3 +448,13 @@ def test_a_whole_budget_counts_steps_after_a_resume_too() -> None:
 def test_rungs_that_are_no_ladder_are_refused_before_anything_runs(rungs: Any) -> None:
     with pytest.raises(UsageError, match="rungs: "):
         shadho_celery.minimize(x_squared, SPACE, trials=1, rungs=rungs)
+
+
+def test_a_search_whose_first_trials_fail_alike_stops_and_says_so() -> None:
+    def objective(params: object) -> float:
+        raise KeyError("lr")
+
+    with pytest.warns(UserWarning, match=r"the first 10 trials have all failed with KeyError: 'lr' \(test_search.py"):
+        study = shadho_celery.minimize(objective, hp.uniform("x", 0, 1), trials=50)
+    assert len(study.trials) == 10
+    assert len(shadho_celery.minimize(objective, hp.uniform("x", 0, 1), trials=50, max_failures=0).trials) == 50

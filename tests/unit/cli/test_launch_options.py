@@ -275,7 +275,7 @@ def test_a_resumed_study_goes_on_with_what_its_earlier_runs_were_given(
     assert (settings.trials, settings.sampler, settings.trial_timeout) == (12, "tpe", 7.0)
     assert settled(monkeypatch, study_file, "--resume") == first
     second = settled(monkeypatch, study_file, "--resume", "--trials", "30", "--policy", "paper")
-    assert second == (replace(settings, trials=30, policy="paper"), Limits(trials=30, target=0.25))
+    assert second == (replace(settings, trials=30, policy="paper"), Limits(trials=30, target=0.25, failures=10))
     assert settled(monkeypatch, study_file, "--resume") == second
 
 
@@ -283,7 +283,7 @@ def test_the_study_file_of_today_holds_where_no_run_was_given_anything(
     study_file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, limits = settled(monkeypatch, study_file, "--policy", "fifo")
-    assert (limits, first.weight) == (Limits(trials=100), 1.0)
+    assert (limits, first.weight) == (Limits(trials=100, failures=10), 1.0)
     (tmp_path / f"{study_file}.py").write_text(
         STUDY + "STUDY = {'weight': 3, 'policy': 'paper', 'trial_timeout': 60}\n"
     )

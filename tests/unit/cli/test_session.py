@@ -12,6 +12,7 @@ from shadho_celery.cli.session import GIVE_UP_SECONDS, MISSING_SECONDS, WARN_SEC
 from shadho_celery.core.settings import StudySettings
 from shadho_celery.errors import ServiceError
 from shadho_celery.node.heartbeat import ANNOUNCE_EVERY
+from shadho_celery.study.limits import Limits
 from shadho_celery.transport.signing import KEY_FILE
 
 
@@ -29,6 +30,8 @@ def warnings(known_for: float, embedded: object = None) -> list[str]:
         _file=SimpleNamespace(module="m"),
         _widest=1,
         _settings=StudySettings(classes=("gpu", "cpu")),
+        _limits=Limits(trials=1),
+        _study=SimpleNamespace(best=None),
     )
     return list(Session._warnings(session))
 

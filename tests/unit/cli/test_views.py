@@ -347,7 +347,7 @@ def test_the_live_view_shows_what_the_best_got_the_pace_what_runs_and_what_faile
     assert study.best is not None
     assert views.given(space, study.best) in shown
     assert "trials a minute, about" in shown
-    assert "trial 3 failed: ValueError: [/bad] depth" in shown
+    assert "failed: 1 x ValueError: [/bad] depth; the first is trial 3" in shown
     [*running] = [attempt.number for attempt in study.attempts if attempt.state is S.RUNNING]
     assert len(running) == 3
     for number in running:
