@@ -168,6 +168,7 @@ class Session:
             gang_wait_seconds=self._settings.gang_wait_seconds,
             signer=Signer.configured(),
             fence=self._study.fence,
+            name=self._study.name,
         )
         opened.callback(self._close_executor)
         self._scheduler = make_scheduler(self._space, self._study, self._executor, self._limits, self._settings)

@@ -11,7 +11,7 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from shadho_celery.core.checks import resolve
-from shadho_celery.core.trial import Attempt, Positive, ReplicaSeat
+from shadho_celery.core.trial import Attempt, Name, Positive, ReplicaSeat
 
 StudyKey = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{1,64}\Z")]
 ModuleName = Annotated[str, Meta(pattern=r"^[^\W\d]\w*(\.[^\W\d]\w*)*\Z")]
@@ -21,6 +21,8 @@ class Payload(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The attempts of one message, and the settings that apply to all of them."""
 
     study: StudyKey
+    #: name of the study, for the worker's log
+    name: Name = ""
     #: module that defines their objective
     module: ModuleName
     attempts: list[Attempt]
