@@ -5,6 +5,12 @@ Without a broker or Redis, everything runs on this machine (embedded mode); with
 
 from __future__ import annotations
 
+from shadho_celery.cli.interrupts import end_quietly
+
+if __name__ == "__main__":
+    end_quietly()
+
+# Only what --help needs: the scheduler's own modules take seconds to import.
 import io
 import math
 import os
@@ -13,25 +19,24 @@ import sys
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext, redirect_stdout
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from shadho_celery.cli import connection_options
 from shadho_celery.cli.connection_options import F, refusal
-from shadho_celery.cli.session import DEFAULT_TRIALS, Options, Session
+from shadho_celery.cli.messages import readable_warnings
 from shadho_celery.core.checks import short
-from shadho_celery.core.hardware import CLASS_NAME
-from shadho_celery.core.settings import KEPT
+from shadho_celery.core.hardware import CLASS_NAME, DEFAULT_CLASSES
+from shadho_celery.core.settings import DEFAULT_TRIALS, KEPT, POLICIES, SAMPLERS, SHARES, StudySettings
 from shadho_celery.core.trial import MAX_POSITIVE
 from shadho_celery.errors import UsageError
 from shadho_celery.objective import study_file
-from shadho_celery.placement.policies import POLICIES
-from shadho_celery.placement.shares import SHARES
-from shadho_celery.samplers import SAMPLERS
-from shadho_celery.scheduler.build import DEFAULT_SETTINGS
-from shadho_celery.store.sql import DEFAULT_STORE
+from shadho_celery.store.base import DEFAULT_STORE
 from shadho_celery.transport import urls
+
+if TYPE_CHECKING:
+    from shadho_celery.cli.session import Options
 
 EXAMPLES = f"""
 \b
@@ -39,6 +44,7 @@ Examples:
   python -m shadho_celery.launch tasks.svm                          # everything on this machine
   python -m shadho_celery.launch tasks.svm --trials 40 --seed 0
   python -m shadho_celery.launch tasks.svm --workers cpu=4          # four trials at a time
+  python -m shadho_celery.launch tasks.svm --demo                   # three classes, played on this machine
   python -m shadho_celery.launch tasks.svm --resume --trials 80     # carry the latest study on
   {urls.BROKER}=amqp://127.0.0.1 {urls.REDIS}=redis://127.0.0.1/0 \\
       python -m shadho_celery.launch tasks.svm                      # on the fleet
@@ -65,7 +71,7 @@ def _finite(_: object, parameter: click.Parameter, value: float | None) -> float
 
 
 def _choice(name: str, choices: Iterable[str], meaning: str) -> Callable[[F], F]:
-    default = getattr(DEFAULT_SETTINGS, name)
+    default = getattr(StudySettings(), name)
     return click.option(f"--{name}", type=click.Choice([*choices]), help=f"{meaning}  [default: {default}]")
 
 
@@ -88,7 +94,7 @@ _positive = partial(click.option, type=click.FloatRange(min=0, min_open=True, ma
     default=None,
     help="Copy a late trial to an idle slot of another machine; the first result counts.  [default: speculation]",
 )
-@click.option("--study", "name", metavar="NAME", help="Name of the study.  [default: module and time]")
+@click.option("--study", "name", metavar="NAME", help="Name of the study.  [default: short, such as svm-3f2a]")
 @click.option(
     "--resume",
     is_flag=False,
@@ -105,8 +111,13 @@ _positive = partial(click.option, type=click.FloatRange(min=0, min_open=True, ma
 )
 @click.option("--store", default=DEFAULT_STORE, show_default=True, help="Database URL that keeps the trials.")
 @click.option(
-    "--workers", multiple=True, callback=_workers, metavar="CLASS=SLOTS", help="Workers to embed; may be repeated."
+    "--workers",
+    multiple=True,
+    callback=_workers,
+    metavar="CLASS=SLOTS",
+    help="Workers to embed; may be repeated.  [default: this machine's GPUs, and its cores as class cpu]",
 )
+@click.option("--demo", is_flag=True, help=f"Play the classes {', '.join(DEFAULT_CLASSES)} here, one slot each.")
 @_positive("--weight", help="Share of the slots beside other studies.  [default: 1]")
 @_positive(
     "--trial-timeout",
@@ -129,25 +140,34 @@ def main(study_module: str, resume: str | None, **given: Any) -> None:
     connection = ("broker", "redis", "url_file", "signing_key_file")
     found = connection_options.environment(*(given.pop(name) for name in connection))
     os.environ.update(found)
+    is_fleet = connection_options.is_fleet(found)
+    if given["repair"] and resume is None:
+        raise UsageError("--repair is for the store of an earlier run; give --resume too")
+    if is_fleet and (given["workers"] or given["demo"]):
+        option = "--workers" if given["workers"] else "--demo"
+        raise UsageError(f"{option} is for embedded mode; on a fleet start workers with celery -A shadho_celery worker")
+    if given["workers"] and given["demo"]:
+        raise UsageError("--demo names the classes itself; leave out either --demo or --workers")
+    click.echo(f"shadho_celery: reading {study_module} ...", err=True)
+    from shadho_celery.cli.session import Options
+
     given["given"] = {name: value for name in KEPT if (value := given.pop(name)) is not None}
     given["name"] = resume or given["name"]
-    options = Options(study=study_module, resume=resume is not None, fleet=connection_options.is_fleet(found), **given)
-    if options.repair and not options.resume:
-        raise UsageError("--repair is for the store of an earlier run; give --resume too")
-    if options.fleet and options.workers:
-        raise UsageError("--workers is for embedded mode; on a fleet start workers with celery -A shadho_celery worker")
-    sys.exit(run(options))
+    sys.exit(run(Options(study=study_module, resume=resume is not None, fleet=is_fleet, **given)))
 
 
 def run(options: Options) -> int:
     """Run the study and return the exit code. Raises ShadhoError."""
-    # A study file may print during its import, and that is not the result.
-    with redirect_stdout(sys.stderr) if options.as_json else nullcontext():
-        file = study_file.load(options.study)
-    with Session(options, file) as session:
-        code = session.search()
-        session.show_result()
-    return code
+    from shadho_celery.cli.session import Session
+
+    with readable_warnings():
+        # A study file may print during its import, and that is not the result.
+        with redirect_stdout(sys.stderr) if options.as_json else nullcontext():
+            file = study_file.load(options.study)
+        with Session(options, file) as session:
+            code = session.search()
+            session.show_result()
+        return code
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from shadho_celery.executors.inline import InlineExecutor
 from shadho_celery.objective.call import Objective
 from shadho_celery.scheduler.build import DEFAULT_SETTINGS, check_settings, make_scheduler
 from shadho_celery.space.compile import compile_space
+from shadho_celery.space.stored import to_json
 from shadho_celery.store.sql import SqlStore
 from shadho_celery.study.limits import Limits
 from shadho_celery.study.open import open_study
@@ -79,8 +80,16 @@ def minimize(
     limits = Limits(trials=settings.trials, seconds=settings.seconds, target=settings.target)
     compiled = compile_space(space)
     with closing(SqlStore(names.store)) as database:
-        search = open_study(database, compiled.describe(), name=names.study, resume=names.resume, seed=names.seed)
-        executor = InlineExecutor(objective, compiled.evaluate, checkpoints=CHECKPOINTS / search.record.key)
+        search = open_study(
+            database,
+            compiled.describe(),
+            name=names.study,
+            resume=names.resume,
+            seed=names.seed,
+            tree=to_json(compiled),
+        )
+        folder = CHECKPOINTS / search.record.key
+        executor = InlineExecutor(objective, compiled.evaluate, checkpoints=folder, study=search.name)
         with closing(search):
             make_scheduler(compiled, search, executor, limits, settings).run()
     return search

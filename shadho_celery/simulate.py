@@ -2,30 +2,33 @@
 
 from __future__ import annotations
 
+from shadho_celery.cli.interrupts import end_quietly
+
+if __name__ == "__main__":
+    end_quietly()
+
+# Only what --help needs: the simulation's own modules take a second to import.
 import csv
 import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TimeElapsedColumn
-from rich.table import Table
-from rich.text import Text
 
 from shadho_celery.cli import connection_options
-from shadho_celery.cli.views import right
+from shadho_celery.core.settings import POLICIES, SHARES, StudySettings
 from shadho_celery.errors import UsageError
-from shadho_celery.placement.policies import POLICIES
-from shadho_celery.placement.shares import SHARES
-from shadho_celery.scheduler.build import DEFAULT_SETTINGS
-from shadho_celery.simulation import cluster_file as clusters
-from shadho_celery.simulation.cluster_file import Cluster
-from shadho_celery.simulation.simulation import Simulation, an_hour, simulate
-from shadho_celery.study.study import Study
+from shadho_celery.simulation.example import example
+
+if TYPE_CHECKING:
+    from shadho_celery.simulation.cluster_file import Cluster
+    from shadho_celery.simulation.simulation import Simulation
+    from shadho_celery.study.study import Study
+
+DEFAULT_SETTINGS = StudySettings()
 
 EXAMPLES = """
 \b
@@ -37,7 +40,7 @@ Examples:
   python -m shadho_celery.simulate cluster.toml --out trials.csv    # each trial's slot and times
 \b
 A cluster file, as --example prints it:
-""" + "".join(f"  {line}\n" if line else "\b\n" for line in clusters.example().splitlines())
+""" + "".join(f"  {line}\n" if line else "\b\n" for line in example().splitlines())
 
 #: turns of the loop between two updates of the progress bar
 TURNS = 500
@@ -47,7 +50,7 @@ COLUMNS = ("number", "family", "class", "slot", "start", "end", "state")
 
 def _example(context: click.Context, _: object, wanted: bool) -> None:
     if wanted:
-        click.echo(clusters.example(), nl=False)
+        click.echo(example(), nl=False)
         context.exit()
 
 
@@ -65,7 +68,7 @@ def _example(context: click.Context, _: object, wanted: bool) -> None:
 )
 @click.option("--seed", type=click.IntRange(min=0), help="Instead of the file's.")
 @click.option("--seconds", type=click.FloatRange(min=0, min_open=True), help="Simulated; instead of the file's.")
-@click.option("--trials", type=click.IntRange(min=1, max=clusters.MOST_TRIALS), help="Instead of the file's.")
+@click.option("--trials", type=click.IntRange(min=1), help="Instead of the file's.")
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="Write the trials to this CSV file.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object a policy and nothing else.")
 @click.option(
@@ -80,8 +83,11 @@ def main(
     The scheduler, its policies and its cost model are the real ones; only the trials and the clock are simulated. The
     same seed gives the same result to the bit.
     """
+    from shadho_celery.simulation.cluster_file import load
+    from shadho_celery.simulation.simulation import simulate
+
     policies = policies or (DEFAULT_SETTINGS.policy,)
-    described = clusters.load(cluster_file, {k: value for k, value in given.items() if value is not None})
+    described = load(cluster_file, {k: value for k, value in given.items() if value is not None})
     if out is not None and len(policies) > 1:
         raise UsageError("--out takes the trials of one policy; name one --policy")
     if out is not None:
@@ -102,6 +108,9 @@ def main(
 @contextmanager
 def _progress(cluster: Cluster, policy: str) -> Iterator[Callable[[Study], None]]:
     """Show a progress bar if this is a terminal."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TimeElapsedColumn
+
     console = Console(stderr=True)
     if not console.is_terminal:
         yield lambda study: None
@@ -124,6 +133,13 @@ def _progress(cluster: Cluster, policy: str) -> Iterator[Callable[[Study], None]
 
 def _show(cluster: Cluster, found: Sequence[Simulation]) -> None:
     """Print a table of the families for each policy, and one that compares the policies."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from shadho_celery.cli.views import right
+    from shadho_celery.simulation.simulation import an_hour
+
     console = Console(width=None if sys.stdout.isatty() else 120)
     for each in found:
         columns = map(right, ("complete", "failed", *cluster.slots))

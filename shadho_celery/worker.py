@@ -5,6 +5,11 @@ The same as ``celery -A shadho_celery worker -Q CLASS`` with the machine's own c
 
 from __future__ import annotations
 
+from shadho_celery.cli.interrupts import end_quietly
+
+if __name__ == "__main__":
+    end_quietly()
+
 import os
 
 import click

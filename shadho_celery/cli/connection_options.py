@@ -11,6 +11,7 @@ from typing import TypeVar
 
 import click
 
+from shadho_celery.cli.interrupts import INTERRUPTED
 from shadho_celery.core.checks import mask
 from shadho_celery.errors import ShadhoError, UsageError
 from shadho_celery.transport.signing import KEY_FILE, Signer, read_key
@@ -76,11 +77,14 @@ def refusal(error: ShadhoError) -> click.ClickException:
 
 @contextmanager
 def refusals() -> Iterator[None]:
-    """Show a ShadhoError as click does; a decorator of commands, too."""
+    """Show a ShadhoError as click does, and end at Ctrl-C without a traceback; a decorator of commands, too."""
     try:
         yield
     except ShadhoError as error:
         raise refusal(error) from None
+    except KeyboardInterrupt:
+        click.echo("stopped", err=True)
+        raise SystemExit(INTERRUPTED) from None
 
 
 def _read(path: Path) -> dict[str, str]:

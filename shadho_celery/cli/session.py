@@ -10,19 +10,19 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
 import click
-from rich.console import Console
 
 from shadho_celery.cli import connection_options, views
+from shadho_celery.cli.interrupts import INTERRUPTED
 from shadho_celery.core import hardware
 from shadho_celery.core.checks import as_record, mask
-from shadho_celery.core.settings import StudySettings
+from shadho_celery.core.settings import DEFAULT_TRIALS, StudySettings
 from shadho_celery.embedded.embedded import Embedded
 from shadho_celery.errors import NoSuccessfulTrial, ServiceError, UsageError
 from shadho_celery.fleet.executor import QueueExecutor
@@ -30,7 +30,9 @@ from shadho_celery.objective.study_file import StudyFile
 from shadho_celery.scheduler.build import check_settings, make_scheduler
 from shadho_celery.scheduler.widths import widest
 from shadho_celery.space.compile import compile_space
-from shadho_celery.store.sql import DEFAULT_STORE, SqlStore
+from shadho_celery.space.stored import to_json
+from shadho_celery.store.base import DEFAULT_STORE
+from shadho_celery.store.sql import SqlStore
 from shadho_celery.study.limits import Limits
 from shadho_celery.study.open import open_study
 from shadho_celery.transport import urls
@@ -39,13 +41,8 @@ from shadho_celery.transport.redis import connect
 from shadho_celery.transport.registry import able, start_command, unable
 from shadho_celery.transport.signing import Signer
 
-DEFAULT_TRIALS = 100
-
-#: columns of the result without a terminal
-PLAIN_WIDTH = 120
-
 #: exit codes of a run that was stopped at once, as shells have them: 128 and the signal's number
-STOPPED = {signal.SIGINT: 130, signal.SIGTERM: 143}
+STOPPED = {signal.SIGINT: INTERRUPTED, signal.SIGTERM: 143}
 
 #: seconds after which a missing worker is warned of; longer than one takes to announce itself again
 MISSING_SECONDS = 10.0
@@ -72,6 +69,8 @@ class Options:
     store: str = DEFAULT_STORE
     #: slots by class of the embedded workers; empty for the default
     workers: Mapping[str, int] = field(default_factory=dict)
+    #: True if embedded workers are to play all default classes, one slot each
+    demo: bool = False
     as_json: bool = False
     #: True if broker or Redis is named
     fleet: bool = False
@@ -100,8 +99,7 @@ class Session:
         self._space = compile_space(file.space)
         #: slots of the widest trial
         self._widest = widest(self._settings.slots, self._space)
-        is_plain = not sys.stdout.isatty() and "COLUMNS" not in os.environ
-        self._console = Console(stderr=options.as_json, width=PLAIN_WIDTH if is_plain else None)
+        self._console = views.make_console(stderr=options.as_json)
         self._embedded: Embedded | None = None
         #: most slots of each class so far
         self._slots: dict[str, int] = {}
@@ -149,6 +147,7 @@ class Session:
             resume=self._options.resume,
             seed=self._options.seed,
             settings=self._options.given,
+            tree=to_json(self._space),
             repaired=partial(click.echo, err=True) if self._options.repair else None,
         )
         opened.callback(self._study.close)
@@ -194,22 +193,30 @@ class Session:
 
     def _default_workers(self, machine: hardware.Machine) -> dict[str, int]:
         """Return the slots by class of the embedded workers without --workers."""
+        if self._options.demo:
+            return dict.fromkeys(hardware.DEFAULT_CLASSES, self._widest)
         if machine.gpus:
             cores = max(1, machine.cores - len(machine.gpus))
             return {machine.compute_class: len(machine.gpus), "cpu": cores if self._widest == 1 else self._widest}
         if self._widest > 1:
             return {machine.compute_class: max(self._widest, machine.cores)}
-        names = self._settings.classes or hardware.DEFAULT_CLASSES
-        click.echo(
-            f"no GPU here: CPU workers play the classes {', '.join(names)}; --workers cpu={machine.cores} for real use",
-            err=True,
-        )
-        return dict.fromkeys(names, 1)
+        slots = machine.slots_for("cpu", self._settings.cores)
+        if names := self._settings.classes:
+            click.echo(
+                f"no GPU here: CPU workers play the classes {', '.join(names)}; --workers cpu={slots} for real use",
+                err=True,
+            )
+            return dict.fromkeys(names, 1)
+        return {"cpu": slots}
 
     def search(self) -> int:
         """Turn the loop to its end under a view; return the exit code."""
         is_terminal = self._console.is_terminal
-        view = views.LiveView(self._scheduler, self._console) if is_terminal else views.PlainView(self._scheduler)
+        view = (
+            views.LiveView(self._scheduler, self._space, self._console)
+            if is_terminal
+            else views.PlainView(self._scheduler)
+        )
 
         def on_turn() -> None:
             self._handle_signals(view.note)
@@ -260,17 +267,15 @@ class Session:
         """Print the table, or the JSON object."""
         self._study.commit()
         seconds = time.monotonic() - self._began
-        resume = ["python", "-m", "shadho_celery.launch", self._file.module, "--resume", self._study.name]
-        if self._options.store != DEFAULT_STORE:
-            resume += ["--store", self._store.safe_url]
-        asked = self._limits.trials or 0
-        resume += ["--trials", str(asked if asked > self._study.counted else 2 * max(1, self._study.counted))]
         if self._options.as_json:
             found = views.as_json(self._study, seconds, self._scheduler.subspaces, self._slots)
             sys.stdout.write(json.dumps(found) + "\n")
         else:
             refused = self._executor.refused() + self._study.refused
-            views.summary(self._study, self._space, self._console, shlex.join(resume), refused)
+            asked, counted = self._limits.trials or 0, self._study.counted
+            trials = asked if asked > counted else 2 * max(1, counted)
+            resume = views.resume_command(self._file.module, self._study.name, self._store.safe_url, trials)
+            views.summary(self._study, self._space, self._console, resume, refused)
             if forged := self._executor.forged:
                 click.echo(f"records in Redis refused, unsigned or malformed: {forged}", err=True)
         if self._study.best is None:
@@ -283,11 +288,14 @@ class Session:
         if self._executor.known_for < MISSING_SECONDS:
             return
         live, module, fingerprint = self._executor.workers, self._file.module, Signer.configured().fingerprint
-        if (trouble := unable(live, module, fingerprint, refused=self._executor.unsigned)) is not None:
-            yield f"Warning: {trouble}"
         served: Counter[str] = Counter()
         for worker in able(live, module, fingerprint).values():
             served[worker.compute_class] += worker.slots
+        if self._embedded is not None:
+            yield from _embedded_warnings(self._embedded, self._settings.classes, served)
+            return
+        if (trouble := unable(live, module, fingerprint, refused=self._executor.unsigned)) is not None:
+            yield f"Warning: {trouble}"
         if served and max(served.values()) < self._widest:
             yield (
                 f"Warning: trials take up to {self._widest} slots of one class, and no class has as many; "
@@ -328,3 +336,17 @@ class Session:
         if self._signals and not self._scheduler.stopping:
             self._scheduler.stop()
             say("stopping: running trials finish first; Ctrl-C again stops at once")
+
+
+def _embedded_warnings(embedded: Embedded, expected: Sequence[str], served: Mapping[str, int]) -> Iterator[str]:
+    """Yield a warning for each class without a live worker; on one machine no other can be started by hand."""
+    for name in embedded.workers:
+        if name not in served:
+            yield f"Warning: the embedded worker of class {name} does not answer; see its log in {embedded.directory}"
+    if missing := [name for name in expected if name not in embedded.workers]:
+        slots = {**embedded.workers, **dict.fromkeys(missing, 1)}
+        wanted = ",".join(f"{name}={count}" for name, count in slots.items())
+        yield (
+            f"Warning: STUDY['classes'] names {', '.join(missing)}, which no embedded worker serves; trials run on "
+            f"{', '.join(embedded.workers)} alone, unless you give --workers {shlex.quote(wanted)}"
+        )

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import math
+import os
+import shlex
 import statistics
 import sys
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Protocol
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -17,9 +22,11 @@ from shadho_celery.core.checks import one_line
 from shadho_celery.core.failures import headline
 from shadho_celery.core.hardware import ComputeClass
 from shadho_celery.core.trial import Params, Trial, TrialState
-from shadho_celery.scheduler.scheduler import Scheduler
-from shadho_celery.space.compile import Space
-from shadho_celery.study.study import Study
+from shadho_celery.store.base import DEFAULT_STORE
+
+if TYPE_CHECKING:
+    from shadho_celery.scheduler.scheduler import Scheduler
+    from shadho_celery.study.study import Study
 
 #: rows of the table of the best trials
 BEST = 5
@@ -33,14 +40,78 @@ PLAIN_SECONDS = 5.0
 #: failures and warnings that the summary shows
 MESSAGES = 3
 
+#: running trials in the live view
+RUNNING = 4
+
+#: seconds between two pictures of the live view
+REFRESH_SECONDS = 0.25
+
+#: seconds that the rate of trials is taken over
+PACE_SECONDS = 120.0
+
+#: finished trials that the live view looks at in one picture for failures
+LOOKED_AT = 200
+
+#: columns of a result without a terminal
+PLAIN_WIDTH = 120
+
 _S = TrialState
 
 
-class LiveView:
-    """View on a terminal: progress, the best trial so far, and the state of every class."""
+class Evaluator(Protocol):
+    """Makes values from params: a space does."""
 
-    def __init__(self, scheduler: Scheduler, console: Console) -> None:
+    def evaluate(self, params: Params) -> Any:
+        """Return what the objective gets for these params."""
+
+
+def make_console(*, stderr: bool = False) -> Console:
+    """Return the console for results: as wide as the terminal, and without one as wide as a file can be read."""
+    is_plain = not sys.stdout.isatty() and "COLUMNS" not in os.environ
+    return Console(stderr=stderr, width=PLAIN_WIDTH if is_plain else None)
+
+
+def resume_command(module: str, name: str, store: str, trials: int) -> str:
+    """Return the command that continues a study up to so many trials; `store` is its URL without a password."""
+    words = ["python", "-m", "shadho_celery.launch", module, "--resume", name]
+    if store != DEFAULT_STORE:
+        words += ["--store", store]
+    return shlex.join([*words, "--trials", str(trials)])
+
+
+class Pace:
+    """Rate of finished trials over the last PACE_SECONDS."""
+
+    def __init__(self, now: float, counted: int) -> None:
+        self._seen = deque([(now, counted)])
+
+    def note(self, now: float, counted: int) -> None:
+        """Note the number of finished trials at a moment."""
+        self._seen.append((now, counted))
+        while now - self._seen[0][0] > PACE_SECONDS:
+            self._seen.popleft()
+
+    @property
+    def a_minute(self) -> float:
+        """Trials a minute; 0 before the first one has finished."""
+        (began, before), (now, counted) = self._seen[0], self._seen[-1]
+        return 60 * (counted - before) / (now - began) if now > began else 0.0
+
+
+class LiveView:
+    """View on a terminal: progress, the best trial so far, the state of every class, what runs and what failed."""
+
+    def __init__(self, scheduler: Scheduler, space: Evaluator, console: Console) -> None:
         self._scheduler = scheduler
+        self._space = space
+        self._console = console
+        self._began = self._shown_at = now = scheduler.study.clock.now()
+        self._pace = Pace(now, scheduler.study.counted)
+        #: number and values of the best trial
+        self._best: tuple[int, str] = (-1, "")
+        #: finished trials that were looked at for failures, and the last failures
+        self._looked_at = max(0, len(scheduler.study.trials) - LOOKED_AT)
+        self._failed: deque[Trial] = deque(maxlen=MESSAGES)
         description = TextColumn("{task.description}", style="bold", markup=False)
         self._progress = Progress(description, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=console)
         self._task = self._progress.add_task(scheduler.study.name, total=scheduler.limits.trials)
@@ -55,16 +126,42 @@ class LiveView:
 
     def update(self) -> None:
         """Show the present state."""
-        self._live.update(self.picture())
+        now = self._scheduler.study.clock.now()
+        if now - self._shown_at >= REFRESH_SECONDS:
+            self._shown_at = now
+            self._live.update(self.picture())
 
     def note(self, text: str) -> None:
-        """Print a message once, above the view."""
-        self._live.console.print(Text(text))
+        """Print a message once, above the view; soft, so that a command in it can be copied."""
+        self._live.console.print(Text(text), soft_wrap=True)
 
     def picture(self) -> Group:
         """Return the view of the present state."""
-        self._progress.update(self._task, completed=self._scheduler.study.counted)
-        return Group(self._progress, Text(best_line(self._scheduler.study)), class_table(self._scheduler))
+        study = self._scheduler.study
+        self._pace.note(study.clock.now(), study.counted)
+        self._progress.update(self._task, completed=study.counted)
+        lines = [best_line(study), self._values(), pace_line(self._scheduler, self._pace, self._began)]
+        below = [*running_lines(study), *self._failures()]
+        # A line is cut at the terminal's edge: a wrapped one would make the view jump.
+        head, foot = (
+            [Text(line, no_wrap=True, overflow="ellipsis") for line in part if line] for part in (lines, below)
+        )
+        return Group(self._progress, *head, class_table(self._scheduler), *foot)
+
+    def _values(self) -> str:
+        """Return what the objective got in the best trial."""
+        best = self._scheduler.study.best
+        if best is not None and best.number != self._best[0]:
+            self._best = (best.number, f"with {given(self._space, best)}")
+        return self._best[1]
+
+    def _failures(self) -> list[str]:
+        """Return a line for each of the last failures; each trial is read once, soon after its end."""
+        trials = self._scheduler.study.trials
+        if new := len(trials) - self._looked_at:
+            self._looked_at = len(trials)
+            self._failed += [trial for trial in trials[-min(new, LOOKED_AT) :] if trial.state is _S.FAILED]
+        return [f"trial {trial.number} failed: {one_line(headline(trial.error))}" for trial in self._failed]
 
 
 class PlainView:
@@ -72,7 +169,8 @@ class PlainView:
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
-        self._shown_at = scheduler.study.clock.now()
+        self._began = self._shown_at = now = scheduler.study.clock.now()
+        self._pace = Pace(now, scheduler.study.counted)
 
     def __enter__(self) -> PlainView:
         return self
@@ -85,7 +183,8 @@ class PlainView:
         now = self._scheduler.study.clock.now()
         if now - self._shown_at >= PLAIN_SECONDS:
             self._shown_at = now
-            self.note(progress_line(self._scheduler))
+            self._pace.note(now, self._scheduler.study.counted)
+            self.note(f"{progress_line(self._scheduler)}; {pace_line(self._scheduler, self._pace, self._began)}")
 
     def note(self, text: str) -> None:
         """Print a line on standard error: standard output is for results."""
@@ -97,8 +196,40 @@ def progress_line(scheduler: Scheduler) -> str:
     study = scheduler.study
     limit = f"/{scheduler.limits.trials}" if scheduler.limits.trials else ""
     taken = busy_slots(study)
-    busy = ", ".join(f"{c.name} {taken[c.name]}/{held_slots(c, taken[c.name])} busy" for c in scheduler.classes)
-    return f"{study.counted}{limit} trials; {best_line(study)}; {busy or 'no live worker'}"
+    busy = [f"{c.name} {taken[c.name]}/{held_slots(c, taken[c.name])} busy" for c in scheduler.classes]
+    if busy:
+        live = {c.name for c in scheduler.classes}
+        busy += [f"{name} has no worker" for name in study.compute_classes if name not in live]
+    return f"{study.counted}{limit} trials; {best_line(study)}; {', '.join(busy) or 'no live worker'}"
+
+
+def pace_line(scheduler: Scheduler, pace: Pace, began: float) -> str:
+    """Return trials a minute, and the time that is left until the first limit at this pace, of a run since `began`."""
+    study, limits = scheduler.study, scheduler.limits
+    minutes = limits.trials_left(study.counted) / pace.a_minute if pace.a_minute else math.inf
+    left = min(60 * minutes, limits.seconds_left(began, study.clock.now()))
+    rate = f"{pace.a_minute:.3g} trials a minute" if pace.a_minute else "no trial has ended yet"
+    return rate if math.isinf(left) else f"{rate}, about {duration(max(0.0, left))} left"
+
+
+def duration(seconds: float) -> str:
+    """Return a time in its two largest units."""
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    parts = [f"{count} {unit}" for count, unit in ((days, "d"), (hours, "h"), (minutes, "min"), (seconds, "s")) if count]
+    return " ".join(parts[:2]) or "0 s"
+
+
+def running_lines(study: Study) -> list[str]:
+    """Return a line for each of the first few running trials, with its machine."""
+    now = study.clock.wall()
+    running = islice((attempt for attempt in study.attempts if attempt.state is _S.RUNNING), RUNNING)
+    return [
+        f"trial {each.number} runs on {each.host} ({each.compute_class}), "
+        f"{duration(max(0.0, now - (each.started_at or now)))}: {each.subspace}"
+        for each in running
+    ]
 
 
 def busy_slots(study: Study) -> Counter[str | None]:
@@ -134,18 +265,26 @@ def class_table(scheduler: Scheduler) -> Table:
     study = scheduler.study
     live = {c.name: c for c in scheduler.classes}
     busy = busy_slots(study)
-    table = Table("class", *map(right, ("workers", "busy", "slots", "waiting", "done", "failed")))
+    table = Table("class", *map(right, ("workers", "busy", "slots", "waiting", "done", "failed")), "state")
     for name in dict.fromkeys([*live, *study.compute_classes]):
         shown = live.get(name) or ComputeClass(name=name, slots=0, workers=0)
         slots = held_slots(shown, busy[name])
         waiting = study.count(_S.QUEUED, compute_class=name)
         done = study.count(_S.COMPLETE, _S.PRUNED, compute_class=name)
         failed = study.count(_S.FAILED, compute_class=name)
-        table.add_row(Text(name), *map(str, (shown.workers, busy[name], slots, waiting, done, failed)))
+        figures = (shown.workers, busy[name], slots, waiting, done, failed)
+        table.add_row(Text(name), *map(str, figures), class_state(shown, busy[name]))
     return table
 
 
-def summary(study: Study, space: Space, console: Console, resume_command: str, refused: int = 0) -> None:
+def class_state(shown: ComputeClass, busy: int) -> str:
+    """Return whether a class works, could work, or has nobody who would."""
+    if shown.workers:
+        return "busy" if busy else "idle"
+    return "silent" if busy else "no worker"
+
+
+def summary(study: Study, space: Evaluator, console: Console, resume_command: str, refused: int = 0) -> None:
     """Print the best trials, failures and warnings, the store, and the command to continue.
 
     `refused` is the number of results that were refused: late ones, and those of other params.
@@ -160,6 +299,8 @@ def summary(study: Study, space: Space, console: Console, resume_command: str, r
     lines += [f"trial {trial.number}: {one_line(warning, 300)}" for warning, trial in warned.items()]
     lines += _faults(study, refused)
     counts = f"{study.count(_S.COMPLETE)} complete, {study.count(_S.FAILED)} failed"
+    if study.best is not None:
+        lines += [f"best: {given(space, study.best)}"]
     lines += [f"study {study.name}: {counts}; {best_line(study)}"]
     lines += [f"store: {study.store.safe_url}", f"more trials of it: {resume_command}"]
     for line in lines:
@@ -167,15 +308,17 @@ def summary(study: Study, space: Space, console: Console, resume_command: str, r
         console.print(Text(line), soft_wrap=True)
 
 
-def best_table(trials: Sequence[Trial], space: Space) -> Table:
+def best_table(trials: Sequence[Trial], space: Evaluator) -> Table:
     """Return one row for each trial, with its budget if any of them has one."""
     has_budgets = any(trial.budget is not None for trial in trials)
     numbers = ("trial", "loss", "budget") if has_budgets else ("trial", "loss")
-    table = Table(*map(right, numbers), "class", "params as drawn", "what the objective got")
+    # Cut, not wrapped: the best values stand below in one line, those of any trial in `trial` and `trials --json`.
+    values = Column("what the objective got", no_wrap=True, overflow="ellipsis")
+    table = Table(*map(right, numbers), "class", values)
     for trial in trials:
         budget = "all" if trial.budget is None else f"{trial.budget:.6g}"
         # Text: rich would read square brackets in a str as its markup.
-        words = (str(trial.compute_class), drawn(trial.params), given(space, trial))
+        words = (str(trial.compute_class), given(space, trial))
         figures = (str(trial.number), f"{trial.loss:.6g}", budget)
         table.add_row(*figures[: len(numbers)], *map(Text, words))
     return table
@@ -217,26 +360,22 @@ def _faults(study: Study, refused: int) -> list[str]:
     return [line for line, count in counts.items() if count]
 
 
-def drawn(params: Params) -> str:
-    """Return params by label in short form."""
-    return ", ".join(f"{label}={_text(value)}" for label, value in params.items())
-
-
-def given(space: Space, trial: Trial) -> str:
+def given(space: Evaluator, trial: Trial) -> str:
     """Return the objective's values in short form."""
     try:
-        return _text(space.evaluate(trial.params))
+        return brief(space.evaluate(trial.params))
     except Exception as error:  # a space may call any function, which may fail on these params
         return f"({type(error).__name__})"
 
 
-def _text(value: object) -> str:
+def brief(value: object) -> str:
+    """Return values in short form."""
     if isinstance(value, float):
         return f"{value:.5g}"
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{key}: {_text(part)}" for key, part in value.items()) + "}"
+        return "{" + ", ".join(f"{key}: {brief(part)}" for key, part in value.items()) + "}"
     if isinstance(value, (tuple, list)):
-        return "(" + ", ".join(map(_text, value)) + ")"
+        return "(" + ", ".join(map(brief, value)) + ")"
     return str(value)
 
 

@@ -21,7 +21,7 @@ class Payload(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The attempts of one message, and the settings that apply to all of them."""
 
     study: StudyKey
-    #: name of the study, for the worker's log
+    #: the study's name, for its objective and for people
     name: Name = ""
     #: module that defines their objective
     module: ModuleName

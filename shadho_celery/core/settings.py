@@ -18,6 +18,14 @@ Cost = Mapping[str, float] | Callable[[Any], float]
 
 _Name = Annotated[str, Meta(min_length=1)]
 
+#: names of samplers, placement policies and kinds of shares; known here so that a command's help need not import them
+SAMPLERS = ("random", "tpe")
+POLICIES = ("cost", "paper", "fifo")
+SHARES = ("uniform", "promise")
+
+#: limit on the trials of a study that is given no limit
+DEFAULT_TRIALS = 100
+
 #: settings that a study keeps for its resumption
 KEPT = ("trials", "seconds", "target", "sampler", "policy", "shares", "speculate", "weight", "trial_timeout")
 

@@ -52,6 +52,8 @@ class Embedded:
         Raises ServiceError if there is no server, it does not start, or the folder cannot be used.
         """
         self.directory = directory.absolute()
+        #: slots by class
+        self.workers = dict(workers)
         try:
             self._start(workers, imports, cores)
         except OSError as error:

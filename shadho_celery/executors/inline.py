@@ -28,12 +28,14 @@ class InlineExecutor:
         evaluate: Callable[[Params], object],
         clock: Clock | None = None,
         checkpoints: Path = Path(".shadho/checkpoints"),
+        study: str = "",
     ) -> None:
-        """`evaluate` makes the objective's values from a trial's params (`Space.evaluate`)."""
+        """`evaluate` makes the objective's values from a trial's params (`Space.evaluate`); `study` is a name."""
         self._objective = objective
         self._evaluate = evaluate
         self._clock = clock or SystemClock()
         self._checkpoints = checkpoints
+        self._study = study
         self._queue: deque[Attempt] = deque()
         self._events: list[Event] = []
 
@@ -75,6 +77,7 @@ class InlineExecutor:
             self._events.append(Report(number=number, attempt=which, step=step, loss=loss, at=self._clock.wall()))
 
         context = LocalContext(
+            study=self._study,
             trial=number,
             attempt=which,
             seed=attempt.seed,

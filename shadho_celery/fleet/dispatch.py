@@ -81,7 +81,7 @@ class Dispatch:
     timeout: float | None
     #: False if all workers are on one machine: if one of them fails a trial, the others would fail it, too
     may_watch: bool
-    #: name of the study, for the workers' logs
+    #: the study's name
     name: str = ""
 
     def __post_init__(self) -> None:

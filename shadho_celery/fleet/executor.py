@@ -50,7 +50,7 @@ class QueueExecutor:
         fence: int = 0,
         name: str = "",
     ) -> None:
-        """`study` is the study's key, `name` its name, `module` the one its workers must have been started with.
+        """`study` is the study's key, `name` its name for people, `module` the one its workers must have been started with.
 
         `weight` is its part of the slots when several studies want them. With `adopt` attempts that an earlier
         scheduler left running are waited for; without, their workers are gone, and all workers are on one machine.
@@ -68,7 +68,10 @@ class QueueExecutor:
         self._workers = workers = Workers(client, study, module, weight, signer)
         self._in_flight = sent = InFlight()
         self._dispatch = Dispatch(
-            study, module, publisher, channel, workers, sent, self._clock, timeout=trial_timeout, may_watch=adopt, name=name
+            *(study, module, publisher, channel, workers, sent, self._clock),
+            timeout=trial_timeout,
+            may_watch=adopt,
+            name=name,
         )
         self._leases = LeaseMonitor(channel, workers, sent, self._breaker, self._clock)
         seats = SchedulerSeats(client, study, signer)

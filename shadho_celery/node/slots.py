@@ -331,6 +331,7 @@ class Slots:
         rank = 0 if payload.replica is None else payload.replica.rank
         return RunAttempt(
             attempt=attempt,
+            study=payload.name,
             module=payload.module,
             checkpoint_dir=str(self._checkpoints / payload.study / str(whose)),
             log=str(log_path(self._checkpoints, payload.study, attempt.number, attempt.attempt, rank)),

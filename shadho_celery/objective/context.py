@@ -29,6 +29,8 @@ class ReplicaDone(BaseException):
 class Context(Protocol):
     """A trial as its objective sees it."""
 
+    #: name of the trial's study; "" without one
+    study: str
     #: number of the trial in its study
     trial: int
     #: number of this attempt, from 1
@@ -80,6 +82,10 @@ class Context(Protocol):
         """
 
 
+#: what an objective may use of its context
+CONTEXT_NAMES = frozenset(Context.__annotations__) | {name for name in vars(Context) if not name.startswith("_")}
+
+
 class Thinning:
     """Even thinning of an attempt's reports: whenever MAX_REPORTS are kept, forget every second and double the stride.
 
@@ -117,6 +123,7 @@ def _refuse_call(address: str, token: str, backups: int) -> None:
 class LocalContext:
     """Context without a network: reports go to a function, and the stop flag comes from one."""
 
+    study: str = ""
     trial: int = 0
     attempt: int = 1
     seed: int = 0
@@ -139,6 +146,10 @@ class LocalContext:
     timed_out: Callable[[], bool] = lambda: False
     on_call_replicas: Callable[[str, str, int], None] = _refuse_call
     on_gang_assembled: Callable[[], None] = lambda: None
+
+    def __dir__(self) -> list[str]:
+        """Return the names of `Context`: what is documented, and not what connects it to its caller."""
+        return sorted(CONTEXT_NAMES)
 
     @property
     def checkpoint_dir(self) -> Path:

@@ -8,6 +8,7 @@ from typing import Protocol
 import numpy as np
 
 from shadho_celery.core.checks import check_name
+from shadho_celery.core.settings import POLICIES
 from shadho_celery.core.trial import Trial
 from shadho_celery.placement.paper import PaperPolicy
 from shadho_celery.predictors.cost_model import CostModel
@@ -74,9 +75,6 @@ class FifoPolicy:
 
     def pick(self, compute_class: str, backlogs: Mapping[str, float]) -> str:
         return next(iter(backlogs))
-
-
-POLICIES = ("cost", "paper", "fifo")
 
 
 def make_policy(

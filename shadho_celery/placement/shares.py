@@ -11,11 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shadho_celery.core.checks import check_name
+from shadho_celery.core.settings import SHARES
 from shadho_celery.core.trial import Trial, TrialState
 
 Array = NDArray[np.float64]
-
-SHARES = ("uniform", "promise")
 
 #: failures without a success after which a subspace gets half its share: it offers nothing
 HOPELESS = 5

@@ -185,6 +185,7 @@ class Child:
                 tell(protocol.Gang(order=order.order, call=replace(called[-1], assembled=True)))
 
         return LocalContext(
+            study=order.study,
             trial=attempt.number,
             attempt=attempt.attempt,
             seed=attempt.seed,

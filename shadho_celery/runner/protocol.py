@@ -40,6 +40,8 @@ class RunAttempt(_Record, frozen=True, kw_only=True):
 
     order: int = NO_ORDER
     attempt: Attempt
+    #: name of its study
+    study: str = ""
     module: str
     checkpoint_dir: str
     #: file for its output, which is made if there is any; "" for none

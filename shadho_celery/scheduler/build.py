@@ -9,10 +9,10 @@ import numpy as np
 from shadho_celery import samplers
 from shadho_celery.core.checks import check_name
 from shadho_celery.core.hardware import DEFAULT_CLASSES
-from shadho_celery.core.settings import StudySettings
+from shadho_celery.core.settings import POLICIES, SHARES, StudySettings
 from shadho_celery.executors.base import Executor
-from shadho_celery.placement.policies import POLICIES, make_policy
-from shadho_celery.placement.shares import SHARES, make_shares
+from shadho_celery.placement.policies import make_policy
+from shadho_celery.placement.shares import make_shares
 from shadho_celery.predictors.cost_model import CostModel
 from shadho_celery.predictors.declared_cost import declared_cost
 from shadho_celery.scheduler.proposals import Proposals

@@ -213,11 +213,6 @@ class _Change(_Table, frozen=True, kw_only=True):
     compute_class: object = field(name="class")
 
 
-def example() -> str:
-    """Return an example of a cluster file, which explains every key."""
-    return (Path(__file__).parent / "example.toml").read_text(encoding="utf-8")
-
-
 def load(path: Path, instead: Mapping[str, object] | None = None) -> Cluster:
     """Return the cluster described in a file, with `instead` in place of its top-level settings.
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
 from typing import Any
 
@@ -55,6 +55,21 @@ def compile_space(expression: Value) -> Space:
         if hint := domain.hint():
             warnings.warn(f"Hyperparameter {label!r}: {hint}.", stacklevel=2)
     return space
+
+
+def find_function(name: str) -> Callable[..., Value] | None:
+    """Return the function of this name in hyperopt's scope, None without one: for `stored.RestoredSpace`."""
+    function = pyll.scope._impls.get(name)
+    if function is None:
+        return None
+
+    def call(*args: Value, **kwargs: Value) -> Value:
+        value = function(*args, **kwargs)
+        if isinstance(value, pyll.Apply):
+            raise TypeError(f"{name} gives an expression, whose value needs the study's module")
+        return value
+
+    return call
 
 
 def _finish(value: Value, params: Params) -> Value:

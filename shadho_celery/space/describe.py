@@ -30,6 +30,16 @@ def structure(root: Node) -> dict[Node, str]:
 
 def expressions(root: Node, texts: Mapping[Node, str]) -> dict[str, list[str]]:
     """Return label -> the outermost calls on this label alone; hyperopt's own float() and int() left out."""
+    found: dict[str, set[str]] = {}
+    for label, calls in outermost_calls(root).items():
+        own = (f"float(<{label}>)", f"int(<{label}>)", f"int(float(<{label}>))")
+        if written := {texts[call] for call in calls} - {*own}:
+            found[label] = written
+    return {label: sorted(calls) for label, calls in found.items()}
+
+
+def outermost_calls(root: Node) -> dict[str, list[Node]]:
+    """Return label -> the calls on this label alone that are no part of another such call."""
     labels: dict[Node, frozenset[str]] = {}
     order = list(nodes(root))
     for node in order:
@@ -38,17 +48,16 @@ def expressions(root: Node, texts: Mapping[Node, str]) -> dict[str, list[str]]:
         labels[node] = frozenset(
             islice(sorted({*own, *(label for child in node.children for label in labels[child])}), 2)
         )
-    found: dict[str, set[str]] = {}
+    found: dict[str, list[Node]] = {}
     inside: set[Node] = set()
     for node in reversed(order):
         is_call = isinstance(node, Call) and len(labels[node]) == 1
         if is_call and node not in inside:
             (label,) = labels[node]
-            if texts[node] not in (f"float(<{label}>)", f"int(<{label}>)", f"int(float(<{label}>))"):
-                found.setdefault(label, set()).add(texts[node])
+            found.setdefault(label, []).append(node)
         if is_call or node in inside:
             inside.update(node.children)
-    return {label: sorted(calls) for label, calls in found.items()}
+    return found
 
 
 def _node_text(node: Node, texts: dict[Node, str]) -> str:

@@ -8,6 +8,9 @@ from typing import Any, Protocol
 
 from shadho_celery.core.trial import Report, Trial
 
+#: store of a command that is given none
+DEFAULT_STORE = "sqlite:///shadho.db"
+
 
 @dataclass(frozen=True, kw_only=True)
 class StudyRecord:
@@ -25,6 +28,8 @@ class StudyRecord:
     created_at: float
     #: options that its command lines have given so far: name -> value
     settings: Mapping[str, Any] = field(default_factory=dict)
+    #: the space in machine-readable form, `space.stored`; None in a study of an earlier version
+    tree: Mapping[str, Any] | None = None
 
 
 class Store(Protocol):

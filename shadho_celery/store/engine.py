@@ -57,8 +57,11 @@ def is_outage(error: sa.exc.DBAPIError) -> bool:
     return error.connection_invalidated or (is_away and isinstance(error, sa.exc.OperationalError))
 
 
-def make_engine(url: str) -> sa.Engine:
-    """Return the engine of the database at `url`. Raises StoreError, naming cause and remedy."""
+def make_engine(url: str, *, read_only: bool = False) -> sa.Engine:
+    """Return the engine of the database at `url`, which must exist to be read only.
+
+    Raises StoreError, naming cause and remedy.
+    """
     try:
         parsed = sa.make_url(url)
         if parsed.get_backend_name() == "sqlite" and (parsed.host or parsed.username):
@@ -74,10 +77,13 @@ def make_engine(url: str) -> sa.Engine:
             f"no store of the kind {parsed.drivername!r}; write sqlite:///FILE or postgresql://USER@HOST/NAME"
         )
     if parsed.get_backend_name() == "sqlite":
-        return _sqlite_engine(parsed)
+        return _reading_engine(parsed) if read_only else _sqlite_engine(parsed)
     arguments = {name: value for name, value in POSTGRESQL.items() if name not in parsed.query}
     try:
-        return sa.create_engine(parsed, pool_pre_ping=True, hide_parameters=True, connect_args=arguments)
+        options = {"postgresql_readonly": True} if read_only else {}
+        return sa.create_engine(
+            parsed, pool_pre_ping=True, hide_parameters=True, connect_args=arguments, execution_options=options
+        )
     except ModuleNotFoundError:
         raise StoreError('PostgreSQL needs its driver: pip install "shadho_celery[postgres]"') from None
 
@@ -114,6 +120,34 @@ def _sqlite_engine(url: sa.URL) -> sa.Engine:
     return engine
 
 
+def _reading_engine(url: sa.URL) -> sa.Engine:
+    """Return the engine of an SQLite file that is never changed."""
+    if url.database in {None, "", ":memory:"}:
+        raise StoreError("a store in memory ends with the program that made it; give the URL of a database")
+    path = file_of(url)
+    if not path.is_file():
+        raise StoreError(f"there is no store {path}; check --store, and the folder you are in")
+    creator = partial(_connect_to_read, path)
+    return sa.create_engine("sqlite://", creator=creator, poolclass=sa.NullPool, hide_parameters=True)
+
+
+def _connect_to_read(path: Path) -> sqlite3.Connection:
+    """Connect to a file that this process may not even be able to write to."""
+    connect = partial(sqlite3.connect, uri=True, timeout=LOCKED_SECONDS, check_same_thread=False)
+    connection = connect(f"{path.as_uri()}?mode=ro")
+    try:
+        connection.execute("SELECT name FROM sqlite_master LIMIT 1").fetchone()
+    except sqlite3.OperationalError:
+        connection.close()
+        journal = path.with_name(f"{path.name}-wal")
+        if journal.exists() and journal.stat().st_size:
+            raise
+        # Without a journal nobody writes, and a folder that cannot be written has no place for an index of it.
+        connection = connect(f"{path.as_uri()}?immutable=1")
+    _read_any_text(connection)
+    return connection
+
+
 def file_of(url: sa.URL) -> Path:
     """Return the file of an SQLite URL."""
     return Path(str(url.database).removeprefix("file:")).absolute()
@@ -142,9 +176,13 @@ def _rescue(connection: sa.Connection, path: Path) -> str:
     return f"put it back, or put {rescued.name}, which has all its contents, in its place"
 
 
-def _set_up_sqlite(connection: sqlite3.Connection, _: object) -> None:
+def _read_any_text(connection: sqlite3.Connection) -> None:
     # Bytes that are no text must not end the reading of a table before the row that has them is known.
     connection.text_factory = partial(str, encoding="utf-8", errors="surrogateescape")
+
+
+def _set_up_sqlite(connection: sqlite3.Connection, _: object) -> None:
+    _read_any_text(connection)
     # WAL lets others read while the scheduler writes. NORMAL syncs at checkpoints: enough if a process dies.
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("PRAGMA synchronous = NORMAL")

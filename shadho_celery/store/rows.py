@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from operator import itemgetter
 from typing import Any, get_type_hints
 
@@ -44,13 +44,23 @@ class Reader:
         of_outcome = [n for n in columns if n in Outcome.__struct_fields__ and n not in ("state", "metrics")]
         based = [name for base in bases for name in base.__struct_fields__]
         self.columns = list(dict.fromkeys([*based, *own, *of_outcome, *columns]))
-        # Text: the database's own decoder would end at the first row that is no JSON, and not say at which.
-        self.query = sa.select(*(sa.cast(trials.c[n], sa.Text) if n in JSON else trials.c[n] for n in self.columns))
+        self.query = self.select()
         # An earlier version wrote no slots.
         hints = {**_HINTS, "slots": _HINTS["slots"] | None, **dict.fromkeys(JSON, str | None)}
         fields = [(name, hints[name]) for name in self.columns if name not in based]
         self._row = msgspec.defstruct("Row", fields, bases=bases or None, array_like=True, kw_only=True)
         self._own, self._of_outcome = self._part(own), self._part(of_outcome)
+
+    def select(self, lacking: Collection[str] = ()) -> sa.Select[Any]:
+        """Return the query of its columns; those that a store of an earlier version is `lacking` are null."""
+
+        def column(name: str) -> sa.ColumnElement[Any]:
+            if name in lacking:
+                return sa.null().label(name)
+            # Text: the database's own decoder would end at the first row that is no JSON, and not say at which.
+            return sa.cast(trials.c[name], sa.Text) if name in JSON else trials.c[name]
+
+        return sa.select(*map(column, self.columns))
 
     def trial(self, row: Sequence[object]) -> Trial:
         """Return the trial of a row. Raises one of UNREADABLE if a value is not of its field's type."""

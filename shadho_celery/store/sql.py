@@ -22,9 +22,9 @@ from msgspec.structs import asdict
 from sqlalchemy.dialects import postgresql, sqlite
 
 from shadho_celery.core.checks import mask, mask_in, one_line, short
-from shadho_celery.core.trial import Report, Summary, Trial
+from shadho_celery.core.trial import Report, Summary, Trial, TrialState
 from shadho_celery.errors import LockLost, StoreError, StoreOutage, StudyExists, StudyLocked, StudyNotFound
-from shadho_celery.store.base import StudyRecord
+from shadho_celery.store.base import DEFAULT_STORE, StudyRecord
 from shadho_celery.store.engine import is_outage, make_engine, remedy
 from shadho_celery.store.lock import described, is_held
 from shadho_celery.store.repair import copy, find_gone, move
@@ -32,6 +32,7 @@ from shadho_celery.store.rows import BRIEF, COLUMNS, FULL, JSON, UNREADABLE, Rea
 from shadho_celery.store.tables import (
     add_columns,
     damage,
+    lacking_columns,
     note_version,
     reports,
     schema,
@@ -42,13 +43,14 @@ from shadho_celery.store.tables import (
 
 T = TypeVar("T", Trial, Trial | Summary)
 
-DEFAULT_STORE = "sqlite:///shadho.db"
-
 #: seconds without a write after which another machine may take over a scheduler's lock
 LOCK_SECONDS = 30.0
 
 #: rows that are read at a time
 PAGE = 2000
+
+#: studies whose names fit that an error names
+MAX_LISTED = 10
 
 _RECORD_COLUMNS = [studies.c[each.name] for each in fields(StudyRecord)]
 _UPDATED = [name for name in COLUMNS if name not in {"number", "subspace", "params", "seed", "asked_at"}]
@@ -67,14 +69,23 @@ class SqlStore:
     Every method is one transaction. Raises StoreError if the database cannot be used.
     """
 
-    def __init__(self, url: str = DEFAULT_STORE) -> None:
+    def __init__(self, url: str = DEFAULT_STORE, *, read_only: bool = False) -> None:
+        """With `read_only` nothing is created or changed, and a store of an earlier version is read as it is."""
         self.url = url
-        self._engine = make_engine(url)
+        self._engine = make_engine(url, read_only=read_only)
+        #: remedy for the name of a study that there is not
+        self._instead = "shadho-celery studies lists its studies" if read_only else "leave out --resume to begin one"
         weakref.finalize(self, self._engine.dispose)
         #: True after an outage: the last turn may have been recorded all the same
         self._is_unsure = False
+        #: columns by table that a store of an earlier version lacks
+        self._lacking: Mapping[str, frozenset[str]] = {}
         with self._errors():
-            self._create_tables()
+            if read_only:
+                self._refuse_damage()
+                self._lacking = lacking_columns(self._engine)
+            else:
+                self._create_tables()
 
     @property
     def safe_url(self) -> str:
@@ -93,13 +104,65 @@ class SqlStore:
             ) from None
 
     def find(self, name: str) -> StudyRecord:
-        """Return the study called `name`. Raises StudyNotFound."""
-        return self._one(sa.select(*_RECORD_COLUMNS).where(studies.c.name == name), f"named {name!r}")
+        """Return the study called `name`, which may be shortened while it is unique. Raises StudyNotFound."""
+        whole = self._whole_name(name)
+        return self._one(self._records().where(studies.c.name == whole), f"named {name!r}")
+
+    def records(self) -> list[StudyRecord]:
+        """Return all studies, the latest first."""
+        if "name" in self._lacking.get(studies.name, ()):
+            return []
+        return [_record(row) for row in self._fetched(self._records().order_by(studies.c.created_at.desc()))]
 
     def latest(self, module: str) -> StudyRecord:
         """Return the latest study of `module`. Raises StudyNotFound."""
-        query = sa.select(*_RECORD_COLUMNS).where(studies.c.module == module)
+        query = self._records().where(studies.c.module == module)
         return self._one(query.order_by(studies.c.created_at.desc()).limit(1), f"of {module}")
+
+    def holder(self, key: str, now: float) -> str | None:
+        """Return host and process of the scheduler that runs the study; None if none does."""
+        query = sa.select(studies.c.holder, studies.c.lock_expires).where(studies.c.key == key)
+        for row in self._fetched(query):
+            if row.holder and is_held(row.holder, row.lock_expires or 0.0, now):
+                return described(row.holder)
+        return None
+
+    def numbers(self, key: str) -> list[int]:
+        """Return the numbers of the study's trials, in order."""
+        query = sa.select(trials.c.number).where(trials.c.study == key).order_by(trials.c.number)
+        return [row.number for row in self._fetched(query)]
+
+    def counts(self, key: str) -> dict[TrialState, int]:
+        """Return the number of the study's trials by state."""
+        query = sa.select(trials.c.state, sa.func.count()).where(trials.c.study == key).group_by(trials.c.state)
+        return {TrialState(state): count for state, count in self._fetched(query)}
+
+    def best(self, key: str) -> int | None:
+        """Return the number of the COMPLETE trial with the least loss, of those with the highest budget; None without.
+
+        A budget of null is all of the fidelity.
+        """
+        has_budget = "budget" not in self._lacking.get(trials.name, ())
+        order = [trials.c.budget.is_not(None), trials.c.budget.desc()] if has_budget else []
+        query = sa.select(trials.c.number).where(
+            trials.c.study == key, trials.c.state == TrialState.COMPLETE, trials.c.loss.is_not(None)
+        )
+        rows = self._fetched(query.order_by(*order, trials.c.loss, trials.c.number).limit(1))
+        return rows[0].number if rows else None
+
+    def hosts(self, key: str) -> list[str]:
+        """Return the machines that ran trials of the study."""
+        query = sa.select(trials.c.host).where(trials.c.study == key, trials.c.host.is_not(None)).distinct()
+        return sorted(row.host for row in self._fetched(query))
+
+    def delete(self, key: str, fence: int) -> None:
+        """Delete a study that is locked, its trials and their reports. Raises LockLost if `fence` is old."""
+        with self._begin() as connection:
+            if not _set(connection, key, fence, holder=None):
+                raise LockLost
+            for table in (reports, trials, unreadable):
+                connection.execute(sa.delete(table).where(table.c.study == key))
+            connection.execute(sa.delete(studies).where(studies.c.key == key))
 
     def lock(self, key: str, holder: str, now: float) -> int:
         """Lock the study for `holder` (`holder_name`); return the fencing number that its writes must show.
@@ -127,6 +190,11 @@ class SqlStore:
         """Replace the settings of the study's record, unless another scheduler has taken the study over."""
         with self._begin() as connection:
             _set(connection, key, fence, settings=dict(settings))
+
+    def keep_tree(self, key: str, fence: int, tree: Mapping[str, Any]) -> None:
+        """Set the machine-readable space of the study's record, unless another scheduler has taken the study over."""
+        with self._begin() as connection:
+            _set(connection, key, fence, tree=dict(tree))
 
     def unlock(self, key: str, fence: int) -> None:
         """Unlock the study, unless another scheduler has taken it over."""
@@ -207,9 +275,11 @@ class SqlStore:
                 raise LockLost
             return f"repaired: {move(connection, key, gone, now)}; {copied} is a copy as it was"
 
-    def reports(self, key: str) -> list[Report]:
-        """Return the study's reports by trial, attempt and step."""
+    def reports(self, key: str, number: int | None = None) -> list[Report]:
+        """Return the study's reports, or those of one trial, by trial, attempt and step."""
         query = sa.select(*(reports.c[name] for name in Report.__struct_fields__)).where(reports.c.study == key)
+        if number is not None:
+            query = query.where(reports.c.number == number)
         with self._errors(), self._engine.connect() as connection:
             rows = connection.execute(query.order_by(reports.c.number, reports.c.attempt, reports.c.step))
             return [Report(**{**row._mapping, "loss": math.nan if row.loss is None else row.loss}) for row in rows]
@@ -231,14 +301,36 @@ class SqlStore:
                 f"the study {which} in {self.safe_url} cannot be read: {one_line(error)}; restore the store from a copy"
             ) from None
         if row is None:
-            raise StudyNotFound(f"there is no study {which} in {self.safe_url}; leave out --resume to begin one")
-        # A study of an earlier version has no settings.
-        return StudyRecord(**{**row._mapping, "settings": row.settings or {}})
+            raise StudyNotFound(f"there is no study {which} in {self.safe_url}; {self._instead}")
+        return _record(row)
+
+    def _records(self) -> sa.Select[Any]:
+        """Return the query of studies; what an earlier version did not keep of them is null."""
+        lacking = self._lacking.get(studies.name, ())
+        return sa.select(*(sa.null().label(c.name) if c.name in lacking else c for c in _RECORD_COLUMNS))
+
+    def _whole_name(self, name: str) -> str:
+        """Return the name of the one study whose name begins so; `name` itself if it is whole, or unknown."""
+        if "name" in self._lacking.get(studies.name, ()):
+            raise StudyNotFound(f"there are no studies in {self.safe_url}")
+        query = sa.select(studies.c.name).where(studies.c.name.startswith(name, autoescape=True))
+        # SQLite's LIKE knows no capitals.
+        fitting = sorted(row.name for row in self._fetched(query) if row.name.startswith(name))
+        if name in fitting or not fitting:
+            return name
+        if len(fitting) > 1:
+            more = f" and {len(fitting) - MAX_LISTED} more" if len(fitting) > MAX_LISTED else ""
+            raise StudyNotFound(
+                f"{name!r} fits {len(fitting)} studies in {self.safe_url}: {', '.join(fitting[:MAX_LISTED])}{more}; "
+                "write more of the name"
+            )
+        return fitting[0]
 
     def _read(
         self, key: str, reader: Reader, make: Callable[[Sequence[object]], T], numbers: Collection[int] | None = None
     ) -> Iterator[T]:
-        for row in self._rows(reader.query.where(trials.c.study == key), numbers):
+        query = reader.select(self._lacking.get(trials.name, ()))
+        for row in self._rows(query.where(trials.c.study == key), numbers):
             try:
                 made = make(row)
             except UNREADABLE as error:
@@ -279,8 +371,7 @@ class SqlStore:
         """Create missing tables and columns; of two processes that begin at once, one finds those of the other."""
         for left in reversed(range(attempts)):
             try:
-                if (lost := damage(self._engine)) is not None:
-                    raise StoreError(f"the store {self.safe_url} cannot be used: {lost}")
+                self._refuse_damage()
                 schema.create_all(self._engine)
                 add_columns(self._engine)
                 note_version(self._engine)
@@ -290,6 +381,10 @@ class SqlStore:
                 if not left or not any(words in str(error.orig) for words in harmless):
                     raise
                 time.sleep(0.05)
+
+    def _refuse_damage(self) -> None:
+        if (lost := damage(self._engine)) is not None:
+            raise StoreError(f"the store {self.safe_url} cannot be used: {lost}")
 
     @contextmanager
     def _begin(self) -> Iterator[sa.Connection]:
@@ -306,6 +401,11 @@ class SqlStore:
             cause = one_line(mask_in(str(error.orig), self.url), 1000)
             kind = StoreOutage if is_outage(error) else StoreError
             raise kind(f"the store {self.safe_url} cannot be used: {cause}; {remedy(cause)}") from error
+
+
+def _record(row: sa.Row[Any]) -> StudyRecord:
+    # A study of an earlier version has no settings.
+    return StudyRecord(**{**row._mapping, "settings": row.settings or {}})
 
 
 def _set(connection: sa.Connection, key: str, fence: int, /, **values: object) -> bool:

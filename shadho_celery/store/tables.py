@@ -26,6 +26,8 @@ studies = sa.Table(
     sa.Column("created_at", sa.Float, nullable=False),
     #: options that its command lines have given so far
     sa.Column("settings", json),
+    #: the space in machine-readable form, by which values are made from params
+    sa.Column("tree", sa.JSON(none_as_null=True)),
     sa.Column("holder", sa.String(255)),
     sa.Column("lock_expires", sa.Float),
     sa.Column("fence", sa.BigInteger, nullable=False, default=0),
@@ -116,6 +118,16 @@ def damage(engine: sa.Engine) -> str | None:
             f"it has lost its table {', '.join(sorted(missing))}; restore it from a copy, or give --store another URL"
         )
     return None
+
+
+def lacking_columns(engine: sa.Engine) -> dict[str, frozenset[str]]:
+    """Return the columns by table that the database of an earlier version lacks; all of a table's if it is missing."""
+    found = sa.inspect(engine)
+    existing = {name: {column["name"] for column in found.get_columns(name)} for name in found.get_table_names()}
+    return {
+        table.name: frozenset(str(column.name) for column in table.columns) - existing.get(table.name, set())
+        for table in schema.sorted_tables
+    }
 
 
 def note_version(engine: sa.Engine) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 from shadho_celery.core.checks import short
 from shadho_celery.core.clock import Clock, SystemClock
 from shadho_celery.core.trial import Summary, Trial
-from shadho_celery.errors import ShadhoError, SpaceChanged, StoreError, StudyNotFound, UsageError
+from shadho_celery.errors import ShadhoError, SpaceChanged, StoreError, StudyExists, StudyNotFound, UsageError
 from shadho_celery.store.base import StudyRecord
 from shadho_celery.store.lock import holder_name
 from shadho_celery.store.sql import SqlStore
@@ -21,6 +21,9 @@ from shadho_celery.study.study import RENEW_SECONDS, Study
 
 #: most bytes of a study's name: those of a folder's name are 255
 MAX_NAME = 200
+
+#: characters of the key in a name that was not given
+SHORT = 4
 
 
 def open_study(
@@ -32,14 +35,16 @@ def open_study(
     resume: bool = False,
     seed: int | None = None,
     settings: Mapping[str, Any] | None = None,
+    tree: Mapping[str, Any] | None = None,
     clock: Clock | None = None,
     repaired: Callable[[str], None] | None = None,
 ) -> Study:
     """Begin or resume a study, and lock it.
 
-    `space` is `Space.describe()`. With `resume` the study is the one called `name`, else the module's latest.
-    `settings` (JSON values) are added to those of earlier runs in its record. With `repaired` trials that are missing
-    or cannot be read are moved away, and it is told what was done; without they are refused.
+    `space` is `Space.describe()`, and `tree` its machine-readable form, which is kept. With `resume` the study is the
+    one called `name`, else the module's latest. `settings` (JSON values) are added to those of earlier runs in its
+    record. With `repaired` trials that are missing or cannot be read are moved away, and it is told what was done;
+    without they are refused.
     Raises StudyExists, StudyNotFound, StudyLocked, SpaceChanged, UsageError (another seed) or StoreError.
     """
     clock = clock or SystemClock()
@@ -49,8 +54,8 @@ def open_study(
         record = store.find(name) if name else store.latest(module)
         _compare(record, space, module, seed)
     else:
-        record = _new_record(space, module, name, seed, clock)
-        store.create(record)
+        record = replace(_new_record(space, module, name, seed, clock), tree=tree)
+        record = _create(store, record, is_named=name is not None)
     fence = store.lock(record.key, holder_name(), clock.wall())
     try:
         if repaired is not None:
@@ -58,6 +63,10 @@ def open_study(
         if settings:
             record = replace(record, settings={**record.settings, **settings})
             store.keep_settings(record.key, fence, record.settings)
+        if record.tree is None and tree is not None:
+            # A study of an earlier version.
+            store.keep_tree(record.key, fence, tree)
+            record = replace(record, tree=tree)
         moved = store.moved(record.key) if resume else set()
         earlier = _whole(store, record.key, fence, moved, clock) if resume else ()
         return Study(store, record, fence, earlier, clock, first_number=max(moved, default=-1) + 1)
@@ -89,10 +98,27 @@ def _new_record(space: Mapping[str, str], module: str, name: str | None, seed: i
     if not 0 <= seed < 2**63:
         raise UsageError(f"a seed is a whole number from 0 to 2**63 - 1, not {short(seed, 60)}")
     if name is None:
-        moment = np.datetime64(int(clock.wall()), "s").item()
-        # Two studies of one module may begin within a second.
-        name = f"{module or 'study'}-{moment:%Y%m%d-%H%M%S}-{key[:4]}"
+        name = _short_name(module, key, SHORT)
     return StudyRecord(key=key, name=name, module=module, seed=seed, space=dict(space), created_at=clock.wall())
+
+
+def _short_name(module: str, key: str, length: int) -> str:
+    """Return a name that is easy to type: the last part of the module's, and so many characters of the key."""
+    last = module.rpartition(".")[2].encode()[: MAX_NAME - 1 - len(key)].decode(errors="ignore")
+    return f"{last or 'study'}-{key[:length]}"
+
+
+def _create(store: SqlStore, record: StudyRecord, *, is_named: bool) -> StudyRecord:
+    """Record a new study; a name that is not the user's gets longer until the store has no other one of it."""
+    for length in range(SHORT, len(record.key) + 1):
+        try:
+            store.create(record)
+            return record
+        except StudyExists:
+            if is_named or length == len(record.key):
+                raise
+            record = replace(record, name=_short_name(record.module, record.key, length + 1))
+    return record
 
 
 def _check_name(name: str) -> None:

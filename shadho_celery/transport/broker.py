@@ -125,6 +125,33 @@ def check_access(connection: kombu.Connection, name: str, url: str = "") -> None
             ) from error
 
 
+def depths(names: Iterable[str]) -> dict[str, int | None]:
+    """Return the number of messages that wait in each class's queue; None for a queue that there is not.
+
+    Raises ServiceError if the broker cannot be used.
+    """
+    settings = configuration()
+    url = settings["broker_url"]
+    connection = kombu.Connection(
+        url,
+        ssl=settings.get("broker_use_ssl", False),
+        connect_timeout=BROKER_SECONDS / 2,
+        transport_options=settings.get("broker_transport_options", {}),
+    )
+    found: dict[str, int | None] = {}
+    try:
+        with connection:
+            connection.ensure_connection(max_retries=1, interval_start=0.2, timeout=BROKER_SECONDS)
+            for name in names:
+                found[name] = None
+                with suppress(*connection.channel_errors):
+                    # A channel of its own: asking for a queue that there is not closes it.
+                    found[name] = queue(name)(connection.channel()).queue_declare(passive=True).message_count
+    except (*connection.connection_errors, *connection.channel_errors, KombuError, OSError, *_MISWRITTEN) as error:
+        raise _unusable(url, error) from error
+    return found
+
+
 class Publisher:
     """Publishes messages to their classes' queues. A message may be published twice: its claim is refused then."""
 

@@ -29,10 +29,10 @@ from shadho_celery.simulation.cluster_file import (
     Samples,
     Slow,
     Uniform,
-    example,
     load,
     parse,
 )
+from shadho_celery.simulation.example import example
 
 EXAMPLE = example()
 

@@ -32,8 +32,8 @@ from shadho_celery.simulation.cluster_file import (
     LogNormal,
     NoStraggler,
     Samples,
-    example,
 )
+from shadho_celery.simulation.example import example
 from shadho_celery.simulation.simulation import Simulation, family_of, simulate
 from shadho_celery.study.study import MAX_LOST, Study
 

@@ -1,0 +1,99 @@
+"""Command that writes a study's trials for other programs: `export`."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
+
+import click
+
+from shadho_celery.cli.connection_options import refusals
+from shadho_celery.cli.result_options import opened, plain_json, store_option, study_argument, trial_json
+from shadho_celery.errors import UsageError
+
+if TYPE_CHECKING:
+    from shadho_celery.results.study import StudyResults
+
+
+def _csv(study: StudyResults, file: IO[bytes]) -> None:
+    # As pandas writes it, but for characters that are no text: half a surrogate pair, say.
+    file.write(study.dataframe().to_csv(index=False).encode(errors="backslashreplace"))
+
+
+def _json(study: StudyResults, file: IO[bytes]) -> None:
+    """Write one object; trials come one by one from the store, and are written so."""
+    head = plain_json({"study": study.name, "module": study.module, "seed": study.seed, "space": study.space})
+    file.write(f'{json.dumps(head)[:-1]}, "trials": ['.encode())
+    for place, trial in enumerate(study.trials):
+        file.write(f"{',' if place else ''}\n{json.dumps(plain_json(trial_json(trial)))}".encode())
+    file.write(b"\n]}\n")
+
+
+def _parquet(study: StudyResults, file: IO[bytes]) -> None:
+    try:
+        study.dataframe().to_parquet(file, index=False)
+    except ImportError:
+        raise UsageError('parquet needs pyarrow: pip install "shadho_celery[export]"') from None
+
+
+WRITERS: Mapping[str, Callable[[StudyResults, IO[bytes]], None]] = {"csv": _csv, "json": _json, "parquet": _parquet}
+
+
+@click.command(
+    epilog="""
+\b
+Examples:
+  shadho-celery export svm -o trials.csv
+  shadho-celery export svm --format json > trials.json
+  shadho-celery export svm -o trials.parquet
+\b
+csv and parquet are tables: one row a trial, one column a label with its value, one a metric. They need
+pandas, and parquet pyarrow: pip install "shadho_celery[export]"
+"""
+)
+@study_argument
+@click.option(
+    "--format", "kind", type=click.Choice([*WRITERS]), help="Form of the file.  [default: by FILE's name, else csv]"
+)
+@click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="File to write.")
+@store_option
+@refusals()
+def export(name: str, kind: str | None, output: Path | None, store: str) -> None:
+    """Write all trials of a study to FILE, else to standard output."""
+    ending = output.suffix[1:].lower() if output else ""
+    kind = kind or (ending if ending in WRITERS else "csv")
+    if output is None and kind == "parquet" and sys.stdout.isatty():
+        raise UsageError("parquet is no text for a terminal; give -o FILE")
+    with opened(store, name) as study:
+        if output is None:
+            WRITERS[kind](study, sys.stdout.buffer)
+            sys.stdout.buffer.flush()
+            return
+        _write(output, lambda file: WRITERS[kind](study, file))
+        click.echo(f"{len(study.trials)} trials of study {study.name} written to {output}", err=True)
+
+
+def _write(path: Path, write: Callable[[IO[bytes]], None]) -> None:
+    """Write a file whole or not at all: an earlier one of its name stays until the new one is complete."""
+    try:
+        descriptor, part = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                write(file)
+            # As `open` would have made it: mkstemp's are for the owner alone.
+            umask = os.umask(0)
+            os.umask(umask)
+            Path(part).chmod(0o666 & ~umask)
+            Path(part).replace(path)
+        except BaseException:
+            with suppress(OSError):
+                Path(part).unlink()
+            raise
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written: {error.strerror}; give -o another FILE") from None

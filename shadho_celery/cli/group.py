@@ -1,0 +1,73 @@
+"""The group of all commands; a command's module is imported when it runs or shows its own help."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import import_module
+
+import click
+
+from shadho_celery.cli.connection_options import refusals
+
+#: name -> module, its click command, and one line of help: `--help` imports none of them
+COMMANDS: Mapping[str, tuple[str, str, str]] = {
+    "run": ("shadho_celery.launch", "main", "Run a study, here or on a fleet."),
+    "worker": ("shadho_celery.worker", "main", "Serve trials on this machine."),
+    "simulate": ("shadho_celery.simulate", "main", "Simulate a search on a described cluster."),
+    "studies": ("shadho_celery.cli.results", "studies", "List the studies of a store."),
+    "show": ("shadho_celery.cli.results", "show", "Show a study, also while it runs."),
+    "trials": ("shadho_celery.cli.results", "trials", "List a study's trials."),
+    "trial": ("shadho_celery.cli.results", "trial", "Show all that is known of one trial."),
+    "best": ("shadho_celery.cli.results", "best", "Print the best values."),
+    "export": ("shadho_celery.cli.export", "export", "Write a study's trials as csv, json or parquet."),
+    "rm": ("shadho_celery.cli.remove", "rm", "Delete a study with its files."),
+    "status": ("shadho_celery.cli.status", "status", "Show the fleet: classes, workers, queues."),
+}
+
+EPILOG = """
+\b
+Examples:
+  shadho-celery run tasks.svm --trials 40
+  shadho-celery studies
+  shadho-celery show tasks.svm
+  shadho-celery best tasks.svm --json
+  shadho-celery COMMAND --help
+
+\b
+A study's name may be shortened as long as one study begins so.
+
+\b
+Completion of commands and options by the Tab key:
+  bash: eval "$(_SHADHO_CELERY_COMPLETE=bash_source shadho-celery)"       # in ~/.bashrc
+  zsh:  eval "$(_SHADHO_CELERY_COMPLETE=zsh_source shadho-celery)"        # in ~/.zshrc
+  fish: _SHADHO_CELERY_COMPLETE=fish_source shadho-celery | source        # in ~/.config/fish/config.fish
+"""
+
+
+class Commands(click.Group):
+    """The commands of `COMMANDS`, each imported when it is asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return [*COMMANDS]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module, attribute, _ = COMMANDS[cmd_name]
+        found: click.Command = getattr(import_module(module), attribute)
+        return found
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, _, text) in COMMANDS.items()])
+
+    def invoke(self, ctx: click.Context) -> object:
+        # Here, and not around each command alone: Ctrl-C may come while its module is imported.
+        with refusals():
+            return super().invoke(ctx)
+
+
+@click.command(cls=Commands, epilog=EPILOG)
+@click.version_option(package_name="shadho_celery", prog_name="shadho-celery")
+def commands() -> None:
+    """Hardware-aware distributed hyperparameter search on Celery."""

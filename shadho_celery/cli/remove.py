@@ -1,0 +1,50 @@
+"""Command that deletes a study: `rm`."""
+
+from __future__ import annotations
+
+import click
+
+from shadho_celery.cli.connection_options import refusals
+from shadho_celery.cli.result_options import opened, store_option, study_argument
+from shadho_celery.errors import StudyLocked, UsageError
+
+
+@click.command(
+    epilog="""
+\b
+Examples:
+  shadho-celery rm svm-3f2a
+  shadho-celery rm svm-3f2a --yes
+"""
+)
+@study_argument
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@store_option
+@refusals()
+def rm(name: str, yes: bool, store: str) -> None:
+    """Delete a study: its trials and reports, and its checkpoints, logs and state below this folder's .shadho.
+
+    A study that runs is refused. Files on the disks of other machines are named, not deleted.
+    """
+    with opened(store, name) as study:
+        if (where := study.running_on) is not None:
+            raise StudyLocked(f"study {study.name} is run by the scheduler on {where}; stop it first, by Ctrl-C there")
+        if not yes and not _confirms(f"Delete study {study.name} with its {study.count()} trials from {study.store}?"):
+            click.echo("nothing was deleted", err=True)
+            raise SystemExit(1)
+        deleted = study.delete()
+    click.echo(f"deleted: study {deleted.name} with {deleted.trials} trials")
+    for folder in deleted.folders:
+        click.echo(f"deleted: {folder}")
+    if deleted.hosts:
+        click.echo(
+            f"not deleted: {deleted.folder_there} below the working directory of its workers, on "
+            f"{', '.join(deleted.hosts)}"
+        )
+
+
+def _confirms(question: str) -> bool:
+    try:
+        return click.confirm(question, err=True)
+    except click.Abort:
+        raise UsageError("nobody answered, and nothing was deleted; give --yes where nobody can answer") from None

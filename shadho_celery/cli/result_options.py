@@ -1,0 +1,78 @@
+"""What the commands about recorded studies share: their options, opening a study, and JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from shadho_celery.cli.connection_options import warn_of_password
+from shadho_celery.core.checks import plain
+from shadho_celery.core.trial import MAX_LEVELS
+from shadho_celery.store.base import DEFAULT_STORE
+
+if TYPE_CHECKING:
+    from shadho_celery.results.study import StudyResults
+    from shadho_celery.results.trial import TrialResult
+
+store_option = click.option(
+    "--store", default=DEFAULT_STORE, show_default=True, metavar="URL", help="Database that keeps the trials."
+)
+json_option = click.option(
+    "--json", "as_json", is_flag=True, help="Print one JSON object and nothing else on standard output."
+)
+study_argument = click.argument("name", metavar="STUDY")
+
+
+@contextmanager
+def opened(store: str, name: str) -> Iterator[StudyResults]:
+    """Open the study of that name, or of one that begins so; say at the end if values were shown as texts."""
+    # Late: the database's library takes a third of a second.
+    from shadho_celery.results.study import load_study
+
+    warn_of_password("--store", store, "PGPASSWORD or ~/.pgpass")
+    study = load_study(store, name)
+    yield study
+    if study.values_note:
+        click.echo(f"Warning: {study.values_note}", err=True)
+
+
+def print_json(found: Mapping[str, Any]) -> None:
+    """Print one JSON object in one line."""
+    click.echo(json.dumps(plain_json(found), ensure_ascii=False, allow_nan=False))
+
+
+def plain_json(value: Any) -> Any:
+    """Return a value as JSON can carry it: a number that is not finite becomes null, an object its repr."""
+    return _known(plain(value, MAX_LEVELS))
+
+
+def trial_json(trial: TrialResult) -> dict[str, Any]:
+    """Return a trial as plain values for JSON."""
+    names = (
+        *("number", "state", "subspace", "values", "params", "loss", "metrics", "error", "warning", "seconds"),
+        *("memory", "seed", "budget", "compute_class", "host", "attempts", "lost"),
+        *("asked_at", "started_at", "finished_at"),
+    )
+    return {name: getattr(trial, name) for name in names}
+
+
+def moment(seconds: float | None) -> str:
+    """Return a moment in local time; "-" for none."""
+    return "-" if seconds is None else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
+
+
+def _known(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _known(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_known(each) for each in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    # str: a state is one, and JSON would write it as such.
+    return value if value is None or isinstance(value, (bool, int, str)) else repr(value)

@@ -1,0 +1,381 @@
+"""Commands that show recorded studies: `studies`, `show`, `trials`, `trial`, `best`.
+
+Reading takes no lock: all of them work while a study runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from shadho_celery.cli.connection_options import refusals, warn_of_password
+from shadho_celery.cli.result_options import (
+    json_option,
+    moment,
+    opened,
+    print_json,
+    store_option,
+    study_argument,
+    trial_json,
+)
+from shadho_celery.core.checks import one_line
+from shadho_celery.core.failures import headline
+from shadho_celery.core.trial import Params, TrialState
+from shadho_celery.errors import NoSuccessfulTrial
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from shadho_celery.results.study import StudyResults
+    from shadho_celery.results.trial import TrialResult
+
+#: trials that `trials` shows unless it is told otherwise
+LIMIT = 50
+
+#: intermediate losses that `trial` shows, the last ones
+REPORTS = 10
+
+MIB = 2**20
+
+
+@click.command(
+    epilog="""
+\b
+Examples:
+  shadho-celery studies
+  shadho-celery studies --json
+  shadho-celery studies --store postgresql://me@db/searches
+"""
+)
+@store_option
+@json_option
+@refusals()
+def studies(store: str, as_json: bool) -> None:
+    """List the studies of a store, the latest first."""
+    from shadho_celery.results.study import list_studies
+
+    warn_of_password("--store", store, "PGPASSWORD or ~/.pgpass")
+    found = list_studies(store)
+    if as_json:
+        print_json(
+            {
+                "studies": [
+                    {
+                        "name": each.name,
+                        "module": each.module,
+                        "state": "running" if each.running_on else "ended",
+                        "running_on": each.running_on,
+                        "trials": {state.lower(): count for state, count in each.counts.items()},
+                        "best_loss": each.best_loss,
+                        "created_at": each.created_at,
+                    }
+                    for each in found
+                ]
+            }
+        )
+        return
+    if not found:
+        click.echo("there is no study yet; begin one: shadho-celery run STUDY_FILE", err=True)
+        return
+    from rich.text import Text
+
+    table = _table("study", "module", "state", ">trials", ">failed", ">best loss", "begun")
+    for each in found:
+        facts = (sum(each.counts.values()), each.counts.get(TrialState.FAILED, 0), _number(each.best_loss))
+        state = f"running on {each.running_on}" if each.running_on else "ended"
+        table.add_row(
+            Text(each.name), Text(each.module or "-"), Text(state), *map(str, facts), moment(each.created_at)
+        )
+    _print(table)
+
+
+@click.command(
+    epilog="""
+\b
+Examples:
+  shadho-celery show svm
+  shadho-celery show svm --json
+"""
+)
+@study_argument
+@store_option
+@json_option
+@refusals()
+def show(name: str, store: str, as_json: bool) -> None:
+    """Show a study as the end of a run does: its best trials, failures and warnings; also while it runs."""
+    if as_json:
+        with opened(store, name) as found:
+            print_json(_study_json(found))
+        return
+    from shadho_celery.cli import views
+    from shadho_celery.results.values import Values
+    from shadho_celery.store.sql import SqlStore
+    from shadho_celery.study.study import Study
+
+    warn_of_password("--store", store, "PGPASSWORD or ~/.pgpass")
+    with closing(SqlStore(store, read_only=True)) as database:
+        record = database.find(name)
+        # Without its lock: nothing of it is ever written.
+        study = Study(database, record, 0, database.earlier(record.key))
+        values = Values(record)
+        again = (
+            views.resume_command(record.module, record.name, database.safe_url, 2 * max(1, study.counted))
+            if record.module
+            else f"minimize(..., study={record.name!r}, resume=True)"
+        )
+        views.summary(study, _Recorded(values.of), views.make_console(), again)
+        running_on = database.holder(record.key, study.clock.wall())
+    click.echo(f"running on {running_on}, {study.in_flight} trials in flight" if running_on else "ended")
+    if values.note:
+        click.echo(f"Warning: {values.note}", err=True)
+
+
+@click.command(
+    epilog="""
+\b
+Examples:
+  shadho-celery trials svm
+  shadho-celery trials svm --failed
+  shadho-celery trials svm --state running --state queued
+  shadho-celery trials svm --class cpu --subspace kernel=rbf --sort seconds --limit 10
+  shadho-celery trials svm --sort loss --json
+"""
+)
+@study_argument
+@click.option(
+    "--state",
+    "states",
+    multiple=True,
+    type=click.Choice([state.lower() for state in TrialState if state is not TrialState.LOST], case_sensitive=False),
+    help="Only trials in this state; may be repeated.",
+)
+@click.option("--failed", is_flag=True, help="Only failed trials, with their errors.")
+@click.option("--class", "compute_class", metavar="NAME", help="Only trials of this compute class.")
+@click.option("--subspace", metavar="NAME", help="Only trials of this subspace, such as kernel=rbf.")
+@click.option(
+    "--sort",
+    type=click.Choice(["number", "loss", "seconds"]),
+    default="number",
+    show_default=True,
+    help="Least number or loss first, or most seconds.",
+)
+@click.option("--limit", type=click.IntRange(min=1), help=f"Most trials to show.  [default: {LIMIT}; with --json all]")
+@store_option
+@json_option
+@refusals()
+def trials(
+    name: str,
+    states: tuple[str, ...],
+    failed: bool,
+    compute_class: str | None,
+    subspace: str | None,
+    sort: str,
+    limit: int | None,
+    store: str,
+    as_json: bool,
+) -> None:
+    """List trials of a study, with the values that the objective got."""
+    wanted = {TrialState(state.upper()) for state in states} | ({TrialState.FAILED} if failed else set())
+
+    def fits(trial: TrialResult) -> bool:
+        return (
+            (not wanted or trial.state in wanted)
+            and compute_class in (None, trial.compute_class)
+            and subspace in (None, trial.subspace)
+        )
+
+    with opened(store, name) as study:
+        found, count = _chosen(study, fits, SORTED[sort], limit or (None if as_json else LIMIT))
+        if as_json:
+            print_json({"study": study.name, "trials": [trial_json(trial) for trial in found]})
+            return
+        _print(_trials_table(found, with_errors=failed))
+        more = f", of which {len(found)} are shown: see --limit" if count > len(found) else ""
+        click.echo(f"study {study.name}: {count} {'trial' if count == 1 else 'trials'}{more}")
+
+
+@click.command(
+    epilog="""
+\b
+Examples:
+  shadho-celery trial svm 3
+  shadho-celery trial svm 3 --json
+"""
+)
+@study_argument
+@click.argument("number", type=click.IntRange(min=0))
+@store_option
+@json_option
+@refusals()
+def trial(name: str, number: int, store: str, as_json: bool) -> None:
+    """Show all that is known of trial NUMBER of a study, with the traceback of its failure."""
+    with opened(store, name) as study:
+        found = study.trial(number)
+        if as_json:
+            reports = [
+                {"attempt": each.attempt, "step": each.step, "loss": each.loss, "at": each.at} for each in found.reports
+            ]
+            print_json({"study": study.name, **trial_json(found), "reports": reports})
+            return
+        for line in _description(study, found):
+            click.echo(line)
+
+
+@click.command(
+    epilog="""
+\b
+Examples:
+  shadho-celery best svm
+  shadho-celery best svm --json > best.json
+"""
+)
+@study_argument
+@store_option
+@json_option
+@refusals()
+def best(name: str, store: str, as_json: bool) -> None:
+    """Print the best trial of a study: its loss, and the values as the objective got them."""
+    with opened(store, name) as study:
+        found = study.best
+        if found is None:
+            raise NoSuccessfulTrial(
+                f"study {study.name} has no successful trial; see shadho-celery trials {study.name} --failed"
+            )
+        if as_json:
+            print_json({"study": study.name, **trial_json(found)})
+            return
+        click.echo(f"study {study.name}, trial {found.number}: loss {found.loss!r}")
+        for line in [*_listed("values", found.values), *_listed("metrics", found.metrics)]:
+            click.echo(line)
+
+
+def _by_loss(trial: TrialResult) -> tuple[bool, float]:
+    return trial.loss is None, trial.loss or 0.0
+
+
+#: keys by which `trials` sorts
+SORTED: Mapping[str, Callable[[TrialResult], Any]] = {
+    "number": lambda trial: trial.number,
+    "loss": _by_loss,
+    "seconds": lambda trial: -(trial.seconds or 0.0),
+}
+
+
+def _chosen(
+    study: StudyResults, fits: Callable[[TrialResult], bool], key: Callable[[TrialResult], Any], most: int | None
+) -> tuple[list[TrialResult], int]:
+    """Return the first trials by `key` of those that fit, `most` at most, and the number of all that do."""
+    found: list[TrialResult] = []
+    count = 0
+    for each in study.trials:
+        if fits(each):
+            count += 1
+            found.append(each)
+            if most is not None and len(found) >= 1000 + most:
+                # A study may have a million trials.
+                found = sorted(found, key=key)[:most]
+    return sorted(found, key=key)[:most], count
+
+
+def _trials_table(found: list[TrialResult], *, with_errors: bool) -> Table:
+    from rich.table import Column
+    from rich.text import Text
+
+    from shadho_celery.cli.views import brief
+
+    last = Column("error" if with_errors else "what the objective got", no_wrap=True, overflow="ellipsis")
+    table = _table(">trial", "state", ">loss", ">seconds", "class", "host", last)
+    for each in found:
+        words = headline(each.error) if with_errors else brief(each.values)
+        cells = (str(each.number), each.state.lower(), _number(each.loss), _number(each.seconds, 3))
+        table.add_row(*cells, *map(Text, (each.compute_class or "-", each.host or "-", one_line(words, 1000))))
+    return table
+
+
+def _description(study: StudyResults, found: TrialResult) -> Iterator[str]:
+    """Yield all that is known of a trial, a fact a line."""
+    yield f"study {study.name}, trial {found.number}: {found.state.lower()}"
+    if found.loss is not None:
+        yield f"loss: {found.loss!r}"
+    yield f"subspace: {found.subspace}"
+    yield from _listed("values", found.values)
+    yield from _listed("params as drawn", found.params)
+    yield from _listed("metrics", found.metrics)
+    if found.budget is not None:
+        yield f"budget: {found.budget:g}"
+    yield f"seed: {found.seed}"
+    if found.host:
+        yield f"ran on: {found.host}, class {found.compute_class}"
+    lost = f", {found.lost} of them lost with their workers" if found.lost else ""
+    yield f"attempts: {found.attempts}{lost}"
+    for each in found.live:
+        yield f"  attempt {each.attempt}: {each.state.lower()} on {each.host or each.compute_class}"
+    yield f"asked: {moment(found.asked_at)}  started: {moment(found.started_at)}  ended: {moment(found.finished_at)}"
+    if found.seconds is not None:
+        yield f"seconds: {found.seconds:.6g}"
+    if found.memory is not None:
+        yield f"memory: {found.memory / MIB:.1f} MiB at its peak"
+    if reports := found.reports:
+        shown = f", the last {REPORTS}" if len(reports) > REPORTS else ""
+        yield f"reports: {len(reports)}{shown}"
+        for report in reports[-REPORTS:]:
+            yield f"  attempt {report.attempt}, step {report.step}: loss {report.loss:.6g}"
+    if found.warning:
+        yield f"warning: {found.warning}"
+    if found.error:
+        yield "error:"
+        yield found.error.rstrip()
+
+
+def _listed(title: str, found: Any) -> Iterator[str]:
+    """Yield a title, and the parts of a mapping a line each, as Python writes them; a value alone in one line."""
+    if not isinstance(found, Mapping):
+        yield f"{title}: {found!r}"
+    elif found:
+        yield f"{title}:"
+        yield from (f"  {key}: {value!r}" for key, value in found.items())
+
+
+def _study_json(study: StudyResults) -> dict[str, Any]:
+    best = study.best
+    return {
+        "study": study.name,
+        "store": study.store,
+        "module": study.module,
+        "seed": study.seed,
+        "settings": study.settings,
+        "space": study.space,
+        "created_at": study.created_at,
+        "running_on": study.running_on,
+        "trials": {state.lower(): count for state, count in study.counts.items()},
+        "best": None if best is None else trial_json(best),
+    }
+
+
+def _number(value: float | None, digits: int = 6) -> str:
+    return "-" if value is None else f"{value:.{digits}g}"
+
+
+def _table(*names: Any) -> Table:
+    """Return a table with these columns; one whose name begins with > is of numbers."""
+    from rich.table import Table
+
+    from shadho_celery.cli.views import right
+
+    return Table(*(right(name[1:]) if isinstance(name, str) and name[0] == ">" else name for name in names))
+
+
+def _print(table: Table) -> None:
+    from shadho_celery.cli.views import make_console
+
+    make_console().print(table)
+
+
+class _Recorded:
+    """Stands in for a space: makes values as they were recorded."""
+
+    def __init__(self, evaluate: Callable[[Params], Any]) -> None:
+        self.evaluate = evaluate

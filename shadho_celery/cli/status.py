@@ -1,0 +1,113 @@
+"""Command that shows the fleet: `status`."""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from shadho_celery.cli import connection_options
+from shadho_celery.cli.result_options import json_option, print_json
+from shadho_celery.core.checks import mask
+from shadho_celery.transport import urls
+
+if TYPE_CHECKING:
+    from shadho_celery.transport.registry import Worker
+
+NO_FLEET = (
+    f"no fleet is named here: studies run on this machine alone, with workers of their own. To see a fleet give "
+    f"--broker and --redis, or set {urls.BROKER} and {urls.REDIS}"
+)
+
+
+@click.command(
+    epilog=f"""
+\b
+Examples:
+  {urls.BROKER}=amqp://127.0.0.1 {urls.REDIS}=redis://127.0.0.1/0 shadho-celery status
+  shadho-celery status --url-file ~/fleet.urls
+  shadho-celery status --url-file ~/fleet.urls --json
+"""
+)
+@json_option
+@connection_options.options
+@connection_options.refusals()
+def status(as_json: bool, **connection: str | None) -> None:
+    """Show the classes, workers, slots and queues of the fleet, with or without a study."""
+    named = connection_options.environment(**connection)
+    if not connection_options.is_fleet(named):
+        if as_json:
+            print_json({"fleet": None})
+        else:
+            click.echo(NO_FLEET)
+        return
+    os.environ.update(named)
+    # Late: Celery's libraries take half a second, and read the environment.
+    from shadho_celery.transport.broker import depths
+    from shadho_celery.transport.redis import connect
+    from shadho_celery.transport.registry import Registry, StudyWants, Worker
+    from shadho_celery.transport.signing import Signer
+
+    client, signer = connect(urls.url(urls.REDIS)), Signer.configured()
+    registry, wanting = Registry(client, Worker, signer), Registry(client, StudyWants, signer)
+    workers, studies = registry.living(), wanting.living()
+    classes = {worker.compute_class for worker in workers.values()}
+    classes |= {name for study in studies.values() for name in study.wants}
+    found = _facts(workers, depths(sorted(classes)), len(studies), registry.refused + wanting.refused)
+    if as_json:
+        print_json(found)
+    else:
+        _show(found)
+
+
+def _facts(
+    workers: Mapping[str, Worker], queues: Mapping[str, int | None], studies: int, refused: int
+) -> dict[str, Any]:
+    """Return the facts of the fleet, by class."""
+    by_class: dict[str, list[Worker]] = defaultdict(list)
+    for worker in workers.values():
+        by_class[worker.compute_class].append(worker)
+    return {
+        "fleet": {name: mask(urls.url(variable)) for name, variable in (("broker", urls.BROKER), ("redis", urls.REDIS))},
+        "studies": studies,
+        "refused": refused,
+        "classes": {
+            name: {
+                "workers": len(by_class[name]),
+                "quarantined": sum(worker.quarantined for worker in by_class[name]),
+                "slots": sum(worker.slots for worker in by_class[name]),
+                "busy": sum(worker.busy for worker in by_class[name]),
+                "queue": waiting,
+                "hosts": sorted({worker.machine.host for worker in by_class[name]}),
+                "imports": sorted({module for worker in by_class[name] for module in worker.imports}),
+            }
+            for name, waiting in queues.items()
+        },
+    }
+
+
+def _show(found: Mapping[str, Any]) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    from shadho_celery.cli.views import make_console, right
+
+    click.echo(f"broker {found['fleet']['broker']}, Redis {found['fleet']['redis']}; studies that run: {found['studies']}")
+    if found["classes"]:
+        figures = ("workers", "quarantined", "slots", "busy", "queue")
+        table = Table("class", *map(right, figures), "hosts", "modules")
+        for name, facts in found["classes"].items():
+            cells = ("-" if facts[figure] is None else str(facts[figure]) for figure in figures)
+            table.add_row(Text(name), *cells, Text(", ".join(facts["hosts"])), Text(", ".join(facts["imports"])))
+        make_console().print(table)
+    else:
+        click.echo("no worker is live; start one on a machine: shadho-celery worker --import my_study")
+    if found["refused"]:
+        click.echo(
+            f"announcements that are not signed with this machine's key, or malformed: {found['refused']}; "
+            "see --signing-key-file",
+            err=True,
+        )

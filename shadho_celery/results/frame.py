@@ -1,0 +1,77 @@
+"""Table of a study's trials for pandas."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from shadho_celery.errors import UsageError
+from shadho_celery.results.trial import TrialResult
+from shadho_celery.results.values import Values
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+#: columns in front of the labels and the metrics
+FACTS = ("number", "state", "loss", "subspace", "budget", "seconds", "compute_class", "host", "attempts")
+#: columns behind them, seconds since the epoch in the store, and moments here
+MOMENTS = ("asked_at", "started_at", "finished_at")
+
+
+def make_frame(trials: Iterable[TrialResult], values: Values) -> pd.DataFrame:
+    """Return one row a trial: facts, one column a label with its value, one a metric, moments, error and warning.
+
+    A label or metric whose name is taken gets the prefix ``param.`` or ``metric.``. A column of unlike values, or of
+    lists and dicts, is made one of texts, so that every format can keep it.
+    """
+    try:
+        import pandas as pd
+    except ImportError:
+        raise UsageError('a table of trials needs pandas: pip install "shadho_celery[export]"') from None
+    rows = list(trials)
+    labels = dict.fromkeys(label for trial in rows for label in trial.params)
+    metrics = dict.fromkeys(name for trial in rows for name in trial.metrics)
+    columns: dict[str, list[Any]] = {name: [getattr(trial, name) for trial in rows] for name in FACTS}
+    columns["state"] = [str(trial.state) for trial in rows]
+    taken = {*FACTS, *MOMENTS, "error", "warning"}
+    for label in labels:
+        shown = [values.shown(params, label) if label in (params := trial.params) else None for trial in rows]
+        columns[_name(label, "param", taken)] = _plain(shown)
+    for name in metrics:
+        columns[_name(name, "metric", taken)] = _plain([trial.metrics.get(name) for trial in rows])
+    frame = pd.DataFrame(columns, index=pd.RangeIndex(len(rows)))
+    for name in MOMENTS:
+        frame[name] = pd.to_datetime(
+            pd.Series([getattr(trial, name) for trial in rows], dtype=float), unit="s", utc=True
+        )
+    frame["error"] = pd.Series([trial.error for trial in rows], dtype=object)
+    frame["warning"] = pd.Series([trial.warning for trial in rows], dtype=object)
+    for name in ("loss", "budget", "seconds"):
+        frame[name] = frame[name].astype(float)
+    return frame
+
+
+def _name(name: str, kind: str, taken: set[str]) -> str:
+    while name in taken:
+        name = f"{kind}.{name}"
+    taken.add(name)
+    return name
+
+
+def _plain(column: list[Any]) -> list[Any]:
+    """Return a column as it is if its values are all numbers, all truth values or all texts; else as texts."""
+    kinds = {type(value) for value in column if value is not None}
+    is_small = all(-(2**63) <= value < 2**63 for value in column if type(value) is int)
+    if (kinds <= {int, float} and is_small) or kinds in ({bool}, {str}):
+        return column
+    return [None if value is None else _text(value) for value in column]
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, str):
+        return str(value)
+    try:
+        return json.dumps(value, ensure_ascii=False)
+    except (TypeError, ValueError):
+        return repr(value)

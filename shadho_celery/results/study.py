@@ -1,0 +1,220 @@
+"""A recorded study: what it has found, and its deletion."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
+
+from shadho_celery.core.checks import short
+from shadho_celery.core.trial import TrialState
+from shadho_celery.errors import StudyLocked, UsageError
+from shadho_celery.results.frame import make_frame
+from shadho_celery.results.trial import TrialResult, TrialResults
+from shadho_celery.results.values import Evaluate, Values
+from shadho_celery.store.base import StudyRecord
+from shadho_celery.store.lock import holder_name
+from shadho_celery.store.sql import SqlStore
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+#: folder of everything that runs keep in their working directory
+STATE = Path(".shadho")
+
+#: checkpoint folders of the studies, by their keys
+CHECKPOINTS = STATE / "checkpoints"
+
+
+class StudySummary(Struct, frozen=True, kw_only=True):
+    """A study in one line of a list."""
+
+    name: str
+    key: str
+    #: module with SPACE and objective; "" for a search without one
+    module: str
+    #: seconds since the epoch
+    created_at: float
+    #: number of its trials by state
+    counts: Mapping[TrialState, int]
+    best_loss: float | None
+    #: host and process of the scheduler that runs it; None if none does
+    running_on: str | None
+
+
+class Deleted(Struct, frozen=True, kw_only=True):
+    """What the deletion of a study removed, and what it could not."""
+
+    name: str
+    trials: int
+    #: folders of this machine that were removed
+    folders: Sequence[str]
+    #: machines whose workers may keep its checkpoints, and the folder below their working directories
+    hosts: Sequence[str]
+    folder_there: str
+
+
+class StudyResults:
+    """A study as its store has it at the moment of each look. Reading takes no lock, and works while it runs."""
+
+    def __init__(self, store: SqlStore, record: StudyRecord, evaluate: Evaluate | None = None) -> None:
+        """`evaluate` is that of the space, where it is at hand; else values are made by what the store has."""
+        self._store = store
+        self._record = record
+        self._values = Values(record, evaluate)
+
+    @property
+    def name(self) -> str:
+        """Name of the study in its store."""
+        return self._record.name
+
+    @property
+    def key(self) -> str:
+        """Name of the study that is unique among all stores; its checkpoint folder's, too."""
+        return self._record.key
+
+    @property
+    def module(self) -> str:
+        """Module with SPACE and objective; "" for a search without one."""
+        return self._record.module
+
+    @property
+    def seed(self) -> int:
+        """Seed of the search."""
+        return self._record.seed
+
+    @property
+    def created_at(self) -> float:
+        """Moment of its beginning, in seconds since the epoch."""
+        return self._record.created_at
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """Settings of its runs so far, as far as they were given."""
+        return self._record.settings
+
+    @property
+    def space(self) -> Mapping[str, str]:
+        """Domain and condition of each label, in words."""
+        return self._record.space
+
+    @property
+    def store(self) -> str:
+        """URL of its store, without a password."""
+        return self._store.safe_url
+
+    @property
+    def running_on(self) -> str | None:
+        """Host and process of the scheduler that runs it; None if none does."""
+        return self._store.holder(self.key, time.time())
+
+    @property
+    def counts(self) -> Mapping[TrialState, int]:
+        """Number of trials by state."""
+        return self._store.counts(self.key)
+
+    def count(self, *states: TrialState | str) -> int:
+        """Return the number of trials in one of `states`; of all trials without any."""
+        counts = self.counts
+        return sum(counts.get(TrialState(state), 0) for state in states) if states else sum(counts.values())
+
+    @property
+    def trials(self) -> TrialResults:
+        """All trials by number, finished or not."""
+        return TrialResults(self._store, self._record, self._values)
+
+    def trial(self, number: int) -> TrialResult:
+        """Return the trial of that number. Raises UsageError if there is none."""
+        for trial in self._store.trials(self.key, [number]):
+            return TrialResult(trial, self._values, self._store, self.key)
+        raise UsageError(f"study {self.name!r} has no trial {short(number)}; its trials go from 0")
+
+    @property
+    def best(self) -> TrialResult | None:
+        """The COMPLETE trial with the least loss, of those with the highest budget; None without one."""
+        number = self._store.best(self.key)
+        return None if number is None else self.trial(number)
+
+    @property
+    def values_note(self) -> str | None:
+        """Reason why some values that were looked at so far are shown as texts; None if none is."""
+        return self._values.note
+
+    def dataframe(self) -> pd.DataFrame:
+        """Return the trials as a table of pandas: one row a trial, one column a label (its value), one a metric."""
+        return make_frame(self.trials, self._values)
+
+    def delete(self) -> Deleted:
+        """Delete the study with its trials and reports, and its folders below this working directory.
+
+        Raises StudyLocked if it runs. What lies on the disks of other machines is named in the answer.
+        """
+        with closing(SqlStore(self._store.url)) as store:
+            store.find(self.name)
+            if (where := store.holder(self.key, time.time())) is not None:
+                raise StudyLocked(f"study {self.name!r} is run by the scheduler on {where}; stop it first")
+            fence = store.lock(self.key, holder_name(), time.time())
+            trials, hosts = sum(store.counts(self.key).values()), store.hosts(self.key)
+            store.delete(self.key, fence)
+        return Deleted(
+            name=self.name,
+            trials=trials,
+            folders=[str(folder) for folder in self._folders if _remove(folder)],
+            hosts=[host for host in hosts if host not in {socket.gethostname(), "this process"}],
+            folder_there=str(CHECKPOINTS / self.key),
+        )
+
+    @property
+    def _folders(self) -> list[Path]:
+        """Its folders below the working directory: checkpoints, and the files of its embedded servers."""
+        state = STATE / self.name
+        # A name that came with a store from elsewhere might lead out of the folder, or to all checkpoints.
+        is_own = state.parent == STATE and state.name not in {"", "..", CHECKPOINTS.name}
+        return [CHECKPOINTS / self.key, STATE / self.key, *([state] if is_own else [])]
+
+    def __repr__(self) -> str:
+        return f"<study {self.name!r} in {self.store}>"
+
+
+def load_study(store: str, name: str) -> StudyResults:
+    """Return the study called `name`, which may be shortened while it is unique, from the store at a URL.
+
+    Raises StudyNotFound, which names the candidates if there are several, or StoreError.
+    """
+    if not isinstance(name, str) or not name:
+        raise UsageError(f"a study's name is a text, not {short(name, 60)}")
+    opened = SqlStore(store, read_only=True)
+    return StudyResults(opened, opened.find(name))
+
+
+def list_studies(store: str) -> list[StudySummary]:
+    """Return the studies of the store at a URL, the latest first. Raises StoreError."""
+    with closing(SqlStore(store, read_only=True)) as opened:
+        return [_summary(StudyResults(opened, record)) for record in opened.records()]
+
+
+def _summary(study: StudyResults) -> StudySummary:
+    best = study.best
+    return StudySummary(
+        name=study.name,
+        key=study.key,
+        module=study.module,
+        created_at=study.created_at,
+        counts=study.counts,
+        best_loss=None if best is None else best.loss,
+        running_on=study.running_on,
+    )
+
+
+def _remove(folder: Path) -> bool:
+    """Remove a folder with all it holds; return whether it was there."""
+    if folder.is_symlink() or not folder.is_dir():
+        return False
+    shutil.rmtree(folder, ignore_errors=True)
+    return not folder.exists()

@@ -1,0 +1,174 @@
+"""A recorded trial, and the sequence of a study's trials."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import Any, overload
+
+from shadho_celery.core.trial import Attempt, Report, Trial, TrialState
+from shadho_celery.results.values import Values
+from shadho_celery.store.base import StudyRecord
+from shadho_celery.store.sql import PAGE, SqlStore
+
+
+class TrialResult:
+    """A trial as the store has it: facts, and the values that its objective got."""
+
+    def __init__(self, trial: Trial, values: Values, store: SqlStore, key: str) -> None:
+        self._trial = trial
+        self._values = values
+        self._store = store
+        self._key = key
+
+    @property
+    def number(self) -> int:
+        """Position of the trial in its study, from 0."""
+        return self._trial.number
+
+    @property
+    def state(self) -> TrialState:
+        """WAITING, QUEUED, RUNNING, COMPLETE, PRUNED, FAILED or CANCELLED; equal to that str."""
+        return self._trial.state
+
+    @property
+    def subspace(self) -> str:
+        """Name of the subspace of the params, such as ``kernel=rbf``."""
+        return self._trial.subspace
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """Drawn value of each active label; of a choice the index of its option."""
+        return dict(self._trial.params)
+
+    @cached_property
+    def values(self) -> Any:
+        """What the objective got, by the space's own shape; see `StudyResults.values_note`."""
+        return self._values.of(self._trial.params)
+
+    @property
+    def loss(self) -> float | None:
+        """Loss; None without one."""
+        return self._trial.loss
+
+    @property
+    def metrics(self) -> Mapping[str, Any]:
+        """Further results of the objective."""
+        return self._trial.metrics
+
+    @property
+    def error(self) -> str | None:
+        """Reason of its failure, with the traceback."""
+        return self._trial.error
+
+    @property
+    def warning(self) -> str | None:
+        """Message to the user although it ended well, for instance about a dropped metric."""
+        return self._trial.warning
+
+    @property
+    def seconds(self) -> float | None:
+        """Seconds that the objective took."""
+        return self._trial.seconds
+
+    @property
+    def memory(self) -> int | None:
+        """Peak bytes of the objective."""
+        return self._trial.memory
+
+    @property
+    def seed(self) -> int:
+        """Seed of the objective's own draws."""
+        return self._trial.seed
+
+    @property
+    def budget(self) -> float | None:
+        """Part of the fidelity; None for all of it."""
+        return self._trial.budget
+
+    @property
+    def compute_class(self) -> str | None:
+        """Compute class of its present or last machine."""
+        return self._trial.compute_class
+
+    @property
+    def host(self) -> str | None:
+        """Name of its present or last machine."""
+        return self._trial.host
+
+    @property
+    def asked_at(self) -> float | None:
+        """Seconds since the epoch at which it was proposed."""
+        return self._trial.asked_at
+
+    @property
+    def started_at(self) -> float | None:
+        """Seconds since the epoch at which it began to run."""
+        return self._trial.started_at
+
+    @property
+    def finished_at(self) -> float | None:
+        """Seconds since the epoch at which it ended."""
+        return self._trial.finished_at
+
+    @property
+    def attempts(self) -> int:
+        """Number of times that it was sent to a worker."""
+        return self._trial.attempt
+
+    @property
+    def lost(self) -> int:
+        """Number of attempts that were lost with their workers."""
+        return self._trial.lost
+
+    @property
+    def live(self) -> Sequence[Attempt]:
+        """Attempts that are queued or run, with class, host and start of each."""
+        if self._trial.state not in {TrialState.QUEUED, TrialState.RUNNING}:
+            return ()
+        return tuple(self._trial.live or [self._trial.attempted(state=self._trial.state)])
+
+    @cached_property
+    def reports(self) -> Sequence[Report]:
+        """Intermediate losses, each with `.attempt`, `.step`, `.loss` and `.at`, by attempt and step."""
+        return tuple(self._store.reports(self._key, self.number))
+
+    def __repr__(self) -> str:
+        return f"<trial {self.number}: {self.state}, loss {self.loss}, params {self.params}>"
+
+
+class TrialResults(Sequence[TrialResult]):
+    """Trials of a study by number, finished or not, as far as they were recorded when this was made.
+
+    Trials are read from the store in pages when they are asked for.
+    """
+
+    def __init__(self, store: SqlStore, record: StudyRecord, values: Values) -> None:
+        self._store = store
+        self._record = record
+        self._values = values
+        #: a repair may have moved trials away, so that the numbers have gaps
+        self._numbers = store.numbers(record.key)
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def __iter__(self) -> Iterator[TrialResult]:
+        for start in range(0, len(self._numbers), PAGE):
+            yield from self._of(self._numbers[start : start + PAGE])
+
+    @overload
+    def __getitem__(self, place: int) -> TrialResult: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> list[TrialResult]: ...
+
+    def __getitem__(self, place: int | slice) -> TrialResult | list[TrialResult]:
+        """Return the trial at a place, -1 for the one with the greatest number; or those of a slice."""
+        if isinstance(place, slice):
+            return list(self._of(self._numbers[place]))
+        return next(self._of([self._numbers[place]]))
+
+    def _of(self, numbers: Sequence[int]) -> Iterator[TrialResult]:
+        key = self._record.key
+        return (TrialResult(trial, self._values, self._store, key) for trial in self._store.trials(key, numbers))

@@ -1,0 +1,88 @@
+"""Values of a recorded trial: what the objective got, by the space's own shape."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from contextlib import redirect_stdout
+from functools import cached_property
+from typing import Any
+
+from shadho_celery.core.checks import short
+from shadho_celery.core.trial import Params
+from shadho_celery.errors import ShadhoError
+from shadho_celery.objective import study_file
+from shadho_celery.space.stored import RestoredSpace
+from shadho_celery.store.base import StudyRecord
+
+#: makes values from params
+Evaluate = Callable[[Params], Any]
+
+
+class Values:
+    """Makes values by the space that the store has, else by that of the study's module, else as texts."""
+
+    def __init__(self, record: StudyRecord, evaluate: Evaluate | None = None) -> None:
+        """`evaluate` is that of the space itself, where it is at hand."""
+        self._record = record
+        self._evaluate = evaluate
+        #: reason why some values are texts, with its remedy; None as long as all are what the objective got
+        self.note: str | None = None
+
+    def of(self, params: Params) -> Any:
+        """Return the values of these params; see `note`."""
+        if self._evaluate is not None:
+            return self._evaluate(params)
+        value, is_exact = self._restored.evaluate(params) if self._restored else (dict(params), False)
+        if is_exact:
+            return value
+        evaluate = self._of_module
+        if evaluate is None:
+            return value
+        try:
+            return evaluate(params)
+        except Exception as error:  # a space may call any function
+            self.note = f"the space of {self._record.module} fails on these params: {short(error)}"
+            return value
+
+    def shown(self, params: Params, label: str) -> Any:
+        """Return the value of one active label as a table shows it."""
+        return self._restored.shown(params, label) if self._restored else params[label]
+
+    @cached_property
+    def _restored(self) -> RestoredSpace | None:
+        """The space that the store has; None in a study of an earlier version."""
+        if self._record.tree is None:
+            return None
+        try:
+            return RestoredSpace(self._record.tree, _find_function)
+        except (ValueError, TypeError, IndexError):
+            return None
+
+    @cached_property
+    def _of_module(self) -> Evaluate | None:
+        """Evaluation by the space of the study's module; None, and a note, if it has no such space."""
+        name = self._record.module
+        if not name:
+            self.note = "some values are shown as texts: they are objects that only the study's own program has"
+            return None
+        from shadho_celery.space.compile import compile_space
+
+        try:
+            # A study file may print during its import, and that is no result.
+            with redirect_stdout(sys.stderr):
+                space = compile_space(study_file.load(name).space)
+        except ShadhoError as error:
+            self.note = f"some values are shown as texts: {error}"
+            return None
+        if space.describe() != dict(self._record.space):
+            self.note = f"some values are shown as texts: {name} has another search space now"
+            return None
+        return space.evaluate
+
+
+def _find_function(name: str) -> Callable[..., Any] | None:
+    # Its module imports hyperopt, which takes more than a second and which most spaces do not need.
+    from shadho_celery.space.compile import find_function
+
+    return find_function(name)
