@@ -10,7 +10,6 @@ import os
 import sys
 import uuid
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 from celery import Celery, Task, current_app, shared_task, signals
@@ -20,8 +19,8 @@ from shadho_celery.core import hardware
 from shadho_celery.errors import ShadhoError
 from shadho_celery.node.consumer import CarefulConsumer, Consumer
 from shadho_celery.node.slots import NotMine, Slots
+from shadho_celery.objective.context import CHECKPOINTS
 from shadho_celery.objective.study_file import cores_per_trial
-from shadho_celery.runner import trial_log
 from shadho_celery.transport import broker
 from shadho_celery.transport.celery_settings import configuration
 from shadho_celery.transport.redis import connect, own_address
@@ -101,7 +100,7 @@ def _open(sender: Any, **_: object) -> None:
             compute_class=name,
             count=int(sender.concurrency),
             imports=_imports(conf, {"include": sender.include}),
-            checkpoints=trial_log.FOLDER.absolute(),
+            checkpoints=CHECKPOINTS.absolute(),
             address=own_address(client),
             signer=Signer.configured(),
         )

@@ -124,6 +124,11 @@ _positive = partial(click.option, type=click.FloatRange(min=0, min_open=True, ma
     metavar="SECONDS",
     help="Time of one trial; after it the objective gets a TrialTimeout, and is killed five seconds later.",
 )
+@click.option(
+    "--show-output",
+    is_flag=True,
+    help="Print what the trials print, each line after its trial's number, such as [12]; on this machine only.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else on standard output.")
 @connection_options.options
 @connection_options.refusals()
@@ -146,6 +151,8 @@ def main(study_module: str, resume: str | None, **given: Any) -> None:
     if is_fleet and (given["workers"] or given["demo"]):
         option = "--workers" if given["workers"] else "--demo"
         raise UsageError(f"{option} is for embedded mode; on a fleet start workers with celery -A shadho_celery worker")
+    if is_fleet and given["show_output"]:
+        raise UsageError("--show-output is for embedded mode; on a fleet: shadho-celery logs STUDY TRIAL --follow")
     if given["workers"] and given["demo"]:
         raise UsageError("--demo names the classes itself; leave out either --demo or --workers")
     click.echo(f"shadho_celery: reading {study_module} ...", err=True)

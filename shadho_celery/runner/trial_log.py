@@ -14,9 +14,6 @@ from pathlib import Path
 from shadho_celery.core.clock import Clock
 from shadho_celery.core.trial import MAX_LOG
 
-#: folder of all checkpoints and logs, in the working directory of a worker
-FOLDER = Path(".shadho/checkpoints")
-
 #: bytes that are kept of the beginning of a log, and of its end; while it is written, the end has up to twice as many
 HEAD = TAIL = 256 * 1024
 
