@@ -145,36 +145,30 @@ class FleetLogs:
         self._redis = connect(urls.url(urls.REDIS))
         self._registry = Registry(self._redis, Worker, signer)
         self._client = LogClient(self._redis, signer)
-        #: workers that were asked last, those of them that have answered, and the one that had the log
-        self._asked: Sequence[str] = ()
-        self._answered: set[str] = set()
+        #: worker that had the log
         self._source: str | None = None
-        self._is_on_host = False
+        #: whether a worker was live on the trial's machine, and whether any has answered
+        self._is_on_host = self._has_answered = False
 
     def read(self, trial: TrialResult, attempt: int, after: int) -> tuple[str, int] | None:
         """Return what a worker has of the log, None if none has any. Raises ServiceError."""
-        import redis
+        from shadho_celery.transport.redis import refusals
 
-        from shadho_celery.transport.redis import unusable
-
-        try:
-            self._asked, self._answered = self._workers(trial), set()
-            for answer in self._client.ask(
-                self._asked, self._study, trial.number, attempt, after=after, seconds=ANSWER_SECONDS
-            ):
-                self._answered.add(answer.worker)
+        with refusals():
+            workers, self._has_answered = self._workers(trial), False
+            asking = self._client.ask(workers, self._study, trial.number, attempt, after=after, seconds=ANSWER_SECONDS)
+            for answer in asking:
+                self._has_answered = True
                 if answer.text is not None:
                     self._source = answer.worker
                     return answer.text, answer.end
-        except redis.RedisError as error:
-            raise unusable(error) from None
         return None
 
     def missing(self, trial: TrialResult) -> ServiceError | str:
         """Return why no worker has the log of a trial."""
         number, host = trial.number, trial.host
         refused = self._client.refused + self._registry.refused
-        if refused and not self._answered:
+        if refused and not self._has_answered:
             return ServiceError(
                 f"{refused} records of workers were refused: they are not signed with our key; see --signing-key-file"
             )
@@ -182,7 +176,7 @@ class FleetLogs:
             return ServiceError(
                 f"no worker is live on {host}, where the log of trial {number} is; start one there, in the same folder"
             )
-        if not self._answered:
+        if not self._has_answered:
             return ServiceError(
                 f"no worker on {host} has answered within {ANSWER_SECONDS:.0f} s; see that it runs, and try again"
             )

@@ -51,7 +51,9 @@ class ShownOutput:
 
     def _print(self, number: int, attempt: int) -> None:
         try:
-            found = read_log(log_path(CHECKPOINTS, self._study, number, attempt), self._positions.get((number, attempt), 0))
+            found = read_log(
+                log_path(CHECKPOINTS, self._study, number, attempt), self._positions.get((number, attempt), 0)
+            )
         except OSError as error:
             self._say(f"[{number}] its log cannot be read: {error.strerror}")
             return
