@@ -141,13 +141,15 @@ class FleetLogs:
         from shadho_celery.transport.signing import Signer
 
         signer = Signer.configured()
+        self._fingerprint = signer.fingerprint
         self._study = study
         self._redis = connect(urls.url(urls.REDIS))
         self._registry = Registry(self._redis, Worker, signer)
         self._client = LogClient(self._redis, signer)
         #: worker that had the log
         self._source: str | None = None
-        #: whether a worker was live on the trial's machine, and whether any has answered
+        #: live workers with another key, whether one with ours was live on the trial's machine, and whether any answered
+        self._strangers = 0
         self._is_on_host = self._has_answered = False
 
     def read(self, trial: TrialResult, attempt: int, after: int) -> tuple[str, int] | None:
@@ -167,10 +169,10 @@ class FleetLogs:
     def missing(self, trial: TrialResult) -> ServiceError | str:
         """Return why no worker has the log of a trial."""
         number, host = trial.number, trial.host
-        refused = self._client.refused + self._registry.refused
-        if refused and not self._has_answered:
+        if self._strangers and not self._has_answered:
             return ServiceError(
-                f"{refused} records of workers were refused: they are not signed with our key; see --signing-key-file"
+                f"{self._strangers} workers sign with another key than this command, or only one side signs; give the "
+                "fleet's --signing-key-file"
             )
         if not self._is_on_host:
             return ServiceError(
@@ -188,7 +190,9 @@ class FleetLogs:
 
     def _workers(self, trial: TrialResult) -> Sequence[str]:
         """Return the workers to ask: the one that had the log, else those on the trial's machine, else all."""
-        living = self._registry.living()
+        announced = self._registry.living()
+        living = {name: worker for name, worker in announced.items() if worker.key == self._fingerprint}
+        self._strangers = self._registry.refused + len(announced) - len(living)
         if self._source in living:
             return [self._source]
         on_host = [name for name, worker in living.items() if worker.machine.host == trial.host]

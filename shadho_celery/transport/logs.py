@@ -149,8 +149,10 @@ def _seal(key: str, record: LogRequest | LogAnswer, signer: Signer) -> str:
 def _unseal(kind: type[R], key: str, text: str, most: int, signer: Signer) -> R | None:
     """Return the record in a text; None if it lacks a required signature, or is no such record."""
     plain = signer.unseal(key, text) if len(text) <= most else None
+    if not plain:
+        return None
     try:
-        record: R | None = plain and _DECODERS[kind](plain)
+        record: R = _DECODERS[kind](plain)
     except (ValueError, RecursionError):
         return None
     return record

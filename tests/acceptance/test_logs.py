@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator
 
 import pytest
-from acceptance.commands import Command, Desk, desk, until
+from acceptance.commands import Command, Desk, until
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -107,15 +106,12 @@ def test_the_output_of_embedded_trials(desk: Desk) -> None:
     assert "Task shadho.trial[" not in worker_log
 
 
-@pytest.fixture
-def there(tmp_path_factory: pytest.TempPathFactory, no_orphans: None) -> Iterator[Desk]:
-    """A folder as on another machine."""
-    with desk(tmp_path_factory.mktemp("there")) as made:
-        yield made
-
-
-def test_the_output_of_trials_on_a_fleet_is_read_from_its_workers(desk: Desk, there: Desk, redis_url: str) -> None:
+def test_the_output_of_trials_on_a_fleet_is_read_from_its_workers(
+    desk: Desk, tmp_path_factory: pytest.TempPathFactory, redis_url: str
+) -> None:
     """Also while a trial runs, and signed; once the worker is gone, the last lines of one that failed are left."""
+    # A folder as on another machine.
+    there = Desk(tmp_path_factory.mktemp("there"), desk.temporary)
     key = desk.write("shadho.key", "a key of more than sixteen bytes\n")
     key.chmod(0o600)
     keyless = {"CELERY_BROKER_URL": redis_url, "SHADHO_REDIS_URL": redis_url}
@@ -123,15 +119,16 @@ def test_the_output_of_trials_on_a_fleet_is_read_from_its_workers(desk: Desk, th
     for folder in (desk, there):
         folder.write("my_study.py", STUDY)
     worker = there.worker("cpu", "-c", "1", "-l", "INFO", **urls, SHADHO_IMPORTS="my_study")
+    desk.commands.append(worker)
     run = desk.launch("my_study", "--trials", "3", "--study", "s", **urls)
-    until(lambda: any(trial["number"] == 2 and trial["state"] == "RUNNING" for trial in trials(desk)), 60, desk.said)
+    until(lambda: [*there.folder.glob(".shadho/checkpoints/*/logs/2.1.log")], 60, desk.said)
     followed = logs(desk, "s", "2", "--follow", **urls)
-    until(lambda: "said by a child" in followed.out, 30, lambda: desk.said() + there.said())
+    until(lambda: "said by a child" in followed.out, 30, desk.said)
     has_all(followed.out)
     assert followed.code is None
     refused = logs(desk, "s", "2", **keyless).wait()
     assert refused.code == 2
-    assert "see --signing-key-file" in refused.err
+    assert "give the fleet's --signing-key-file" in refused.err
     there.write("go", "")
     run.wait()
     has_all(followed.wait().out, "it ends")
@@ -148,10 +145,6 @@ def test_the_output_of_trials_on_a_fleet_is_read_from_its_workers(desk: Desk, th
     assert failed.code == 0
     assert "the last lines of its output came with its result" in failed.err
     has_all(failed.out)
-
-
-def trials(here: Desk) -> list[dict[str, object]]:
-    return here.trials() if (here.folder / "shadho.db").exists() else []
 
 
 def test_the_output_of_a_whole_fleet_is_not_shown_and_the_command_for_a_trial_is_named(desk: Desk) -> None:

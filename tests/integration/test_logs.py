@@ -93,7 +93,7 @@ def test_with_a_key_both_sides_sign(client: Any, tmp_path: Path, worker: Signer,
         '{"study": "s", "number": 1, "attempt": 1, "id": "%s"}' % ("a" * 32) + " " * 1000,
         "[" * 900,
     ],
-    ids=str,
+    ids=["no record", "empty", "folder", "number", "key", "position", "long", "deep"],
 )
 def test_a_malformed_request_is_refused_once_in_the_log(
     client: Any, tmp_path: Path, text: str, caplog: pytest.LogCaptureFixture
