@@ -1,29 +1,60 @@
 """Hardware-aware distributed hyperparameter search on Celery.
 
-The functions here import their modules when they are called, so that ``import shadho_celery`` stays light.
+The names of this package are imported when they are first used (PEP 562), so that ``import shadho_celery`` stays light:
+hyperopt alone takes more than a second.
 """
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from shadho_celery.objective.call import Objective
-    from shadho_celery.study.study import Study
+    from hyperopt import STATUS_FAIL, STATUS_OK, anneal, hp, rand, space_eval, tpe
 
-__all__ = ["__version__", "fmin", "minimize"]
+    from shadho_celery.program.hyperopt_api import Trials, fmin
+    from shadho_celery.program.results import list_studies, load_study
+    from shadho_celery.program.search import minimize
+    from shadho_celery.program.study import Study
+
 __version__ = "0.5.0"
 
+__all__ = [
+    "STATUS_FAIL",
+    "STATUS_OK",
+    "Study",
+    "Trials",
+    "__version__",
+    "anneal",
+    "fmin",
+    "hp",
+    "list_studies",
+    "load_study",
+    "minimize",
+    "rand",
+    "space_eval",
+    "tpe",
+]
 
-def minimize(objective: Objective, space: object, **options: Any) -> Study:
-    """Search `space` for the params with the least loss, in this process; see `shadho_celery.search.minimize`."""
-    from shadho_celery.search import minimize as run
+#: module of each name that is imported when it is first used
+_LAZY = {
+    **dict.fromkeys(("STATUS_FAIL", "STATUS_OK", "anneal", "hp", "rand", "space_eval", "tpe"), "hyperopt"),
+    **dict.fromkeys(("Trials", "fmin"), "shadho_celery.program.hyperopt_api"),
+    **dict.fromkeys(("list_studies", "load_study"), "shadho_celery.program.results"),
+    "minimize": "shadho_celery.program.search",
+    "Study": "shadho_celery.program.study",
+}
 
-    return run(objective, space, **options)
+
+if not TYPE_CHECKING:
+    # A type checker would take any name for one of these.
+
+    def __getattr__(name: str) -> Any:
+        if name not in _LAZY:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        found = globals()[name] = getattr(import_module(_LAZY[name]), name)
+        return found
 
 
-def fmin(fn: Objective, space: Any, algo: Any = None, max_evals: int | None = None, **options: Any) -> dict[str, Any]:
-    """Return the best params by label, as hyperopt's ``fmin`` does; see `shadho_celery.search.fmin`."""
-    from shadho_celery.search import fmin as run
-
-    return run(fn, space, algo, max_evals, **options)
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -19,6 +19,7 @@ import sys
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext, redirect_stdout
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -26,6 +27,7 @@ import click
 from shadho_celery.cli import connection_options
 from shadho_celery.cli.connection_options import F, refusal
 from shadho_celery.cli.messages import readable_warnings
+from shadho_celery.cli.points import read_points
 from shadho_celery.core.checks import short
 from shadho_celery.core.hardware import CLASS_NAME, DEFAULT_CLASSES
 from shadho_celery.core.settings import DEFAULT_TRIALS, KEPT, POLICIES, SAMPLERS, SHARES, StudySettings
@@ -61,6 +63,12 @@ def _workers(_: object, __: object, values: tuple[str, ...]) -> dict[str, int]:
             raise refusal(UsageError(f"--workers {short(part, 60)} is not of the form CLASS=SLOTS, such as cpu=4"))
         slots[name] = int(count)
     return slots
+
+
+@connection_options.refusals()
+def _points(_: object, __: object, path: Path | None) -> list[object]:
+    """Return the points of a file."""
+    return [] if path is None else read_points(path)
 
 
 def _finite(_: object, parameter: click.Parameter, value: float | None) -> float | None:
@@ -128,6 +136,15 @@ _positive = partial(click.option, type=click.FloatRange(min=0, min_open=True, ma
     "--show-output",
     is_flag=True,
     help="Print what the trials print, each line after its trial's number, such as [12]; on this machine only.",
+)
+@click.option(
+    "--enqueue",
+    "points",
+    type=click.Path(path_type=Path),
+    callback=_points,
+    metavar="FILE",
+    help='Run known points first: a JSON object a line, or a JSON list, such as {"rate": 0.1}; a choice by its '
+    "option's index or name. What a point leaves out is drawn.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else on standard output.")
 @connection_options.options

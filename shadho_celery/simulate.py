@@ -21,7 +21,7 @@ import click
 from shadho_celery.cli import connection_options
 from shadho_celery.core.settings import POLICIES, SHARES, StudySettings
 from shadho_celery.errors import UsageError
-from shadho_celery.simulation.example import example
+from shadho_celery.simulation.example import MOST_TRIALS, example
 
 if TYPE_CHECKING:
     from shadho_celery.simulation.cluster_file import Cluster
@@ -68,7 +68,7 @@ def _example(context: click.Context, _: object, wanted: bool) -> None:
 )
 @click.option("--seed", type=click.IntRange(min=0), help="Instead of the file's.")
 @click.option("--seconds", type=click.FloatRange(min=0, min_open=True), help="Simulated; instead of the file's.")
-@click.option("--trials", type=click.IntRange(min=1), help="Instead of the file's.")
+@click.option("--trials", type=click.IntRange(min=1, max=MOST_TRIALS), help="Instead of the file's.")
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="Write the trials to this CSV file.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object a policy and nothing else.")
 @click.option(

@@ -120,8 +120,8 @@ def closed_databases(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Close what a test's stores have opened; Python 3.13 warns of a connection that is merely forgotten."""
     engines = []
 
-    def make_engine(url: str) -> sa.Engine:
-        engines.append(engine.make_engine(url))
+    def make_engine(url: str, *, read_only: bool = False) -> sa.Engine:
+        engines.append(engine.make_engine(url, read_only=read_only))
         return engines[-1]
 
     monkeypatch.setattr(sql, "make_engine", make_engine)

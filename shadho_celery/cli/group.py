@@ -30,8 +30,8 @@ EPILOG = """
 Examples:
   shadho-celery run tasks.svm --trials 40
   shadho-celery studies
-  shadho-celery show tasks.svm
-  shadho-celery best tasks.svm --json
+  shadho-celery show svm
+  shadho-celery best svm --json
   shadho-celery COMMAND --help
 
 \b

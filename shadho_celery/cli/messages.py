@@ -18,7 +18,7 @@ def readable_warnings() -> Iterator[None]:
     with warnings.catch_warnings():
         show = warnings.showwarning
 
-        def readable(
+        def readable(  # noqa: PLR0917 -- Python calls it so
             message: Warning | str,
             category: type[Warning],
             filename: str,

@@ -86,9 +86,7 @@ def studies(store: str, as_json: bool) -> None:
     for each in found:
         facts = (sum(each.counts.values()), each.counts.get(TrialState.FAILED, 0), _number(each.best_loss))
         state = f"running on {each.running_on}" if each.running_on else "ended"
-        table.add_row(
-            Text(each.name), Text(each.module or "-"), Text(state), *map(str, facts), moment(each.created_at)
-        )
+        table.add_row(Text(each.name), Text(each.module or "-"), Text(state), *map(str, facts), moment(each.created_at))
     _print(table)
 
 
@@ -168,6 +166,7 @@ Examples:
 @refusals()
 def trials(
     name: str,
+    *,
     states: tuple[str, ...],
     failed: bool,
     compute_class: str | None,

@@ -28,7 +28,9 @@ from shadho_celery.embedded.embedded import Embedded
 from shadho_celery.errors import NoSuccessfulTrial, ServiceError, UsageError
 from shadho_celery.fleet.executor import QueueExecutor
 from shadho_celery.objective.study_file import StudyFile
+from shadho_celery.results.study import StudyResults
 from shadho_celery.scheduler.build import check_settings, make_scheduler
+from shadho_celery.scheduler.known_points import completed, enqueue
 from shadho_celery.scheduler.widths import widest
 from shadho_celery.space.compile import compile_space
 from shadho_celery.space.stored import to_json
@@ -74,6 +76,10 @@ class Options:
     demo: bool = False
     #: True if the output of embedded trials is to be printed
     show_output: bool = False
+    #: known points to run first: label -> value of each
+    points: Sequence[object] = ()
+    #: True if no progress is shown
+    silent: bool = False
     as_json: bool = False
     #: True if broker or Redis is named
     fleet: bool = False
@@ -100,6 +106,7 @@ class Session:
         self._began = time.monotonic()
         self._settle({})
         self._space = compile_space(file.space)
+        completed(self._space, self._settings, options.points)
         #: slots of the widest trial
         self._widest = widest(self._settings.slots, self._space)
         self._console = views.make_console(stderr=options.as_json)
@@ -173,6 +180,8 @@ class Session:
             name=self._study.name,
         )
         opened.callback(self._close_executor)
+        # A scheduler counts them, and sends them first.
+        enqueue(self._study, self._space, self._settings, self._options.points)
         self._scheduler = make_scheduler(self._space, self._study, self._executor, self._limits, self._settings)
 
     def _close_executor(self) -> None:
@@ -214,7 +223,7 @@ class Session:
 
     def search(self) -> int:
         """Turn the loop to its end under a view; return the exit code."""
-        is_terminal = self._console.is_terminal
+        is_terminal = self._console.is_terminal and not self._options.silent
         view = (
             views.LiveView(self._scheduler, self._space, self._console)
             if is_terminal
@@ -232,7 +241,8 @@ class Session:
             self._warn(view.note)
             if shown is not None:
                 shown.update(self._study.attempts)
-            view.update()
+            if not self._options.silent:
+                view.update()
 
         click.echo(f"study {self._study.name} (seed {self._study.record.seed}) in {self._store.safe_url}", err=True)
         self._is_whole = False
@@ -271,6 +281,11 @@ class Session:
                 f"{self._study.trouble or self._executor.trouble}; the study has reached its limit and ends without "
                 f"the results of {self._study.in_flight} trials that run: --resume {self._study.name} takes them up"
             )
+
+    @property
+    def results(self) -> StudyResults:
+        """The study as it is recorded; also after the end of the session."""
+        return StudyResults(self._store, self._study.record, self._space.evaluate)
 
     def show_result(self) -> None:
         """Print the table, or the JSON object."""

@@ -71,7 +71,9 @@ def _facts(
     for worker in workers.values():
         by_class[worker.compute_class].append(worker)
     return {
-        "fleet": {name: mask(urls.url(variable)) for name, variable in (("broker", urls.BROKER), ("redis", urls.REDIS))},
+        "fleet": {
+            name: mask(urls.url(variable)) for name, variable in (("broker", urls.BROKER), ("redis", urls.REDIS))
+        },
         "studies": studies,
         "refused": refused,
         "classes": {
@@ -95,7 +97,9 @@ def _show(found: Mapping[str, Any]) -> None:
 
     from shadho_celery.cli.views import make_console, right
 
-    click.echo(f"broker {found['fleet']['broker']}, Redis {found['fleet']['redis']}; studies that run: {found['studies']}")
+    click.echo(
+        f"broker {found['fleet']['broker']}, Redis {found['fleet']['redis']}; studies that run: {found['studies']}"
+    )
     if found["classes"]:
         figures = ("workers", "quarantined", "slots", "busy", "queue")
         table = Table("class", *map(right, figures), "hosts", "modules")

@@ -9,7 +9,7 @@ import statistics
 import sys
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import islice
+from itertools import dropwhile, islice
 from typing import TYPE_CHECKING, Any, Protocol
 
 from rich.console import Console, Group
@@ -61,7 +61,7 @@ _S = TrialState
 class Evaluator(Protocol):
     """Makes values from params: a space does."""
 
-    def evaluate(self, params: Params) -> Any:
+    def evaluate(self, params: Params, /) -> Any:
         """Return what the objective gets for these params."""
 
 
@@ -217,8 +217,8 @@ def duration(seconds: float) -> str:
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     days, hours = divmod(hours, 24)
-    parts = [f"{count} {unit}" for count, unit in ((days, "d"), (hours, "h"), (minutes, "min"), (seconds, "s")) if count]
-    return " ".join(parts[:2]) or "0 s"
+    parts = [*dropwhile(lambda part: not part[0], ((days, "d"), (hours, "h"), (minutes, "min"), (seconds, "s")))]
+    return " ".join(f"{count} {unit}" for count, unit in parts[:2] if count) or "0 s"
 
 
 def running_lines(study: Study) -> list[str]:

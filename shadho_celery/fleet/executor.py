@@ -50,7 +50,7 @@ class QueueExecutor:
         fence: int = 0,
         name: str = "",
     ) -> None:
-        """`study` is the study's key, `name` its name for people, `module` the one its workers must have been started with.
+        """`study` is the study's key, `name` its name, `module` the one its workers must have been started with.
 
         `weight` is its part of the slots when several studies want them. With `adopt` attempts that an earlier
         scheduler left running are waited for; without, their workers are gone, and all workers are on one machine.

@@ -138,6 +138,12 @@ class TrialResult:
         """Intermediate losses, each with `.attempt`, `.step`, `.loss` and `.at`, by attempt and step."""
         return tuple(self._store.reports(self._key, self.number))
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, TrialResult) and self._trial == other._trial
+
+    def __hash__(self) -> int:
+        return hash((self._key, self.number))
+
     def __repr__(self) -> str:
         return f"<trial {self.number}: {self.state}, loss {self.loss}, params {self.params}>"
 
@@ -176,4 +182,6 @@ class TrialResults(Sequence[TrialResult]):
 
     def _of(self, numbers: Sequence[int]) -> Iterator[TrialResult]:
         key = self._record.key
-        return (TrialResult(trial, self._values, self._store, key) for trial in self._store.trials(key, numbers))
+        # In the order of `numbers`: the store has its own.
+        found = {trial.number: trial for trial in self._store.trials(key, numbers)}
+        return (TrialResult(found[number], self._values, self._store, key) for number in numbers if number in found)

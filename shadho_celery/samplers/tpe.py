@@ -49,11 +49,26 @@ class TpeSampler:
 
     adaptive = True
 
-    def __init__(self, subspace: Subspace, entropy: Sequence[int]) -> None:
+    def __init__(
+        self,
+        subspace: Subspace,
+        entropy: Sequence[int],
+        *,
+        startup: int | None = None,
+        candidates: int = CANDIDATES,
+        gamma: float | None = None,
+    ) -> None:
+        """`startup` results of the whole space come before the first guess, for which `candidates` are drawn.
+
+        With `gamma` the number of good trials is that of [B]'s authors' program: gamma times the root of all trials.
+        """
         self._subspace = subspace
         self._entropy = tuple(entropy)
+        self._count, self._gamma = candidates, gamma
         self._axes = {label: _axis(domain) for label, domain in subspace.domains.items()}
         self._random = min(MOST_RANDOM, max(LEAST_RANDOM, round(2 * MOST_RANDOM * subspace.probability)))
+        if startup is not None:
+            self._random = max(1, round(startup * subspace.probability))
         #: (loss, order of telling, values, NaN for inactive labels), the least loss first
         self._told: list[tuple[float, int, list[float]]] = []
         self._successes = 0
@@ -104,7 +119,8 @@ class TpeSampler:
     def _split(self, generator: np.random.Generator) -> tuple[Array, Array]:
         """Return the values of good and of bad trials ([B], equation 2), each of shape (trials, labels)."""
         rows = [row for _, _, row in self._told]
-        count = min(math.ceil(GOOD_SHARE * len(rows)), MOST_GOOD, self._successes)
+        share = GOOD_SHARE * len(rows) if self._gamma is None else self._gamma * math.sqrt(len(rows))
+        count = min(math.ceil(share), MOST_GOOD, self._successes)
         # Pending trials count as bad, so that many slots do not all get the same point.
         pending = list(self._pending.values())[-MOST_BAD:]
         bad, room = rows[count:], MOST_BAD - len(pending)
@@ -115,7 +131,7 @@ class TpeSampler:
 
     def _candidates(self, rows: Array, generator: np.random.Generator) -> list[Params]:
         """Draw from the mixture over `rows`: all labels of one draw from one row's kernel."""
-        picks = generator.integers(len(rows), size=CANDIDATES)
+        picks = generator.integers(len(rows), size=self._count)
         axes, narrowing = enumerate(self._axes.values()), _narrowing(rows)
         drawn = [axis.draw(rows[:, place], narrowing, picks, generator).tolist() for place, axis in axes]
         candidates: list[Params] = []

@@ -15,7 +15,7 @@ from shadho_celery.placement.policies import make_policy
 from shadho_celery.placement.shares import make_shares
 from shadho_celery.predictors.cost_model import CostModel
 from shadho_celery.predictors.declared_cost import declared_cost
-from shadho_celery.scheduler.proposals import Proposals
+from shadho_celery.scheduler.proposals import MakeSampler, Proposals
 from shadho_celery.scheduler.rounds import Endless, Rounds
 from shadho_celery.scheduler.scheduler import Scheduler
 from shadho_celery.scheduler.widths import make_width
@@ -49,9 +49,18 @@ def make_rounds(rungs: Mapping[str, object] | None) -> Rounds:
 
 
 def make_scheduler(
-    space: Space, study: Study, executor: Executor, limits: Limits, settings: StudySettings = DEFAULT_SETTINGS
+    space: Space,
+    study: Study,
+    executor: Executor,
+    limits: Limits,
+    settings: StudySettings = DEFAULT_SETTINGS,
+    *,
+    make_sampler: MakeSampler | None = None,
 ) -> Scheduler:
-    """Return the scheduler of `study` with the parts named by `settings`. Raises UsageError as `check_settings`."""
+    """Return the scheduler of `study` with the parts named by `settings`. Raises UsageError as `check_settings`.
+
+    `make_sampler` takes the place of the sampler that is named.
+    """
     check_settings(settings)
     subspaces = split(space)
     declared = None if settings.cost is None else declared_cost(settings.cost, space, subspaces)
@@ -63,7 +72,7 @@ def make_scheduler(
         policy=make_policy(settings.policy, subspaces, cost_model, generator),
         shares=make_shares(settings.shares, {subspace.name: subspace.probability for subspace in subspaces}),
         rounds=make_rounds(settings.rungs),
-        make_sampler=samplers.SAMPLERS[settings.sampler],
+        make_sampler=make_sampler or samplers.SAMPLERS[settings.sampler],
         limits=limits,
         width=make_width(settings.slots, space, subspaces),
     )

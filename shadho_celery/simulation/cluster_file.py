@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from shadho_celery.core.checks import as_record, misfit_at, plain, short
 from shadho_celery.errors import UsageError
 from shadho_celery.executors.simulated import LEASE_SECONDS, Change
+from shadho_celery.simulation.example import MOST_TRIALS
 from shadho_celery.space.split import DEFAULT_MAX_SUBSPACES
 
 if sys.version_info >= (3, 11):
@@ -26,7 +27,7 @@ else:
 GIB = 2**30
 
 #: bounds on numbers of a file, given by memory, time and the precision of a float
-LARGEST, LARGEST_SEED, MOST_WORKERS, MOST_TRIALS = 1e15, 2**64, 10**6, 10**9
+LARGEST, LARGEST_SEED, MOST_WORKERS = 1e15, 2**64, 10**6
 
 #: least time of a trial: without it a simulation would not advance
 LEAST_SECONDS = 1e-3

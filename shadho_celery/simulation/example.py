@@ -1,8 +1,11 @@
-"""Example of a cluster file."""
+"""Example of a cluster file, and the bound on its trials: what the help of the command shows, without numpy."""
 
 from __future__ import annotations
 
 from pathlib import Path
+
+#: most trials of a file, given by memory and time
+MOST_TRIALS = 10**9
 
 
 def example() -> str:

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 
+import amqp
 import kombu
 import msgspec
 from kombu.exceptions import KombuError
@@ -126,7 +127,7 @@ def check_access(connection: kombu.Connection, name: str, url: str = "") -> None
 
 
 def depths(names: Iterable[str]) -> dict[str, int | None]:
-    """Return the number of messages that wait in each class's queue; None for a queue that there is not.
+    """Return the number of messages that wait in each class's queue; None for one that there is not.
 
     Raises ServiceError if the broker cannot be used.
     """
@@ -143,10 +144,12 @@ def depths(names: Iterable[str]) -> dict[str, int | None]:
         with connection:
             connection.ensure_connection(max_retries=1, interval_start=0.2, timeout=BROKER_SECONDS)
             for name in names:
-                found[name] = None
-                with suppress(*connection.channel_errors):
+                try:
                     # A channel of its own: asking for a queue that there is not closes it.
                     found[name] = queue(name)(connection.channel()).queue_declare(passive=True).message_count
+                except amqp.ChannelError:
+                    # In Redis a queue is there as long as it is not empty.
+                    found[name] = None if connection.transport.driver_type == "amqp" else 0
     except (*connection.connection_errors, *connection.channel_errors, KombuError, OSError, *_MISWRITTEN) as error:
         raise _unusable(url, error) from error
     return found

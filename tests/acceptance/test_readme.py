@@ -67,6 +67,7 @@ RUN_BY = {
     "-m pytest": "test_the_test_command_is_what_ci_runs",
     "shadho-celery logs": "test_the_output_of_a_trial",
     "launch my_study": "test_the_first_study",
+    "shadho-celery": "test_the_result_commands",
     "docker compose": "test_the_servers_of_the_compose_file",
     "export CELERY_BROKER_URL": "test_growing_to_a_fleet",
     "SHADHO_IMPORTS=": "test_growing_to_a_fleet",
@@ -148,6 +149,23 @@ def test_the_output_of_a_trial(first_study: Desk) -> None:
     for line in lines:
         printed = shell(first_study, line.replace("shadho-celery", f"{sys.executable} -m shadho_celery"))
         assert printed.endswith(" it ends\n")
+
+
+def test_the_result_commands(first_study: Desk) -> None:
+    """Each command about results does what it says with the first study; the last one, once confirmed, deletes it."""
+    assert first_study.launch("my_study", "--trials", "5", "--workers", "cpu=2").wait().code == 0, first_study.said()
+    *lines, last = commands(ROOT / "shadho_celery" / "cli" / "README.md")
+    said = {line.split()[1]: shell(first_study, line) for line in lines}
+    assert "my_study-" in said["studies"]
+    assert "5 complete, 0 failed" in said["show"]
+    assert "5 trials" in said["trials"]
+    assert "trial 3: complete" in said["trial"]
+    best = json.loads(said["best"])
+    assert best["loss"] == min(trial["loss"] for trial in first_study.trials())
+    assert len(json.loads((first_study.folder / "trials.json").read_text())["trials"]) == 5
+    assert "no fleet" in said["status"]
+    assert "with 5 trials" in shell(first_study, f"yes | {last}")
+    assert first_study.trials() == []
 
 
 def test_the_program_of_its_own(desk: Desk) -> None:

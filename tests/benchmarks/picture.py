@@ -41,7 +41,7 @@ def main(target: Path, trials: int = 60) -> None:
             client, publisher = connect(fleet.urls[urls.REDIS]), Publisher.configured()
             executor = QueueExecutor(client, publisher, study.record.key, file.module)
             scheduler = make_scheduler(space, study, executor, Limits(trials=trials))
-            view = views.LiveView(scheduler, console)
+            view = views.LiveView(scheduler, space, console)
             drawn: list[bool] = []
 
             def look() -> None:

@@ -10,7 +10,7 @@ import redis
 import services
 
 from shadho_celery.errors import ServiceError
-from shadho_celery.transport.broker import check_access, queue
+from shadho_celery.transport.broker import check_access, depths, queue
 
 
 @pytest.mark.parametrize("scheme", ["amqp", "redis"])
@@ -31,6 +31,26 @@ def test_a_queue_that_may_be_served_keeps_its_messages_in_their_order(
         assert [waiting.get(timeout=5).payload["number"] for _ in range(3)] == [0, 1, 2]
         waiting.close()
         queue(name)(connection.default_channel).delete()
+
+
+@pytest.mark.parametrize("fixture", ["redis_url", "amqp_url"])
+def test_the_depth_of_a_queue_is_told_without_making_one(
+    fixture: str, request: pytest.FixtureRequest, unique: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, name, absent = request.getfixturevalue(fixture), unique("cpu"), unique("absent")
+    monkeypatch.setenv("CELERY_BROKER_URL", url)
+    with kombu.Connection(url) as connection:
+        waiting = connection.SimpleQueue(queue(name)(connection.default_channel))
+        for number in range(3):
+            waiting.put({"number": number})
+        nothing = 0 if fixture == "redis_url" else None
+        assert depths([absent, name]) == depths([absent, name]) == {absent: nothing, name: 3}
+        waiting.close()
+        queue(name)(connection.default_channel).delete()
+    monkeypatch.setenv("CELERY_BROKER_URL", f"{url.partition(':')[0]}://me:secret@127.0.0.1:{services.free_port()}")
+    with pytest.raises(ServiceError, match="the broker at") as caught:
+        depths([name])
+    assert "secret" not in str(caught.value)
 
 
 def test_a_wrong_password_and_missing_rights_are_final_on_redis_too(private_redis: services.RedisServer) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,10 @@ from click.testing import CliRunner, Result
 from msgspec.structs import replace
 
 from shadho_celery import launch
+from shadho_celery.cli import session
 from shadho_celery.cli.session import Options, Session
+from shadho_celery.core import hardware
+from shadho_celery.core.hardware import Machine
 from shadho_celery.core.settings import StudySettings
 from shadho_celery.errors import UsageError
 from shadho_celery.launch import main
@@ -23,6 +26,9 @@ from shadho_celery.study.limits import Limits
 from shadho_celery.transport.urls import BROKER, REDIS
 
 Captured = Callable[..., Options]
+
+#: beginning of the first line, which comes before the heavy imports
+READING = "shadho_celery: reading "
 
 STUDY = """
 from hyperopt import hp
@@ -60,12 +66,12 @@ def options(monkeypatch: pytest.MonkeyPatch) -> Captured:
 
 
 def refused(*words: str) -> str:
-    """What the command says as it refuses: one line, but for the two lines of usage that click may put before it."""
+    """What the command says as it refuses: one line, after those that say what it reads or how it is used."""
     result = CliRunner().invoke(main, words)
     assert result.exit_code == 2, result.output
     assert result.stdout == ""
     assert isinstance(result.exception, SystemExit)
-    lines = [line for line in result.stderr.splitlines() if line and not line.startswith(("Usage:", "Try "))]
+    lines = [line for line in result.stderr.splitlines() if line and not line.startswith(("Usage:", "Try ", READING))]
     assert len(lines) == 1, result.stderr
     return lines[0]
 
@@ -319,6 +325,71 @@ def test_workers_are_refused_on_a_fleet_with_the_command_that_starts_them() -> N
     assert "celery -A" in refused("tasks.svm", "--broker", "amqp://host", "--workers", "cpu=1")
 
 
+@pytest.mark.parametrize(
+    ("words", "about"),
+    [(["--broker", "amqp://host", "--demo"], "embedded mode"), (["--workers", "cpu=1", "--demo"], "either")],
+)
+def test_the_demo_is_refused_beside_other_workers(words: list[str], about: str) -> None:
+    assert about in refused("tasks.svm", *words)
+
+
+def workers_by(monkeypatch: pytest.MonkeyPatch, machine: Machine, *words: str) -> Mapping[str, int]:
+    """The slots by class of the embedded workers that a run of the command starts on `machine`."""
+    seen: list[Mapping[str, int]] = []
+
+    def embedded(folder: Path, workers: Mapping[str, int], imports: Sequence[str], cores: int) -> None:
+        seen.append(workers)
+        raise Opened
+
+    monkeypatch.setattr(session, "Embedded", embedded)
+    monkeypatch.setattr(hardware, "detect", lambda: machine)
+    assert isinstance(CliRunner().invoke(main, words).exception, Opened)
+    return seen[0]
+
+
+@pytest.mark.parametrize(
+    ("machine", "stated", "words", "workers"),
+    [
+        (Machine(cores=4), {}, [], {"cpu": 4}),
+        (Machine(cores=0), {}, [], {"cpu": 1}),
+        (Machine(cores=4), {"cores": 2}, [], {"cpu": 2}),
+        (Machine(cores=4), {"classes": ["big", "cpu"]}, [], {"big": 1, "cpu": 1}),
+        (Machine(cores=4), {}, ["--demo"], {"gpu_large": 1, "gpu_small": 1, "cpu": 1}),
+        (Machine(cores=4), {"classes": ["big"]}, ["--demo"], {"gpu_large": 1, "gpu_small": 1, "cpu": 1}),
+        (Machine(cores=4, gpus=("0",), gpu_memory=2**40), {}, [], {"gpu_large": 1, "cpu": 3}),
+        (Machine(cores=4, gpus=("0",)), {}, ["--demo"], {"gpu_large": 1, "gpu_small": 1, "cpu": 1}),
+        (Machine(cores=4), {}, ["--workers", "b=2"], {"b": 2}),
+    ],
+)
+def test_without_options_a_machine_works_as_what_it_is_and_classes_are_played_on_demand(
+    study_file: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    machine: Machine,
+    stated: Mapping[str, object],
+    words: list[str],
+    workers: Mapping[str, int],
+) -> None:
+    (tmp_path / f"{study_file}.py").write_text(f"{STUDY}STUDY = {stated}\n")
+    assert workers_by(monkeypatch, machine, study_file, *words) == workers
+
+
+def test_a_users_warning_reads_as_a_message(study_file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    warning = "import warnings\nwarnings.simplefilter('default')\nwarnings.warn('the disk\\nis slow')\n"
+    (tmp_path / f"{study_file}.py").write_text(warning + STUDY)
+    monkeypatch.setattr(Session, "__enter__", lambda session: sys.exit(3))
+    result = CliRunner().invoke(main, [study_file])
+    assert result.exit_code == 3
+    assert result.stderr.splitlines()[1:] == ["Warning: the disk is slow"]
+
+
+def test_ctrl_c_while_a_study_is_read_ends_without_a_traceback(study_file: str, tmp_path: Path) -> None:
+    (tmp_path / f"{study_file}.py").write_text("raise KeyboardInterrupt")
+    result = CliRunner().invoke(main, [study_file])
+    assert result.exit_code == 130
+    assert result.stderr.splitlines()[1:] == ["stopped"]
+
+
 def test_a_url_makes_it_a_fleet_and_a_password_in_it_is_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[bool] = []
     monkeypatch.setattr(launch, "run", lambda options: seen.append(options.fleet) or 0)
@@ -328,7 +399,7 @@ def test_a_url_makes_it_a_fleet_and_a_password_in_it_is_warned_of(monkeypatch: p
         assert result.exit_code == 0
         return result.stderr
 
-    assert warning_of("--broker", "amqp://host") == ""
+    assert warning_of("--broker", "amqp://host") == f"{READING}tasks.svm ...\n"
     warning = warning_of("--redis", "redis://:secret@host/0")
     assert "Warning" in warning
     assert "secret" not in warning
@@ -350,8 +421,9 @@ def test_a_redis_that_is_down_is_one_line_without_its_password_and_leaves_no_stu
 def refused_with_warning(*words: str) -> str:
     result = CliRunner().invoke(main, words)
     assert result.exit_code == 2, result.output
-    warning, line = result.stderr.splitlines()
+    warning, reading, line = result.stderr.splitlines()
     assert warning.startswith("Warning")
+    assert reading.startswith(READING)
     return line
 
 
@@ -372,3 +444,40 @@ def test_help_shows_every_option_and_commands_that_work(options: Captured) -> No
 def test_a_study_in_which_nothing_succeeded_exits_with_1(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch, "run", lambda options: 1)
     assert CliRunner().invoke(main, ["tasks.svm"]).exit_code == 1
+
+
+# Known points
+
+
+@pytest.mark.parametrize("text", ['{"x": 0.5}\n\n{"x": 1}\n', '[{"x": 0.5}, {"x": 1}]'])
+def test_known_points_are_json_lines_or_one_list(options: Captured, text: str) -> None:
+    Path("points").write_text(text)
+    assert options("my_study", "--enqueue", "points").points == [{"x": 0.5}, {"x": 1}]
+    assert options("my_study").points == []
+
+
+@pytest.mark.parametrize(
+    ("content", "about"),
+    [
+        (b'{"x": 0.5}\nx = 1\n', "line 2 of points is no JSON"),
+        (b"[{", "points is no JSON"),
+        (b"\xff\xfe\x00", "points is no text"),
+        (None, "the points in points cannot be read"),
+    ],
+)
+def test_a_file_that_has_no_points_is_refused_in_one_line(content: bytes | None, about: str) -> None:
+    if content is not None:
+        Path("points").write_bytes(content)
+    result = CliRunner().invoke(main, ["my_study", "--enqueue", "points"])
+    assert (result.exit_code, result.output.count("\n")) == (2, 1)
+    assert about in result.output
+
+
+def test_a_point_that_is_no_part_of_the_space_is_refused_before_anything_runs() -> None:
+    Path("my_study.py").write_text(STUDY)
+    Path("points").write_text('{"x": 0.5}\n{"y": 0.5}\n')
+    sys.path.insert(0, str(Path.cwd()))
+    result = CliRunner().invoke(main, ["my_study", "--trials", "1", "--workers", "cpu=1", "--enqueue", "points"])
+    assert result.exit_code == 2
+    assert "point 1: there is no label 'y'; known are x" in result.output
+    assert not Path("shadho.db").exists()

@@ -20,14 +20,15 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(KEY_FILE, raising=False)
 
 
-def warnings(known_for: float) -> list[str]:
+def warnings(known_for: float, embedded: object = None) -> list[str]:
     """Return the warnings where no worker is announced, known for so many seconds."""
     executor = SimpleNamespace(known_for=known_for, notices=list, workers={}, unsigned=0)
     session: Any = SimpleNamespace(
         _executor=executor,
+        _embedded=embedded,
         _file=SimpleNamespace(module="m"),
         _widest=1,
-        _settings=StudySettings(classes=("cpu",)),
+        _settings=StudySettings(classes=("gpu", "cpu")),
     )
     return list(Session._warnings(session))
 
@@ -35,9 +36,20 @@ def warnings(known_for: float) -> list[str]:
 def test_missing_workers_are_warned_of_once_they_have_had_the_time_to_announce_themselves() -> None:
     assert MISSING_SECONDS > ANNOUNCE_EVERY
     assert warnings(MISSING_SECONDS - 0.1) == []
-    none, cpu = warnings(MISSING_SECONDS)
+    none, gpu, cpu = warnings(MISSING_SECONDS)
     assert "no worker is live" in none
+    assert "no worker serves the queue gpu" in gpu
     assert "no worker serves the queue cpu" in cpu
+
+
+def test_on_one_machine_no_command_for_a_node_is_advised() -> None:
+    embedded = SimpleNamespace(workers={"cpu": 2}, directory="/here/.shadho/s")
+    silent, missing = warnings(MISSING_SECONDS, embedded)
+    assert "class cpu does not answer" in silent
+    assert "/here/.shadho/s" in silent
+    assert "names gpu" in missing
+    assert "--workers cpu=2,gpu=1" in missing
+    assert "celery" not in silent + missing
 
 
 def test_a_warning_is_said_once_an_outage_at_once_and_workers_are_looked_at_once_a_second(

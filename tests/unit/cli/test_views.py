@@ -167,11 +167,11 @@ def test_nothing_in_a_study_is_taken_for_markup() -> None:
     study, scheduler, _ = searched(space, name="study [red] [bold]")
     screen, text = console()
     views.summary(study, space, screen, "[/go on]")
-    for part in ("[bold]label", "[/blue]", "[/cpu]", "study [red] [bold]", "[/go on]"):
+    for part in ("[/blue]", "[/cpu]", "study [red] [bold]", "[/go on]"):
         assert part in text.getvalue()
     assert "[/red] value" in text.getvalue() or "[red]other" in text.getvalue()
     screen, text = console()
-    view = views.LiveView(scheduler, screen)
+    view = views.LiveView(scheduler, space, screen)
     screen.print(view.picture())
     for part in ("[/cpu]", "study [red] [bold]"):
         assert part in text.getvalue()
@@ -317,13 +317,82 @@ def test_without_a_terminal_a_line_comes_now_and_then_on_standard_error(capsys: 
         view.note("a note")
     out, err = capsys.readouterr()
     assert out == ""
-    assert err == f"{views.progress_line(scheduler)}\na note\n"
+    line, note = err.splitlines()
+    assert line.startswith(f"{views.progress_line(scheduler)}; ")
+    assert note == "a note"
 
 
 def test_the_live_view_opens_notes_and_closes() -> None:
-    _, scheduler, _ = searched(turns=2)
+    _, scheduler, space = searched(turns=2)
     screen, text = console()
-    with views.LiveView(scheduler, screen) as view:
+    with views.LiveView(scheduler, space, screen) as view:
         view.note("[/a] note")
         view.update()
     assert "[/a] note" in text.getvalue()
+
+
+def test_the_live_view_shows_what_the_best_got_the_pace_what_runs_and_what_failed() -> None:
+    slow = Outcome(state=S.COMPLETE, loss=0.5, seconds=600.0)
+
+    def play_slowly(attempt: Attempt, compute_class: str) -> Outcome:
+        return slow if attempt.number >= 6 else play(attempt, compute_class)
+
+    study, scheduler, space = searched(turns=0, play=play_slowly)
+    screen, text = console()
+    view = views.LiveView(scheduler, space, screen)
+    for _ in range(12):
+        scheduler.turn()
+    screen.print(view.picture())
+    shown = text.getvalue()
+    assert study.best is not None
+    assert views.given(space, study.best) in shown
+    assert "trials a minute, about" in shown
+    assert "trial 3 failed: ValueError: [/bad] depth" in shown
+    [*running] = [attempt.number for attempt in study.attempts if attempt.state is S.RUNNING]
+    assert len(running) == 3
+    for number in running:
+        assert f"trial {number} runs on " in shown
+
+
+def test_a_class_that_could_work_differs_from_one_that_nobody_serves() -> None:
+    def state(busy: int, **live: int) -> str:
+        return views.class_state(ComputeClass(name="c", **{"slots": 0, "workers": 0, **live}), busy)
+
+    assert state(0, slots=2, workers=1) == "idle"
+    assert state(1, slots=2, workers=1) == "busy"
+    assert state(1, silent=1) == "silent"
+    assert state(0) == "no worker"
+    _, scheduler, _ = searched()
+    scheduler.classes = [each for each in scheduler.classes if each.name != "gpu"]
+    line = views.progress_line(scheduler)
+    assert "[/cpu] 0/2 busy" in line
+    assert "gpu has no worker" in line
+
+
+def test_the_pace_is_that_of_the_last_minutes() -> None:
+    pace = views.Pace(100.0, 40)
+    assert pace.a_minute == 0.0
+    pace.note(160.0, 50)
+    assert pace.a_minute == 10.0
+    for second in range(161, 161 + int(views.PACE_SECONDS)):
+        pace.note(second, 50 + (second - 160))
+    assert pace.a_minute == pytest.approx(60.0, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [(0, "0 s"), (0.4, "0 s"), (59.6, "1 min"), (90, "1 min 30 s"), (7260, "2 h 1 min"), (2 * 86400 + 1, "2 d")],
+)
+def test_a_duration_has_its_two_largest_units(seconds: float, shown: str) -> None:
+    assert views.duration(seconds) == shown
+
+
+def test_nothing_that_is_to_be_copied_is_wrapped() -> None:
+    study, _, space = searched()
+    text = io.StringIO()
+    again = "python -m shadho_celery.launch " + "long_name " * 40
+    views.summary(study, space, Console(file=text, width=60, force_terminal=False), again)
+    lines = text.getvalue().splitlines()
+    assert study.best is not None
+    assert f"best: {views.given(space, study.best)}" in lines
+    assert f"more trials of it: {again}".rstrip() in [line.rstrip() for line in lines]

@@ -15,13 +15,13 @@ import pytest
 from click.testing import CliRunner
 from msgspec.structs import replace
 
-from shadho_celery import simulate as command
 from shadho_celery.core.trial import TrialState
 from shadho_celery.errors import UsageError
 from shadho_celery.executors.simulated import Change
 from shadho_celery.placement.policies import POLICIES
 from shadho_celery.placement.shares import SHARES
 from shadho_celery.simulate import COLUMNS, main
+from shadho_celery.simulation import simulation
 from shadho_celery.simulation.cluster_file import (
     GIB,
     LEAST_SECONDS,
@@ -594,7 +594,7 @@ def test_without_a_file_the_command_says_what_is_missing() -> None:
 def test_an_out_that_cannot_be_written_is_refused_before_anything_is_played(
     file: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(command, "simulate", lambda *_, **__: pytest.fail("it was played"))
+    monkeypatch.setattr(simulation, "simulate", lambda *_, **__: pytest.fail("it was played"))
     assert "--out" in refused(file, "--out", "no/such/folder/trials.csv")
 
 

@@ -1,0 +1,35 @@
+"""Known points in a file: JSON lines, or one JSON list."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from shadho_celery.core.checks import one_line
+from shadho_celery.errors import UsageError
+
+#: form of a file of known points
+FORM = 'write one JSON object a line, such as {"rate": 0.1}, or one list of them'
+
+
+def read_points(path: Path) -> list[object]:
+    """Return the points of a file. Raises UsageError, naming the file, and the line that is no JSON."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"the points in {path} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise UsageError(f"{path} is no text; {FORM}") from None
+    if text.lstrip().startswith("["):
+        points = _parsed(text, str(path))
+        return points if isinstance(points, list) else [points]
+    lines = enumerate(text.splitlines(), 1)
+    return [_parsed(line, f"line {number} of {path}") for number, line in lines if line.strip()]
+
+
+def _parsed(text: str, where: str) -> object:
+    try:
+        parsed: object = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{where} is no JSON ({one_line(error)}); {FORM}") from None
+    return parsed

@@ -1,0 +1,398 @@
+"""hyperopt's way to call: `fmin` and `Trials` by their own signatures, with this package's samplers behind them.
+
+Spaces, results and records are hyperopt's own: its `Domain` calls the objective, its `Trials` keep the documents.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import os
+import pickle
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+import hyperopt
+import numpy as np
+from hyperopt import base, progress
+from hyperopt.exceptions import InvalidAnnotatedParameter
+from hyperopt.fmin import generate_trials_to_calculate
+from hyperopt.pyll.base import Apply
+from hyperopt.utils import coarse_utcnow
+
+from shadho_celery.core.checks import short
+from shadho_celery.errors import ShadhoError, UsageError
+from shadho_celery.program.study import AskedTrial, Study
+from shadho_celery.program.words import python_words
+from shadho_celery.samplers.random import RandomSampler
+from shadho_celery.samplers.tpe import CANDIDATES, TpeSampler
+from shadho_celery.scheduler.proposals import MakeSampler
+
+#: one of hyperopt's documents of a trial
+Document = dict[str, Any]
+
+_SUGGEST = {hyperopt.tpe.suggest: "tpe", hyperopt.rand.suggest: "random", hyperopt.anneal.suggest: "anneal"}
+ALGOS = "tpe.suggest, rand.suggest or anneal.suggest"
+#: options of ``partial(tpe.suggest, ...)``, and what they are called in our sampler; None for one that changes no trial
+_TPE = {"n_startup_jobs": "startup", "n_EI_candidates": "candidates", "gamma": "gamma", "verbose": None}
+_ANNEAL = ("avg_best_idx", "shrink_coef")
+#: greatest seed of one proposal, as hyperopt draws it
+_MAX_SEED = 2**31 - 1
+
+
+class Trials(hyperopt.Trials):  # type: ignore[misc]  # hyperopt has no types
+    """hyperopt's ``Trials``; its method `fmin` is this package's too."""
+
+    def fmin(self, fn: Callable[..., Any], space: Any, **options: Any) -> Any:
+        """Minimise `fn`, as `fmin` does, and keep the trials here."""
+        return fmin(fn, space, trials=self, **options)
+
+
+@python_words()
+def fmin(  # noqa: PLR0917  # hyperopt's own signature
+    fn: Callable[..., Any],
+    space: Any,
+    algo: Any = None,
+    max_evals: int | None = None,
+    timeout: float | None = None,
+    loss_threshold: float | None = None,
+    trials: hyperopt.Trials | None = None,
+    rstate: np.random.Generator | np.random.RandomState | int | None = None,
+    allow_trials_fmin: bool = True,
+    pass_expr_memo_ctrl: bool | None = None,
+    catch_eval_exceptions: bool = False,
+    verbose: bool = True,
+    return_argmin: bool = True,
+    points_to_evaluate: list[dict[str, Any]] | None = None,
+    max_queue_len: int = 1,
+    show_progressbar: Any = True,
+    early_stop_fn: Callable[..., tuple[bool, Iterable[Any]]] | None = None,
+    trials_save_file: str = "",
+) -> Any:
+    """Minimise `fn` over `space`, as hyperopt's ``fmin`` does; return the best trial's drawn values by label.
+
+    Arguments and results are hyperopt's. `algo` is tpe.suggest (the default), rand.suggest or anneal.suggest, or a
+    ``partial`` of one: the first two name this package's samplers, anneal is hyperopt's own. A search is resumed by
+    passing its `trials` again with a larger `max_evals`. An exception of `fn` ends the search unless
+    `catch_eval_exceptions`. `allow_trials_fmin` makes no difference: there is one fmin.
+    Raises UsageError for an unknown `algo`, SpaceError for a space that cannot be searched, else as hyperopt does.
+    """
+    base.validate_timeout(timeout)
+    base.validate_loss_threshold(loss_threshold)
+    propose, options = _read_algo(algo)
+    if isinstance(space, str) and space == "annotated":
+        fn, space = _annotated(fn)
+    if trials is not None and points_to_evaluate is not None:
+        raise UsageError("points_to_evaluate go into new trials; leave out one of trials and points_to_evaluate")
+    trials = _trials(trials, points_to_evaluate, trials_save_file)
+    domain = base.Domain(fn, space, pass_expr_memo_ctrl=pass_expr_memo_ctrl)
+    bar = show_progressbar if verbose else False
+    search = _Search(
+        domain,
+        trials,
+        propose(space, domain, trials, _seed(rstate), options),
+        catches=catch_eval_exceptions,
+        queue=max_queue_len,
+        early_stop=early_stop_fn,
+        save_file=trials_save_file,
+        show=progress.default_callback if bar is True else bar or progress.no_progress_callback,
+    )
+    search.run(sys.maxsize if max_evals is None else max_evals, timeout, loss_threshold)
+    if return_argmin:
+        if not len(trials):
+            raise NoTrials
+        return trials.argmin
+    return hyperopt.space_eval(space, trials.argmin) if len(trials) else None
+
+
+class NoTrials(ShadhoError):
+    """No trial has ended without an exception, so there is no argmin; see trials._dynamic_trials for the exceptions."""
+
+    exit_code = 1
+
+
+class _Proposer(Protocol):
+    """Proposes params, and learns from results."""
+
+    def ask(self, number: int) -> Mapping[str, Any]:
+        """Return the drawn values of the active labels for the trial of this number."""
+
+    def tell(self, document: Document) -> None:
+        """Learn from a trial that has ended, proposed or not."""
+
+    def close(self) -> None:
+        """End the search."""
+
+
+class _Sampled:
+    """Proposals of this package's samplers, for one subspace after the other."""
+
+    def __init__(self, space: Any, trials: hyperopt.Trials, seed: int, make: MakeSampler) -> None:
+        self._study = Study(space, seed=seed, sampler=make)
+        #: trials that were proposed and are not told yet, by hyperopt's numbers
+        self._asked: dict[int, AskedTrial] = {}
+        # A trial that still runs was interrupted, and is never ended.
+        lasting = (each for each in trials._dynamic_trials if each["state"] != base.JOB_STATE_RUNNING)
+        known = [each for each in lasting if self._enqueued(each)]
+        for document in known:
+            self._asked[document["tid"]] = self._study.ask()
+            if document["state"] != base.JOB_STATE_NEW:
+                self.tell(document)
+
+    def _enqueued(self, document: Document) -> bool:
+        """Put a trial of an earlier search, or a known point, first; return False for one outside of the space."""
+        try:
+            return bool(self._study.enqueue([base.spec_from_misc(document["misc"])]))
+        except UsageError:
+            # hyperopt evaluates it all the same, and so do we; a sampler cannot learn from it.
+            return False
+
+    def ask(self, number: int) -> Mapping[str, Any]:
+        trial = self._asked[number] = self._study.ask()
+        return trial.params
+
+    def tell(self, document: Document) -> None:
+        trial = self._asked.pop(document["tid"], None)
+        if trial is None:
+            return
+        loss = document["result"].get("loss")
+        is_ok = document["state"] == base.JOB_STATE_DONE and document["result"].get("status") == hyperopt.STATUS_OK
+        if is_ok and loss is not None and math.isfinite(loss):
+            self._study.tell(trial, float(loss))
+        else:
+            self._study.tell(trial, error="failed")
+
+    def close(self) -> None:
+        self._study.close()
+
+
+class _Annealed:
+    """Proposals of hyperopt's own annealing, which reads the documents of all trials."""
+
+    def __init__(self, domain: base.Domain, trials: hyperopt.Trials, seed: int, options: Mapping[str, Any]) -> None:
+        self._domain, self._trials, self._options = domain, trials, options
+        self._generator = np.random.default_rng(seed)
+
+    def ask(self, number: int) -> Mapping[str, Any]:
+        seed = int(self._generator.integers(_MAX_SEED))
+        [document] = hyperopt.anneal.suggest([number], self._domain, self._trials, seed, **self._options)
+        found: dict[str, Any] = base.spec_from_misc(document["misc"])
+        return found
+
+    def tell(self, document: Document) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class _Search:
+    """One call of fmin."""
+
+    def __init__(
+        self,
+        domain: base.Domain,
+        trials: hyperopt.Trials,
+        proposer: _Proposer,
+        *,
+        catches: bool,
+        queue: int,
+        early_stop: Callable[..., tuple[bool, Iterable[Any]]] | None,
+        save_file: str,
+        show: Callable[..., Any],
+    ) -> None:
+        self._domain, self._trials, self._proposer = domain, trials, proposer
+        self._catches, self._queue, self._save_file, self._show = catches, max(1, queue), save_file, show
+        self._early_stop = early_stop
+        self._stop_state: Iterable[Any] = ()
+
+    def run(self, total: int, timeout: float | None, threshold: float | None) -> None:
+        """Evaluate trials until there are `total`, the time is up, a loss is below the threshold, or an early stop."""
+        began = time.monotonic()
+        try:
+            with self._show(initial=self._done, total=total) as shown:
+                left = total - len(self._trials)
+                while True:
+                    done = self._done
+                    is_late = timeout is not None and time.monotonic() - began >= timeout
+                    if is_late or (threshold is not None and self._best < threshold):
+                        break
+                    waiting = [each for each in self._trials._dynamic_trials if each["state"] == base.JOB_STATE_NEW]
+                    for _ in range(min(left, self._queue - len(waiting))):
+                        waiting.append(self._propose())
+                        left -= 1
+                    if not waiting:
+                        break
+                    is_stopped = self._turn(waiting)
+                    if self._best < math.inf:
+                        shown.postfix = f"best loss: {self._best}"
+                    shown.update(self._done - done)
+                    if is_stopped:
+                        break
+        finally:
+            self._proposer.close()
+
+    @property
+    def _done(self) -> int:
+        found: int = self._trials.count_by_state_unsynced(base.JOB_STATE_DONE)
+        return found
+
+    @property
+    def _best(self) -> float:
+        losses = (loss for loss in self._trials.losses() if loss is not None and not math.isnan(loss))
+        return float(min(losses, default=math.inf))
+
+    def _propose(self) -> Document:
+        """Enter a new trial."""
+        trials, domain = self._trials, self._domain
+        [number] = trials.new_trial_ids(1)
+        params = self._proposer.ask(number)
+        misc = {
+            "tid": number,
+            "cmd": domain.cmd,
+            "workdir": domain.workdir,
+            "idxs": {label: [number] if label in params else [] for label in domain.params},
+            "vals": {label: [params[label]] if label in params else [] for label in domain.params},
+        }
+        trials.insert_trial_docs(trials.new_trial_docs([number], [None], [domain.new_result()], [misc]))
+        trials.refresh()
+        document: Document = trials._dynamic_trials[-1]
+        return document
+
+    def _turn(self, waiting: Iterable[Document]) -> bool:
+        """Evaluate the trials that wait; return True if the search stops early."""
+        for document in waiting:
+            self._evaluate(document)
+        self._trials.refresh()
+        if self._save_file:
+            Path(self._save_file).write_bytes(_pickler().dumps(self._trials))
+        if self._early_stop is None:
+            return False
+        is_stopped, self._stop_state = self._early_stop(self._trials, *self._stop_state)
+        return bool(is_stopped)
+
+    def _evaluate(self, document: Document) -> None:
+        document["state"] = base.JOB_STATE_RUNNING
+        document["book_time"] = document["refresh_time"] = coarse_utcnow()
+        control = base.Ctrl(self._trials, current_trial=document)
+        try:
+            document["result"] = self._domain.evaluate(base.spec_from_misc(document["misc"]), control)
+            document["state"] = base.JOB_STATE_DONE
+        except Exception as error:
+            document["state"] = base.JOB_STATE_ERROR
+            document["misc"]["error"] = (str(type(error)), str(error))
+            if not self._catches:
+                raise
+        finally:
+            document["refresh_time"] = coarse_utcnow()
+            # A trial with an exception is none of the `trials` any more.
+            self._trials.refresh()
+        self._proposer.tell(document)
+
+
+_Propose = Callable[[Any, base.Domain, hyperopt.Trials, int, Mapping[str, Any]], _Proposer]
+
+
+def _read_algo(algo: Any) -> tuple[_Propose, Mapping[str, Any]]:
+    """Return what makes the proposer that `algo` names, and its options. Raises UsageError for an unknown one."""
+    function, options = algo, {}
+    while isinstance(function, partial):
+        if function.args:
+            raise UsageError(f"algo: a partial of {_name(function.func)} has keyword arguments only")
+        function, options = function.func, {**function.keywords, **options}
+    name = "tpe" if function is None else function if isinstance(function, str) else None
+    if name is None:
+        name = next((known for suggest, known in _SUGGEST.items() if suggest is function), None)
+    if name == "anneal":
+        _refuse_unknown("anneal.suggest", options, _ANNEAL)
+        return lambda space, domain, trials, seed, given: _Annealed(domain, trials, seed, given), options
+    if name == "tpe":
+        found = _tpe_options(options)
+        return lambda space, domain, trials, seed, _: _Sampled(space, trials, seed, partial(TpeSampler, **found)), {}
+    if name == "random":
+        _refuse_unknown("rand.suggest", options, ())
+        return lambda space, domain, trials, seed, _: _Sampled(space, trials, seed, RandomSampler), {}
+    raise UsageError(f"algo: there is no {_name(function)} here; give {ALGOS}, or a partial of one")
+
+
+def _tpe_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of our TPE for those of hyperopt's. Raises UsageError for one that it has not."""
+    _refuse_unknown("tpe.suggest", options, _TPE)
+    found = {"candidates": CANDIDATES, **{_TPE[name]: value for name, value in options.items() if _TPE[name]}}
+    for name in ("n_startup_jobs", "n_EI_candidates"):
+        value = options.get(name, 1)
+        if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
+            raise UsageError(f"algo: {name} is {short(value, 60)}; give a whole number from 1")
+    gamma = options.get("gamma", 1)
+    if isinstance(gamma, bool) or not isinstance(gamma, (int, float)) or not 0 < gamma < math.inf:
+        raise UsageError(f"algo: gamma is {short(gamma, 60)}; give a number above 0")
+    return found
+
+
+def _refuse_unknown(name: str, options: Mapping[str, Any], known: Iterable[str]) -> None:
+    known = [*known]
+    if unknown := [option for option in options if option not in known]:
+        raise UsageError(f"algo: {name} has no {unknown[0]} here; it takes {', '.join(known) or 'no options'}")
+
+
+def _name(function: Any) -> str:
+    module, name = getattr(function, "__module__", ""), getattr(function, "__qualname__", None)
+    return f"{module}.{name}" if name else short(function, 60)
+
+
+def _annotated(fn: Callable[..., Any]) -> tuple[Callable[..., Any], dict[str, Any]]:
+    """Return a function of a dict, and the space that the annotations of `fn` give."""
+    space = {name: hint for name, hint in inspect.getfullargspec(fn).annotations.items() if name != "return"}
+    for name, hint in space.items():
+        if not isinstance(hint, Apply):
+            raise InvalidAnnotatedParameter(
+                f"the annotation of {name!r} is no hp expression; write {name}: hp.uniform({name!r}, 0, 1), or pass "
+                "a space"
+            )
+    return lambda values: fn(**values), space
+
+
+def _trials(given: Any, points: list[dict[str, Any]] | None, save_file: str) -> hyperopt.Trials:
+    """Return the trials to fill: those given, those of the file, the points to evaluate, or none."""
+    if given is not None:
+        if not isinstance(given, hyperopt.Trials) or given.asynchronous:
+            raise UsageError(
+                f"trials of {type(given).__name__} are evaluated by other processes; pass Trials(), or run the "
+                "study on workers of this package"
+            )
+        return given
+    if save_file and Path(save_file).exists():
+        loaded: hyperopt.Trials = _pickler().loads(Path(save_file).read_bytes())
+        return loaded
+    if points is None:
+        return Trials()
+    if not isinstance(points, list):
+        raise UsageError(f"points_to_evaluate are a list of dicts, not {short(points, 60)}")
+    return generate_trials_to_calculate(points)
+
+
+def _seed(rstate: Any) -> int:
+    """Return a seed drawn from a generator of numpy's, old or new; else the number itself, else hyperopt's variable."""
+    if rstate is None:
+        fixed = os.environ.get("HYPEROPT_FMIN_SEED", "")
+        rstate = np.random.default_rng(int(fixed) if fixed else None)
+    if isinstance(rstate, np.random.Generator):
+        return int(rstate.integers(_MAX_SEED))
+    if isinstance(rstate, np.random.RandomState):
+        return int(rstate.randint(_MAX_SEED))
+    if isinstance(rstate, (int, np.integer)) and not isinstance(rstate, bool):
+        return int(rstate)
+    raise UsageError(f"rstate is {short(rstate, 60)}; give numpy.random.default_rng(SEED), or a whole number")
+
+
+def _pickler() -> Any:
+    """Return cloudpickle where it is installed, as hyperopt uses it: it takes lambdas, too."""
+    try:
+        import cloudpickle
+    except ImportError:
+        return pickle
+    return cloudpickle

@@ -1,0 +1,42 @@
+"""A progress bar in a terminal or a notebook."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from shadho_celery.scheduler.scheduler import Scheduler
+
+
+class ProgressBar:
+    """Bar of the trials of one run, with the best loss so far; a context manager."""
+
+    def __init__(self, scheduler: Scheduler, console: Console) -> None:
+        self._scheduler = scheduler
+        words = TextColumn("{task.description}", markup=False)
+        self._bar = Progress(words, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=console)
+        self._task = self._bar.add_task(scheduler.study.name, total=scheduler.limits.trials)
+
+    def __enter__(self) -> Callable[[], None]:
+        self._bar.start()
+        return self._update
+
+    def __exit__(self, *_: object) -> None:
+        self._update()
+        self._bar.stop()
+
+    def _update(self) -> None:
+        study = self._scheduler.study
+        best = "no loss yet" if study.best is None else f"best loss {study.best.loss:.6g}"
+        self._bar.update(self._task, completed=study.counted, description=f"{study.name}: {best}")
+
+
+def make_bar(scheduler: Scheduler, *, wanted: bool | None) -> ProgressBar | None:
+    """Return a bar if it is wanted, by default where standard error is a terminal, or in a notebook; else None."""
+    if wanted is False:
+        return None
+    console = Console(stderr=True)
+    is_seen = console.is_terminal or console.is_jupyter
+    return ProgressBar(scheduler, console) if wanted or is_seen else None

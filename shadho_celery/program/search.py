@@ -1,0 +1,166 @@
+"""The shortest way from an objective to its best params."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import threading
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from shadho_celery.core.checks import as_record, short
+from shadho_celery.core.hardware import CLASS_NAME
+from shadho_celery.core.settings import StudySettings
+from shadho_celery.errors import UsageError
+from shadho_celery.objective import study_file
+from shadho_celery.objective.call import Objective
+from shadho_celery.program.study import Study
+from shadho_celery.program.words import python_words
+from shadho_celery.results.study import StudyResults
+from shadho_celery.scheduler.proposals import MakeSampler
+from shadho_celery.study.limits import Limits
+
+
+@python_words()
+def minimize(
+    objective: Objective | str,
+    space: object = None,
+    *,
+    trials: int | None = None,
+    seconds: float | None = None,
+    target: float | None = None,
+    seed: int | None = None,
+    sampler: str | MakeSampler | None = None,
+    policy: str | None = None,
+    shares: str | None = None,
+    rungs: Mapping[str, object] | None = None,
+    enqueue: Iterable[Mapping[str, Any]] = (),
+    store: str = "sqlite://",
+    study: str | None = None,
+    resume: bool = False,
+    progress: bool | None = None,
+    workers: Mapping[str, int] | None = None,
+    broker: str | None = None,
+    redis: str | None = None,
+    trial_timeout: float | None = None,
+) -> StudyResults:
+    """Search for the params with the least loss.
+
+    `objective` is a function of a point of `space` (a hyperopt expression), and trials run one after another in this
+    process. Or it is the name of a study file, such as "my_study", and trials run in workers: embedded ones of this
+    machine, or those of a fleet. An objective that a module has as `objective`, beside its `SPACE`, may have workers,
+    too.
+
+    `trials`, `seconds`, `target`: the search ends when the study has so many trials, after so many seconds, or at a
+        loss of `target` or less, whichever comes first. Ctrl-C ends it, and what there is is returned.
+    `seed`: makes the search repeatable.
+    `sampler`: "random", the default, or "tpe". `policy`: places trials on classes of workers.
+    `shares`: divides the trials among subspaces: "uniform", by the space's own law, or by "promise".
+    `rungs`: such as ``{"least": 1, "most": 9, "eta": 3}``; many trials get a small ``context.budget``, and the best of
+        them are promoted to larger ones (successive halving). For workers it stands in the study file.
+    `enqueue`: known points to begin with, see `Study.enqueue`.
+    `store`: a database URL such as ``sqlite:///shadho.db``; by default trials are kept in memory. `study` names the
+        search there, and `resume` continues it.
+    `progress`: shows it on standard error, by default in a terminal and in a notebook; workers' progress always, unless
+        False.
+    `workers`: slots of the embedded workers by class, such as ``{"cpu": 4}``. `broker`, `redis`: URLs of a fleet, by
+        default those of the environment variables CELERY_BROKER_URL and SHADHO_REDIS_URL.
+    `trial_timeout`: seconds after which a worker stops a trial.
+
+    Returns the study: `.trials` by number, each with `.params` by label, `.values` as the objective got them, `.loss`
+    and `.state`; `.best` is the one with the least loss, None without a success. Raises SpaceError for an unsuitable
+    space, UsageError for invalid arguments.
+    """
+    limits = {"trials": trials, "seconds": seconds, "target": target}
+    named = {"sampler": sampler, "policy": policy, "shares": shares}
+    given = {name: value for name, value in named.items() if value is not None}
+    if isinstance(objective, str) or workers or broker or redis:
+        module = objective if isinstance(objective, str) else _module_of(objective, space)
+        if space is not None and isinstance(objective, str):
+            raise UsageError("a study file has its own SPACE; leave out space")
+        if rungs is not None or callable(sampler):
+            which = "rungs" if rungs is not None else "a sampler of one's own"
+            raise UsageError(f"{which} cannot be passed to workers' studies; set STUDY in the study file")
+        kept = {**limits, **given, "trial_timeout": trial_timeout}
+        return _run_on_workers(
+            module,
+            {name: value for name, value in kept.items() if value is not None},
+            {"seed": seed, "name": study, "resume": resume, "store": store, "points": [*enqueue]},
+            workers={} if workers is None else workers,
+            urls={"CELERY_BROKER_URL": broker, "SHADHO_REDIS_URL": redis},
+            silent=progress is False,
+        )
+    if not callable(objective):
+        raise UsageError(f"the objective is no function but {type(objective).__name__}")
+    if trial_timeout is not None:
+        raise UsageError("trial_timeout needs workers: a trial in this process cannot be stopped")
+    # Invalid arguments are refused before a study is recorded.
+    bounds = as_record(limits, StudySettings)
+    Limits(trials=bounds.trials, seconds=bounds.seconds, target=bounds.target)
+    names: dict[str, Any] = {"store": store, "study": study, "resume": resume, "seed": seed, "rungs": rungs}
+    with Study(space, **names, **given, enqueue=enqueue) as opened:
+        opened.run(objective, trials=trials, seconds=seconds, target=target, progress=progress)
+    return opened
+
+
+def _module_of(objective: Objective, space: object) -> str:
+    """Return the module that has this objective and this space, so that workers can import them."""
+    name = getattr(objective, "__module__", None)
+    found = vars(sys.modules[name]) if isinstance(name, str) and name in sys.modules else {}
+    if name == "__main__" or found.get("objective") is not objective or found.get("SPACE") is not space:
+        raise UsageError(
+            "workers are processes of their own, which import what they run: put the function, as `objective`, and the "
+            "space, as `SPACE`, into a module, and pass its name in place of both"
+        )
+    return str(name)
+
+
+def _run_on_workers(
+    module: str,
+    given: Mapping[str, object],
+    names: Mapping[str, Any],
+    *,
+    workers: Mapping[str, int],
+    urls: Mapping[str, str | None],
+    silent: bool,
+) -> StudyResults:
+    """Run a study file to its end, on embedded workers or on a fleet."""
+    # None of it is needed by a search in this process.
+    from shadho_celery.cli import connection_options
+    from shadho_celery.cli.session import Options, Session
+
+    if threading.current_thread() is not threading.main_thread():
+        raise UsageError("a study on workers runs in the main thread, which gets Ctrl-C; run it there, or by itself")
+    found = {name: url for name, url in urls.items() if url}
+    is_fleet = connection_options.is_fleet(found)
+    if is_fleet and workers:
+        raise UsageError("workers are for this machine alone; on a fleet start them by hand, and leave out workers")
+    before = {name: os.environ.get(name) for name in urls}
+    os.environ.update(found)
+    try:
+        options = Options(
+            study=module,
+            given=given,
+            workers=_checked(workers),
+            fleet=is_fleet,
+            silent=silent,
+            **names,
+        )
+        with Session(options, study_file.load(module)) as session:
+            session.search()
+        return session.results
+    finally:
+        # The addresses, those of embedded servers too, are those of this run alone.
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            os.environ.update({} if value is None else {name: value})
+
+
+def _checked(workers: Mapping[str, int]) -> Mapping[str, int]:
+    """Return the slots by class. Raises UsageError for what is none."""
+    for name, slots in workers.items():
+        is_count = isinstance(slots, int) and not isinstance(slots, bool) and 0 < slots < 10**9
+        if not (isinstance(name, str) and re.match(CLASS_NAME, name) and is_count):
+            raise UsageError(f'workers: {short({name: slots}, 60)} is no class with its slots; such as {{"cpu": 4}}')
+    return workers

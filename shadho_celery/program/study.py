@@ -1,0 +1,336 @@
+"""A study that a program runs: by an objective in this process, or trial by trial in a loop of its own."""
+
+from __future__ import annotations
+
+import math
+import sys
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from msgspec import Meta, Struct
+from msgspec.structs import replace
+
+from shadho_celery.core.checks import as_record, short
+from shadho_celery.core.settings import StudySettings
+from shadho_celery.core.trial import Lost, Outcome, TrialState, whole
+from shadho_celery.errors import StoreError, UsageError
+from shadho_celery.executors.base import Executor
+from shadho_celery.executors.by_hand import ByHandExecutor
+from shadho_celery.executors.inline import InlineExecutor
+from shadho_celery.objective.call import Objective, describe
+from shadho_celery.objective.result import Unreadable, read
+from shadho_celery.program.words import python_words
+from shadho_celery.results.study import CHECKPOINTS, StudyResults
+from shadho_celery.results.trial import TrialResult
+from shadho_celery.scheduler import known_points
+from shadho_celery.scheduler.build import DEFAULT_SETTINGS, check_settings, make_scheduler
+from shadho_celery.scheduler.known_points import completed
+from shadho_celery.scheduler.proposals import MakeSampler
+from shadho_celery.scheduler.scheduler import Scheduler
+from shadho_celery.space.compile import compile_space
+from shadho_celery.space.stored import to_json
+from shadho_celery.store.sql import SqlStore
+from shadho_celery.study.limits import Limits
+from shadho_celery.study.open import open_study
+
+#: bounds of a study that its caller ends
+_ENDLESS = Limits(target=-math.inf)
+
+
+class _Names(Struct, frozen=True, kw_only=True):
+    """Arguments by which a study is opened, each with the description that a refusal shows."""
+
+    store: Annotated[str, Meta(description="a database URL such as sqlite:///shadho.db")]
+    study: Annotated[str | None, Meta(description="name of the study")]
+    resume: Annotated[bool, Meta(description="whether the study is continued; its name is `study`")]
+    seed: Annotated[int | None, Meta(description="a whole number from 0 to 2**63 - 1")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AskedTrial:
+    """A trial that `Study.ask` proposes, and whose result `Study.tell` awaits."""
+
+    #: position of the trial in its study, from 0
+    number: int
+    #: drawn value of each active label; of a choice the index of its option
+    params: Mapping[str, Any]
+    #: what an objective would get, by the space's own shape
+    values: Any
+    #: seed for random draws of the evaluation
+    seed: int
+    #: part of the fidelity; None for all of it
+    budget: float | None
+    #: key of its study
+    study: str
+
+
+class Study(StudyResults):
+    """A study of one's own: `ask` for trials and `tell` their results, or `run` an objective in this process.
+
+    ::
+
+        with Study({"x": hp.uniform("x", -1, 1)}, store="sqlite:///shadho.db", study="mine") as study:
+            study.enqueue([{"x": 0.5}])
+            for _ in range(20):
+                trial = study.ask()
+                study.tell(trial, trial.values["x"] ** 2)
+        print(study.best.values)
+
+    It holds the study's lock until `close`; its results can be read afterwards, too.
+    """
+
+    @python_words()
+    def __init__(
+        self,
+        space: object,
+        *,
+        store: str = "sqlite://",
+        study: str | None = None,
+        resume: bool = False,
+        seed: int | None = None,
+        sampler: str | MakeSampler = DEFAULT_SETTINGS.sampler,
+        policy: str = DEFAULT_SETTINGS.policy,
+        shares: str = DEFAULT_SETTINGS.shares,
+        rungs: Mapping[str, object] | None = None,
+        enqueue: Iterable[Mapping[str, Any]] = (),
+    ) -> None:
+        """Begin or resume a study of `space`, a hyperopt expression.
+
+        `store` is a database URL; by default trials are kept in memory and end with the program. `study` names the
+        study there, and with `resume` it is continued. `seed` makes the search repeatable. `sampler` is "random" or
+        "tpe", or a function of subspace and entropy that makes one (`samplers.base.Sampler`). `shares` divides the
+        trials among subspaces: "uniform", by the space's own law, or by "promise". With
+        `rungs`, such as ``{"least": 1, "most": 9, "eta": 3}``, many trials get a small budget, and the best of them are
+        promoted to larger ones. `policy` matters to workers only. `enqueue` are known points to begin
+        with, see the method of that name.
+        Raises SpaceError, UsageError, StudyError or StoreError.
+        """
+        # Invalid arguments are refused before a study is recorded.
+        names = as_record({"store": store, "study": study, "resume": resume, "seed": seed}, _Names)
+        self._make_sampler = sampler if callable(sampler) else None
+        named = {} if callable(sampler) else {"sampler": sampler}
+        settings = as_record({**named, "policy": policy, "shares": shares}, StudySettings)
+        self._settings = replace(settings, rungs=rungs)
+        check_settings(self._settings)
+        self._space = compile_space(space)
+        points = _listed(enqueue)
+        completed(self._space, self._settings, points)
+        self._database = SqlStore(names.store)
+        with ExitStack() as opened:
+            opened.callback(self._database.close)
+            self._study = open_study(
+                self._database,
+                self._space.describe(),
+                name=names.study,
+                resume=names.resume,
+                seed=names.seed,
+                tree=to_json(self._space),
+            )
+            opened.pop_all()
+        super().__init__(self._database, self._study.record, self._space.evaluate)
+        self._by_hand = ByHandExecutor(self._study.clock)
+        #: made at the first `ask`
+        self._loop: Scheduler | None = None
+        self._is_open = True
+        self.enqueue(points)
+
+    def __enter__(self) -> Study:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @python_words()
+    def enqueue(self, points: Iterable[Mapping[str, Any]]) -> int:
+        """Put known points before all other trials, in order; return their number.
+
+        A point is a dict of labels and values, for a choice the index of its option or its name; what it leaves out is
+        drawn. Nothing is enqueued if one of them is refused: raises UsageError with its place and the cause.
+        """
+        self._refuse_if_closed()
+        points = _listed(points)
+        # Its shares and samplers count the trials when it is made.
+        self._loop = None
+        return known_points.enqueue(self._study, self._space, self._settings, points)
+
+    @python_words()
+    def ask(self) -> AskedTrial:
+        """Return the next trial, to be evaluated by the caller, who tells its result; several may be asked for at once.
+
+        Raises UsageError if, with rungs, the next trial depends on results that were not told yet.
+        """
+        self._refuse_if_closed()
+        loop = self._scheduler()
+        self._by_hand.ask_for_one(is_asked=True)
+        try:
+            # The first turn learns which trials of an earlier run were never told.
+            for _ in range(2):
+                loop.turn()
+                if (attempt := self._by_hand.fetch()) is not None:
+                    break
+            else:
+                raise self._study.trouble or UsageError(
+                    f"the next trial depends on those that were asked for: tell the results of {self._asked} first"
+                )
+        finally:
+            self._by_hand.ask_for_one(is_asked=False)
+        loop.turn()
+        return AskedTrial(
+            number=attempt.number,
+            params=dict(attempt.params),
+            values=self._space.evaluate(attempt.params),
+            seed=attempt.seed,
+            budget=whole(attempt.budget),
+            study=self.key,
+        )
+
+    @python_words()
+    def tell(self, trial: AskedTrial, result: Any = None, *, error: BaseException | str | None = None) -> TrialResult:
+        """Record the result of a trial that was asked for; return the trial as it is recorded.
+
+        `result` is a loss, or a dict with `loss` and further metrics, as an objective returns it; a result that cannot
+        be read, such as NaN, is a failure. `error` is the reason of a failure: an exception, or a text.
+        Raises UsageError for a trial that was told before, or is one of another study.
+        """
+        self._refuse_if_closed()
+        number = self._number_of(trial)
+        if (result is None) == (error is None):
+            raise UsageError(f"tell trial {number} either a result or an error")
+        self._by_hand.bring(number, _outcome(result, error))
+        self._scheduler().turn()
+        return self.trial(number)
+
+    def run(
+        self,
+        objective: Objective,
+        *,
+        trials: int | None = None,
+        seconds: float | None = None,
+        target: float | None = None,
+        progress: bool | None = None,
+        on_turn: Callable[[], None] = lambda: None,
+    ) -> Study:
+        """Search for the params with the least loss, trial after trial in this process; return the study itself.
+
+        The search ends when the study has `trials`, after `seconds`, or at a loss of `target` or less, whichever comes
+        first. Ctrl-C ends it at once: its trial waits for the next run. `progress` shows a bar on standard error, by
+        default in a terminal and in a notebook. `on_turn` is called after each trial.
+        """
+        with python_words():
+            self._refuse_if_closed()
+            if not callable(objective):
+                raise UsageError(f"the objective is no function but {type(objective).__name__}")
+            settings = as_record({"trials": trials, "seconds": seconds, "target": target}, StudySettings)
+            limits = Limits(trials=settings.trials, seconds=settings.seconds, target=settings.target)
+            if self._by_hand.fetched:
+                raise UsageError(f"tell the results of {self._asked} first")
+            folder = CHECKPOINTS / self.key
+            executor = InlineExecutor(objective, self._space.evaluate, checkpoints=folder, study=self.name)
+            self._loop = None
+            scheduler = self._scheduler_of(executor, limits)
+            try:
+                _run(scheduler, progress, on_turn)
+            except KeyboardInterrupt:
+                for attempt in [*self._study.attempts]:
+                    lost = Lost(number=attempt.number, attempt=attempt.attempt, reason="interrupted", claimed=False)
+                    self._study.tell(lost)
+                warnings.warn(f"interrupted: {self._study.counted} trials have ended", stacklevel=3)
+            self._study.commit()
+        return self
+
+    @python_words()
+    def close(self) -> None:
+        """Record what is left and unlock the study; trials that were never told wait for the next run."""
+        if not self._is_open:
+            return
+        self._is_open = False
+        try:
+            if self._by_hand.fetched:
+                self._by_hand.give_back()
+                self._scheduler().turn()
+            self._study.close()
+        finally:
+            self._database.close()
+
+    def __del__(self) -> None:
+        # An error that leaves a loop must not keep the study locked for the rest of the program.
+        if getattr(self, "_is_open", False) and not sys.is_finalizing():
+            with suppress(StoreError):
+                self.close()
+
+    @property
+    def _asked(self) -> str:
+        """The trials that were asked for and not told, in words."""
+        numbers = sorted(self._by_hand.fetched)
+        more = f" and {len(numbers) - 5} more" if len(numbers) > 5 else ""
+        return f"trial {', '.join(map(str, numbers[:5]))}{more}"
+
+    def _scheduler(self) -> Scheduler:
+        """Return the scheduler whose trials the caller runs."""
+        if self._loop is None:
+            self._loop = self._scheduler_of(self._by_hand, _ENDLESS)
+        return self._loop
+
+    def _scheduler_of(self, executor: Executor, limits: Limits) -> Scheduler:
+        return make_scheduler(
+            self._space, self._study, executor, limits, self._settings, make_sampler=self._make_sampler
+        )
+
+    def _number_of(self, trial: object) -> int:
+        if not isinstance(trial, AskedTrial):
+            raise UsageError(f"tell takes a trial that ask has returned, not {short(trial, 60)}")
+        if trial.study != self.key:
+            raise UsageError(f"trial {trial.number} is one of another study, not of {self.name!r}")
+        if trial.number not in self._by_hand.fetched:
+            known = self._study.trial(trial.number)
+            if known.state.is_finished:
+                ended = known.state if known.loss is None else f"loss {known.loss:g}"
+                raise UsageError(f"trial {trial.number} has its result already ({ended}); a trial is told once")
+            raise UsageError(f"trial {trial.number} was given back when its study was closed; ask again")
+        return trial.number
+
+    def _refuse_if_closed(self) -> None:
+        if not self._is_open:
+            raise UsageError(f"study {self.name!r} is closed; open it again with Study(..., resume=True)")
+
+
+def _listed(points: object) -> list[Any]:
+    """Return known points as a list. Raises UsageError for what is none."""
+    if isinstance(points, (str, bytes, Mapping)) or not isinstance(points, Iterable):
+        raise UsageError(f"points are a list of dicts, not {short(points, 60)}")
+    return list(points)
+
+
+def _run(scheduler: Scheduler, progress: bool | None, on_turn: Callable[[], None]) -> None:
+    # rich takes a while to import, which a search without a bar need not wait for.
+    if progress is False or (progress is None and not (sys.stderr.isatty() or "ipykernel" in sys.modules)):
+        scheduler.run(on_turn)
+        return
+    from shadho_celery.program.progress import make_bar
+
+    bar = make_bar(scheduler, wanted=progress)
+    if bar is None:
+        scheduler.run(on_turn)
+        return
+
+    with bar as update:
+
+        def shown() -> None:
+            update()
+            on_turn()
+
+        scheduler.run(shown)
+
+
+def _outcome(result: Any, error: BaseException | str | None) -> Outcome:
+    if error is not None:
+        text = describe(error) if isinstance(error, BaseException) else short(error, 8000)
+        return Outcome(state=TrialState.FAILED, error=text)
+    try:
+        loss, metrics, warning = read(result)
+    except Unreadable as problem:
+        return Outcome(state=TrialState.FAILED, error=str(problem))
+    return Outcome(state=TrialState.COMPLETE, loss=loss, metrics=metrics, warning=warning)

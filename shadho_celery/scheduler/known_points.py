@@ -1,0 +1,56 @@
+"""Known points, put into a study as its next trials."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from shadho_celery.core.settings import StudySettings
+from shadho_celery.core.trial import Params
+from shadho_celery.errors import SpaceError, UsageError
+from shadho_celery.scheduler.proposals import trial_seed
+from shadho_celery.scheduler.widths import make_width
+from shadho_celery.space.points import complete
+from shadho_celery.space.space import Space
+from shadho_celery.space.split import split
+from shadho_celery.study.study import Study
+
+#: mixed into the study's seed for the draws that complete a partial point
+_STREAM = 0x6E
+
+
+def enqueue(study: Study, space: Space, settings: StudySettings, points: Iterable[object]) -> int:
+    """Add a WAITING trial for each point, in order; return their number. A scheduler made later sends them first.
+
+    Each takes the place of a draw of its subspace. Nothing is added if one of them is refused: raises as `completed`.
+    """
+    found = completed(space, settings, points, [study.record.seed, _STREAM, len(study)])
+    subspaces = split(space)
+    places = {subspace.name: place for place, subspace in enumerate(subspaces)}
+    width = make_width(settings.slots, space, subspaces)
+    for name, params in found:
+        seed = trial_seed(study.record.seed, places[name], study.asked(name))
+        study.hold_back(study.add(name, params, seed, slots=width(params)))
+    study.commit()
+    return len(found)
+
+
+def completed(
+    space: Space, settings: StudySettings, points: Iterable[object], entropy: Sequence[int] = (0,)
+) -> list[tuple[str, Params]]:
+    """Return subspace and params of each point, what it leaves out drawn with the seed `entropy`.
+
+    Raises UsageError with the place of a point (from 0) that is no part of the space, and the cause.
+    """
+    points = list(points)
+    if points and settings.rungs is not None:
+        raise UsageError("known points cannot be enqueued in a study with rungs; leave out one of the two")
+    subspaces, generator = split(space), np.random.default_rng(entropy)
+    found = []
+    for place, point in enumerate(points):
+        try:
+            found.append(complete(space, subspaces, point, generator))
+        except SpaceError as error:
+            raise UsageError(f"point {place}: {str(error).rstrip('.')}") from None
+    return found

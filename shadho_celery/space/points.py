@@ -1,0 +1,89 @@
+"""Known points of a space: labels with values that a person gives, and the rest of the params drawn from the prior."""
+
+from __future__ import annotations
+
+import numbers
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from shadho_celery.core.checks import one_line, short
+from shadho_celery.core.trial import Params
+from shadho_celery.errors import SpaceError
+from shadho_celery.space.describe import option_names
+from shadho_celery.space.domains import Continuous, Discrete
+from shadho_celery.space.space import Space
+from shadho_celery.space.split import Subspace
+
+#: ways that are tried to make all labels of a partial point active
+TRIES = 20
+
+
+def complete(
+    space: Space, subspaces: Sequence[Subspace], point: object, generator: np.random.Generator
+) -> tuple[str, Params]:
+    """Return the subspace and the params of a point: label -> value; labels that it leaves out are drawn.
+
+    The value of a choice is the index of its option, or its name. Choices that are left out are drawn so that all given
+    labels are active. Raises SpaceError, with the label, for a point that is no part of the space.
+    """
+    if not isinstance(point, Mapping):
+        raise SpaceError(f"it is no dict of labels and values but {short(point, 60)}")
+    given = {str(label): _value(space, label, value) for label, value in point.items()}
+    params: Params = {}
+    unused: list[str] = []
+    for _ in range(TRIES):
+        params = space.sample(generator, 1, _with_choices(space, given, generator))[0]
+        unused = [label for label in given if label not in params]
+        if not unused:
+            break
+    if unused:
+        raise SpaceError(f"{unused[0]!r} is not active together with the other labels; leave it out")
+    space.check(params)
+    for subspace in subspaces:
+        if subspace.contains(params):
+            return subspace.name, params
+    raise SpaceError(f"{short(dict(point), 60)} lies in no subspace: it picks an option of probability 0")
+
+
+def _value(space: Space, label: object, value: Any) -> Any:
+    """Return a value as the space draws it. Raises SpaceError unless label and value are of the space."""
+    if not isinstance(label, str) or label not in space.domains:
+        known = one_line(", ".join(space.domains), 300) or "none"
+        raise SpaceError(f"there is no label {short(label, 60)}; known are {known}")
+    domain = space.domains[label]
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, str) and label in space.switches:
+        names = option_names(label, space.switches[label].options)
+        if value not in names:
+            raise SpaceError(f"{label!r} has no option {value!r}; give an index, or one of {', '.join(names)}")
+        return names.index(value)
+    if isinstance(domain, Discrete) and isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if isinstance(domain, Continuous) and isinstance(value, numbers.Real) and not isinstance(value, bool):
+        value = float(value)
+    if not domain.contains(value):
+        raise SpaceError(f"{label!r}: {short(value, 60)} is outside {domain.describe()}")
+    return value
+
+
+def _with_choices(space: Space, given: Mapping[str, Any], generator: np.random.Generator) -> dict[str, Any]:
+    """Return the given values, and for each label one of the ways of choices above it that they admit."""
+    pins = dict(given)
+    for label in given:
+        ways = [
+            way
+            for way in space.conditions[label]
+            if all(pins.get(choice, place) == place for choice, place in way) and _is_possible(space, way)
+        ]
+        if not ways:
+            raise SpaceError(f"{label!r} is not active together with the other labels; leave it out")
+        pins.update(ways[int(generator.integers(len(ways)))])
+    return pins
+
+
+def _is_possible(space: Space, way: Sequence[tuple[str, int]]) -> bool:
+    domains = ((space.domains[choice], place) for choice, place in way)
+    return all(not isinstance(domain, Discrete) or domain.probability(place) > 0 for domain, place in domains)

@@ -1,0 +1,108 @@
+"""Studies that a program runs on workers, and the programs in the document beside the code."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from acceptance.commands import ROOT, Desk
+
+pytestmark = pytest.mark.timeout(120)
+
+README = ROOT / "shadho_celery" / "program" / "README.md"
+PROGRAMS = re.findall(r"^```python\n(.*?)^```", README.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+
+ON_WORKERS = """
+import json, os
+import shadho_celery
+
+study = shadho_celery.minimize("my_study", trials=6, seed=0, {where}, enqueue=[{{"x2": 0.25}}])
+best = study.best
+print(json.dumps({{
+    "states": sorted(map(str, study.counts)),
+    "classes": sorted({{trial.compute_class for trial in study.trials}}),
+    "first": study.trials[0].values["x"],
+    "is_best": best.loss == min(trial.loss for trial in study.trials),
+    "name": study.name,
+    "left": [name for name in ("CELERY_BROKER_URL", "SHADHO_REDIS_URL") if name in os.environ],
+}}))
+"""
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=range(len(PROGRAMS)))
+def test_a_program_of_the_document_runs(desk: Desk, program: str) -> None:
+    desk.write("own.py", program)
+    run = desk.start(sys.executable, "own.py").wait(60)
+    assert run.code == 0, desk.said()
+    assert run.out
+
+
+def checked(out: str, compute_class: str) -> None:
+    found = json.loads(out.splitlines()[-1])
+    assert re.fullmatch(r"my_study-[0-9a-f]{4}", found.pop("name"))
+    assert found == {"states": ["COMPLETE"], "classes": [compute_class], "first": 0.25, "is_best": True, "left": []}
+
+
+def test_a_study_file_runs_on_embedded_workers(desk: Desk) -> None:
+    desk.study()
+    desk.write("own.py", ON_WORKERS.format(where="workers={'cpu': 1}, progress=False"))
+    run = desk.start(sys.executable, "own.py").wait(60)
+    assert run.code == 0, desk.said()
+    checked(run.out, "cpu")
+
+
+def test_a_module_with_objective_and_space_may_have_workers(desk: Desk) -> None:
+    desk.study()
+    desk.write(
+        "own.py",
+        "import my_study, shadho_celery\n"
+        "study = shadho_celery.minimize(my_study.objective, my_study.SPACE, trials=2, workers={'cpu': 1})\n"
+        "print(study.count('COMPLETE'), study.module)\n",
+    )
+    run = desk.start(sys.executable, "own.py").wait(60)
+    assert run.code == 0, desk.said()
+    assert run.out.splitlines()[-1] == "2 my_study"
+
+
+@pytest.fixture
+def small_fleet(desk: Desk, redis_url: str) -> str:
+    """URL of the Redis of a worker that serves the study."""
+    desk.study()
+    desk.start(
+        *(sys.executable, "-m", "shadho_celery.worker", "--import", "my_study", "--class", "solo", "--slots", "1"),
+        CELERY_BROKER_URL=redis_url,
+        SHADHO_REDIS_URL=redis_url,
+    )
+    return redis_url
+
+
+def test_a_study_file_runs_on_a_fleet(desk: Desk, small_fleet: str) -> None:
+    desk.write("own.py", ON_WORKERS.format(where=f"broker={small_fleet!r}, redis={small_fleet!r}"))
+    run = desk.start(sys.executable, "own.py").wait(90)
+    assert run.code == 0, desk.said()
+    checked(run.out, "solo")
+
+
+def test_known_points_come_from_a_file(desk: Desk) -> None:
+    desk.study()
+    Path(desk.folder / "points.jsonl").write_text('{"x": 0.5}\n\n{"side": "right", "n": 3}\n')
+    words = (
+        "-m",
+        "shadho_celery.launch",
+        "my_study",
+        "--trials",
+        "3",
+        "--workers",
+        "cpu=1",
+        "--enqueue",
+        "points.jsonl",
+    )
+    run = desk.start(sys.executable, *words, "--json").wait(60)
+    assert run.code == 0, desk.said()
+    trials = [trial["params"] for trial in sorted(desk.trials(), key=lambda trial: trial["number"])]
+    assert trials[0] == {"side": 0, "x": 0.5}
+    assert (trials[1]["side"], trials[1]["n"]) == (1, 3.0)
+    assert len(trials) == 3

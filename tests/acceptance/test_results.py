@@ -1,0 +1,78 @@
+"""What a person types after the search, and during it: the results of a study, and its deletion."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from acceptance.commands import Command, Desk, until
+from acceptance.commands import desk as open_desk
+
+from shadho_celery.transport.redis import connect
+from shadho_celery.transport.registry import Registry, Worker
+
+pytestmark = pytest.mark.timeout(120)
+
+
+@pytest.fixture
+def desk(no_orphans: None, tmp_path: Path) -> Iterator[Desk]:
+    with open_desk(tmp_path) as made:
+        yield made
+
+
+def typed(desk: Desk, *words: str, **environment: str) -> Command:
+    """``shadho-celery WORDS``, as the module."""
+    return desk.start(sys.executable, "-m", "shadho_celery", *words, **environment)
+
+
+def test_results_are_there_while_a_study_runs_and_go_with_its_deletion(desk: Desk) -> None:
+    body = (
+        "context.report(1, 9.0); assert context.trial != 2 and context.study == 'mine'; kept = context.checkpoint_dir"
+    )
+    desk.study(seconds=0.2, body=body)
+    run = typed(desk, "run", "my_study", "--trials", "1000", "--workers", "cpu=2", "--study", "mine")
+    desk.await_runs(6, "ended")
+    commands = [
+        typed(desk, *words)
+        for words in (["show", "mi"], ["rm", "mine", "--yes"], ["status"], ["trials", "mine", "--failed"])
+    ]
+    show, removal, status, failed = (command.wait() for command in commands)
+    assert (show.code, status.code, failed.code) == (0, 0, 0), desk.said()
+    assert "running on " in show.out.splitlines()[-1]
+    assert "what the objective got" in show.out
+    assert "no fleet" in status.out
+    assert "AssertionError" in failed.out
+    assert removal.code == 2
+    assert "stop it first" in removal.err
+    run.interrupt()
+    run.wait(30)
+    assert run.code == 0, desk.said()
+    trials = {trial["number"]: trial for trial in desk.trials()}
+    best = typed(desk, "best", "mine", "--json").wait().json()
+    assert best["loss"] == min(trial["loss"] for trial in trials.values() if trial["loss"] is not None)
+    assert best["values"]["x"] == best["loss"]
+    trial = typed(desk, "trial", "mine", "2").wait()
+    assert "Traceback (most recent call last)" in trial.out
+    gone = typed(desk, "rm", "mine", "--yes").wait()
+    assert gone.code == 0, desk.said()
+    assert f"study mine with {len(trials)} trials" in gone.out
+    assert desk.trials() == []
+    assert [path for path in desk.folder.glob(".shadho/**/*") if path.is_file()] == []
+
+
+def test_the_status_of_a_fleet_needs_no_study(desk: Desk, amqp_url: str, redis_url: str) -> None:
+    urls = {"CELERY_BROKER_URL": amqp_url, "SHADHO_REDIS_URL": redis_url}
+    desk.study()
+    nobody = typed(desk, "status", **urls).wait()
+    assert nobody.code == 0, desk.said()
+    assert "no worker is live" in nobody.out
+    typed(desk, "worker", "--class", "rack 7", "--slots", "3", "--import", "my_study", **urls)
+    until(lambda: Registry(connect(redis_url), Worker).living(), 30, desk.said)
+    shown, told = typed(desk, "status", **urls), typed(desk, "status", "--json", **urls)
+    assert shown.wait().code == 0, desk.said()
+    assert "rack 7" in shown.out
+    facts = told.wait().json()["classes"]["rack 7"]
+    assert (facts["workers"], facts["slots"], facts["busy"], facts["queue"]) == (1, 3, 0, 0)
+    assert facts["imports"] == ["my_study"]

@@ -1,0 +1,92 @@
+"""The console command starts fast, and has every command with its help."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from shadho_celery.cli.group import COMMANDS, commands
+
+#: what takes long to import, and no help needs
+HEAVY = "celery kombu hyperopt numpy scipy sqlalchemy redis rich pandas torch"
+
+
+def answer(*words: str) -> str:
+    result = CliRunner().invoke(commands, words, terminal_width=120)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_help_names_every_command_and_how_to_switch_completion_on() -> None:
+    shown = answer("--help")
+    for name, (_, _, text) in COMMANDS.items():
+        assert re.search(rf"^  {name} +{re.escape(text)}$", shown, re.MULTILINE), shown
+    assert "_SHADHO_CELERY_COMPLETE=bash_source shadho-celery" in shown
+    assert "Examples:" in shown
+
+
+def test_the_version_is_the_packages() -> None:
+    assert re.search(r"\d+\.\d+", answer("--version"))
+
+
+def test_an_unknown_command_is_refused_with_code_2() -> None:
+    result = CliRunner().invoke(commands, ["shwo"])
+    assert result.exit_code == 2
+    assert "shwo" in result.stderr
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_help_of_a_command_has_examples_that_its_options_allow(name: str) -> None:
+    shown = answer(name, "--help")
+    command = commands.get_command(click.Context(commands), name)
+    assert command is not None
+    examples = re.findall(rf"^ +(?:\S+=\S+ )*(?:shadho-celery {name}|python -m \S+)(.*)$", shown, re.MULTILINE)
+    assert examples, shown
+    for example in examples:
+        words = shlex.split(example.partition("  #")[0].partition(">")[0].replace("\\", ""))
+        # Only understood, not run.
+        if "--example" not in words:
+            command.make_context(name, words)
+
+
+@pytest.mark.parametrize("words", ["--help", *(f"{name} --help" for name in COMMANDS)])
+def test_help_imports_nothing_heavy(words: str) -> None:
+    code = (
+        f"import sys; sys.argv = ['shadho-celery', *'{words}'.split()]\n"
+        "from shadho_celery.cli.main import main\n"
+        "try: main()\n"
+        f"except SystemExit: print('heavy:', *(set('{HEAVY}'.split()) & sys.modules.keys()))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1].split() == ["heavy:"]
+
+
+def test_the_module_is_the_same_command() -> None:
+    done = subprocess.run([sys.executable, "-m", "shadho_celery", "--help"], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("Usage: shadho-celery [OPTIONS] COMMAND")
+
+
+@pytest.mark.parametrize("module", ["shadho_celery", "shadho_celery.launch"])
+def test_ctrl_c_during_the_imports_ends_without_a_traceback(module: str, tmp_path: Path) -> None:
+    """Here a module that everything needs interrupts its own import."""
+    (tmp_path / "click.py").write_text("raise KeyboardInterrupt")
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            f"import sys, runpy; sys.path.insert(0, {str(tmp_path)!r}); "
+            f"runpy.run_module({module!r}, run_name='__main__')",
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (128 + signal.SIGINT, "", "")

@@ -1,0 +1,278 @@
+"""The commands about recorded studies show what was recorded, and refuse what they cannot do in one line."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from hyperopt import hp, space_eval
+
+import shadho_celery
+from shadho_celery.cli.group import commands
+from shadho_celery.space.compile import compile_space
+from shadho_celery.store.sql import SqlStore
+from shadho_celery.study.open import open_study
+from shadho_celery.study.study import Study
+
+SPACE = hp.choice(
+    "model",
+    [
+        {"name": "net", "rate": 10 ** hp.uniform("exponent", -4, -3)},
+        {"name": "forest", "depth": hp.choice("depth", [2, 4, 8])},
+    ],
+)
+TRIALS = 12
+
+
+def objective(values: dict[str, Any], context: Any) -> dict[str, Any]:
+    context.report(1, 2.0)
+    if context.trial % 4 == 3:
+        raise ValueError(f"trial {context.trial} cannot be")
+    return {"loss": values.get("rate", 0.5) + context.trial / 100, "accuracy": 0.5, "study": context.study}
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store with two studies of alike names."""
+    folder = tmp_path_factory.mktemp("recorded")
+    for name in ("svm-1a2b", "svm-1c3d"):
+        shadho_celery.minimize(
+            objective, SPACE, trials=TRIALS, seed=0, store=f"sqlite:///{folder}/shadho.db", study=name
+        )
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def here(recorded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of this test, with a copy of the store."""
+    for file in recorded.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    return tmp_path
+
+
+def answer(*words: str) -> str:
+    result = CliRunner().invoke(commands, words)
+    assert result.exit_code == 0, result.output
+    assert result.stderr == ""
+    return result.stdout
+
+
+def found(*words: str) -> dict[str, Any]:
+    """What a command answers as JSON, which is one object in one line."""
+    [line] = answer(*words, "--json").splitlines()
+    answered = json.loads(line)
+    assert isinstance(answered, dict)
+    return answered
+
+
+def refused(*words: str, code: int = 2) -> str:
+    result = CliRunner().invoke(commands, words)
+    assert result.exit_code == code, result.output
+    assert result.stdout == ""
+    lines = [line for line in result.stderr.splitlines() if line and not line.startswith(("Usage:", "Try "))]
+    assert len(lines) == 1, result.stderr
+    assert lines[0].startswith("Error: ")
+    return lines[0]
+
+
+@pytest.fixture
+def running(here: Path) -> Iterator[Study]:
+    """A study that this process runs."""
+    with closing(SqlStore()) as store:
+        study = open_study(store, compile_space(SPACE).describe(), name="runs", seed=1)
+        study.add("model=net", {"model": 0, "exponent": -3.5}, seed=1)
+        study.commit()
+        yield study
+        study.close()
+
+
+def test_studies_are_listed_with_their_trials_and_their_best(running: Study) -> None:
+    shown = answer("studies")
+    for text in ("svm-1a2b", "svm-1c3d", "ended", "runs", "running on", str(TRIALS)):
+        assert text in shown
+    listed = {each["name"]: each for each in found("studies")["studies"]}
+    assert listed["svm-1a2b"]["trials"] == {"complete": 9, "failed": 3}
+    assert (listed["svm-1a2b"]["state"], listed["runs"]["state"]) == ("ended", "running")
+    assert listed["svm-1a2b"]["best_loss"] == found("best", "svm-1a")["loss"]
+
+
+def test_a_store_that_is_not_there_is_one_line(here: Path) -> None:
+    assert "nowhere.db" in refused("studies", "--store", "sqlite:///nowhere.db")
+    assert not (here / "nowhere.db").exists()
+
+
+@pytest.mark.parametrize("command", ["show", "trials", "best", "export", "rm"])
+def test_a_name_may_be_shortened_while_it_is_unique(command: str) -> None:
+    line = refused(command, "svm-1")
+    assert "svm-1a2b, svm-1c3d" in line
+    line = refused(command, "other")
+    assert "'other'" in line
+    assert "shadho-celery studies" in line
+
+
+def test_a_study_is_shown_as_its_run_has_ended() -> None:
+    shown = answer("show", "svm-1a")
+    for text in ("what the objective got", "best: {", "svm-1a2b: 9 complete, 3 failed", "store: sqlite:///shadho.db"):
+        assert text in shown
+    assert "cannot be" in shown
+    assert shown.splitlines()[-1] == "ended"
+    told = found("show", "svm-1a")
+    assert told["trials"] == {"complete": 9, "failed": 3}
+    assert told["best"] == {key: value for key, value in found("best", "svm-1a").items() if key != "study"}
+
+
+def test_a_study_is_shown_while_it_runs_without_its_lock(running: Study) -> None:
+    assert "running on " in answer("show", "runs").splitlines()[-1]
+    assert found("show", "runs")["running_on"]
+    study = running.add("model=net", {"model": 0, "exponent": -3.1}, seed=1)
+    assert running.commit(), study
+
+
+def test_the_best_values_are_what_the_objective_got() -> None:
+    best = found("best", "svm-1a")
+    everything = found("trials", "svm-1a")["trials"]
+    assert best["loss"] == min(trial["loss"] for trial in everything if trial["loss"] is not None)
+    assert best["values"] == space_eval(SPACE, best["params"])
+    assert best["metrics"] == {"accuracy": 0.5, "study": "svm-1a2b"}
+    shown = answer("best", "svm-1a").splitlines()
+    for key, value in best["values"].items():
+        assert f"  {key}: {value!r}" in shown
+
+
+def test_without_a_success_there_is_no_best(running: Study) -> None:
+    assert "trials runs --failed" in refused("best", "runs", code=1)
+
+
+def numbers(*words: str) -> list[int]:
+    return [trial["number"] for trial in found("trials", "svm-1a", *words)["trials"]]
+
+
+def test_trials_are_filtered_and_sorted() -> None:
+    everything = found("trials", "svm-1a")["trials"]
+    assert numbers() == list(range(TRIALS))
+    assert numbers("--failed") == numbers("--state", "failed") == [3, 7, 11]
+    assert numbers("--state", "failed", "--state", "complete") == list(range(TRIALS))
+    assert numbers("--state", "running") == []
+    nets = [trial["number"] for trial in everything if trial["subspace"] == "model=net"]
+    assert nets
+    assert numbers("--subspace", "model=net") == nets
+    assert numbers("--class", "nowhere") == []
+    assert numbers("--class", everything[0]["compute_class"]) == list(range(TRIALS))
+    losses = [trial["loss"] for trial in found("trials", "svm-1a", "--sort", "loss")["trials"]]
+    assert losses[:9] == sorted(losses[:9])
+    assert losses[9:] == [None] * 3
+    seconds = [trial["seconds"] for trial in found("trials", "svm-1a", "--sort", "seconds")["trials"]]
+    assert seconds == sorted(seconds, reverse=True)
+    assert numbers("--sort", "loss", "--limit", "2") == numbers("--sort", "loss")[:2]
+    shown = answer("trials", "svm-1a", "--limit", "2")
+    assert "12 trials, of which 2 are shown: see --limit" in shown
+
+
+def test_failed_trials_are_shown_with_their_errors() -> None:
+    shown = answer("trials", "svm-1a", "--failed")
+    assert "ValueError: trial 7 cannot be" in shown
+    assert "3 trials" in shown
+
+
+def test_a_trial_is_shown_with_all_that_is_known_of_it() -> None:
+    shown = answer("trial", "svm-1a", "3")
+    for text in (
+        "trial 3: failed",
+        "Traceback (most recent call last)",
+        "ValueError: trial 3 cannot be",
+        "attempts: 1",
+    ):
+        assert text in shown
+    told = found("trial", "svm-1a", "0")
+    assert [(report["step"], report["loss"]) for report in told["reports"]] == [(1, 2.0)]
+    assert told["values"] == space_eval(SPACE, told["params"])
+    shown = answer("trial", "svm-1a", "0")
+    for text in ("values:", "metrics:", "accuracy: 0.5", "step 1: loss 2", "params as drawn:"):
+        assert text in shown
+    assert "has no trial 99" in refused("trial", "svm-1a", "99")
+
+
+def test_json_holds_every_trial(here: Path) -> None:
+    told = json.loads(answer("export", "svm-1a", "--format", "json"))
+    assert told["trials"] == found("trials", "svm-1a")["trials"]
+    result = CliRunner().invoke(commands, ["export", "svm-1a", "-o", "t.json"])
+    assert (result.exit_code, result.stdout) == (0, "")
+    assert json.loads((here / "t.json").read_text()) == told
+
+
+def test_tables_have_a_column_for_each_label_and_metric(here: Path) -> None:
+    pandas = pytest.importorskip("pandas")
+    rows = list(csv.DictReader(io.StringIO(answer("export", "svm-1a"))))
+    assert [int(row["number"]) for row in rows] == list(range(TRIALS))
+    assert {"exponent", "depth", "accuracy", "loss", "state"} <= rows[0].keys()
+    assert {row["depth"] for row in rows} <= {"", "2", "4", "8", "2.0", "4.0", "8.0"}
+    pytest.importorskip("pyarrow")
+    assert CliRunner().invoke(commands, ["export", "svm-1a", "-o", "t.parquet"]).exit_code == 0
+    frame = pandas.read_parquet(here / "t.parquet")
+    assert list(frame["number"]) == list(range(TRIALS))
+
+
+def test_a_table_without_pandas_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    assert 'pip install "shadho_celery[export]"' in refused("export", "svm-1a")
+
+
+@pytest.mark.parametrize("place", ["/proc/trials.json", "missing/trials.json", "shadho.db/trials.json"])
+def test_a_file_that_cannot_be_written_is_one_line(place: str) -> None:
+    line = refused("export", "svm-1a", "-o", place)
+    assert place in line
+    assert "-o" in line
+
+
+def test_an_export_that_fails_leaves_the_earlier_file(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (here / "trials.csv").write_text("earlier")
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    refused("export", "svm-1a", "-o", "trials.csv")
+    assert (here / "trials.csv").read_text() == "earlier"
+    assert sorted(path.name for path in here.iterdir() if "shadho.db" not in path.name) == ["trials.csv"]
+
+
+def test_a_study_is_deleted_with_its_folders_once_that_is_confirmed(here: Path) -> None:
+    key = next(record.key for record in SqlStore(read_only=True).records() if record.name == "svm-1a2b")
+    folder = here / ".shadho" / "checkpoints" / key
+    folder.mkdir(parents=True)
+    said_no = CliRunner().invoke(commands, ["rm", "svm-1a"], input="n\n")
+    assert said_no.exit_code == 1
+    assert "nothing was deleted" in said_no.stderr
+    assert folder.exists()
+    nobody = CliRunner().invoke(commands, ["rm", "svm-1a"], input="")
+    assert nobody.exit_code == 2
+    assert "--yes" in nobody.stderr
+    shown = answer("rm", "svm-1a", "--yes")
+    assert f"deleted: study svm-1a2b with {TRIALS} trials" in shown
+    assert not folder.exists()
+    assert [each["name"] for each in found("studies")["studies"]] == ["svm-1c3d"]
+    assert numbers_of("svm") == list(range(TRIALS)), "the other study is whole"
+
+
+def numbers_of(name: str) -> list[int]:
+    return [trial["number"] for trial in found("trials", name)["trials"]]
+
+
+def test_a_study_that_runs_is_not_deleted(running: Study) -> None:
+    assert "stop it first" in refused("rm", "runs", "--yes")
+    assert "runs" in [each["name"] for each in found("studies")["studies"]]
+
+
+def test_without_a_fleet_the_status_says_how_to_name_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CELERY_BROKER_URL", "")
+    monkeypatch.setenv("SHADHO_REDIS_URL", "")
+    shown = answer("status")
+    assert "no fleet" in shown
+    assert "--broker" in shown
+    assert found("status") == {"fleet": None}

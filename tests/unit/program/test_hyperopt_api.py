@@ -1,0 +1,289 @@
+"""`fmin` and `Trials` are hyperopt's by one changed import; what cannot be honoured is refused by name."""
+
+from __future__ import annotations
+
+import functools
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import hyperopt
+import numpy as np
+import pytest
+from hyperopt.exceptions import AllTrialsFailed, InvalidLoss
+from hyperopt.tests.unit import test_fmin as theirs
+
+from shadho_celery import STATUS_FAIL, STATUS_OK, Trials, anneal, fmin, hp, rand, space_eval, tpe
+from shadho_celery.errors import UsageError
+
+SPACE = {"x": hp.uniform("x", -1, 1)}
+quiet = functools.partial(fmin, verbose=False)
+
+
+def x_squared(values: dict[str, float]) -> float:
+    return values["x"] ** 2
+
+
+# hyperopt's own tests of fmin
+
+#: those that are not run against this package's fmin, and why
+NOT_RUN = {"test_timeout": "asserts the clock, for seven seconds; test_the_time_is_a_limit stands for it"}
+THEIRS = [name for name in vars(theirs) if name.startswith("test_") and name not in NOT_RUN]
+METHODS = [
+    (kind, name)
+    for kind in ("TestFmin", "TestGenerateTrialsToCalculate")
+    for name in vars(getattr(theirs, kind))
+    if name.startswith("test_")
+]
+
+
+@pytest.fixture
+def changed(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """hyperopt's tests with the import changed."""
+    for name, ours in {"fmin": fmin, "Trials": Trials, "space_eval": space_eval, "tpe": tpe, "rand": rand}.items():
+        monkeypatch.setattr(theirs, name, ours)
+    return theirs
+
+
+@pytest.mark.parametrize("name", THEIRS)
+def test_hyperopts_own_tests_of_fmin_pass(changed: ModuleType, name: str) -> None:
+    getattr(changed, name)()
+
+
+@pytest.mark.parametrize(("kind", "name"), METHODS)
+def test_hyperopts_own_cases_of_fmin_pass(changed: ModuleType, kind: str, name: str) -> None:
+    case = getattr(changed, kind)(name)
+    case.setUp()
+    getattr(case, name)()
+
+
+# Trials
+
+
+@pytest.mark.parametrize("algo", [None, tpe.suggest, rand.suggest, anneal.suggest, "tpe", "random", "anneal"])
+def test_trials_are_filled_as_hyperopt_fills_them(algo: Any) -> None:
+    space = hp.choice("model", [{"a": hp.uniform("a", 0, 1)}, {"b": hp.quniform("b", 0, 9, 1)}])
+
+    def objective(values: dict[str, float]) -> dict[str, Any]:
+        return {"loss": sum(values.values()), "status": STATUS_OK, "given": values, "attachments": {"log": b"text"}}
+
+    trials = Trials()
+    best = quiet(objective, space, algo, 20, trials=trials, rstate=np.random.default_rng(0))
+    assert len(trials) == 20
+    assert trials.tids == [*range(20)]
+    assert set(trials.statuses()) == {STATUS_OK}
+    assert trials.losses() == [result["loss"] for result in trials.results]
+    assert trials.best_trial["result"]["loss"] == min(trials.losses())
+    assert trials.argmin == best
+    for trial in trials.trials:
+        misc, label = trial["misc"], "b" if trial["misc"]["vals"]["model"] == [1] else "a"
+        assert misc["idxs"] == {
+            name: [trial["tid"]] if name in ("model", label) else [] for name in ("model", "a", "b")
+        }
+        assert {name: len(found) for name, found in misc["vals"].items()} == {
+            name: len(found) for name, found in misc["idxs"].items()
+        }
+        drawn = {name: found[0] for name, found in misc["vals"].items() if found}
+        assert space_eval(space, drawn) == trial["result"]["given"]
+        assert trials.trial_attachments(trial)["log"] == b"text"
+        assert trial["state"] == hyperopt.JOB_STATE_DONE
+        assert trial["refresh_time"] >= trial["book_time"]
+    assert sum(map(len, (trials.vals["a"], trials.vals["b"]))) == len(trials.vals["model"]) == 20
+    assert pickle.loads(pickle.dumps(trials)).losses() == trials.losses()
+
+
+@pytest.mark.parametrize("algo", [tpe.suggest, rand.suggest, anneal.suggest])
+def test_a_search_is_resumed_by_passing_its_trials_again(algo: Any) -> None:
+    trials = Trials()
+    quiet(x_squared, SPACE, algo, 10, trials=trials, rstate=np.random.default_rng(0))
+    first = trials.vals["x"]
+    quiet(x_squared, SPACE, algo, 25, trials=trials, rstate=np.random.default_rng(0))
+    assert len(trials) == 25
+    assert trials.vals["x"][:10] == first
+    assert len(set(trials.vals["x"])) == 25
+    quiet(x_squared, SPACE, algo, 25, trials=trials, rstate=np.random.default_rng(0))
+    assert len(trials) == 25
+
+
+def test_hyperopts_own_trials_are_taken_too_and_ours_have_our_fmin() -> None:
+    trials = hyperopt.Trials()
+    best = quiet(x_squared, SPACE, rand.suggest, 5, trials=trials, rstate=0)
+    ours = Trials()
+    assert ours.fmin(x_squared, SPACE, algo=rand.suggest, max_evals=5, rstate=0, verbose=False) == best
+    assert ours.vals == trials.vals
+
+
+def test_failed_trials_have_no_loss_and_without_any_success_there_is_no_argmin() -> None:
+    trials = Trials()
+    with pytest.raises(AllTrialsFailed):
+        quiet(lambda _: {"status": STATUS_FAIL}, SPACE, rand.suggest, 3, trials=trials)
+    assert trials.statuses() == [STATUS_FAIL] * 3
+    assert trials.losses() == [None] * 3
+
+
+# Exceptions
+
+
+def test_an_objectives_exception_is_the_callers() -> None:
+    class Mine(Exception):
+        pass
+
+    def objective(values: dict[str, float]) -> float:
+        raise Mine("mine")
+
+    with pytest.raises(Mine, match="mine"):
+        quiet(objective, SPACE, tpe.suggest, 5)
+    with pytest.raises(InvalidLoss):
+        quiet(lambda _: {"status": STATUS_OK}, SPACE, tpe.suggest, 5)
+    trials = Trials()
+    quiet(objective, SPACE, tpe.suggest, 5, trials=trials, catch_eval_exceptions=True, return_argmin=False)
+    assert len(trials) == 0
+    assert [trial["misc"]["error"][1] for trial in trials._dynamic_trials] == ["mine"] * 5
+
+
+def test_an_interrupt_is_the_callers_and_the_trials_stay() -> None:
+    trials = Trials()
+
+    def objective(values: dict[str, float]) -> float:
+        if len(trials) == 4:
+            raise KeyboardInterrupt
+        return 0.0
+
+    with pytest.raises(KeyboardInterrupt):
+        quiet(objective, SPACE, tpe.suggest, 9, trials=trials)
+    assert len([loss for loss in trials.losses() if loss is not None]) == 3
+
+
+# Algorithms
+
+
+@pytest.mark.parametrize(
+    ("algo", "about"),
+    [
+        (hyperopt.mix.suggest, "hyperopt.mix.suggest"),
+        (lambda *_: [], "lambda"),
+        ("bayes", "'bayes'"),
+        (3, "no 3"),
+        (functools.partial(tpe.suggest, prior_weight=2.0), "prior_weight here; it takes n_startup_jobs"),
+        (functools.partial(tpe.suggest, gamma=-1), "gamma is -1"),
+        (functools.partial(tpe.suggest, n_startup_jobs=2.5), "n_startup_jobs is 2.5"),
+        (functools.partial(rand.suggest, gamma=1), "rand.suggest has no gamma"),
+        (functools.partial(anneal.suggest, gamma=1), "anneal.suggest has no gamma"),
+    ],
+)
+def test_an_algo_or_option_that_is_not_known_is_refused_by_name(algo: Any, about: str) -> None:
+    with pytest.raises(UsageError, match=f"algo: .*{about}"):
+        quiet(x_squared, SPACE, algo, 3)
+
+
+def drawn(algo: Any, trials: int = 30, **options: Any) -> list[float]:
+    found = Trials()
+    quiet(x_squared, SPACE, algo, trials, trials=found, rstate=np.random.default_rng(0), **options)
+    values: list[float] = found.vals["x"]
+    return values
+
+
+@pytest.mark.parametrize(
+    "partial",
+    [
+        functools.partial(tpe.suggest, gamma=0.9),
+        functools.partial(tpe.suggest, n_EI_candidates=2),
+        functools.partial(tpe.suggest, n_startup_jobs=2),
+        hyperopt.partial(tpe.suggest, gamma=0.9, verbose=False),
+        functools.partial(anneal.suggest, shrink_coef=2.0),
+        functools.partial(anneal.suggest, avg_best_idx=9.0),
+    ],
+)
+def test_options_of_a_partial_are_honoured(partial: Any) -> None:
+    plain = drawn(partial.func)
+    changed = drawn(partial)
+    assert len(changed) == 30
+    assert changed != plain
+
+
+def test_as_many_random_trials_come_first_as_are_asked_for() -> None:
+    late = functools.partial(tpe.suggest, n_startup_jobs=25)
+    random = functools.partial(tpe.suggest, n_startup_jobs=1000)
+    assert drawn(late)[:25] == drawn(random)[:25]
+    assert drawn(late)[25:] != drawn(random)[25:]
+
+
+def test_tpe_is_the_default_and_the_seed_decides() -> None:
+    assert drawn(None) == drawn(tpe.suggest) == drawn("tpe") != drawn(rand.suggest)
+    seeds: list[Callable[[int], Any]] = [np.random.default_rng, np.random.RandomState, int]
+    for make in seeds:
+        found = [quiet(x_squared, SPACE, rand.suggest, 3, rstate=make(seed)) for seed in (1, 1, 2)]
+        assert found[0] == found[1] != found[2]
+
+
+def test_the_seed_may_stand_in_hyperopts_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HYPEROPT_FMIN_SEED", "7")
+    assert quiet(x_squared, SPACE, rand.suggest, 3) == quiet(x_squared, SPACE, rand.suggest, 3)
+    with pytest.raises(UsageError, match="rstate is 'seven'"):
+        quiet(x_squared, SPACE, rand.suggest, 3, rstate="seven")
+
+
+# Limits and the rest
+
+
+def test_the_time_is_a_limit() -> None:
+    trials = Trials()
+    quiet(x_squared, SPACE, rand.suggest, 10**9, timeout=0.2, trials=trials)
+    assert 0 < len(trials) < 10**6
+
+
+def test_a_loss_below_the_threshold_ends_the_search() -> None:
+    trials = Trials()
+    quiet(x_squared, SPACE, rand.suggest, 1000, loss_threshold=0.01, trials=trials, rstate=0)
+    assert trials.losses()[-1] < 0.01
+    assert min(trials.losses()[:-1]) >= 0.01
+
+
+def test_known_points_are_evaluated_first_even_outside_of_the_space() -> None:
+    seen: list[float] = []
+
+    def objective(values: dict[str, float]) -> float:
+        seen.append(values["x"])
+        return values["x"] ** 2
+
+    quiet(objective, SPACE, tpe.suggest, 6, points_to_evaluate=[{"x": 0.25}, {"x": -7.0}])
+    assert seen[:2] == [0.25, -7.0]
+    assert len(seen) == 6
+    with pytest.raises(UsageError, match="leave out one of trials and points_to_evaluate"):
+        quiet(objective, SPACE, tpe.suggest, 6, points_to_evaluate=[{"x": 0.25}], trials=Trials())
+
+
+def test_several_trials_may_be_queued_at_once() -> None:
+    for algo in (tpe.suggest, anneal.suggest):
+        assert len(drawn(algo, 23, max_queue_len=5)) == 23
+
+
+def test_the_trials_are_kept_in_a_file_and_taken_from_it(tmp_path: Path) -> None:
+    file = str(tmp_path / "trials.pkl")
+    quiet(x_squared, SPACE, rand.suggest, 4, trials_save_file=file, rstate=0)
+    seen: list[dict[str, float]] = []
+    quiet(lambda values: float(bool(seen.append(values))), SPACE, rand.suggest, 6, trials_save_file=file, rstate=0)
+    assert len(seen) == 2
+
+
+def test_a_progress_bar_is_shown_unless_it_is_not_wanted(capsys: pytest.CaptureFixture[str]) -> None:
+    quiet(x_squared, SPACE, rand.suggest, 3)
+    fmin(x_squared, SPACE, rand.suggest, 3, show_progressbar=False)
+    assert capsys.readouterr() == ("", "")
+    fmin(x_squared, SPACE, rand.suggest, 3)
+    assert "3/3" in "".join(capsys.readouterr())
+
+
+def test_trials_that_other_processes_evaluate_are_refused() -> None:
+    class Elsewhere(hyperopt.Trials):  # type: ignore[misc]
+        asynchronous = True
+
+    with pytest.raises(UsageError, match="trials of Elsewhere are evaluated by other processes"):
+        quiet(x_squared, SPACE, rand.suggest, 3, trials=Elsewhere())
+
+
+def test_an_unknown_argument_is_pythons_own_error() -> None:
+    with pytest.raises(TypeError, match="max_eval"):
+        fmin(x_squared, SPACE, rand.suggest, max_eval=3)  # type: ignore[call-arg]

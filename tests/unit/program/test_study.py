@@ -1,0 +1,252 @@
+"""A study in one's own loop: ask, tell, enqueue, run; misuse is refused by name and loses nothing."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hyperopt import hp
+
+from shadho_celery import Study, load_study, minimize
+from shadho_celery.core.trial import TrialState
+from shadho_celery.errors import ShadhoError, StudyLocked, UsageError
+from shadho_celery.program.words import in_python
+from shadho_celery.samplers.tpe import TpeSampler
+
+S = TrialState
+STORE = "sqlite:///shadho.db"
+SPACE = {"x": hp.uniform("x", -1, 1)}
+
+
+@pytest.fixture(autouse=True)
+def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def params(study: Any) -> list[dict[str, Any]]:
+    return [trial.params for trial in study.trials]
+
+
+# Ask and tell
+
+
+@pytest.mark.parametrize("sampler", ["random", "tpe"])
+def test_a_loop_of_ones_own_gets_the_trials_that_minimize_runs(sampler: str) -> None:
+    with Study(SPACE, seed=3, sampler=sampler) as study:
+        for _ in range(25):
+            trial = study.ask()
+            assert trial.values == {"x": trial.params["x"]}
+            told = study.tell(trial, trial.values["x"] ** 2)
+            assert (told.state, told.loss) == (S.COMPLETE, trial.params["x"] ** 2)
+    other = minimize(lambda values: values["x"] ** 2, SPACE, trials=25, seed=3, sampler=sampler)
+    assert sorted(map(str, params(study))) == sorted(map(str, params(other)))
+
+
+def test_several_trials_may_be_asked_for_at_once_and_told_in_any_order() -> None:
+    with Study(SPACE, seed=0) as study:
+        asked = [study.ask() for _ in range(4)]
+        assert [trial.number for trial in asked] == [0, 1, 2, 3]
+        assert study.count("RUNNING") == 4
+        for trial in reversed(asked):
+            study.tell(trial, trial.number)
+        assert [trial.loss for trial in study.trials] == [0.0, 1.0, 2.0, 3.0]
+        assert study.best is not None
+        assert study.best.number == 0
+
+
+def test_a_result_is_what_an_objective_returns_or_an_error() -> None:
+    with Study(SPACE, seed=0) as study:
+        assert study.tell(study.ask(), {"loss": 1, "size": 3}).metrics == {"size": 3}
+        assert study.tell(study.ask(), math.nan).state is S.FAILED
+        assert study.tell(study.ask(), {"los": 1}).state is S.FAILED
+        assert "the disk" in str(study.tell(study.ask(), error=OSError("the disk")).error)
+        assert study.tell(study.ask(), error="by hand").error == "'by hand'"
+        trial = study.ask()
+        for wrong in ({}, {"result": 1.0, "error": "both"}):
+            with pytest.raises(UsageError, match="either a result or an error"):
+                study.tell(trial, **wrong)
+        study.tell(trial, 0.5)
+
+
+def test_a_trial_is_told_once_and_to_its_own_study() -> None:
+    with Study(SPACE, seed=0) as study, Study(SPACE, seed=0) as other:
+        trial = study.ask()
+        other.ask()
+        with pytest.raises(UsageError, match="of another study"):
+            other.tell(trial, 1.0)
+        study.tell(trial, 1.0)
+        with pytest.raises(UsageError, match=r"has its result already \(loss 1\)"):
+            study.tell(trial, 0.0)
+        with pytest.raises(UsageError, match="a trial that ask has returned"):
+            study.tell(0, 1.0)  # type: ignore[arg-type]
+        assert [each.loss for each in study.trials] == [1.0]
+
+
+def test_what_was_asked_and_never_told_is_asked_again_by_the_next_run() -> None:
+    with Study(SPACE, seed=0, store=STORE, study="mine") as study:
+        study.tell(study.ask(), 0.0)
+        lost = study.ask()
+    with pytest.raises(UsageError, match="is closed"):
+        study.ask()
+    with Study(SPACE, store=STORE, study="mine", resume=True) as study:
+        again = study.ask()
+        assert (again.number, again.params, again.seed) == (lost.number, lost.params, lost.seed)
+        study.tell(again, 1.0)
+        assert study.count("COMPLETE") == study.count() == 2
+
+
+def test_the_trials_of_a_process_that_died_are_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    study = Study(SPACE, seed=0, store=STORE, study="mine")
+    lost = study.ask()
+    # As a dead process leaves it: neither given back nor unlocked.
+    study._is_open = False
+    with pytest.raises(StudyLocked):
+        Study(SPACE, store=STORE, study="mine", resume=True)
+    study._database.unlock(study.key, study._study.fence)
+    with Study(SPACE, store=STORE, study="mine", resume=True) as study:
+        assert study.ask().params == lost.params
+
+
+def test_rungs_await_the_results_that_they_depend_on() -> None:
+    with Study(SPACE, seed=0, rungs={"least": 1, "most": 3, "eta": 3}) as study:
+        asked = [study.ask() for _ in range(3)]
+        assert [trial.budget for trial in asked] == [1, 1, 1]
+        with pytest.raises(UsageError, match="tell the results of trial 0, 1, 2 first"):
+            study.ask()
+        for trial in asked:
+            study.tell(trial, trial.values["x"])
+        best = min(asked, key=lambda trial: trial.params["x"])
+        promoted = study.ask()
+        assert (promoted.budget, promoted.params) == (3, best.params)
+
+
+def test_a_sampler_of_ones_own_may_be_passed() -> None:
+    made: list[str] = []
+
+    def make(subspace: Any, entropy: Any) -> TpeSampler:
+        made.append(subspace.name)
+        return TpeSampler(subspace, entropy, startup=3, candidates=5)
+
+    study = minimize(lambda values: values["x"] ** 2, SPACE, trials=8, seed=0, sampler=make)
+    assert (study.count("COMPLETE"), set(made)) == (8, {"all"})
+
+
+# Known points
+
+
+def test_known_points_run_first_in_order_and_count() -> None:
+    points = [{"x": 0.5}, {"x": -1}, {}]
+    study = minimize(lambda values: values["x"] ** 2, SPACE, trials=5, seed=0, enqueue=points)
+    assert [trial.values["x"] for trial in study.trials][:2] == [0.5, -1.0]
+    assert study.count() == 5
+
+
+def test_points_are_enqueued_while_trials_are_asked_for() -> None:
+    with Study(SPACE, seed=0) as study:
+        first = study.ask()
+        assert study.enqueue([{"x": 0.5}]) == 1
+        assert study.ask().values == {"x": 0.5}
+        study.tell(first, 1.0)
+        assert study.count("RUNNING") == 1
+
+
+def test_a_refused_point_is_named_and_none_is_enqueued() -> None:
+    with Study(SPACE, seed=0) as study:
+        with pytest.raises(UsageError, match=r"point 1: 'x': 2.0 is outside"):
+            study.enqueue([{"x": 0.5}, {"x": 2}])
+        for wrong in ({"x": 0.5}, "x", 3):
+            with pytest.raises(UsageError, match="a list of dicts"):
+                study.enqueue(wrong)  # type: ignore[arg-type]
+        assert study.count() == 0
+    with pytest.raises(UsageError, match="point 0"):
+        minimize(lambda _: 0.0, SPACE, trials=1, store=STORE, study="mine", enqueue=[{"y": 0.5}])
+    assert not Path("shadho.db").exists()
+    with pytest.raises(UsageError, match="rungs"):
+        minimize(lambda _: 0.0, SPACE, trials=1, rungs={"least": 1, "most": 3}, enqueue=[{"x": 0.5}])
+
+
+def test_ten_thousand_points_are_kept_and_the_limit_holds() -> None:
+    points = [{"x": place / 10_000} for place in range(10_000)]
+    options: dict[str, Any] = {"store": STORE, "study": "many"}
+    study = minimize(lambda values: values["x"], SPACE, trials=20, enqueue=points, **options)
+    assert (study.count("COMPLETE"), study.count("WAITING")) == (20, 9_980)
+    study = minimize(lambda values: values["x"], SPACE, trials=30, resume=True, **options)
+    assert [trial.params["x"] for trial in study.trials[:30]] == [point["x"] for point in points[:30]]
+    assert study.count("COMPLETE") == 30
+
+
+# Runs
+
+
+def test_a_study_may_be_run_and_asked_in_turn() -> None:
+    with Study(SPACE, seed=0) as study:
+        study.run(lambda values: values["x"] ** 2, trials=3)
+        trial = study.ask()
+        with pytest.raises(UsageError, match="tell the results of trial 3 first"):
+            study.run(lambda values: 0.0, trials=5)
+        study.tell(trial, 0.25)
+        study.run(lambda values: values["x"] ** 2, trials=6)
+        assert study.count("COMPLETE") == 6
+
+
+def test_a_closed_study_can_be_looked_at() -> None:
+    study = minimize(lambda values: values["x"] ** 2, SPACE, trials=3, seed=0, store=STORE, study="mine")
+    assert study.running_on is None
+    assert study.best is not None
+    assert study.best.values == load_study(STORE, "mine").best.values  # type: ignore[union-attr]
+
+
+def test_progress_is_shown_where_it_is_wanted(capsys: pytest.CaptureFixture[str]) -> None:
+    minimize(lambda values: values["x"] ** 2, SPACE, trials=3, seed=0)
+    assert capsys.readouterr().err == ""
+    minimize(lambda values: values["x"] ** 2, SPACE, trials=3, seed=0, progress=True)
+    assert "3/3" in capsys.readouterr().err
+
+
+# Arguments in Python's words
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {},
+        {"trials": 1, "study": "taken"},
+        {"trials": 1, "study": "missing", "resume": True},
+        {"trials": 1, "study": "taken", "resume": True, "seed": 5},
+        {"trials": 1, "store": "nothing"},
+        {"trials": 1, "resume": True, "store": "sqlite:///other.db"},
+        {"trials": 1, "trial_timeout": 3},
+        {"trials": 1, "workers": {"cpu": 2}},
+        {"trials": 1, "workers": {"cpu": 2}, "rungs": {"least": 1, "most": 3}},
+    ],
+)
+def test_a_refusal_names_arguments_and_no_option_of_the_command_line(wrong: dict[str, Any]) -> None:
+    minimize(lambda values: 0.0, SPACE, trials=1, store=STORE, study="taken", seed=0)
+    with pytest.raises(ShadhoError) as refused:
+        minimize(lambda values: 0.0, SPACE, **{"store": STORE, **wrong})
+    assert "--" not in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (
+            "a study needs at least one trial, not 0; see --trials",
+            "a study needs at least one trial, not 0; see trials=",
+        ),
+        (
+            "continue it with --resume my-study or choose another --study name",
+            "continue it with resume=True or choose another name (study=)",
+        ),
+        ("leave out --resume to begin one", "leave out resume=True to begin one"),
+        ("give --workers cpu=4", 'give workers={"cpu": 4}'),
+        ("timed out after 3 s (--trial-timeout)", "timed out after 3 s (trial_timeout=)"),
+        ("make the file writable; check --store", "make the file writable; check store="),
+        ("a name -- with dashes", "a name -- with dashes"),
+    ],
+)
+def test_options_become_arguments(text: str, words: str) -> None:
+    assert in_python(text) == words

@@ -1,0 +1,234 @@
+"""A recorded study can be looked at, taken away and deleted, by a shortened name too."""
+
+from __future__ import annotations
+
+import math
+import sqlite3
+import sys
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hyperopt import hp
+from hyperopt.pyll import scope
+
+import shadho_celery
+from shadho_celery.core.trial import TrialState
+from shadho_celery.errors import StoreError, StudyLocked, StudyNotFound, UsageError
+from shadho_celery.results.study import load_study
+
+STORE = "sqlite:///shadho.db"
+S = TrialState
+
+SPACE = hp.choice(
+    "model",
+    [
+        {"name": "small", "n": scope.int(hp.quniform("n", 1, 9, 1))},
+        {"name": "large", "opt": hp.choice("opt", ["adam", "sgd"]), "rate": hp.loguniform("rate", -5, 0)},
+    ],
+)
+
+
+@pytest.fixture(autouse=True)
+def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def objective(values: dict[str, Any], context: Any) -> dict[str, Any]:
+    context.report(1, 0.5)
+    if values.get("opt") == "sgd" and values["rate"] > 0.5:
+        raise ArithmeticError("too fast")
+    return {"loss": float(values.get("n", values.get("rate"))), "got": values, "size": 3}
+
+
+def searched(**options: Any) -> shadho_celery.Study:
+    given = {"trials": 30, "seed": 0, "store": STORE, "study": "first", **options}
+    return shadho_celery.minimize(objective, SPACE, **given)
+
+
+def test_a_study_is_loaded_with_trials_whose_values_are_what_the_objective_got() -> None:
+    made = searched()
+    study = shadho_celery.load_study(STORE, "first")
+    assert (study.name, study.key, study.module, study.seed) == ("first", made.key, "", 0)
+    assert study.count() == len(study.trials) == 30
+    for trial in study.trials:
+        if trial.state is S.COMPLETE:
+            assert trial.values == trial.metrics["got"]
+            assert [(report.step, report.loss) for report in trial.reports] == [(1, 0.5)]
+        else:
+            assert "too fast" in str(trial.error)
+        assert (trial.attempts, trial.lost, trial.compute_class) == (1, 0, "local")
+    assert study.best is not None
+    assert study.best.loss == min(trial.loss for trial in study.trials if trial.loss is not None)
+    assert study.values_note is None
+    assert study.running_on is None
+    assert [trial.number for trial in study.trials[3:5]] == [3, 4]
+    assert study.trials[-1].number == study.trial(29).number == 29
+    with pytest.raises(UsageError, match="no trial 30"):
+        study.trial(30)
+
+
+def test_a_table_has_values_not_indices_and_a_column_for_each_label_and_metric() -> None:
+    study = searched()
+    frame = study.dataframe()
+    assert list(frame["number"]) == [*range(30)]
+    assert set(frame["model"]) == {"small", "large"}
+    assert set(frame["opt"].dropna()) == {"adam", "sgd"}
+    assert {type(n) for n in frame["n"].dropna()} == {float}
+    assert set(frame["size"].dropna()) == {3}
+    assert [math.isnan(loss) for loss in frame["loss"]] == [trial.loss is None for trial in study.trials]
+    frame.to_parquet("trials.parquet")
+    assert Path("trials.parquet").stat().st_size > 0
+
+
+def test_a_label_or_metric_whose_name_is_taken_gets_a_prefix() -> None:
+    space = {"loss": hp.uniform("loss", 0, 1), "x": hp.uniform("x", 0, 1)}
+    study = shadho_celery.minimize(lambda values: {"loss": 1.0, "x": "text"}, space, trials=2, seed=0)
+    frame = study.dataframe()
+    assert list(frame["loss"]) == [1.0, 1.0]
+    assert list(frame["param.loss"]) == [trial.params["loss"] for trial in study.trials]
+    assert list(frame["metric.x"]) == ["text", "text"]
+
+
+def test_values_of_unlike_kinds_are_one_column_of_texts() -> None:
+    space = hp.choice("o", [1, "a", None, (2, 3)])
+    study = shadho_celery.minimize(lambda value: {"loss": 0.0, "m": [1]}, space, trials=20, seed=0)
+    frame = study.dataframe()
+    assert set(frame["o"].dropna()) == {"1", "a", "(2, 3)"}
+    assert set(frame["m"]) == {"[1]"}
+    frame.to_parquet("trials.parquet")
+
+
+def test_a_name_may_be_shortened_while_it_is_unique() -> None:
+    for name in ("svm-3f2a", "svm-41bc", "mlp-9d00"):
+        searched(study=name, trials=1)
+    assert shadho_celery.load_study(STORE, "m").name == "mlp-9d00"
+    assert shadho_celery.load_study(STORE, "svm-3").name == "svm-3f2a"
+    with pytest.raises(StudyNotFound, match=r"fits 2 studies.*svm-3f2a, svm-41bc; write more"):
+        shadho_celery.load_study(STORE, "svm")
+    with pytest.raises(StudyNotFound, match="'SVM'"):
+        shadho_celery.load_study(STORE, "SVM")
+    searched(study="svm", trials=1)
+    assert shadho_celery.load_study(STORE, "svm").name == "svm"
+
+
+def test_a_name_that_was_not_given_is_short_and_unique() -> None:
+    names = {searched(study=None, trials=1).name for _ in range(3)}
+    assert len(names) == 3
+    assert {(name.rpartition("-")[0], len(name)) for name in names} == {("study", 10)}
+
+
+def test_studies_are_listed_the_latest_first() -> None:
+    searched(trials=3)
+    searched(study="second", trials=2)
+    listed = shadho_celery.list_studies(STORE)
+    assert [summary.name for summary in listed] == ["second", "first"]
+    assert [sum(summary.counts.values()) for summary in listed] == [2, 3]
+    assert listed[1].best_loss == shadho_celery.load_study(STORE, "first").best.loss  # type: ignore[union-attr]
+    assert listed[0].running_on is None
+
+
+def test_a_study_that_runs_is_read_and_not_deleted() -> None:
+    with shadho_celery.Study(SPACE, store=STORE, study="mine") as study:
+        asked = study.ask()
+        loaded = shadho_celery.load_study(STORE, "mine")
+        assert [trial.state for trial in loaded.trials] == [S.RUNNING]
+        assert [attempt.attempt for attempt in loaded.trials[0].live] == [1]
+        assert "process" in str(loaded.running_on)
+        with pytest.raises(StudyLocked, match="'mine' is run by"):
+            loaded.delete()
+        study.tell(asked, 0.5)
+        assert loaded.best is not None
+        assert loaded.best.loss == 0.5
+
+
+def test_a_deleted_study_leaves_nothing_and_others_alone(tmp_path: Path) -> None:
+    searched(trials=2)
+    other = searched(study="other", trials=2)
+    study = shadho_celery.load_study(STORE, "first")
+    for folder in (f".shadho/checkpoints/{study.key}/0", f".shadho/checkpoints/{other.key}", ".shadho/first"):
+        (tmp_path / folder).mkdir(parents=True)
+    deleted = study.delete()
+    assert (deleted.name, deleted.trials, deleted.hosts) == ("first", 2, [])
+    assert sorted(deleted.folders) == [f".shadho/checkpoints/{study.key}", ".shadho/first"]
+    assert [path.name for path in (tmp_path / ".shadho").iterdir()] == ["checkpoints"]
+    assert [path.name for path in (tmp_path / ".shadho/checkpoints").iterdir()] == [other.key]
+    assert [summary.name for summary in shadho_celery.list_studies(STORE)] == ["other"]
+    with closing(sqlite3.connect("shadho.db")) as store:
+        assert store.execute("SELECT count(*) FROM reports").fetchone() == (2,)
+    with pytest.raises(StudyNotFound):
+        study.delete()
+
+
+def test_a_study_named_like_the_folder_of_all_checkpoints_takes_only_its_own(tmp_path: Path) -> None:
+    study = searched(study="checkpoints", trials=1)
+    (tmp_path / ".shadho/checkpoints/another").mkdir(parents=True)
+    study.delete()
+    assert (tmp_path / ".shadho/checkpoints/another").is_dir()
+
+
+def test_the_disks_of_other_machines_are_named() -> None:
+    study = searched(trials=1)
+    with closing(sqlite3.connect("shadho.db")) as store, store:
+        store.execute("UPDATE trials SET host = 'node-7'")
+    deleted = study.delete()
+    assert deleted.hosts == ["node-7"]
+    assert deleted.folder_there == f".shadho/checkpoints/{study.key}"
+
+
+def test_reading_makes_no_store() -> None:
+    with pytest.raises(StoreError, match=r"there is no store .*none.db"):
+        shadho_celery.load_study("sqlite:///none.db", "first")
+    assert not Path("none.db").exists()
+    with pytest.raises(StoreError, match="in memory"):
+        shadho_celery.list_studies("sqlite://")
+
+
+def test_a_store_of_an_earlier_version_is_read_without_a_change() -> None:
+    """It lacks columns; the values of its trials come from the study's module, else they are the params."""
+    searched(trials=5)
+    with closing(sqlite3.connect("shadho.db")) as store, store:
+        store.execute("PRAGMA journal_mode = DELETE")
+        for table, column in (("studies", "tree"), ("studies", "settings"), ("trials", "warning"), ("trials", "live")):
+            store.execute(f"ALTER TABLE {table} DROP COLUMN {column}")
+        store.execute("DROP TABLE schema_version")
+        store.execute("DROP TABLE unreadable")
+    before = Path("shadho.db").read_bytes()
+    study = shadho_celery.load_study(STORE, "fi")
+    assert [summary.name for summary in shadho_celery.list_studies(STORE)] == ["first"]
+    assert study.count() == 5
+    assert study.best is not None
+    assert study.best.values == study.best.params
+    assert "only the study's own program" in str(study.values_note)
+    assert Path("shadho.db").read_bytes() == before
+
+
+def test_options_that_are_no_json_come_from_the_studys_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the module they are texts, and that is said."""
+    file = tmp_path / "functions.py"
+    file.write_text(
+        "from hyperopt import hp\nprint('imported')\nSPACE = {'f': hp.choice('f', [len, max])}\n"
+        "def objective(values):\n    return 0.0\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    study = shadho_celery.minimize(lambda values: 0.0, {"f": hp.choice("f", [len, max])}, trials=1, seed=0, **KEPT)
+    with closing(sqlite3.connect("shadho.db")) as store, store:
+        store.execute("UPDATE studies SET module = 'functions'")
+    try:
+        assert load_study(STORE, "first").trials[0].values == study.trials[0].values
+        assert study.trials[0].values["f"] in (len, max)
+    finally:
+        sys.modules.pop("functions", None)
+    file.write_text(file.read_text().replace("max", "min"))
+    changed = load_study(STORE, "first")
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    with closing(sqlite3.connect("shadho.db")) as store, store:
+        store.execute("UPDATE studies SET module = 'gone'")
+    gone = load_study(STORE, "first")
+    assert repr(gone.trials[0].values["f"]).startswith("builtins.")
+    assert "no module gone" in str(gone.values_note)
+    assert changed.values_note is None
+
+
+KEPT: dict[str, Any] = {"store": STORE, "study": "first"}

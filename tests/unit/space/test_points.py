@@ -1,0 +1,83 @@
+"""Known points are completed by the space's law, and refused by name if they are no part of the space."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hyperopt import hp
+
+from shadho_celery.errors import SpaceError
+from shadho_celery.space.compile import compile_space
+from shadho_celery.space.points import complete
+from shadho_celery.space.split import split
+
+SPACE = compile_space(
+    hp.choice(
+        "model",
+        [
+            {"model": "small", "rate": hp.uniform("rate", 0, 1)},
+            {
+                "model": "large",
+                "width": hp.randint("width", 4),
+                "drop": hp.choice("drop", [None, {"p": hp.uniform("p", 0, 1)}]),
+            },
+        ],
+    )
+)
+SUBSPACES = split(SPACE)
+
+
+def completed(point: Any, seed: int = 0) -> tuple[str, dict[str, Any]]:
+    name, params = complete(SPACE, SUBSPACES, point, np.random.default_rng(seed))
+    return name, dict(params)
+
+
+def test_a_whole_point_is_taken_as_it_is() -> None:
+    assert completed({"model": 0, "rate": 0.25}) == ("model=small", {"model": 0, "rate": 0.25})
+
+
+def test_what_is_left_out_is_drawn_and_choices_so_that_the_given_labels_are_active() -> None:
+    for seed in range(20):
+        name, params = completed({"p": 0.5}, seed)
+        assert (params["model"], params["drop"], params["p"]) == (1, 1, 0.5)
+        assert name.startswith("model=large")
+        assert 0 <= params["width"] < 4
+    assert {completed({}, seed)[1]["model"] for seed in range(20)} == {0, 1}
+
+
+def test_an_option_may_be_given_by_its_name_and_numbers_as_json_or_numpy_have_them() -> None:
+    assert completed({"model": "small", "rate": 1})[1] == {"model": 0, "rate": 1.0}
+    assert completed({"model": np.int64(1), "width": 2.0, "drop": 0})[1] == {"model": 1, "width": 2, "drop": 0}
+
+
+@pytest.mark.parametrize(
+    ("point", "about"),
+    [
+        ({"rat": 0.5}, "no label 'rat'; known are model, rate"),
+        ({3: 0.5}, "no label 3"),
+        ({"rate": 2.0}, r"'rate': 2.0 is outside uniform\(0, 1\)"),
+        ({"rate": "x"}, "'rate': 'x' is outside"),
+        ({"rate": True}, "'rate': True is outside"),
+        ({"rate": float("nan")}, "'rate': nan is outside"),
+        ({"model": 2}, "'model': 2 is outside"),
+        ({"model": "huge"}, "no option 'huge'.*small, large"),
+        ({"width": 1.5}, "'width': 1.5 is outside"),
+        ({"model": 0, "width": 2}, "'width' is not active together"),
+        ({"rate": 0.5, "width": 2}, "'width' is not active together"),
+        ([0.5], "no dict of labels and values"),
+        (None, "no dict of labels and values"),
+    ],
+)
+def test_a_point_that_is_no_part_of_the_space_is_refused_by_name(point: Any, about: str) -> None:
+    with pytest.raises(SpaceError, match=about) as refused:
+        completed(point)
+    assert "\n" not in str(refused.value)
+
+
+def test_an_option_of_probability_0_is_refused() -> None:
+    space = compile_space(hp.pchoice("p", [(1.0, {"x": hp.uniform("x", 0, 1)}), (0.0, {"y": hp.uniform("y", 0, 1)})]))
+    for point in ({"p": 1}, {"y": 0.5}):
+        with pytest.raises(SpaceError, match=r"probability 0|not active"):
+            complete(space, split(space), point, np.random.default_rng(0))
