@@ -10,7 +10,6 @@ import os
 import sys
 import uuid
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 from celery import Celery, Task, current_app, shared_task, signals
@@ -20,6 +19,7 @@ from shadho_celery.core import hardware
 from shadho_celery.errors import ShadhoError
 from shadho_celery.node.consumer import CarefulConsumer, Consumer
 from shadho_celery.node.slots import NotMine, Slots
+from shadho_celery.objective.context import CHECKPOINTS
 from shadho_celery.objective.study_file import cores_per_trial
 from shadho_celery.transport import broker
 from shadho_celery.transport.celery_settings import configuration
@@ -28,8 +28,6 @@ from shadho_celery.transport.redis_queues import AMQP
 from shadho_celery.transport.signing import Signer
 
 log = logging.getLogger(__name__)
-
-STATE = Path(".shadho")
 
 
 def _refusal(message: str) -> SystemExit:
@@ -73,6 +71,16 @@ def _set_up(sender: str, instance: Any, conf: Any, options: dict[str, Any], **_:
         instance.hostname = f"{name}-{os.getpid()}-{uuid.uuid4().hex[:8]}@{sender.partition('@')[2]}"
 
 
+@signals.after_setup_logger.connect  # type: ignore[untyped-decorator]
+def _quieten(loglevel: int, **_: object) -> None:
+    """Silence Celery's own lines about tasks, except for errors: a worker logs one line a trial (`node.trial_lines`)."""
+    if loglevel > logging.DEBUG:
+        # It says of each message that it was received; and that it was handled, or with a traceback that it was handed
+        # back to its queue.
+        logging.getLogger("celery.worker.strategy").setLevel(logging.WARNING)
+        logging.getLogger("celery.app.trace").setLevel(logging.ERROR)
+
+
 @signals.worker_init.connect  # type: ignore[untyped-decorator]
 def _open(sender: Any, **_: object) -> None:
     """Start the slots' processes, which get ready while Celery connects."""
@@ -92,7 +100,7 @@ def _open(sender: Any, **_: object) -> None:
             compute_class=name,
             count=int(sender.concurrency),
             imports=_imports(conf, {"include": sender.include}),
-            checkpoints=(STATE / "checkpoints").absolute(),
+            checkpoints=CHECKPOINTS.absolute(),
             address=own_address(client),
             signer=Signer.configured(),
         )

@@ -140,6 +140,11 @@ _positive = partial(click.option, type=click.FloatRange(min=0, min_open=True, ma
     f"[default: {StudySettings().max_failures}]",
 )
 @click.option(
+    "--show-output",
+    is_flag=True,
+    help="Print what the trials print, each line after its trial's number, such as [12]; on this machine only.",
+)
+@click.option(
     "--enqueue",
     "points",
     type=click.Path(path_type=Path),
@@ -170,6 +175,8 @@ def main(study_module: str, resume: str | None, **given: Any) -> None:
     if is_fleet and (given["workers"] or given["demo"]):
         option = "--workers" if given["workers"] else "--demo"
         raise UsageError(f"{option} is for embedded mode; on a fleet start workers with celery -A shadho_celery worker")
+    if is_fleet and given["show_output"]:
+        raise UsageError("--show-output is for embedded mode; on a fleet: shadho-celery logs STUDY TRIAL --follow")
     if given["workers"] and given["demo"]:
         raise UsageError("--demo names the classes itself; leave out either --demo or --workers")
     click.echo(f"shadho_celery: reading {study_module} ...", err=True)

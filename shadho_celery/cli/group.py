@@ -18,6 +18,7 @@ COMMANDS: Mapping[str, tuple[str, str, str]] = {
     "show": ("shadho_celery.cli.results", "show", "Show a study, also while it runs."),
     "trials": ("shadho_celery.cli.results", "trials", "List a study's trials."),
     "trial": ("shadho_celery.cli.results", "trial", "Show all that is known of one trial."),
+    "logs": ("shadho_celery.cli.logs", "logs", "Print the output of a trial."),
     "best": ("shadho_celery.cli.results", "best", "Print the best values."),
     "export": ("shadho_celery.cli.export", "export", "Write a study's trials as csv, json or parquet."),
     "rm": ("shadho_celery.cli.remove", "rm", "Delete a study with its files."),

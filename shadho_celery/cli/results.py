@@ -327,6 +327,9 @@ def _description(study: StudyResults, found: TrialResult) -> Iterator[str]:
     if found.error:
         yield "error:"
         yield found.error.rstrip()
+    if found.log:
+        yield f"last lines of its output (more by: shadho-celery logs {study.name} {found.number}):"
+        yield found.log
 
 
 def _listed(title: str, found: Any) -> Iterator[str]:

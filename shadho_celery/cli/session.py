@@ -21,6 +21,7 @@ from msgspec.structs import replace
 
 from shadho_celery.cli import connection_options, views
 from shadho_celery.cli.interrupts import INTERRUPTED
+from shadho_celery.cli.shown_output import ShownOutput
 from shadho_celery.core import hardware
 from shadho_celery.core.checks import as_record, mask
 from shadho_celery.core.settings import DEFAULT_TRIALS, StudySettings
@@ -74,6 +75,8 @@ class Options:
     workers: Mapping[str, int] = field(default_factory=dict)
     #: True if embedded workers are to play all default classes, one slot each
     demo: bool = False
+    #: True if the output of embedded trials is to be printed
+    show_output: bool = False
     #: known points to run first: label -> value of each
     points: Sequence[object] = ()
     #: True if no progress is shown
@@ -229,6 +232,8 @@ class Session:
             else views.PlainView(self._scheduler)
         )
 
+        shown = ShownOutput(self._study.record.key, view.note) if self._options.show_output else None
+
         def on_turn() -> None:
             self._handle_signals(view.note)
             if self._embedded is not None:
@@ -236,6 +241,8 @@ class Session:
             self._give_up_at_limit()
             self._slots |= {c.name: max(c.slots, self._slots.get(c.name, 0)) for c in self._scheduler.classes}
             self._warn(view.note)
+            if shown is not None:
+                shown.update(self._study.attempts)
             if not self._options.silent:
                 view.update()
 
@@ -249,6 +256,8 @@ class Session:
                 self._scheduler.stop(running=self._options.fleet)
                 self._is_whole = True
                 return STOPPED[signal.Signals(self._signals[-1])]
+            if shown is not None:
+                shown.close()
         self._is_whole = True
         return 0 if self._study.best is not None or self._signals else NoSuccessfulTrial.exit_code
 

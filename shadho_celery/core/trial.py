@@ -50,6 +50,8 @@ Clean = Annotated[str, Meta(pattern=r"^[^\x00-\x1f\ud800-\udfff]*\Z")]
 Name = Annotated[Clean, Meta(max_length=255)]
 #: most characters of an error or a warning: more than `objective.call` makes
 MAX_TEXT = 16_000
+#: most characters of the last lines of a trial's output
+MAX_LOG = 4000
 Text = Annotated[str, Meta(max_length=MAX_TEXT)]
 #: most levels of metrics: more than `objective.result` lets through, and few enough to encode them anywhere
 MAX_LEVELS = 120
@@ -129,23 +131,26 @@ class Outcome(Struct, frozen=True, kw_only=True, omit_defaults=True):
     out_of_memory: bool = False
     #: message to the user although it ended well, for instance about a dropped metric
     warning: str | None = None
+    #: the last lines of its output if it FAILED, with time stamps
+    log: str | None = None
 
     @property
     def is_an_end(self) -> bool:
         """Membership of the state in `FINISHED`, with what belongs to it.
 
         COMPLETE comes with a loss, FAILED and CANCELLED without. Metrics are finite, and not nested too deep for an
-        encoder; texts have at most MAX_TEXT characters.
+        encoder; texts have at most MAX_TEXT characters, and MAX_LOG of its output.
         """
         fits = (self.state is TrialState.COMPLETE) == (self.loss is not None) or self.state is TrialState.PRUNED
         is_short = all(len(text or "") <= MAX_TEXT for text in (self.error, self.warning))
+        is_short = is_short and len(self.log or "") <= MAX_LOG
         return self.state.is_finished and fits and is_short and _is_storable(self.metrics, MAX_LEVELS)
 
     def cancelled(self, seconds: float | None = None) -> Outcome:
         """Return the outcome of an attempt that was stopped after so many seconds, without its loss."""
         seconds = self.seconds if seconds is None else seconds
         state = TrialState.CANCELLED
-        return replace(self, state=state, loss=None, error="cancelled", seconds=seconds, out_of_memory=False)
+        return replace(self, state=state, loss=None, error="cancelled", seconds=seconds, out_of_memory=False, log=None)
 
 
 class _Evaluation(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -242,6 +247,11 @@ class Trial(_Evaluation, frozen=True, kw_only=True):
     def warning(self) -> str | None:
         """Warning of the outcome."""
         return self.outcome.warning if self.outcome else None
+
+    @property
+    def log(self) -> str | None:
+        """Last lines of the output of a trial that has FAILED."""
+        return self.outcome.log if self.outcome else None
 
     def evolve(self, **changes: Any) -> Trial:
         """Return a copy with `changes`. Raises ValueError for an unlawful change of state."""

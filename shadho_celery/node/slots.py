@@ -41,11 +41,15 @@ from shadho_celery.node.bundle import REFUSED, Bundle
 from shadho_celery.node.consumer import Consumer
 from shadho_celery.node.heartbeat import Heartbeat
 from shadho_celery.node.leases import Lease, Leases
+from shadho_celery.node.logs import LogServer
+from shadho_celery.node.trial_lines import TrialLines
 from shadho_celery.objective.call import joined
 from shadho_celery.runner.protocol import Reported, RunAttempt
 from shadho_celery.runner.runner import Runner
+from shadho_celery.runner.trial_log import log_path
 from shadho_celery.transport.broker import PROTOCOL
 from shadho_celery.transport.channel import Claim, WorkerChannel, new_delivery
+from shadho_celery.transport.logs import WorkerLogs
 from shadho_celery.transport.redis import flush, is_outage
 from shadho_celery.transport.registry import Worker
 from shadho_celery.transport.seats import Seat, WorkerSeats
@@ -99,8 +103,12 @@ class Slots:
         self._host = machine.host
         self._checkpoints = checkpoints
         self._clock = SystemClock()
+        self._lines = TrialLines()
+        self._logs = LogServer(WorkerLogs(client, self.name, signer), checkpoints, self._clock)
+        #: what was said already of logs that are not complete
+        self._complaints: set[str] = set()
         environments = [machine.slot_environment(compute_class, i, count) for i in range(count)]
-        self._runners = [Runner(imports, {**each, "SHADHO_HOST": address}) for each in environments]
+        self._runners = [Runner(imports, {**each, "SHADHO_HOST": address}, self._complain) for each in environments]
         self._free: SimpleQueue[int] = SimpleQueue()
         for slot in range(count):
             self._free.put(slot)
@@ -230,14 +238,12 @@ class Slots:
             with suppress(redis.RedisError):
                 self._channel.count_refused(payload.study)
             return None
-        if outcome.warning:
-            log.warning("trial %s: %s", number, outcome.warning)
-        if outcome.state is TrialState.FAILED and not stopped:
-            log.warning("trial %s failed: %s", number, headline(outcome.error))
+        outcome = outcome.cancelled() if stopped else outcome
+        self._lines.tell(payload, attempt, outcome)
         return Result(
             number=number,
             attempt=which,
-            outcome=outcome.cancelled() if stopped else outcome,
+            outcome=outcome,
             host=self._host,
             compute_class=self._worker.compute_class,
             at=self._clock.wall(),
@@ -337,17 +343,25 @@ class Slots:
     def _order(self, slot: int, payload: Payload, attempt: Attempt) -> RunAttempt:
         """Return an attempt of a message as the order for a slot's process."""
         whose = attempt.number if attempt.origin is None else attempt.origin
+        rank = 0 if payload.replica is None else payload.replica.rank
         return RunAttempt(
             attempt=attempt,
             study=payload.name,
             module=payload.module,
             checkpoint_dir=str(self._checkpoints / payload.study / str(whose)),
+            log=str(log_path(self._checkpoints, payload.study, attempt.number, attempt.attempt, rank)),
             compute_class=self._worker.compute_class,
             slot=slot,
             timeout=payload.timeout,
             replica=payload.replica,
             encrypted=bool(self.signer.fingerprint),
         )
+
+    def _complain(self, text: str) -> None:
+        """Say once why logs of trials are not complete."""
+        if text not in self._complaints:
+            self._complaints.add(text)
+            log.warning("%s", text)
 
     def _persist(self, call: Callable[[], T]) -> T:
         """Try `call` until Redis answers: a claim or a result must not be dropped because Redis restarts."""
@@ -364,11 +378,13 @@ class Slots:
     def _beat(self) -> None:
         """Renew leases, stop cancelled trials, announce, until the worker closes."""
         while not self._closing.wait(BEAT_SECONDS):
+            self._lines.beat()
             try:
                 self._leases.renew()
                 for slot, bundle in list(self._bundles.items()):
                     bundle.relieve(self._runners[slot].recall)
                 self._heartbeat.beat(has_free_slot=self._free.qsize() > 0)
+                self._logs.beat()
                 flush(self._declined)
             except redis.RedisError as error:
                 log.warning("Redis does not answer (%s); leases may run out", error)

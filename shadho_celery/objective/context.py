@@ -11,6 +11,9 @@ from shadho_celery.core.checks import short
 from shadho_celery.core.trial import ReplicaSeat
 from shadho_celery.objective.result import Unreadable, number, scalar
 
+#: folder of the checkpoints and logs of all studies, in the working directory of a worker
+CHECKPOINTS = Path(".shadho/checkpoints")
+
 #: reports of an attempt that are sent on before it is thinned out
 MAX_REPORTS = 1000
 
@@ -128,7 +131,7 @@ class LocalContext:
     attempt: int = 1
     seed: int = 0
     budget: float | None = None
-    checkpoints: Path = field(default_factory=lambda: Path(".shadho/checkpoints"))
+    checkpoints: Path = field(default=CHECKPOINTS)
     device: str = "cpu"
     compute_class: str = "local"
     slot: int = 0

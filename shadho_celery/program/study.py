@@ -21,9 +21,10 @@ from shadho_celery.executors.base import Executor
 from shadho_celery.executors.by_hand import ByHandExecutor
 from shadho_celery.executors.inline import InlineExecutor
 from shadho_celery.objective.call import Objective, describe
+from shadho_celery.objective.context import CHECKPOINTS
 from shadho_celery.objective.result import Unreadable, read
 from shadho_celery.program.words import python_words
-from shadho_celery.results.study import CHECKPOINTS, StudyResults
+from shadho_celery.results.study import StudyResults
 from shadho_celery.results.trial import TrialResult
 from shadho_celery.scheduler import known_points
 from shadho_celery.scheduler.build import DEFAULT_SETTINGS, check_settings, make_scheduler

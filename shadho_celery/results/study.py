@@ -15,6 +15,7 @@ from msgspec import Struct
 from shadho_celery.core.checks import short
 from shadho_celery.core.trial import TrialState
 from shadho_celery.errors import StudyLocked, UsageError
+from shadho_celery.objective.context import CHECKPOINTS
 from shadho_celery.results.frame import make_frame
 from shadho_celery.results.trial import TrialResult, TrialResults
 from shadho_celery.results.values import Evaluate, Values
@@ -27,9 +28,6 @@ if TYPE_CHECKING:
 
 #: folder of everything that runs keep in their working directory
 STATE = Path(".shadho")
-
-#: checkpoint folders of the studies, by their keys
-CHECKPOINTS = STATE / "checkpoints"
 
 
 class StudySummary(Struct, frozen=True, kw_only=True):

@@ -67,6 +67,11 @@ class TrialResult:
         return self._trial.warning
 
     @property
+    def log(self) -> str | None:
+        """The last lines of its output, with time stamps, if it has failed."""
+        return self._trial.log
+
+    @property
     def seconds(self) -> float | None:
         """Seconds that the objective took."""
         return self._trial.seconds

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import faulthandler
 import inspect
+import io
+import logging
 import os
 import random
 import signal
 import socket
 import sys
 import threading
+import warnings
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -28,6 +31,7 @@ from shadho_celery.objective.context import LocalContext, ReplicaDone, TrialTime
 from shadho_celery.objective.memory import PeakMemory
 from shadho_celery.runner import protocol
 from shadho_celery.runner.cleanup import Cleanup, identity
+from shadho_celery.runner.process_tree import MARK
 
 if TYPE_CHECKING:
     from shadho_celery.space.compile import Space
@@ -43,6 +47,7 @@ class Child:
         self._pipe = pipe
         self._pipe_identity = identity(pipe.fileno())
         self._pid = os.getpid()
+        self._mark = os.environ.get(MARK, "")
         self._sending = threading.RLock()
         self._stop = threading.Event()
         self._timed_out = threading.Event()
@@ -58,6 +63,7 @@ class Child:
     def serve(self, modules: Sequence[str]) -> None:
         """Import `modules`, then run attempts until the pipe ends."""
         faulthandler.enable()
+        _set_up_output()
         signal.signal(_INTERRUPT, self._interrupt)
         threading.Thread(target=self._listen, daemon=True).start()
         for name in modules:
@@ -91,8 +97,10 @@ class Child:
                 if not is_over:
                     self._send(record)
 
-        cleanup.forget_output()
-        outcome = self._run(order, tell, cleanup.spares[2])
+        cleanup.divide_output(protocol.boundary(self._mark, order.order))
+        # Python shows a warning once a process: within this block, once a trial.
+        with warnings.catch_warnings():
+            outcome = self._run(order, tell, cleanup.spares[2])
         if os.getpid() != self._pid:
             # The trial has forked, and this is its child, which has returned too.
             os._exit(0)
@@ -102,6 +110,7 @@ class Child:
             left = [f"changes that cannot be undone: {type(error).__name__}: {short(error)}"]
         if left:
             outcome = replace(outcome, warning=joined(outcome.warning, f"it left behind {', '.join(left)}"))
+        cleanup.divide_output(protocol.boundary(self._mark, protocol.NO_ORDER))
         with self._sending:
             is_over = True
             # A process that has run out of memory may still hold some.
@@ -254,6 +263,19 @@ class Child:
                     os.write(2, b"the trial closed the descriptor of the pipe between its process and the worker\n")
                 os._exit(protocol.PIPE_LOST)
             self._pipe.sendall(protocol.encode(record))
+
+
+def _set_up_output() -> None:
+    """Have all that a trial says reach its log line by line, before a module is imported that may decide otherwise."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(encoding="utf-8", errors="backslashreplace", line_buffering=True, write_through=False)
+    # Python shows no message below WARNING unless a program has it do so; this is what a study without such a program
+    # gets. A study's own logging.basicConfig replaces it.
+    logging.getLogger().setLevel(logging.INFO)
+    if logging.lastResort is not None:
+        logging.lastResort.setLevel(logging.INFO)
+        logging.lastResort.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
 
 
 def _seed(seed: int) -> None:

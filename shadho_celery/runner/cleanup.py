@@ -5,6 +5,7 @@ from __future__ import annotations
 import _thread
 import faulthandler
 import gc
+import logging
 import os
 import resource
 import signal
@@ -73,6 +74,8 @@ class Cleanup:
             _Part("environment", lambda: dict(os.environ._data), _restore_environment),  # type: ignore[attr-defined]
             *(_Part(f"handler of {n.name}", partial(signal.getsignal, n), partial(signal.signal, n)) for n in _SIGNALS),
             _Part("signal mask", partial(_set_mask, signal.SIG_BLOCK, ()), partial(_set_mask, signal.SIG_SETMASK)),
+            # A handler that each trial adds would write each message once for every trial so far.
+            _Part("logging", lambda: (logging.root.level, [*logging.root.handlers]), _restore_logging),
             _Part("umask", lambda: os.umask(os.umask(0o077)), os.umask),
             *(_Part("resource limit", partial(resource.getrlimit, n), partial(resource.setrlimit, n)) for n in _LIMITS),
             _Part("faulthandler", faulthandler.is_enabled, lambda _: faulthandler.enable(self.spares[2])),
@@ -98,13 +101,14 @@ class Cleanup:
             left.append("a closed sys.stdout")
         return list(dict.fromkeys(left))
 
-    def forget_output(self) -> None:
-        """Discard the output so far, which the worker collects in a file: the next trial's begins with it."""
+    def divide_output(self, boundary: bytes) -> None:
+        """Write a boundary between the output so far and that of what follows."""
         with suppress(OSError):
             # A trial may have closed the descriptor, and opened a file of its own under the number.
-            if identity(self.spares[1]) == self._output and os.lseek(self.spares[1], 0, os.SEEK_CUR):
-                os.ftruncate(self.spares[1], 0)
-                os.lseek(self.spares[1], 0, os.SEEK_SET)
+            if identity(self.spares[1]) == self._output:
+                # Of all that have the pipe, one may have set it non-blocking for all of them.
+                os.set_blocking(self.spares[1], True)
+                os.write(self.spares[1], boundary)
 
     def _reopen(self, number: int, _: object) -> None:
         os.dup2(self.spares[number], number)
@@ -174,6 +178,11 @@ def identity(descriptor: int) -> tuple[int, int] | None:
 def _restore_environment(initial: dict[bytes, bytes]) -> None:
     os.environb.clear()
     os.environb.update(initial)
+
+
+def _restore_logging(initial: tuple[int, list[logging.Handler]]) -> None:
+    logging.root.setLevel(initial[0])
+    logging.root.handlers[:] = initial[1]
 
 
 def _is_childless() -> bool:

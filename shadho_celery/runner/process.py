@@ -1,37 +1,46 @@
-"""The parent's handle of a process under its reaper: a pipe of records, captured output, and the way it ended."""
+"""The parent's handle of a process under its reaper: a pipe of records, its output, and the way it ended."""
 
 from __future__ import annotations
 
+import logging
 import os
-import re
 import select
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 
 import msgspec
 
 from shadho_celery.objective.memory import system_kills
+from shadho_celery.runner.output import Output
 from shadho_celery.runner.process_tree import MARK, kill_marked
-from shadho_celery.runner.protocol import MAX_RECORD, PIPE_LOST, FromChild, Ready, ToChild, decode_from_child, encode
+from shadho_celery.runner.protocol import (
+    MAX_RECORD,
+    PIPE_LOST,
+    FromChild,
+    Ready,
+    RunAttempt,
+    ToChild,
+    decode_from_child,
+    encode,
+)
+
+log = logging.getLogger(__name__)
 
 #: variables with the fleet's secrets, which trials do not get
 SECRETS = ("CELERY_BROKER_URL", "SHADHO_REDIS_URL", "SHADHO_SIGNING_KEY_FILE")
 
-#: characters of a dead process's output that are kept
-TAIL = 4000
-
 #: seconds that a reaper has to kill its process tree
 END_SECONDS = 5.0
 
-#: Python's arguments for the reaper; unbuffered, so that the output of a trial is complete up to its crash
+#: Python's arguments for the reaper; unbuffered, so that all that a trial has written is there after its crash
 _REAPER = ("-u", "-m", "shadho_celery.runner.reaper")
 
 
@@ -42,14 +51,17 @@ class BrokenRecord(Exception):
 class TrialProcess:
     """One process: started at once, and ended once."""
 
-    def __init__(self, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        arguments: Sequence[str],
+        environment: Mapping[str, str],
+        complain: Callable[[str], None] = log.warning,
+    ) -> None:
         """Start `main` of the module that is the first of `arguments`; `main` gets its pipe's descriptor and the rest.
 
-        Raises OSError.
+        `complain` is told why the log of a trial is not complete. Raises OSError.
         """
         self.was_killed = False
-        #: the end of its output, once it has ended
-        self.tail = ""
         self._code: int | None = None
         self._ready = threading.Event()
         self._received = bytearray()
@@ -57,7 +69,7 @@ class TrialProcess:
         self._ending = threading.Lock()
         self._system_kills = system_kills()
         self._mark = uuid.uuid4().hex
-        self._output = tempfile.TemporaryFile()  # noqa: SIM115 -- lives as long as the process
+        self._output = Output(self._mark, complain)
         self._pipe, theirs = socket.socketpair()
         lifeline, self._lifeline = os.pipe()
         given = {name: value for name, value in os.environ.items() if name not in SECRETS}
@@ -66,7 +78,7 @@ class TrialProcess:
                 [sys.executable, *_REAPER, str(lifeline), arguments[0], str(theirs.fileno()), *arguments[1:]],
                 pass_fds=[lifeline, theirs.fileno()],
                 stdin=subprocess.DEVNULL,
-                stdout=self._output,
+                stdout=self._output.end,
                 stderr=subprocess.STDOUT,
                 env={**given, **environment, MARK: self._mark},
                 # Ctrl-C at the terminal does not reach it.
@@ -75,10 +87,13 @@ class TrialProcess:
         except BaseException:
             os.close(self._lifeline)
             self._close()
+            self._output.abandon()
             raise
         finally:
             theirs.close()
             os.close(lifeline)
+            self._output.end.close()
+        self._output.start()
 
     def is_idle(self) -> bool:
         """Return whether it lives and has sent nothing; its first record, that it is ready, does not count."""
@@ -96,6 +111,9 @@ class TrialProcess:
 
         It waits while the pipe is full: a few records always fit, see AHEAD_BYTES.
         """
+        for record in records:
+            if isinstance(record, RunAttempt) and record.log:
+                self._output.expect(record.order, Path(record.log))
         with self._sending, suppress(OSError):
             self._pipe.sendall(b"".join(map(encode, records)))
 
@@ -129,6 +147,10 @@ class TrialProcess:
         if isinstance(record, Ready):
             self._ready.set()
         return record
+
+    def last_lines(self, order: int) -> str:
+        """Return the last lines that an order has printed, with time stamps; "" if none."""
+        return self._output.last_lines(order)
 
     def await_ready(self, seconds: float, over: threading.Event) -> None:
         """Wait until it is ready, `over` is set, or the seconds have passed."""
@@ -178,10 +200,7 @@ class TrialProcess:
                 if self._code < 0:
                     # It exits with its child's signal, unless the child has killed it: then the tree may live on.
                     kill_marked(self._mark)
-                self._output.seek(max(0, self._output.seek(0, os.SEEK_END) - 10 * TAIL))
-                text = self._output.read().decode("utf-8", "replace")
-                # After the traceback of a crash faulthandler lists every C extension, hundreds of them.
-                self.tail = re.sub(r"^Extension modules: .*$", "", text, flags=re.MULTILINE).strip()[-TAIL:]
+                self._output.join()
                 self._close()
             return self._code
 
@@ -190,4 +209,3 @@ class TrialProcess:
             # A thread that waits for a record sees the end.
             self._pipe.shutdown(socket.SHUT_RDWR)
         self._pipe.close()
-        self._output.close()

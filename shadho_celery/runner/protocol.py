@@ -23,6 +23,9 @@ AHEAD_BYTES = 64_000
 #: bytes that a record may have
 MAX_RECORD = 16_000_000
 
+#: number of no order: orders are counted from 1
+NO_ORDER = 0
+
 
 class _Record(Struct, frozen=True, kw_only=True, tag_field="kind", tag=str.lower, omit_defaults=True):
     """A line of the pipe.
@@ -35,12 +38,14 @@ class _Record(Struct, frozen=True, kw_only=True, tag_field="kind", tag=str.lower
 class RunAttempt(_Record, frozen=True, kw_only=True):
     """To the process: run an attempt, after those that were sent before."""
 
-    order: int = 0
+    order: int = NO_ORDER
     attempt: Attempt
     #: name of its study
     study: str = ""
     module: str
     checkpoint_dir: str
+    #: file for its output, which is made if there is any; "" for none
+    log: str = ""
     compute_class: str
     slot: int
     #: seconds it may take
@@ -106,6 +111,14 @@ FromChild = Ready | Reported | Gang | Ended
 _to_child, _from_child = decoder(ToChild), decoder(FromChild)
 
 
+def boundary(mark: str, order: int) -> bytes:
+    """Return what the process writes into its output where an order begins, or with NO_ORDER where one has ended.
+
+    `mark` is the one in the process's environment. It is short enough for a pipe to take it in one piece.
+    """
+    return f"\0{mark} {order}\0".encode()
+
+
 def encode(record: ToChild | FromChild) -> bytes:
     """Return a record as a line."""
     return json.dumps(msgspec.to_builtins(record)).encode() + b"\n"
@@ -124,7 +137,9 @@ def decode_from_child(line: bytes) -> FromChild:
     """
     record: FromChild = _from_child(line)
     if isinstance(record, Ended):
-        outcome = replace(record.outcome, error=_fit(record.outcome.error), warning=_fit(record.outcome.warning))
+        texts = {"error": _fit(record.outcome.error), "warning": _fit(record.outcome.warning)}
+        # The worker adds the log.
+        outcome = replace(record.outcome, **texts, log=None)
         if not outcome.is_an_end:
             raise ValueError("no end of a trial")
         record = replace(record, outcome=outcome)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import deque
@@ -25,6 +26,9 @@ from shadho_celery.runner.protocol import (
     TimeUp,
     encode,
 )
+from shadho_celery.runner.trial_log import unstamped
+
+log = logging.getLogger(__name__)
 
 OnReport = Callable[[Reported], None]
 OnGang = Callable[[GangCall], None]
@@ -45,10 +49,19 @@ class Runner:
     `send_ahead` and `run` are for the slot's thread, the other methods for any.
     """
 
-    def __init__(self, modules: Sequence[str], environment: Mapping[str, str]) -> None:
-        """`modules` are imported before the first trial; `environment` is added to that of this process."""
+    def __init__(
+        self,
+        modules: Sequence[str],
+        environment: Mapping[str, str],
+        complain: Callable[[str], None] = log.warning,
+    ) -> None:
+        """`modules` are imported before the first trial; `environment` is added to that of this process.
+
+        `complain` is told why the log of a trial is not complete.
+        """
         self._arguments = ["shadho_celery.runner.child", *modules]
         self._environment = dict(environment)
+        self._complain = complain
         self._process: TrialProcess | None = None
         #: numbers of the order that runs, and of the last one that was sent
         self._current = 0
@@ -126,12 +139,20 @@ class Runner:
         finally:
             limit.end()
             self._end(process, ended)
-        if ended is None:
-            how, out_of_memory = process.death()
-            printed = f"; it last printed:\n{process.tail}" if process.tail else ""
-            text, seconds = (broken or limit.reason or how) + printed, max(0.0, SystemClock().now() - began)
-            return Outcome(state=TrialState.FAILED, error=text, seconds=seconds, out_of_memory=out_of_memory)
-        return ended.outcome
+        if ended is not None and ended.outcome.state is not TrialState.FAILED:
+            return ended.outcome
+        if ended is not None:
+            return replace(ended.outcome, log=process.last_lines(number) or None)
+        how, out_of_memory = process.death()
+        last_lines = process.last_lines(number)
+        printed = f"; it last printed:\n{unstamped(last_lines)}" if last_lines else ""
+        return Outcome(
+            state=TrialState.FAILED,
+            error=(broken or limit.reason or how) + printed,
+            seconds=max(0.0, SystemClock().now() - began),
+            out_of_memory=out_of_memory,
+            log=last_lines or None,
+        )
 
     def stop_trial(self) -> None:
         """Set the running trial's stop flag."""
@@ -185,7 +206,7 @@ class Runner:
         if self._process is None:
             self._ahead.clear()
             self._is_recalled = False
-            self._process = TrialProcess(self._arguments, self._environment)
+            self._process = TrialProcess(self._arguments, self._environment, self._complain)
         return self._process
 
 

@@ -20,11 +20,11 @@ from shadho_celery.store.tables import trials
 #: a trial's columns, which are named like its fields or those of its outcome
 COLUMNS = [str.__str__(c.name) for c in trials.columns if c.name != "study"]
 #: columns with text of the trial's or the machine's own
-_TEXTS = ("error", "host", "warning")
+_TEXTS = ("error", "host", "warning", "log")
 #: columns with JSON
 JSON = ("params", "metrics", "live")
 #: columns that a study does not need of earlier trials; most bytes of a row are in them
-_AT_LENGTH = ("metrics", "error")
+_AT_LENGTH = ("metrics", "error", "log")
 #: stored fields of a live attempt
 _OF_ATTEMPT = ("attempt", "state", "compute_class", "host", "started_at")
 _NO_OUTCOME = Outcome(state=TrialState.WAITING)

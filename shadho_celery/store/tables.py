@@ -64,6 +64,8 @@ trials = sa.Table(
     #: compute classes that it ran out of memory on, joined by commas
     sa.Column("outgrown", sa.Text),
     sa.Column("warning", sa.Text),
+    #: the last lines of its output, if it has failed
+    sa.Column("log", sa.Text),
     #: the live attempts of a trial that was copied: number, state, class, host and moment of the start of each
     sa.Column("live", sa.JSON(none_as_null=True)),
 )

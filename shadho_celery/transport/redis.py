@@ -167,6 +167,15 @@ def outages_pass() -> Iterator[None]:
             raise unusable(error) from error
 
 
+@contextmanager
+def refusals() -> Iterator[None]:
+    """Raise ServiceError for every error of Redis."""
+    try:
+        yield
+    except redis.RedisError as error:
+        raise unusable(error) from error
+
+
 def unusable(error: redis.RedisError) -> ServiceError:
     """Return the error of Redis with its remedy."""
     return ServiceError(

@@ -65,6 +65,7 @@ RUN_BY = {
     "launch tasks.svm": "test_the_main_job",
     "-m pytest -n 0": "test_one_folder_of_tests",
     "-m pytest": "test_the_test_command_is_what_ci_runs",
+    "shadho-celery logs": "test_the_output_of_a_trial",
     "launch my_study": "test_the_first_study",
     "shadho-celery": "test_the_result_commands",
     "docker compose": "test_the_servers_of_the_compose_file",
@@ -136,6 +137,18 @@ def test_the_first_study(first_study: Desk) -> None:
         out = shell(first_study, command)
         assert first_study.states().total() == counted
     assert json.loads(out)["trials"]["complete"] == 20
+
+
+def test_the_output_of_a_trial(first_study: Desk) -> None:
+    """The commands for a trial's log print what the trial has printed."""
+    body = PYTHON[0].replace("    return {", '    print("it ends")\n    return {')
+    first_study.write("my_study.py", body)
+    shell(first_study, "python -m shadho_celery.launch my_study --trials 4 --study my_study --workers cpu=1")
+    lines = [line for line in COMMANDS if line.startswith("shadho-celery logs my_study 3")]
+    assert len(lines) == 2
+    for line in lines:
+        printed = shell(first_study, line.replace("shadho-celery", f"{sys.executable} -m shadho_celery"))
+        assert printed.endswith(" it ends\n")
 
 
 def test_the_result_commands(first_study: Desk) -> None:

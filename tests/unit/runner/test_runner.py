@@ -18,8 +18,10 @@ import services
 from services.clocks import MachineTime
 
 from shadho_celery.core.trial import Attempt, GangCall, Outcome, ReplicaSeat, TrialState
+from shadho_celery.runner import trial_log
 from shadho_celery.runner.protocol import Reported, RunAttempt, encode
 from shadho_celery.runner.runner import Runner
+from shadho_celery.runner.trial_log import unstamped
 
 #: what every test's study module can be asked to do, by the value of its one param
 STUDY = '''
@@ -345,6 +347,39 @@ def replicating(params, context):
     assert (context.replica.address, context.replica.token, context.replica.rank) == ("10.0.0.1:5000", "secret", 2)
     assert context.slots == 3
     raise ReplicaDone
+
+def talking(params, context):
+    import logging, warnings
+    print("printed", params["x"])
+    logging.getLogger("my_study").info("logged")
+    warnings.warn("warned of", stacklevel=1)
+    for percent in range(101):
+        sys.stderr.write(f"\\r{percent}%%")
+    sys.stderr.write("\\n")
+    subprocess.run([sys.executable, "-c", "print('a child said this')"], check=True)
+    subprocess.run(["sh", "-c", "printf 'and so did another' >&2"], check=True)
+    return 0.0
+
+def talking_and_failing(params, context):
+    print("it is about to fail")
+    raise ArithmeticError("on purpose")
+
+def adding_a_handler(params, context):
+    import logging
+    logging.getLogger().addHandler(logging.StreamHandler())
+    logging.getLogger().setLevel("DEBUG")
+    logging.debug("once")
+    return 0.0
+
+def flooding(params, context):
+    for _ in range(300):
+        os.write(1, b"a line\\n" * 10_000)
+    return 0.0
+
+def unblocking(params, context):
+    os.set_blocking(1, False)
+    print("it does not wait")
+    return 0.0
 
 def telling_secrets(params, context):
     return {"loss": 0.0, "seen": [name for name in os.environ if "CELERY" in name or "SHADHO" in name]}
@@ -1088,3 +1123,83 @@ def test_a_stop_is_for_the_trial_that_runs(own: Runner) -> None:
 def test_another_order_than_the_one_that_was_sent_ahead_is_run(own: Runner) -> None:
     own.send_ahead([quick(x=0.1), quick(x=0.2)])
     assert losses_of(own, [quick(x=0.3), quick(x=0.1)]) == [0.3, 0.1]
+
+
+# Output
+
+
+def said(path: Path) -> list[str]:
+    """The lines of a log, which a thread writes, without their time stamps."""
+    services.wait_until(path.exists, seconds=5)
+    before = None
+    while (text := path.read_text()) != before:
+        before = text
+        time.sleep(0.1)
+    return unstamped(text).splitlines()
+
+
+def test_a_trials_log_has_all_that_it_and_its_children_said(shared: Runner, tmp_path: Path) -> None:
+    """Of each of several trials in one process: Python shows a warning only once, if it is left to it."""
+    logs = [tmp_path / "logs" / f"{number}.log" for number in range(2)]
+    for log in logs:
+        assert run(shared, "talking", log=str(log)).state is TrialState.COMPLETE
+    for log in logs:
+        lines = said(log)
+        assert lines[:2] == ["printed 0.25", "INFO my_study: logged"]
+        assert lines[2].endswith("UserWarning: warned of")
+        assert lines[-3:] == ["100%", "a child said this", "and so did another"]
+
+
+def test_the_output_of_each_trial_that_was_sent_ahead_is_in_its_own_log(own: Runner, tmp_path: Path) -> None:
+    deeds = ["plain", "reporting", "talking_and_failing", "reporting"] * 5
+    orders = [order(deed, log=str(tmp_path / f"{number}.log")) for number, deed in enumerate(deeds)]
+    own.send_ahead(orders)
+    outcomes = [own.run(each, lambda report: None) for each in orders]
+    assert [outcome.log is not None for outcome in outcomes] == [deed == "talking_and_failing" for deed in deeds]
+    own.kill()
+    assert {path.stem for path in tmp_path.iterdir()} == {
+        str(number) for number, deed in enumerate(deeds) if deed != "reporting"
+    }
+    for number, deed in enumerate(deeds):
+        if deed == "plain":
+            assert said(tmp_path / f"{number}.log").count("a plain trial printed this") == 100
+        elif deed == "talking_and_failing":
+            assert said(tmp_path / f"{number}.log") == ["it is about to fail"]
+
+
+def test_the_last_lines_of_a_trial_that_fails_come_with_its_outcome(shared: Runner) -> None:
+    assert unstamped(run(shared, "talking_and_failing").log or "") == "it is about to fail"
+    assert unstamped(run(shared, "crashing").log or "").splitlines()[0] == "about to crash"
+    assert run(shared, "raising").log is None
+    assert run(shared, "plain").log is None
+
+
+def test_a_handler_that_a_trial_adds_is_gone_with_it(shared: Runner, tmp_path: Path) -> None:
+    for number in range(3):
+        run(shared, "adding_a_handler", log=str(tmp_path / f"{number}.log"))
+    assert said(tmp_path / "2.log") == ["once"]
+
+
+def test_a_trial_that_prints_without_end_has_a_log_of_limited_size(shared: Runner, tmp_path: Path) -> None:
+    log = tmp_path / "flood.log"
+    assert run(shared, "flooding", log=str(log)).state is TrialState.COMPLETE
+    lines = said(log)
+    assert log.stat().st_size <= trial_log.HEAD + trial_log.TAIL + 100
+    assert {line for line in lines if "left out" not in line} == {"a line"}
+    assert sum("bytes are left out here" in line for line in lines) == 1
+
+
+def test_a_trial_may_make_its_output_non_blocking(shared: Runner, tmp_path: Path) -> None:
+    assert run(shared, "unblocking", log=str(tmp_path / "1.log")).state is TrialState.COMPLETE
+    assert run(shared, "flooding", log=str(tmp_path / "2.log")).state is TrialState.COMPLETE
+    assert said(tmp_path / "1.log") == ["it does not wait"]
+
+
+def test_a_log_that_cannot_be_written_is_complained_of_and_the_trial_goes_on(folder: Path, tmp_path: Path) -> None:
+    complaints: list[str] = []
+    runner = Runner(["deeds"], environment(folder), complaints.append)
+    outcome = run(runner, "talking_and_failing", log=str(tmp_path))
+    assert "on purpose" in str(outcome.error)
+    assert unstamped(outcome.log or "") == "it is about to fail"
+    runner.kill()
+    assert complaints == ["logs of trials are not complete: Is a directory"]

@@ -1,0 +1,212 @@
+"""Command that prints the output of a trial: `logs`."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+import click
+
+from shadho_celery.cli import connection_options
+from shadho_celery.cli.result_options import opened, store_option, study_argument
+from shadho_celery.errors import ServiceError, UsageError
+from shadho_celery.transport import urls
+
+if TYPE_CHECKING:
+    from shadho_celery.results.trial import TrialResult
+
+#: seconds between two looks at a log that is followed, and seconds to wait for workers' answers
+FOLLOW_SECONDS, ANSWER_SECONDS = 0.5, 10.0
+
+#: attempts of a trial that are looked at for a log, the last ones
+LATEST = 5
+
+#: what could make a terminal do something else than show text
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+@click.command(
+    epilog=f"""
+\b
+Examples:
+  shadho-celery logs svm 3
+  shadho-celery logs svm 3 --follow
+  shadho-celery logs svm 3 --attempt 1
+  {urls.REDIS}=redis://127.0.0.1/0 shadho-celery logs svm 3     # from the fleet's workers
+"""
+)
+@study_argument
+@click.argument("number", metavar="TRIAL", type=click.IntRange(min=0))
+@click.option("--follow", is_flag=True, help="Go on until the trial ends.")
+@click.option("--attempt", type=click.IntRange(min=1), help="Attempt of the trial.  [default: the last with output]")
+@store_option
+@connection_options.options
+@connection_options.refusals()
+def logs(name: str, number: int, follow: bool, attempt: int | None, store: str, **connection: str | None) -> None:
+    """Print the output of trial number TRIAL: all that it and its child processes have printed, logged and warned.
+
+    The log is read from this folder, else from the workers of the fleet that is named. Of a long log the beginning and
+    the end are kept.
+    """
+    named = connection_options.environment(**connection)
+    os.environ.update(named)
+    with opened(store, name) as study, closing(Logs(study.key, connection_options.is_fleet(named))) as found:
+        trial = study.trial(number)
+        if attempt is not None and attempt > trial.attempts:
+            raise UsageError(f"trial {number} has {trial.attempts} attempts; give --attempt a smaller number")
+        printed = False
+        while True:
+            wanted = [attempt] if attempt else [*range(trial.attempts, 0, -1)][:LATEST]
+            printed |= found.show(trial, wanted)
+            if not follow or trial.state.is_finished:
+                break
+            time.sleep(FOLLOW_SECONDS)
+            # Before its log: what it has printed until its end is there by then.
+            trial = study.trial(number)
+        if not printed:
+            _explain(trial, found.missing(trial))
+
+
+class Logs:
+    """Logs of one study's trials: those of this folder, and those of the fleet's workers."""
+
+    def __init__(self, study: str, is_fleet: bool) -> None:
+        """`study` is the study's key."""
+        self._study = study
+        self._is_fleet = is_fleet
+        self._fleet: FleetLogs | None = None
+        #: attempt that is shown, and the position in its log
+        self._attempt = self._position = 0
+
+    def show(self, trial: TrialResult, attempts: Iterable[int]) -> bool:
+        """Print what is new in the log of the first of `attempts` that has one; return whether there is one."""
+        for attempt in attempts:
+            after = self._position if attempt == self._attempt else 0
+            if (found := self._read(trial, attempt, after)) is None:
+                continue
+            if attempt != self._attempt and (trial.attempts > 1 or self._attempt):
+                click.echo(f"attempt {attempt} of {trial.attempts}:", err=True)
+            text, self._position = found
+            self._attempt = attempt
+            click.echo(_CONTROL.sub("", text), nl=False)
+            return True
+        return False
+
+    def missing(self, trial: TrialResult) -> ServiceError | str:
+        """Return why there is no log of a trial: an error, or that it has printed nothing."""
+        if not trial.attempts:
+            return f"trial {trial.number} has not been sent to a worker yet"
+        if self._fleet is not None:
+            return self._fleet.missing(trial)
+        if trial.host in {None, socket.gethostname()}:
+            return f"trial {trial.number} has printed nothing, or ran in another folder than this one"
+        return ServiceError(
+            f"the log of trial {trial.number} is on {trial.host}; give --redis to ask the workers there, or run this "
+            "command there in the workers' folder"
+        )
+
+    def close(self) -> None:
+        """Close the connection to the fleet."""
+        if self._fleet is not None:
+            self._fleet.close()
+
+    def _read(self, trial: TrialResult, attempt: int, after: int) -> tuple[str, int] | None:
+        # Late: `--help` needs none of it.
+        from shadho_celery.objective.context import CHECKPOINTS
+        from shadho_celery.runner.trial_log import log_path, read_log
+
+        path = log_path(CHECKPOINTS, self._study, trial.number, attempt)
+        try:
+            if (found := read_log(path, after)) is not None or not self._is_fleet:
+                return found
+        except OSError as error:
+            raise UsageError(f"the log {path} cannot be read: {error.strerror}") from None
+        self._fleet = self._fleet or FleetLogs(self._study)
+        return self._fleet.read(trial, attempt, after)
+
+
+class FleetLogs:
+    """Logs of one study's trials on the disks of the fleet's workers."""
+
+    def __init__(self, study: str) -> None:
+        """`study` is the study's key. Raises ServiceError."""
+        from shadho_celery.transport.logs import LogClient
+        from shadho_celery.transport.redis import connect
+        from shadho_celery.transport.registry import Registry, Worker
+        from shadho_celery.transport.signing import Signer
+
+        signer = Signer.configured()
+        self._fingerprint = signer.fingerprint
+        self._study = study
+        self._redis = connect(urls.url(urls.REDIS))
+        self._registry = Registry(self._redis, Worker, signer)
+        self._client = LogClient(self._redis, signer)
+        #: worker that had the log
+        self._source: str | None = None
+        #: live workers with another key, whether one with ours was live on the trial's machine, and whether any answered
+        self._strangers = 0
+        self._is_on_host = self._has_answered = False
+
+    def read(self, trial: TrialResult, attempt: int, after: int) -> tuple[str, int] | None:
+        """Return what a worker has of the log, None if none has any. Raises ServiceError."""
+        from shadho_celery.transport.redis import refusals
+
+        with refusals():
+            workers, self._has_answered = self._workers(trial), False
+            asking = self._client.ask(workers, self._study, trial.number, attempt, after=after, seconds=ANSWER_SECONDS)
+            for answer in asking:
+                self._has_answered = True
+                if answer.text is not None:
+                    self._source = answer.worker
+                    return answer.text, answer.end
+        return None
+
+    def missing(self, trial: TrialResult) -> ServiceError | str:
+        """Return why no worker has the log of a trial."""
+        number, host = trial.number, trial.host
+        if self._strangers and not self._has_answered:
+            return ServiceError(
+                f"{self._strangers} workers sign with another key than this command, or only one side signs; give the "
+                "fleet's --signing-key-file"
+            )
+        if not self._is_on_host:
+            return ServiceError(
+                f"no worker is live on {host}, where the log of trial {number} is; start one there, in the same folder"
+            )
+        if not self._has_answered:
+            return ServiceError(
+                f"no worker on {host} has answered within {ANSWER_SECONDS:.0f} s; see that it runs, and try again"
+            )
+        return f"trial {number} has printed nothing, or its worker on {host} ran in another folder than those there now"
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._redis.close()
+
+    def _workers(self, trial: TrialResult) -> Sequence[str]:
+        """Return the workers to ask: the one that had the log, else those on the trial's machine, else all."""
+        announced = self._registry.living()
+        living = {name: worker for name, worker in announced.items() if worker.key == self._fingerprint}
+        self._strangers = self._registry.refused + len(announced) - len(living)
+        if self._source in living:
+            return [self._source]
+        on_host = [name for name, worker in living.items() if worker.machine.host == trial.host]
+        self._is_on_host = bool(on_host)
+        # The disk may be shared.
+        return on_host or [*living]
+
+
+def _explain(trial: TrialResult, why: ServiceError | str) -> None:
+    """Tell why there is no log; print the last lines of one that has failed, which came with its result."""
+    if trial.log:
+        click.echo(f"{why}; the last lines of its output came with its result:", err=True)
+        click.echo(trial.log)
+    elif isinstance(why, ServiceError):
+        raise why
+    else:
+        click.echo(why, err=True)

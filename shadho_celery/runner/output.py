@@ -1,0 +1,134 @@
+"""Output of a slot's process and of all its children: read from one pipe, and written to the log of each trial.
+
+The process writes a boundary into the pipe where a trial begins and where it has ended (`protocol.boundary`): what lies
+between them is that trial's, whenever it is read. A trial that prints faster than its output is read waits for room in
+the pipe, and nobody else does.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from shadho_celery.core.clock import SystemClock
+from shadho_celery.runner.protocol import NO_ORDER, boundary
+from shadho_celery.runner.trial_log import TrialLog
+
+#: bytes read at once: as many as a pipe holds
+READ = 1 << 16
+
+#: seconds of rest after each read, in which output gathers: at least, as a multiple of the work before, and at most
+REST_SECONDS, REST_FACTOR, MAX_REST_SECONDS = 0.002, 4.0, 0.1
+
+#: seconds to wait for output that is on its way
+LAST_SECONDS = 2.0
+
+#: trials that have ended, and whose last lines are kept for the worker
+KEPT = 256
+
+
+class Output:
+    """Reader of one process's output, in a thread of its own. Its methods may be called from any thread."""
+
+    def __init__(self, mark: str, complain: Callable[[str], None]) -> None:
+        """`mark` makes the boundaries unlike anything that a trial prints.
+
+        `complain` is told why a log is not complete. The writing end of the pipe is `end`, to be closed once the
+        process has it.
+        """
+        reading, end = os.pipe()
+        self._reading, self.end = os.fdopen(reading, "rb", buffering=0), os.fdopen(end, "wb", buffering=0)
+        self._complain = complain
+        self._clock = SystemClock()
+        prefix = re.escape(boundary(mark, NO_ORDER).partition(b" ")[0])
+        self._boundary = re.compile(prefix + rb" (\d+)\0")
+        self._longest = len(boundary(mark, 10**18))
+        #: read bytes that may be the beginning of a boundary
+        self._held = b""
+        #: paths of the logs of orders that have not begun
+        self._paths: dict[int, Path] = {}
+        self._log = TrialLog(None, self._clock)
+        #: order that runs; the last ones that have begun and ended; and the last lines of those that have printed
+        self._current = self._begun = self._ended = NO_ORDER
+        self._last_lines: deque[tuple[int, str]] = deque(maxlen=KEPT)
+        self._is_over = False
+        self._changed = threading.Condition()
+        self._thread = threading.Thread(target=self._read, name="shadho-output", daemon=True)
+
+    def start(self) -> None:
+        """Begin to read."""
+        self._thread.start()
+
+    def abandon(self) -> None:
+        """Close the pipe of a process that could not be started."""
+        self._reading.close()
+
+    def expect(self, order: int, path: Path) -> None:
+        """Note the log of an order; to be called before it is sent."""
+        with self._changed:
+            self._paths[order] = path
+
+    def last_lines(self, order: int) -> str:
+        """Return the last lines that a trial has printed, "" if none; of a process that died before it, its own.
+
+        Waits for output that is on its way.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_over or self._ended >= order, LAST_SECONDS)
+            found = dict(self._last_lines)
+            return found.get(order, "" if self._begun >= order else found.get(NO_ORDER, ""))
+
+    def join(self) -> None:
+        """Wait until all output has been read; to be called once the process and its children have ended."""
+        self._thread.join(LAST_SECONDS)
+
+    def _read(self) -> None:
+        with suppress(OSError):
+            while part := self._reading.read(READ):
+                began = time.monotonic()
+                self._divide(part)
+                # Not more than a fifth of the worker's time for a trial that prints without end.
+                rest = REST_FACTOR * (time.monotonic() - began)
+                time.sleep(min(MAX_REST_SECONDS, max(REST_SECONDS, rest)))
+        self._reading.close()
+        self._log.write(self._held)
+        self._turn(NO_ORDER)
+        with self._changed:
+            self._is_over = True
+            self._changed.notify_all()
+
+    def _divide(self, part: bytes) -> None:
+        """Give each trial its part of the output."""
+        *before, rest = self._boundary.split(self._held + part)
+        for output, order in zip(before[::2], before[1::2], strict=True):
+            if output:
+                self._log.write(output)
+            self._turn(int(order))
+        held = rest.find(b"\0", max(0, len(rest) - self._longest))
+        self._held = rest[held:] if held >= 0 else b""
+        if output := rest[:held] if held >= 0 else rest:
+            self._log.write(output)
+
+    def _turn(self, order: int) -> None:
+        """End the log of the order that ran, and begin that of the next one."""
+        # Not under the condition: a disk may hang, and whoever sends orders must not wait for it.
+        self._log.close()
+        if self._log.trouble:
+            self._complain(f"logs of trials are not complete: {self._log.trouble}")
+        with self._changed:
+            if last_lines := self._log.last_lines:
+                self._last_lines.append((self._current, last_lines))
+            self._ended = max(self._ended, self._current)
+            self._begun = max(self._begun, order)
+            self._current = order
+            while self._paths and next(iter(self._paths)) < order:
+                # It was recalled before it began.
+                del self._paths[next(iter(self._paths))]
+            self._log = TrialLog(self._paths.pop(order, None), self._clock)
+            self._changed.notify_all()

@@ -1,0 +1,158 @@
+"""Logs of trials on other machines: asked for and answered over Redis, on demand.
+
+Keys, both with a short time to live:
+
+``shadho:worker:NAME:logs``  list of the requests that worker NAME has not read yet
+``shadho:STUDY:log:ID``      list of the answers to request ID
+
+Requests and answers are signed if there is a key, each for its own key in Redis.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import uuid
+from collections.abc import Callable, Collection, Iterator
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+import redis
+from msgspec import Meta, Struct
+
+from shadho_celery.core.checks import decoder
+from shadho_celery.core.clock import Clock, SystemClock
+from shadho_celery.core.payload import StudyKey
+from shadho_celery.core.trial import Number, Place
+from shadho_celery.transport.redis import Redis, is_spoilt
+from shadho_celery.transport.signing import UNSIGNED, Signer
+
+#: seconds for which a request, and its answers, are kept
+KEPT_SECONDS = 30
+
+#: requests that a worker reads at once
+MAX_REQUESTS = 10
+
+#: most characters of a log in an answer: more than a log has; and of a request, and of an answer with its escapes
+MAX_SENT = 2_500_000
+MAX_REQUEST, MAX_ANSWER = 1000, 7 * MAX_SENT
+
+
+class LogRequest(Struct, frozen=True, kw_only=True):
+    """Request for the log of an attempt."""
+
+    study: StudyKey
+    number: Number
+    attempt: Place
+    #: position after which the log is wanted
+    after: Number = 0
+    #: name of the request
+    id: Annotated[str, Meta(pattern=r"^[0-9a-f]{32}\Z")]
+
+
+class LogAnswer(Struct, frozen=True, kw_only=True):
+    """A worker's answer to a request."""
+
+    worker: str
+    #: what follows in the log, with time stamps; None if the worker has no such log
+    text: str | None = None
+    #: position of its end
+    end: Number = 0
+
+
+R = TypeVar("R", LogRequest, LogAnswer)
+
+# At import: a worker's beat decodes them beside other threads.
+_DECODERS: dict[type[Struct], Callable[[str], Any]] = {kind: decoder(kind) for kind in (LogRequest, LogAnswer)}
+
+
+class WorkerLogs:
+    """A worker's end: the requests to it, and its answers."""
+
+    def __init__(self, client: Redis, worker: str, signer: Signer = UNSIGNED) -> None:
+        self._client = client
+        self._worker = worker
+        self._signer = signer
+        self._requests = _requests(worker)
+        #: requests that were not signed with our key, or malformed
+        self.refused = 0
+
+    def requests(self) -> list[LogRequest]:
+        """Take the first requests that wait, and return them. Raises redis-py's errors."""
+        try:
+            texts = self._client.lpop(self._requests, MAX_REQUESTS) or []
+        except redis.ResponseError as error:
+            if not is_spoilt(error):
+                raise
+            self.refused += self._client.delete(self._requests)
+            return []
+        found = [_unseal(LogRequest, self._requests, text, MAX_REQUEST, self._signer) for text in texts]
+        self.refused += found.count(None)
+        return [request for request in found if request is not None]
+
+    def answer(self, request: LogRequest, text: str | None, end: int = 0) -> None:
+        """Answer a request. Raises redis-py's errors."""
+        key = _answers(request)
+        answer = LogAnswer(worker=self._worker, text=None if text is None else text[-MAX_SENT:], end=end)
+        with self._client.pipeline() as pipe:
+            pipe.rpush(key, _seal(key, answer, self._signer)).expire(key, KEPT_SECONDS).execute()
+
+
+class LogClient:
+    """The asker's end."""
+
+    def __init__(self, client: Redis, signer: Signer = UNSIGNED, clock: Clock | None = None) -> None:
+        self._client = client
+        self._signer = signer
+        self._clock = clock or SystemClock()
+        #: answers that were not signed with our key, or malformed
+        self.refused = 0
+
+    def ask(
+        self, workers: Collection[str], study: str, number: int, attempt: int, *, after: int = 0, seconds: float = 10.0
+    ) -> Iterator[LogAnswer]:
+        """Ask workers for the log of an attempt; yield their answers as they come, for so many seconds at most.
+
+        Raises redis-py's errors.
+        """
+        request = LogRequest(study=study, number=number, attempt=attempt, after=after, id=uuid.uuid4().hex)
+        with self._client.pipeline(transaction=False) as pipe:
+            for worker in workers:
+                key = _requests(worker)
+                pipe.rpush(key, _seal(key, request, self._signer)).expire(key, KEPT_SECONDS)
+            pipe.execute()
+        key, deadline = _answers(request), self._clock.now() + seconds
+        waiting = {*workers}
+        while waiting and (left := deadline - self._clock.now()) > 0:
+            # Shorter than the client's patience with a silent server.
+            found = self._client.blpop([key], timeout=min(5, math.ceil(left)))
+            answer = found and _unseal(LogAnswer, key, found[1], MAX_ANSWER, self._signer)
+            if found and answer is None:
+                self.refused += 1
+            elif answer and answer.worker in waiting:
+                waiting.remove(answer.worker)
+                yield answer
+
+
+def _requests(worker: str) -> str:
+    return f"shadho:worker:{worker}:logs"
+
+
+def _answers(request: LogRequest) -> str:
+    return f"shadho:{request.study}:log:{request.id}"
+
+
+def _seal(key: str, record: LogRequest | LogAnswer, signer: Signer) -> str:
+    return signer.seal(key, json.dumps(msgspec.to_builtins(record)))
+
+
+def _unseal(kind: type[R], key: str, text: str, most: int, signer: Signer) -> R | None:
+    """Return the record in a text; None if it lacks a required signature, or is no such record."""
+    plain = signer.unseal(key, text) if len(text) <= most else None
+    if not plain:
+        return None
+    try:
+        record: R = _DECODERS[kind](plain)
+    except (ValueError, RecursionError):
+        return None
+    return record
