@@ -485,7 +485,7 @@ def refused(command: Any, *texts: str) -> None:
     """It ended with exit code 2 and one line that has all of `texts`."""
     assert command.code == 2, command.err
     assert command.out == ""
-    [line] = [line for line in command.err.splitlines() if not line.startswith("shadho_celery: reading ")]
+    [line] = command.messages
     assert line.startswith("Error: "), line
     for text in texts:
         assert text in line, line
