@@ -10,9 +10,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hyperopt import STATUS_FAIL, STATUS_OK, anneal, hp, rand, space_eval, tpe
-
-    from shadho_celery.program.hyperopt_api import Trials, fmin
+    from shadho_celery.program.hyperopt_api import (
+        STATUS_FAIL,
+        STATUS_OK,
+        Trials,
+        anneal,
+        fmin,
+        hp,
+        rand,
+        space_eval,
+        tpe,
+    )
     from shadho_celery.program.results import list_studies, load_study
     from shadho_celery.program.search import minimize
     from shadho_celery.program.study import Study

@@ -56,7 +56,7 @@ SPACE = hp.choice(
     ],
 )
 
-STUDY = {"trials": 40, "classes": ["gpu_large", "gpu_small", "cpu"]}
+STUDY: dict[str, Any] = {"trials": 40, "classes": ["gpu_large", "gpu_small", "cpu"]}
 
 
 @cache

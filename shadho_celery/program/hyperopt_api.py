@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 import hyperopt
 import numpy as np
-from hyperopt import base, progress
+from hyperopt import STATUS_FAIL, STATUS_OK, anneal, base, hp, progress, rand, space_eval, tpe
 from hyperopt.exceptions import InvalidAnnotatedParameter
 from hyperopt.fmin import generate_trials_to_calculate
 from hyperopt.pyll.base import Apply
@@ -29,13 +29,16 @@ from shadho_celery.errors import ShadhoError, UsageError
 from shadho_celery.program.study import AskedTrial, Study
 from shadho_celery.program.words import python_words
 from shadho_celery.samplers.random import RandomSampler
-from shadho_celery.samplers.tpe import CANDIDATES, TpeSampler
+from shadho_celery.samplers.tpe import TpeSampler
 from shadho_celery.scheduler.proposals import MakeSampler
 
 #: one of hyperopt's documents of a trial
 Document = dict[str, Any]
 
-_SUGGEST = {hyperopt.tpe.suggest: "tpe", hyperopt.rand.suggest: "random", hyperopt.anneal.suggest: "anneal"}
+#: what the package's root has of hyperopt, too
+__all__ = ["STATUS_FAIL", "STATUS_OK", "Trials", "anneal", "fmin", "hp", "rand", "space_eval", "tpe"]
+
+_SUGGEST = {tpe.suggest: "tpe", rand.suggest: "random", anneal.suggest: "anneal"}
 ALGOS = "tpe.suggest, rand.suggest or anneal.suggest"
 #: options of ``partial(tpe.suggest, ...)``, and what they are called in our sampler; None for one that changes no trial
 _TPE = {"n_startup_jobs": "startup", "n_EI_candidates": "candidates", "gamma": "gamma", "verbose": None}
@@ -106,7 +109,7 @@ def fmin(  # noqa: PLR0917  # hyperopt's own signature
         if not len(trials):
             raise NoTrials
         return trials.argmin
-    return hyperopt.space_eval(space, trials.argmin) if len(trials) else None
+    return space_eval(space, trials.argmin) if len(trials) else None
 
 
 class NoTrials(ShadhoError):
@@ -160,7 +163,7 @@ class _Sampled:
         if trial is None:
             return
         loss = document["result"].get("loss")
-        is_ok = document["state"] == base.JOB_STATE_DONE and document["result"].get("status") == hyperopt.STATUS_OK
+        is_ok = document["state"] == base.JOB_STATE_DONE and document["result"].get("status") == STATUS_OK
         if is_ok and loss is not None and math.isfinite(loss):
             self._study.tell(trial, float(loss))
         else:
@@ -179,7 +182,7 @@ class _Annealed:
 
     def ask(self, number: int) -> Mapping[str, Any]:
         seed = int(self._generator.integers(_MAX_SEED))
-        [document] = hyperopt.anneal.suggest([number], self._domain, self._trials, seed, **self._options)
+        [document] = anneal.suggest([number], self._domain, self._trials, seed, **self._options)
         found: dict[str, Any] = base.spec_from_misc(document["misc"])
         return found
 
@@ -213,9 +216,11 @@ class _Search:
     def run(self, total: int, timeout: float | None, threshold: float | None) -> None:
         """Evaluate trials until there are `total`, the time is up, a loss is below the threshold, or an early stop."""
         began = time.monotonic()
+        left = total - len(self._trials)
+        # Known points of hyperopt's are beyond the total: its `Trials` do not count them before they are refreshed.
+        self._trials.refresh()
         try:
             with self._show(initial=self._done, total=total) as shown:
-                left = total - len(self._trials)
                 while True:
                     done = self._done
                     is_late = timeout is not None and time.monotonic() - began >= timeout
@@ -299,7 +304,8 @@ _Propose = Callable[[Any, base.Domain, hyperopt.Trials, int, Mapping[str, Any]],
 
 def _read_algo(algo: Any) -> tuple[_Propose, Mapping[str, Any]]:
     """Return what makes the proposer that `algo` names, and its options. Raises UsageError for an unknown one."""
-    function, options = algo, {}
+    function: Any = algo
+    options: dict[str, Any] = {}
     while isinstance(function, partial):
         if function.args:
             raise UsageError(f"algo: a partial of {_name(function.func)} has keyword arguments only")
@@ -322,7 +328,7 @@ def _read_algo(algo: Any) -> tuple[_Propose, Mapping[str, Any]]:
 def _tpe_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options of our TPE for those of hyperopt's. Raises UsageError for one that it has not."""
     _refuse_unknown("tpe.suggest", options, _TPE)
-    found = {"candidates": CANDIDATES, **{_TPE[name]: value for name, value in options.items() if _TPE[name]}}
+    found = {ours: value for name, value in options.items() if (ours := _TPE[name]) is not None}
     for name in ("n_startup_jobs", "n_EI_candidates"):
         value = options.get(name, 1)
         if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:

@@ -74,7 +74,7 @@ def minimize(
     """
     limits = {"trials": trials, "seconds": seconds, "target": target}
     named = {"sampler": sampler, "policy": policy, "shares": shares}
-    given = {name: value for name, value in named.items() if value is not None}
+    given: dict[str, Any] = {name: value for name, value in named.items() if value is not None}
     if isinstance(objective, str) or workers or broker or redis:
         module = objective if isinstance(objective, str) else _module_of(objective, space)
         if space is not None and isinstance(objective, str):
@@ -87,7 +87,7 @@ def minimize(
             module,
             {name: value for name, value in kept.items() if value is not None},
             {"seed": seed, "name": study, "resume": resume, "store": store, "points": [*enqueue]},
-            workers={} if workers is None else workers,
+            workers=_slots(workers),
             urls={"CELERY_BROKER_URL": broker, "SHADHO_REDIS_URL": redis},
             silent=progress is False,
         )
@@ -142,7 +142,7 @@ def _run_on_workers(
         options = Options(
             study=module,
             given=given,
-            workers=_checked(workers),
+            workers=workers,
             fleet=is_fleet,
             silent=silent,
             **names,
@@ -157,10 +157,12 @@ def _run_on_workers(
             os.environ.update({} if value is None else {name: value})
 
 
-def _checked(workers: Mapping[str, int]) -> Mapping[str, int]:
+def _slots(workers: object) -> Mapping[str, int]:
     """Return the slots by class. Raises UsageError for what is none."""
-    for name, slots in workers.items():
+    if workers is not None and not isinstance(workers, Mapping):
+        raise UsageError(f'workers are {short(workers, 60)}; give slots by class, such as {{"cpu": 4}}')
+    for name, slots in (workers or {}).items():
         is_count = isinstance(slots, int) and not isinstance(slots, bool) and 0 < slots < 10**9
         if not (isinstance(name, str) and re.match(CLASS_NAME, name) and is_count):
             raise UsageError(f'workers: {short({name: slots}, 60)} is no class with its slots; such as {{"cpu": 4}}')
-    return workers
+    return workers or {}

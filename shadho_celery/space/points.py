@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numbers
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -18,6 +17,8 @@ from shadho_celery.space.split import Subspace
 
 #: ways that are tried to make all labels of a partial point active
 TRIES = 20
+#: whole numbers beyond it are no floats
+_LARGEST = 2**1023
 
 
 def complete(
@@ -62,8 +63,8 @@ def _value(space: Space, label: object, value: Any) -> Any:
         return names.index(value)
     if isinstance(domain, Discrete) and isinstance(value, float) and value.is_integer():
         value = int(value)
-    if isinstance(domain, Continuous) and isinstance(value, numbers.Real) and not isinstance(value, bool):
-        value = float(value)
+    if isinstance(domain, Continuous) and type(value) is int:
+        value = float(value) if abs(value) < _LARGEST else value
     if not domain.contains(value):
         raise SpaceError(f"{label!r}: {short(value, 60)} is outside {domain.describe()}")
     return value

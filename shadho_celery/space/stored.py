@@ -95,6 +95,9 @@ class Shared(_Record, frozen=True, kw_only=True):
     node: int
 
 
+AnyRecord = Literal | Opaque | Param | Sequence | Dict | Call | Switch | Shared
+
+
 class Label(Struct, frozen=True, kw_only=True):
     """A hyperparameter: its law, and what a person reads in place of its draw."""
 
@@ -112,7 +115,7 @@ class Label(Struct, frozen=True, kw_only=True):
 class StoredSpace(Struct, frozen=True, kw_only=True):
     """A space in its machine-readable form. The last node is the root."""
 
-    nodes: list[Literal | Opaque | Param | Sequence | Dict | Call | Switch | Shared]
+    nodes: list[AnyRecord]
     labels: dict[str, Label]
 
 
@@ -186,7 +189,7 @@ def _evaluated(node: Node, params: Params) -> tuple[Value, bool]:
     return value, _INEXACT not in memo
 
 
-def _record(node: Node, places: Mapping[Node, int]) -> _Record:
+def _record(node: Node, places: Mapping[Node, int]) -> AnyRecord:
     match node:
         case tree.Literal(value=value):
             value = value.item() if isinstance(value, np.generic) else value
@@ -207,7 +210,7 @@ def _record(node: Node, places: Mapping[Node, int]) -> _Record:
     raise TypeError(f"a space has no {type(node).__name__}")
 
 
-def _node(record: _Record, at: Callable[[int], Node], find: Callable[[str], Callable[..., Value] | None]) -> Node:
+def _node(record: AnyRecord, at: Callable[[int], Node], find: Callable[[str], Callable[..., Value] | None]) -> Node:
     node: Node
     match record:
         case Literal(value=value):
@@ -226,8 +229,6 @@ def _node(record: _Record, at: Callable[[int], Node], find: Callable[[str], Call
             node = tree.Switch(at(index), tuple(map(at, options)))
         case Shared(node=place):
             node = tree.Shared(at(place))
-        case _:
-            raise TypeError(f"a space has no {type(record).__name__}")
     return node
 
 

@@ -134,8 +134,9 @@ class SqlStore:
 
     def counts(self, key: str) -> dict[TrialState, int]:
         """Return the number of the study's trials by state."""
-        query = sa.select(trials.c.state, sa.func.count()).where(trials.c.study == key).group_by(trials.c.state)
-        return {TrialState(state): count for state, count in self._fetched(query)}
+        count = sa.func.count().label("trials")
+        query = sa.select(trials.c.state, count).where(trials.c.study == key).group_by(trials.c.state)
+        return {TrialState(row.state): row.trials for row in self._fetched(query)}
 
     def best(self, key: str) -> int | None:
         """Return the number of the COMPLETE trial with the least loss, of those with the highest budget; None without.
@@ -324,7 +325,7 @@ class SqlStore:
                 f"{name!r} fits {len(fitting)} studies in {self.safe_url}: {', '.join(fitting[:MAX_LISTED])}{more}; "
                 "write more of the name"
             )
-        return fitting[0]
+        return str(fitting[0])
 
     def _read(
         self, key: str, reader: Reader, make: Callable[[Sequence[object]], T], numbers: Collection[int] | None = None

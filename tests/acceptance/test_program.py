@@ -55,16 +55,18 @@ def test_a_study_file_runs_on_embedded_workers(desk: Desk) -> None:
 
 
 def test_a_module_with_objective_and_space_may_have_workers(desk: Desk) -> None:
+    """So may several studies of one program, one after the other."""
     desk.study()
     desk.write(
         "own.py",
         "import my_study, shadho_celery\n"
         "study = shadho_celery.minimize(my_study.objective, my_study.SPACE, trials=2, workers={'cpu': 1})\n"
-        "print(study.count('COMPLETE'), study.module)\n",
+        "again = shadho_celery.minimize('my_study', trials=1, workers={'cpu': 1})\n"
+        "print(study.count('COMPLETE'), again.count('COMPLETE'), study.module)\n",
     )
     run = desk.start(sys.executable, "own.py").wait(60)
     assert run.code == 0, desk.said()
-    assert run.out.splitlines()[-1] == "2 my_study"
+    assert run.out.splitlines()[-1] == "2 1 my_study"
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from msgspec.structs import asdict, replace
 
 from shadho_celery.core.trial import FINISHED, Attempt, Outcome, Report, Result, Summary, Trial, TrialState
 from shadho_celery.errors import LockLost, StoreError, StudyExists, StudyLocked, StudyNotFound
+from shadho_celery.results.study import list_studies, load_study
 from shadho_celery.store import engine as database
 from shadho_celery.store.base import StudyRecord
 from shadho_celery.store.engine import file_system
@@ -707,3 +709,52 @@ def test_a_network_file_system_is_refused_and_nothing_is_created_there(
     assert kind in message
     assert "--store" in message
     assert not list(tmp_path.iterdir())
+
+
+# Reading a study that may run
+
+
+def test_a_study_is_read_without_its_lock_and_by_a_shortened_name(shared_url: str) -> None:
+    with closing(SqlStore(shared_url)) as store:
+        fence = begun(store)
+        new = [Trial(number=n, subspace="all", params={"x": 0.5}, asked_at=NOW) for n in range(3)]
+        store.write("k1", fence, NOW, new=new)
+        best = Outcome(state=TrialState.COMPLETE, loss=0.25, metrics={"a": [1]})
+        ended = new[1].evolve(state=TrialState.COMPLETE, outcome=best, host="node", finished_at=NOW)
+        store.write("k1", fence, NOW, changed=[ended], reported=[Report(number=1, attempt=1, step=2, loss=0.5, at=NOW)])
+        study = load_study(shared_url, "study k")
+        assert (study.name, study.running_on is not None) == ("study k1", True)
+        assert study.counts == {TrialState.WAITING: 2, TrialState.COMPLETE: 1}
+        assert study.best is not None
+        assert (study.best.number, study.best.loss, study.best.metrics) == (1, 0.25, {"a": [1]})
+        assert [report.step for report in study.best.reports] == [2]
+        store.write("k1", fence, NOW, new=[Trial(number=3, subspace="all", params={}, asked_at=NOW)])
+        assert len(study.trials) == 4
+        with pytest.raises(StudyLocked):
+            study.delete()
+        store.unlock("k1", fence)
+        assert study.delete().hosts == ["node"]
+        assert list_studies(shared_url) == []
+        assert (list(store.trials("k1")), store.reports("k1")) == ([], [])
+
+
+def test_the_best_trial_is_the_best_at_the_highest_budget(store: SqlStore) -> None:
+    fence = begun(store)
+    for number, (budget, loss) in enumerate([(1.0, 0.1), (9.0, 0.5), (9.0, 0.4), (9.0, 0.4)]):
+        outcome = Outcome(state=TrialState.COMPLETE, loss=loss)
+        trial = Trial(number=number, subspace="all", params={}, budget=budget, asked_at=NOW)
+        store.write("k1", fence, NOW, new=[trial.evolve(state=TrialState.COMPLETE, outcome=outcome, finished_at=NOW)])
+    assert store.best("k1") == 2
+    whole = Trial(number=4, subspace="all", params={}, asked_at=NOW)
+    outcome = Outcome(state=TrialState.COMPLETE, loss=0.9)
+    store.write("k1", fence, NOW, new=[whole.evolve(state=TrialState.COMPLETE, outcome=outcome, finished_at=NOW)])
+    assert store.best("k1") == 4, "no budget is all of the fidelity"
+
+
+def test_a_reader_changes_nothing(shared_url: str) -> None:
+    with closing(SqlStore(shared_url)) as store:
+        begun(store)
+    with closing(SqlStore(shared_url, read_only=True)) as reader:
+        with pytest.raises((StoreError, sa.exc.InternalError)):
+            reader.create(record("k2"))
+        assert [found.key for found in reader.records()] == ["k1"]

@@ -4,7 +4,6 @@ from functools import partial
 
 import numpy as np
 from hyperopt import STATUS_FAIL, STATUS_OK, Trials, anneal, fmin, hp, rand, space_eval, tpe
-from hyperopt.early_stop import no_progress_loss
 
 space = hp.choice(
     "model",
@@ -35,7 +34,6 @@ for algo in (rand.suggest, anneal.suggest, partial(tpe.suggest, n_startup_jobs=1
         algo=algo,
         max_evals=80,
         trials=trials,
-        early_stop_fn=no_progress_loss(60),
         rstate=np.random.default_rng(1),
         show_progressbar=False,
     )

@@ -2,6 +2,7 @@
 
 import numpy as np
 from hyperopt import STATUS_OK, Trials, fmin, hp, tpe
+from hyperopt.early_stop import no_progress_loss
 
 
 def objective(x):
@@ -15,6 +16,7 @@ best = fmin(
     algo=tpe.suggest,
     max_evals=60,
     trials=trials,
+    early_stop_fn=no_progress_loss(50),
     rstate=np.random.default_rng(42),
 )
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -38,7 +40,8 @@ from shadho_celery.errors import (
 )
 from shadho_celery.store.lock import holder_name
 from shadho_celery.store.sql import SqlStore
-from shadho_celery.study.open import open_study
+from shadho_celery.study import open as open_module
+from shadho_celery.study.open import MAX_NAME, open_study
 from shadho_celery.study.study import MAX_LOST, Study
 
 S = TrialState
@@ -626,11 +629,20 @@ def test_a_good_name_is_kept_as_it_is(name: str) -> None:
     assert begin(name=name).name == name
 
 
-def test_without_a_name_two_studies_of_one_second_have_two_names_that_tell_module_and_time() -> None:
+def test_without_a_name_a_study_gets_a_short_one_that_begins_like_its_module() -> None:
     store = SqlStore("sqlite://")
-    names = [begin(store, module="tasks.svm", clock=ManualClock(1_700_000_000)).name for _ in range(5)]
+    names = [begin(store, module="tasks.svm").name for _ in range(5)]
     assert len(set(names)) == 5
-    assert all(name.startswith("tasks.svm-20231114-221320-") for name in names)
+    assert all(re.fullmatch("svm-[0-9a-f]{4}", name) for name in names)
+    assert begin(module="").name.startswith("study-")
+    assert len(begin(module="m" * 300).name.encode()) <= MAX_NAME
+
+
+def test_a_name_that_is_taken_gets_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = SqlStore("sqlite://")
+    keys = iter(["3f2a0" + 27 * "0", "3f2a1" + 27 * "0"])
+    monkeypatch.setattr(open_module.uuid, "uuid4", lambda: SimpleNamespace(hex=next(keys)))
+    assert [begin(store, module="tasks.svm").name for _ in range(2)] == ["svm-3f2a", "svm-3f2a1"]
 
 
 def test_a_trial_that_was_recorded_and_never_sent_is_sent_when_the_study_is_resumed() -> None:

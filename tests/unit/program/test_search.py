@@ -1,0 +1,77 @@
+"""What a study on workers cannot have is refused before anything starts."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hyperopt import hp
+
+from shadho_celery import minimize
+from shadho_celery.errors import UsageError
+
+STUDY = """
+from hyperopt import hp
+SPACE = {"x": hp.uniform("x", 0, 1)}
+def objective(params): return params["x"]
+"""
+SPACE = {"x": hp.uniform("x", 0, 1)}
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder_with_a_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    for name in ("CELERY_BROKER_URL", "SHADHO_REDIS_URL"):
+        monkeypatch.delenv(name, raising=False)
+    (tmp_path / "refused_study.py").write_text(STUDY)
+
+
+@pytest.mark.parametrize(
+    ("given", "about"),
+    [
+        ({"workers": {"cpu": 0}}, "no class with its slots"),
+        ({"workers": {"a,b": 1}}, "no class with its slots"),
+        ({"workers": {"cpu": True}}, "no class with its slots"),
+        ({"workers": 4}, "give slots by class"),
+        ({"workers": {"cpu": 1}, "redis": "redis://nowhere"}, "workers are for this machine alone"),
+        ({"workers": {"cpu": 1}, "rungs": {"least": 1, "most": 3}}, "rungs cannot be passed"),
+        ({"workers": {"cpu": 1}, "sampler": lambda *_: None}, "a sampler of one's own cannot be passed"),
+        ({"space": SPACE}, "has its own SPACE"),
+        ({"workers": {"cpu": 1}, "enqueue": [{"y": 1}]}, "point 0: there is no label 'y'; known are x"),
+        ({"trials": 0}, "trials: 0 is not allowed"),
+        ({"sampler": "oracle"}, "no sampler 'oracle'"),
+    ],
+)
+def test_arguments_that_make_no_sense_are_refused(given: dict[str, Any], about: str) -> None:
+    with pytest.raises(UsageError, match=about):
+        minimize("refused_study", **{"trials": 1, "store": "sqlite:///s.db", **given})
+    assert not Path("s.db").exists()
+    assert not Path(".shadho").exists()
+
+
+def test_a_missing_study_file_is_refused() -> None:
+    with pytest.raises(UsageError, match="no module missing here"):
+        minimize("missing", trials=1)
+
+
+def test_a_function_that_workers_cannot_import_is_refused() -> None:
+    with pytest.raises(UsageError, match="put the function, as `objective`"):
+        minimize(lambda values: values["x"], SPACE, trials=1, workers={"cpu": 1})
+
+
+def test_workers_are_for_the_main_thread() -> None:
+    said: list[str] = []
+
+    def run() -> None:
+        with pytest.raises(UsageError) as refused:
+            minimize("refused_study", trials=1, workers={"cpu": 1})
+        said.append(str(refused.value))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert "main thread" in said[0]
