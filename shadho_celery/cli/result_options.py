@@ -6,7 +6,7 @@ import json
 import math
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -14,6 +14,7 @@ import click
 from shadho_celery.cli.connection_options import warn_of_password
 from shadho_celery.core.checks import plain
 from shadho_celery.core.trial import MAX_LEVELS
+from shadho_celery.errors import ShadhoError
 from shadho_celery.store.base import DEFAULT_STORE
 
 if TYPE_CHECKING:
@@ -26,7 +27,19 @@ store_option = click.option(
 json_option = click.option(
     "--json", "as_json", is_flag=True, help="Print one JSON object and nothing else on standard output."
 )
-study_argument = click.argument("name", metavar="STUDY")
+
+
+def _complete(context: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
+    """Return the names of the studies that begin so, for the Tab key."""
+    from shadho_celery.store.sql import SqlStore
+
+    with suppress(ShadhoError):
+        records = SqlStore(context.params.get("store") or DEFAULT_STORE, read_only=True).records()
+        return [record.name for record in records if record.name.startswith(incomplete)]
+    return []
+
+
+study_argument = click.argument("name", metavar="STUDY", shell_complete=_complete)
 
 
 @contextmanager

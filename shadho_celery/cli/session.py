@@ -330,7 +330,9 @@ class Session:
         for worker in able(live, module, fingerprint).values():
             served[worker.compute_class] += worker.slots
         if self._embedded is not None:
-            yield from _embedded_warnings(self._embedded, self._settings.classes, served)
+            # Who has named the workers does without the other classes.
+            expected = () if self._options.workers else self._settings.classes
+            yield from _embedded_warnings(self._embedded, expected, served)
             return
         if (trouble := unable(live, module, fingerprint, refused=self._executor.unsigned)) is not None:
             yield f"Warning: {trouble}"

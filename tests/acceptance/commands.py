@@ -79,6 +79,11 @@ class Command:
         return self.err_path.read_text(errors="replace")
 
     @property
+    def messages(self) -> list[str]:
+        """The lines on standard error, but for the one with which a run begins."""
+        return [line for line in self.err.splitlines() if not line.startswith("shadho_celery: reading ")]
+
+    @property
     def code(self) -> int | None:
         return self.process.poll()
 

@@ -224,7 +224,7 @@ def test_a_server_that_is_down_is_told_in_one_line_with_its_password_masked(desk
 
 def check_refusal(what: str, command: Command) -> None:
     assert command.code == 2, command.err
-    [line] = command.err.splitlines()
+    [line] = command.messages
     assert line.startswith(f"Error: {what} at ")
     assert ":***@127.0.0.1" in line
     assert "secret" not in command.out + command.err

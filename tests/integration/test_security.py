@@ -77,8 +77,7 @@ def refused_in_one_line(command: Command, *words: str) -> None:
     command.wait(60)
     assert command.code == 2, command.err
     assert "Traceback" not in command.err, command.err
-    lines = [line for line in command.err.splitlines() if line.startswith(("shadho_celery: ", "Error: "))]
-    [line] = [line for line in lines if not line.startswith("shadho_celery: reading ")]
+    [line] = [line for line in command.messages if line.startswith(("shadho_celery: ", "Error: "))]
     for word in words:
         assert word in line
 

@@ -106,6 +106,22 @@ def test_studies_are_listed_with_their_trials_and_their_best(running: Study) -> 
     assert listed["svm-1a2b"]["best_loss"] == found("best", "svm-1a")["loss"]
 
 
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        ("shadho-celery stu", ["studies"]),
+        ("shadho-celery show svm", ["svm-1c3d", "svm-1a2b"]),
+        ("shadho-celery show svm-1a", ["svm-1a2b"]),
+        ("shadho-celery trials svm --sort l", ["loss"]),
+    ],
+)
+def test_the_tab_key_completes_commands_studies_and_options(typed: str, offered: list[str]) -> None:
+    environment = {"COMP_WORDS": typed, "COMP_CWORD": str(len(typed.split()) - 1)}
+    environment["_SHADHO_CELERY_COMPLETE"] = "bash_complete"
+    result = CliRunner(env=environment).invoke(commands, prog_name="shadho-celery")
+    assert [line.partition(",")[2] for line in result.stdout.splitlines()] == offered
+
+
 def test_a_store_that_is_not_there_is_one_line(here: Path) -> None:
     assert "nowhere.db" in refused("studies", "--store", "sqlite:///nowhere.db")
     assert not (here / "nowhere.db").exists()

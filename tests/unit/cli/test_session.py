@@ -21,12 +21,13 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(KEY_FILE, raising=False)
 
 
-def warnings(known_for: float, embedded: object = None) -> list[str]:
+def warnings(known_for: float, embedded: object = None, **workers: int) -> list[str]:
     """Return the warnings where no worker is announced, known for so many seconds."""
     executor = SimpleNamespace(known_for=known_for, notices=list, workers={}, unsigned=0)
     session: Any = SimpleNamespace(
         _executor=executor,
         _embedded=embedded,
+        _options=SimpleNamespace(workers=workers),
         _file=SimpleNamespace(module="m"),
         _widest=1,
         _settings=StudySettings(classes=("gpu", "cpu")),
@@ -53,6 +54,7 @@ def test_on_one_machine_no_command_for_a_node_is_advised() -> None:
     assert "names gpu" in missing
     assert "--workers cpu=2,gpu=1" in missing
     assert "celery" not in silent + missing
+    assert warnings(MISSING_SECONDS, embedded, cpu=2) == [silent], "those who name the workers know what they leave out"
 
 
 def test_a_warning_is_said_once_an_outage_at_once_and_workers_are_looked_at_once_a_second(
