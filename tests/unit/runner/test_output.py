@@ -27,7 +27,7 @@ class Pipe:
 
     def expect(self, *orders: int) -> None:
         for order in orders:
-            self.output.expect(order, self.folder / f"{order}.log")
+            self.output.expect(order, str(self.folder / f"{order}.log"))
 
     def write(self, data: bytes) -> None:
         os.write(self.output.end.fileno(), data)
@@ -131,11 +131,11 @@ def test_an_order_that_was_recalled_leaves_nothing(pipe: Pipe) -> None:
     pipe.end()
     pipe.close()
     assert pipe.logged() == {"3": "of the third\n"}
-    assert pipe.output._paths == {}
+    assert pipe.output._paths.keys() == {3}
 
 
 def test_who_asks_is_told_why_a_log_is_not_complete(pipe: Pipe) -> None:
-    pipe.output.expect(1, pipe.folder)
+    pipe.output.expect(1, str(pipe.folder))
     pipe.begin(1)
     pipe.write(b"said\n")
     pipe.end()
