@@ -7,6 +7,7 @@ the pipe, and nobody else does.
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import threading
@@ -19,6 +20,8 @@ from pathlib import Path
 from shadho_celery.core.clock import SystemClock
 from shadho_celery.runner.protocol import NO_ORDER, boundary
 from shadho_celery.runner.trial_log import TrialLog
+
+log = logging.getLogger(__name__)
 
 #: bytes read at once: as many as a pipe holds
 READ = 1 << 16
@@ -93,7 +96,11 @@ class Output:
         with suppress(OSError):
             while part := self._reading.read(READ):
                 began = time.monotonic()
-                self._divide(part)
+                try:
+                    self._divide(part)
+                except Exception:
+                    # Unread, the pipe would be full soon, and every trial of the slot would wait for it.
+                    log.exception("output of a trial was lost; this is a bug")
                 # Not more than a fifth of the worker's time for a trial that prints without end.
                 rest = REST_FACTOR * (time.monotonic() - began)
                 time.sleep(min(MAX_REST_SECONDS, max(REST_SECONDS, rest)))
