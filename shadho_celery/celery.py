@@ -73,7 +73,7 @@ def _set_up(sender: str, instance: Any, conf: Any, options: dict[str, Any], **_:
 
 @signals.after_setup_logger.connect  # type: ignore[untyped-decorator]
 def _quieten(loglevel: int, **_: object) -> None:
-    """Silence Celery's own lines about tasks, except for errors: `node.trial_lines` has one line for each trial."""
+    """Silence Celery's own lines about tasks but errors: a worker logs one line a trial (`node.trial_lines`)."""
     if loglevel > logging.DEBUG:
         # It says of each message that it was received; and that it was handled, or with a traceback that it was handed
         # back to its queue.

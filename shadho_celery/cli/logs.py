@@ -148,7 +148,7 @@ class FleetLogs:
         self._client = LogClient(self._redis, signer)
         #: worker that had the log
         self._source: str | None = None
-        #: live workers with another key; whether one with ours was live on the trial's machine; whether any answered
+        #: live workers with another key; whether one with ours is on the trial's machine; whether any has answered
         self._strangers = 0
         self._is_on_host = self._has_answered = False
 

@@ -7,6 +7,7 @@ the pipe, and nobody else does.
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import threading
@@ -19,6 +20,8 @@ from pathlib import Path
 from shadho_celery.core.clock import SystemClock
 from shadho_celery.runner.protocol import NO_ORDER, boundary
 from shadho_celery.runner.trial_log import TrialLog
+
+log = logging.getLogger(__name__)
 
 #: bytes read at once: as many as a pipe holds
 READ = 1 << 16
@@ -51,9 +54,10 @@ class Output:
         self._longest = len(boundary(mark, 10**18))
         #: read bytes that may be the beginning of a boundary
         self._held = b""
-        #: paths of the logs of orders that have not begun
-        self._paths: dict[int, Path] = {}
-        self._log = TrialLog(None, self._clock)
+        #: paths of the logs of orders that have not ended
+        self._paths: dict[int, str] = {}
+        #: log of the order that runs; None while it has printed nothing
+        self._log: TrialLog | None = None
         #: order that runs; the last ones that have begun and ended; and the last lines of those that have printed
         self._current = self._begun = self._ended = NO_ORDER
         self._last_lines: deque[tuple[int, str]] = deque(maxlen=KEPT)
@@ -69,7 +73,7 @@ class Output:
         """Close the pipe of a process that could not be started."""
         self._reading.close()
 
-    def expect(self, order: int, path: Path) -> None:
+    def expect(self, order: int, path: str) -> None:
         """Note the log of an order; to be called before it is sent."""
         with self._changed:
             self._paths[order] = path
@@ -92,12 +96,16 @@ class Output:
         with suppress(OSError):
             while part := self._reading.read(READ):
                 began = time.monotonic()
-                self._divide(part)
+                try:
+                    self._divide(part)
+                except Exception:
+                    # Unread, the pipe would be full soon, and every trial of the slot would wait for it.
+                    log.exception("output of a trial was lost; this is a bug")
                 # Not more than a fifth of the worker's time for a trial that prints without end.
                 rest = REST_FACTOR * (time.monotonic() - began)
                 time.sleep(min(MAX_REST_SECONDS, max(REST_SECONDS, rest)))
         self._reading.close()
-        self._log.write(self._held)
+        self._write(self._held)
         self._turn(NO_ORDER)
         with self._changed:
             self._is_over = True
@@ -107,28 +115,34 @@ class Output:
         """Give each trial its part of the output."""
         *before, rest = self._boundary.split(self._held + part)
         for output, order in zip(before[::2], before[1::2], strict=True):
-            if output:
-                self._log.write(output)
+            self._write(output)
             self._turn(int(order))
         held = rest.find(b"\0", max(0, len(rest) - self._longest))
         self._held = rest[held:] if held >= 0 else b""
-        if output := rest[:held] if held >= 0 else rest:
+        self._write(rest[:held] if held >= 0 else rest)
+        with self._changed:
+            # Those that have ended, and those that were recalled before they began.
+            while self._paths and (first := next(iter(self._paths))) < self._begun:
+                del self._paths[first]
+            self._changed.notify_all()
+
+    def _write(self, output: bytes) -> None:
+        if output:
+            if self._log is None:
+                path = self._paths.get(self._current)
+                self._log = TrialLog(Path(path) if path else None, self._clock)
             self._log.write(output)
 
     def _turn(self, order: int) -> None:
-        """End the log of the order that ran, and begin that of the next one."""
-        # Not under the condition: a disk may hang, and whoever sends orders must not wait for it.
-        self._log.close()
-        if self._log.trouble:
-            self._complain(f"logs of trials are not complete: {self._log.trouble}")
-        with self._changed:
-            if last_lines := self._log.last_lines:
-                self._last_lines.append((self._current, last_lines))
-            self._ended = max(self._ended, self._current)
-            self._begun = max(self._begun, order)
-            self._current = order
-            while self._paths and next(iter(self._paths)) < order:
-                # It was recalled before it began.
-                del self._paths[next(iter(self._paths))]
-            self._log = TrialLog(self._paths.pop(order, None), self._clock)
-            self._changed.notify_all()
+        """End the log of the order that ran, and begin another one."""
+        if self._log is not None:
+            self._log.close()
+            if self._log.trouble:
+                self._complain(f"logs of trials are not complete: {self._log.trouble}")
+            with self._changed:
+                self._last_lines.append((self._current, self._log.last_lines))
+            self._log = None
+        # After its last lines: who waits for its end asks for them.
+        self._ended = max(self._ended, self._current)
+        self._begun = max(self._begun, order)
+        self._current = order

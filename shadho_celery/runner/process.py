@@ -14,7 +14,6 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
 
 import msgspec
 
@@ -113,7 +112,7 @@ class TrialProcess:
         """
         for record in records:
             if isinstance(record, RunAttempt) and record.log:
-                self._output.expect(record.order, Path(record.log))
+                self._output.expect(record.order, record.log)
         with self._sending, suppress(OSError):
             self._pipe.sendall(b"".join(map(encode, records)))
 

@@ -36,7 +36,8 @@ _EXTENSIONS = re.compile(r"^(\S+ )?Extension modules: .*\n?", re.MULTILINE)
 def log_path(folder: Path, study: str, number: int, attempt: int, rank: int = 0) -> Path:
     """Return the path of an attempt's log below the `folder` of checkpoints, or of its replica `rank`."""
     replica = f".replica{rank}" if rank else ""
-    return folder / study / "logs" / f"{number}.{attempt}{replica}.log"
+    # In one step: each of its own takes as long, and a worker does this for each trial.
+    return Path(f"{folder}/{study}/logs/{number}.{attempt}{replica}.log")
 
 
 def unstamped(text: str) -> str:

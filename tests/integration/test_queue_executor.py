@@ -679,6 +679,7 @@ def test_a_module_that_the_worker_was_not_started_with_is_neither_run_nor_import
     worker = on_redis.desk.worker(name, "-c", "1")
     until(lambda: worker.err.count("this worker was not started with stranger") >= 2, 30, lambda: worker.err)
     worker.end()
+    assert "Traceback" not in worker.err, "it is in order that a message is handed back"
     assert not claims(on_redis, study)
     assert not (on_redis.desk.folder / "imported").exists()
 

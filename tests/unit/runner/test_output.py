@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from termios import FIONREAD
 
 import pytest
+import services
 
 from shadho_celery.runner import output
 from shadho_celery.runner.output import Output
 from shadho_celery.runner.protocol import NO_ORDER, boundary
-from shadho_celery.runner.trial_log import unstamped
+from shadho_celery.runner.trial_log import TrialLog, unstamped
 
 MARK = "0123456789abcdef"
 
@@ -27,7 +30,7 @@ class Pipe:
 
     def expect(self, *orders: int) -> None:
         for order in orders:
-            self.output.expect(order, self.folder / f"{order}.log")
+            self.output.expect(order, str(self.folder / f"{order}.log"))
 
     def write(self, data: bytes) -> None:
         os.write(self.output.end.fileno(), data)
@@ -131,11 +134,33 @@ def test_an_order_that_was_recalled_leaves_nothing(pipe: Pipe) -> None:
     pipe.end()
     pipe.close()
     assert pipe.logged() == {"3": "of the third\n"}
-    assert pipe.output._paths == {}
+    assert pipe.output._paths.keys() == {3}
+
+
+def test_an_error_of_the_reader_does_not_stop_the_trials(pipe: Pipe, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(log: TrialLog, data: bytes) -> None:
+        raise MemoryError
+
+    pipe.expect(1, 2)
+    with monkeypatch.context() as patch:
+        patch.setattr(TrialLog, "write", fail)
+        pipe.begin(1)
+        for _ in range(100):
+            pipe.write(b"x" * 4000)
+        pipe.write(b"\n")
+        services.wait_until(
+            lambda: pipe.output._held == b"" and fcntl.ioctl(pipe.output.end, FIONREAD, b"\0" * 4) == b"\0" * 4
+        )
+    pipe.end()
+    pipe.begin(2)
+    pipe.write(b"said\n")
+    pipe.end()
+    pipe.close()
+    assert pipe.logged()["2"] == "said\n"
 
 
 def test_who_asks_is_told_why_a_log_is_not_complete(pipe: Pipe) -> None:
-    pipe.output.expect(1, pipe.folder)
+    pipe.output.expect(1, str(pipe.folder))
     pipe.begin(1)
     pipe.write(b"said\n")
     pipe.end()
