@@ -185,7 +185,7 @@ def search(problem: str, algorithm: str, seed: int, trials: int) -> list[float]:
     task = PROBLEMS[problem]
     if algorithm == "hyperopt":
         return _search_with_hyperopt(task, seed, trials)
-    study = minimize(task.objective, task.space, trials=trials, seed=seed, sampler=algorithm)
+    study = minimize(task.objective, task.space, trials=trials, seed=seed, sampler=algorithm, max_failures=0)
     return [math.inf if trial.loss is None else trial.loss for trial in study.trials]
 
 

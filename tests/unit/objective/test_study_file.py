@@ -91,6 +91,7 @@ def test_every_setting_can_be_stated(write: Callable[..., str]) -> None:
         "speculate": False,
         "weight": 2,
         "trial_timeout": 9.5,
+        "max_failures": 5,
     }
     assert list(stated) == list(StudySettings.__struct_fields__)
     file = load(write(GOOD + f"STUDY = {stated!r}\n"))

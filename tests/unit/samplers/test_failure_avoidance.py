@@ -47,7 +47,7 @@ def avoiding(space: Any, fails: Callable[[Params], bool], trials: int) -> Failur
 
 def losses(space: Any, loss: Callable[[Params], float], sampler: str, seed: int, trials: int = 40) -> list[float]:
     """A search's losses in order; infinite where a trial failed."""
-    study = minimize(loss, space, trials=trials, seed=seed, sampler=sampler)
+    study = minimize(loss, space, trials=trials, seed=seed, sampler=sampler, max_failures=0)
     return [math.inf if trial.loss is None else trial.loss for trial in study.trials]
 
 
