@@ -237,7 +237,7 @@ class Study(StudyResults):
                 for attempt in [*self._study.attempts]:
                     lost = Lost(number=attempt.number, attempt=attempt.attempt, reason="interrupted", claimed=False)
                     self._study.tell(lost)
-                warnings.warn(f"interrupted: {self._study.counted} trials have ended", stacklevel=3)
+                warnings.warn(f"interrupted: {self._study.counted} trials have ended", stacklevel=4)
             self._study.commit()
         return self
 

@@ -42,7 +42,7 @@ class StudySummary(Struct, frozen=True, kw_only=True):
     #: seconds since the epoch
     created_at: float
     #: number of its trials by state
-    counts: Mapping[TrialState, int]
+    counts: Mapping[str, int]
     best_loss: float | None
     #: host and process of the scheduler that runs it; None if none does
     running_on: str | None
@@ -115,14 +115,14 @@ class StudyResults:
         return self._store.holder(self.key, time.time())
 
     @property
-    def counts(self) -> Mapping[TrialState, int]:
-        """Number of trials by state."""
-        return self._store.counts(self.key)
+    def counts(self) -> Mapping[str, int]:
+        """Number of trials by state, such as ``{"COMPLETE": 30}``; states without a trial are left out."""
+        return {str(state): count for state, count in self._store.counts(self.key).items()}
 
     def count(self, *states: TrialState | str) -> int:
         """Return the number of trials in one of `states`; of all trials without any."""
         counts = self.counts
-        return sum(counts.get(TrialState(state), 0) for state in states) if states else sum(counts.values())
+        return sum(counts.get(TrialState(state).value, 0) for state in states) if states else sum(counts.values())
 
     @property
     def trials(self) -> TrialResults:

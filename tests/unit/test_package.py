@@ -1,0 +1,41 @@
+"""The names of the package are there when they are first used, and type checkers see the same ones."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import hyperopt
+import pytest
+
+import shadho_celery
+
+
+def test_every_name_is_there_and_hyperopts_are_hyperopts() -> None:
+    found = {name: getattr(shadho_celery, name) for name in shadho_celery.__all__}
+    assert None not in found.values()
+    assert set(shadho_celery.__all__) <= set(dir(shadho_celery))
+    for name in ("STATUS_FAIL", "STATUS_OK", "anneal", "hp", "rand", "space_eval", "tpe"):
+        assert found[name] is getattr(hyperopt, name)
+
+
+def test_type_checkers_see_the_same_names() -> None:
+    tree = ast.parse(Path(shadho_celery.__file__).read_text())
+    [checked] = [node for node in tree.body if isinstance(node, ast.If) and isinstance(node.test, ast.Name)]
+    imports = [each for each in checked.body if isinstance(each, ast.ImportFrom)]
+    seen = {alias.name for each in imports for alias in each.names}
+    assert seen == set(shadho_celery._LAZY) == {*shadho_celery.__all__} - {"__version__"}
+
+
+def test_another_name_is_no_attribute() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'minimise'"):
+        shadho_celery.minimise  # noqa: B018
+
+
+def test_hp_alone_imports_no_scheduler() -> None:
+    """A study file that takes `hp` from here costs a worker's process nothing beside hyperopt."""
+    code = "import sys; from shadho_celery import hp; print('sqlalchemy' in sys.modules, 'hyperopt' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "True"]
