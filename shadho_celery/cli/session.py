@@ -26,6 +26,7 @@ from shadho_celery.core.settings import StudySettings
 from shadho_celery.embedded.embedded import Embedded
 from shadho_celery.errors import NoSuccessfulTrial, ServiceError, UsageError
 from shadho_celery.fleet.executor import QueueExecutor
+from shadho_celery.objective.sources import DiskWatch
 from shadho_celery.objective.study_file import StudyFile
 from shadho_celery.scheduler.build import check_settings, make_scheduler
 from shadho_celery.scheduler.widths import widest
@@ -98,6 +99,9 @@ class Session:
         self._began = time.monotonic()
         self._settle({})
         self._space = compile_space(file.space)
+        #: version of the study's code, and what tells whether its files are still so
+        self._code = file.code.with_space(self._space.describe())
+        self._disk = DiskWatch()
         #: slots of the widest trial
         self._widest = widest(self._settings.slots, self._space)
         is_plain = not sys.stdout.isatty() and "COLUMNS" not in os.environ
@@ -168,6 +172,7 @@ class Session:
             gang_wait_seconds=self._settings.gang_wait_seconds,
             signer=Signer.configured(),
             fence=self._study.fence,
+            code=self._code,
         )
         opened.callback(self._close_executor)
         self._scheduler = make_scheduler(self._space, self._study, self._executor, self._limits, self._settings)
@@ -278,14 +283,19 @@ class Session:
     def _warnings(self) -> Iterator[str]:
         """Yield the present warnings of classes and workers."""
         yield from self._executor.notices()
+        if edited := self._disk.edited(self._code):
+            yield self._edited(edited)
+        else:
+            yield from self._executor.other_code()
         # Workers announce themselves again after an outage, or once Redis has lost its data.
         if self._executor.known_for < MISSING_SECONDS:
             return
-        live, module, fingerprint = self._executor.workers, self._file.module, Signer.configured().fingerprint
-        if (trouble := unable(live, module, fingerprint, refused=self._executor.unsigned)) is not None:
+        live, wanted = self._executor.workers, (self._file.module, Signer.configured().fingerprint, self._code)
+        trouble = unable(live, *wanted, refused=self._executor.unsigned)
+        if trouble is not None and not edited:
             yield f"Warning: {trouble}"
         served: Counter[str] = Counter()
-        for worker in able(live, module, fingerprint).values():
+        for worker in able(live, *wanted).values():
             served[worker.compute_class] += worker.slots
         if served and max(served.values()) < self._widest:
             yield (
@@ -294,7 +304,14 @@ class Session:
             )
         for name in self._settings.classes:
             if name not in served:
-                yield f"Warning: no worker serves the queue {name}; start one: {start_command(name, module)}"
+                yield f"Warning: no worker serves the queue {name}; start one: {start_command(name, self._file.module)}"
+
+    def _edited(self, path: str) -> str:
+        """Return the warning that a file of the study is not any more as this run has read it."""
+        then = f"stop it with Ctrl-C, and --resume {self._study.name} goes on with the new code"
+        if self._executor.has_workers:
+            return f"Warning: {path} was edited; this run goes on with its code of before while workers have it: {then}"
+        return f"Warning: {path} was edited, no worker has its version of before, and this run waits for one: {then}"
 
     @contextmanager
     def _note_signals(self) -> Iterator[None]:

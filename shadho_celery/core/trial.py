@@ -20,6 +20,7 @@ from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from shadho_celery.core.checks import plain, resolve
+from shadho_celery.core.code import Digest
 
 #: label -> drawn value, of every active label
 Params = Mapping[str, Any]
@@ -129,6 +130,8 @@ class Outcome(Struct, frozen=True, kw_only=True, omit_defaults=True):
     out_of_memory: bool = False
     #: message to the user although it ended well, for instance about a dropped metric
     warning: str | None = None
+    #: digest of the code that it ran under
+    code: Digest | None = None
 
     @property
     def is_an_end(self) -> bool:
@@ -240,6 +243,11 @@ class Trial(_Evaluation, frozen=True, kw_only=True):
     def warning(self) -> str | None:
         """Warning of the outcome."""
         return self.outcome.warning if self.outcome else None
+
+    @property
+    def code(self) -> str | None:
+        """Digest of the code that it ran under."""
+        return self.outcome.code if self.outcome else None
 
     def evolve(self, **changes: Any) -> Trial:
         """Return a copy with `changes`. Raises ValueError for an unlawful change of state."""

@@ -81,6 +81,8 @@ class Dispatch:
     timeout: float | None
     #: False if all workers are on one machine: if one of them fails a trial, the others would fail it, too
     may_watch: bool
+    #: digest of the study's code, "" for any
+    code: str = ""
 
     def __post_init__(self) -> None:
         self.pace = Pace(self.clock)
@@ -148,7 +150,14 @@ class Dispatch:
     def _payload(self, attempts: Sequence[Attempt], timeout: float | None) -> Payload:
         # The failures of a single worker tell nothing of it: there is no other to compare it with.
         watched = self.may_watch and len(self.workers.able) > 1
-        return Payload(study=self.study, module=self.module, attempts=list(attempts), timeout=timeout, watched=watched)
+        return Payload(
+            study=self.study,
+            module=self.module,
+            code=self.code,
+            attempts=list(attempts),
+            timeout=timeout,
+            watched=watched,
+        )
 
 
 def _is_alone(attempt: Attempt) -> bool:

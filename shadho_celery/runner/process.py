@@ -18,6 +18,7 @@ from contextlib import suppress
 
 import msgspec
 
+from shadho_celery.core.code import CodeVersion
 from shadho_celery.objective.memory import system_kills
 from shadho_celery.runner.process_tree import MARK, kill_marked
 from shadho_celery.runner.protocol import MAX_RECORD, PIPE_LOST, FromChild, Ready, ToChild, decode_from_child, encode
@@ -50,6 +51,8 @@ class TrialProcess:
         self.was_killed = False
         #: the end of its output, once it has ended
         self.tail = ""
+        #: the code of each study module as it has imported it, once it is ready
+        self.codes: Mapping[str, CodeVersion] = {}
         self._code: int | None = None
         self._ready = threading.Event()
         self._received = bytearray()
@@ -126,7 +129,8 @@ class TrialProcess:
             raise BrokenRecord(
                 f"the trial's process sent something that is no record ({type(error).__name__})"
             ) from error
-        if isinstance(record, Ready):
+        if isinstance(record, Ready) and not self._ready.is_set():
+            self.codes = record.codes
             self._ready.set()
         return record
 
