@@ -70,8 +70,8 @@ class Workers:
         """Update the live workers, and announce the slots that this study wants, with `sent` in flight."""
         self.announced = self._workers.living()
         ours = able(self.announced, self._module, self._fingerprint, self._code)
-        others = with_other_code(self.announced, self._module, self._fingerprint, self._code)
-        self._other_code = {name: self._other_code.get(name, now) for name in others}
+        differing = with_other_code(self.announced, self._module, self._fingerprint, self._code)
+        self._other_code = {name: self._other_code.get(name, now) for name in differing}
         self.quarantined = {name for name, worker in ours.items() if worker.quarantined or name in quarantined}
         self.able = ours.keys() - self.quarantined
         by_class: dict[str, list[Worker]] = defaultdict(list)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from shadho_celery.core.checks import misfit, plain, short
 from shadho_celery.core.code import CodeVersion
@@ -119,6 +120,15 @@ def _literal_cores(path: Path) -> int:
                     case ast.Constant(value="cores"), ast.Constant(value=int(cores)):
                         return cores
     return 1
+
+
+def failed_sources(module: str, error: BaseException) -> CodeVersion:
+    """Return the version of a study whose import has failed; it lists the file of a module that was not found, too."""
+    code = read_sources(module).with_problem(error)
+    cause = error.__cause__
+    if isinstance(cause, ModuleNotFoundError) and cause.name:
+        code = replace(code, files={**code.files, **sources.absent(cause.name).files})
+    return code
 
 
 def _refuse_no_file(name: str) -> None:

@@ -263,7 +263,7 @@ class Child:
                 space = compile_space(file.space)
                 self._codes[module] = file.code.with_space(space.describe())
             except BaseException as error:
-                self._codes[module] = study_file.read_sources(module).with_problem(error)
+                self._codes[module] = study_file.failed_sources(module, error)
                 raise
             self._studies[module] = (self._interruptible(file.objective), space)
         return self._studies[module]

@@ -58,7 +58,8 @@ def vhost(amqp_server: tuple[str, Callable[..., str]]) -> Iterator[str]:
 
 
 @pytest.fixture
-def desk(no_orphans: None, tmp_path: Path) -> Iterator[Desk]:
+def desk(redis_url: str, no_orphans: None, tmp_path: Path) -> Iterator[Desk]:
+    """A desk that is cleared before the Redis of its workers is: they would announce themselves once more."""
     with make_desk(tmp_path) as made:
         yield made
 
@@ -118,7 +119,7 @@ def test_a_worker_with_an_old_copy_gets_no_trials_and_the_scheduler_names_it(
     command = launch(on_fleet, "--trials", "20")
     command.says(f"{stale}/my_study.py has version")
     assert f"on {socket.gethostname()} gets no trials" in command.err
-    assert not ran(on_fleet)
+    assert not on_fleet.trials()
     on_fleet.worker(name, "-c", "1")
     until(lambda: ran(on_fleet), 60, on_fleet.said)
     write(stale, seconds=0.05)
@@ -155,7 +156,8 @@ def test_a_study_edited_during_its_run_says_so_waits_and_goes_on_with_resume(des
     write(desk.folder, seconds=0.1)
     words = ("--workers", "cpu=1", "--study", "one")
     command = launch(desk, "--trials", "1000", *words)
-    until(lambda: (desk.folder / "shadho.db").exists() and len(ran(desk)) >= 2, 60, desk.said)
+    command.says("study one (seed")
+    until(lambda: len(ran(desk)) >= 2, 60, desk.said)
     write(desk.folder, text="second")
     command.says("my_study.py was edited; this run goes on with its code of before")
     for pid in desk.pids("shadho_celery.runner.reaper"):
@@ -165,9 +167,11 @@ def test_a_study_edited_during_its_run_says_so_waits_and_goes_on_with_resume(des
     assert {metrics["text"] for _, metrics, _ in before} == {"first"}
     command.interrupt()
     command.wait()
-    count = len(ran(desk))
-    resumed = desk.launch("my_study", "--resume", "one", "--trials", str(count + 5), "--json", "--workers", "cpu=1")
+    count = str(len(desk.trials()) + 5)
+    resumed = desk.launch("my_study", "--resume", "one", "--trials", count, "--json", "--workers", "cpu=1")
     assert resumed.wait().code == 0, desk.said()
-    texts = [(metrics["text"], code) for _, metrics, code in ran(desk)]
-    assert {text for text, _ in texts[count:]} == {"second"}
-    assert len(set(texts)) == 2, "each trial records the code that it ran under"
+    found = ran(desk)
+    assert found[: len(before)] == before
+    assert {metrics["text"] for _, metrics, _ in found[len(before) :]} == {"second"}
+    assert all(metrics["ran"] == FIRST[option] for option, metrics, _ in found)
+    assert len({(metrics["text"], code) for _, metrics, code in found}) == 2, "each records the code that it ran under"

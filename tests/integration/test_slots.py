@@ -97,7 +97,8 @@ def test_a_study_that_is_edited_under_a_live_worker_simply_works(slots: Slots, r
     slots.run(message(old.digest, 0))
     (tmp_path / "my_study.py").write_text(STUDY.replace("0.25", "0.75"))
     new = version(tmp_path)
-    slots.run(message(new.digest, 1, 2))
+    for number in (1, 2):
+        slots.run(message(new.digest, number))
     assert losses(redis_url) == {0: 0.25, 1: 0.75, 2: 0.75}
 
 
@@ -117,11 +118,11 @@ def test_attempts_for_another_version_are_given_back_at_no_cost_and_the_worker_s
     assert [(each.number, each.claimed) for each in lost] == [(0, False), (1, False)], events
     assert old.digest in lost[0].reason
     assert [type(event) for event in events if not isinstance(event, Lost)] == [Started]
-    assert announced.codes == {"my_study": version(tmp_path)}
+    assert announced.codes["my_study"] == version(tmp_path)
     with pytest.raises(NotMine, match=old.digest):
         slots.run(message(old.digest, 2))
     (tmp_path / "my_study.py").write_text(STUDY)
-    until(lambda: not slots.codes, 30)
+    until(lambda: "my_study" not in slots.codes, 30)
     slots.run(message(old.digest, 2))
     assert losses(redis_url) == {2: 0.25}
 
@@ -131,7 +132,7 @@ def test_a_worker_announces_what_it_cannot_import_and_runs_nothing_with_it(
 ) -> None:
     monkeypatch.setattr(node_slots, "REQUEUE_SECONDS", 0.01)
     slots.announce()
-    until(lambda: slots.codes, 30)
+    until(lambda: len(slots.codes) == 3, 30)
     with connect(redis_url) as client:
         announced = Registry(client, Worker).living()[slots.name]
     problems = {name: code.problem for name, code in announced.codes.items()}

@@ -14,7 +14,7 @@ from shadho_celery.core.code import CodeVersion, digest_of
 from shadho_celery.errors import UsageError
 from shadho_celery.objective import sources
 from shadho_celery.objective.sources import DiskWatch
-from shadho_celery.objective.study_file import load, read_sources
+from shadho_celery.objective.study_file import failed_sources, load, read_sources
 
 STUDY = "SPACE = {'x': 1}\ndef objective(params): return 0.0\n"
 NAMES = {"mine_a", "mine_b", "mine_c", "mine_pack"}
@@ -159,6 +159,16 @@ def test_a_missing_module_counts_as_edited_once_it_is_there(write: Callable[[str
     code, watch = read_sources("mine_pack.a"), DiskWatch()
     assert (code, watch.edited(code)) == (sources.absent("mine_pack.a"), None)
     path = write("mine_pack/a.py", STUDY)
+    assert watch.edited(code) == str(path)
+
+
+def test_a_study_counts_as_edited_once_the_module_that_it_lacked_is_there(write: Callable[[str, str], Path]) -> None:
+    write("mine_a.py", "import mine_b\n" + STUDY)
+    with pytest.raises(UsageError, match="No module named 'mine_b'") as lacking:
+        load("mine_a")
+    code, watch = failed_sources("mine_a", lacking.value), DiskWatch()
+    assert watch.edited(code) is None
+    path = write("mine_b.py", "")
     assert watch.edited(code) == str(path)
 
 
