@@ -20,7 +20,7 @@ from shadho_celery.errors import ShadhoError
 from shadho_celery.node.consumer import CarefulConsumer, Consumer
 from shadho_celery.node.slots import NotMine, Slots
 from shadho_celery.objective.context import CHECKPOINTS
-from shadho_celery.objective.study_file import cores_per_trial
+from shadho_celery.objective.study_file import cores_per_trial, module_name
 from shadho_celery.transport import broker
 from shadho_celery.transport.celery_settings import configuration
 from shadho_celery.transport.redis import connect, own_address
@@ -106,6 +106,11 @@ def _open(sender: Any, **_: object) -> None:
         )
     except ShadhoError as error:
         raise _refusal(str(error)) from None
+    if not sender.app.shadho_slots.imports:
+        log.warning(
+            "this worker has no study modules and runs nothing; start it with --import my_study, or with "
+            "SHADHO_IMPORTS=my_study, in the folder that holds my_study.py"
+        )
     sender.app.shadho_slots.start()
 
 
@@ -135,7 +140,8 @@ def _compute_class(queues: str | Iterable[str] | None, machine: hardware.Machine
 
 def _imports(conf: Any, options: dict[str, Any]) -> list[str]:
     """Return the modules with objectives for this worker: SHADHO_IMPORTS or the checkout's tasks, and those of -I."""
-    names = [*conf.get("shadho_imports", ()), *conf.imports, *_listed(options.get("include"))]
+    given = [*conf.get("shadho_imports", ()), *conf.imports, *_listed(options.get("include"))]
+    names = map(module_name, given)
     return [name for name in dict.fromkeys(names) if name.partition(".")[0] not in {"shadho_celery", "celery"}]
 
 

@@ -28,6 +28,7 @@ from shadho_celery.core.settings import DEFAULT_TRIALS, StudySettings
 from shadho_celery.embedded.embedded import Embedded
 from shadho_celery.errors import NoSuccessfulTrial, ServiceError, UsageError
 from shadho_celery.fleet.executor import QueueExecutor
+from shadho_celery.objective.sources import DiskWatch
 from shadho_celery.objective.study_file import StudyFile
 from shadho_celery.results.study import StudyResults
 from shadho_celery.scheduler.build import check_settings, make_scheduler
@@ -108,6 +109,9 @@ class Session:
         self._settle({})
         self._space = compile_space(file.space)
         completed(self._space, self._settings, options.points)
+        #: version of the study's code, and what tells whether its files are still so
+        self._code = file.code.with_space(self._space.describe())
+        self._disk = DiskWatch()
         #: slots of the widest trial
         self._widest = widest(self._settings.slots, self._space)
         self._console = views.make_console(stderr=options.as_json)
@@ -180,6 +184,7 @@ class Session:
             signer=Signer.configured(),
             fence=self._study.fence,
             name=self._study.name,
+            code=self._code,
         )
         opened.callback(self._close_executor)
         # A scheduler counts them, and sends them first.
@@ -322,19 +327,24 @@ class Session:
             for each in self._study.failures.common():
                 if each.trials >= most:
                     yield f"Warning: {most} trials and more fail with {each.failure}"
+        if edited := self._disk.edited(self._code):
+            yield self._edited(edited)
+        else:
+            yield from self._executor.other_code()
         # Workers announce themselves again after an outage, or once Redis has lost its data.
         if self._executor.known_for < MISSING_SECONDS:
             return
-        live, module, fingerprint = self._executor.workers, self._file.module, Signer.configured().fingerprint
+        live, wanted = self._executor.workers, (self._file.module, Signer.configured().fingerprint, self._code)
         served: Counter[str] = Counter()
-        for worker in able(live, module, fingerprint).values():
+        for worker in able(live, *wanted).values():
             served[worker.compute_class] += worker.slots
         if self._embedded is not None:
             # Who has named the workers does without the other classes.
             expected = () if self._options.workers else self._settings.classes
             yield from _embedded_warnings(self._embedded, expected, served)
             return
-        if (trouble := unable(live, module, fingerprint, refused=self._executor.unsigned)) is not None:
+        trouble = unable(live, *wanted, refused=self._executor.unsigned)
+        if trouble is not None and not edited:
             yield f"Warning: {trouble}"
         if served and max(served.values()) < self._widest:
             yield (
@@ -343,7 +353,14 @@ class Session:
             )
         for name in self._settings.classes:
             if name not in served:
-                yield f"Warning: no worker serves the queue {name}; start one: {start_command(name, module)}"
+                yield f"Warning: no worker serves the queue {name}; start one: {start_command(name, self._file.module)}"
+
+    def _edited(self, path: str) -> str:
+        """Return the warning that a file of the study is not any more as this run has read it."""
+        then = f"stop it with Ctrl-C, and --resume {self._study.name} goes on with the new code"
+        if self._executor.has_workers:
+            return f"Warning: {path} was edited; this run goes on with its code of before while workers have it: {then}"
+        return f"Warning: {path} was edited, no worker has its version of before, and this run waits for one: {then}"
 
     @contextmanager
     def _note_signals(self) -> Iterator[None]:

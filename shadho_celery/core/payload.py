@@ -11,6 +11,7 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from shadho_celery.core.checks import resolve
+from shadho_celery.core.code import Digest
 from shadho_celery.core.trial import Attempt, Name, Positive, ReplicaSeat
 
 StudyKey = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{1,64}\Z")]
@@ -25,6 +26,8 @@ class Payload(Struct, frozen=True, kw_only=True, omit_defaults=True):
     name: Name = ""
     #: module that defines their objective
     module: ModuleName
+    #: digest of the code that they are for; "" for any
+    code: Digest = ""
     attempts: list[Attempt]
     #: seconds after which a trial is stopped
     timeout: Positive | None = None

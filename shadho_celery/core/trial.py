@@ -20,6 +20,7 @@ from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from shadho_celery.core.checks import plain, resolve
+from shadho_celery.core.code import Digest
 
 #: label -> drawn value, of every active label
 Params = Mapping[str, Any]
@@ -133,6 +134,8 @@ class Outcome(Struct, frozen=True, kw_only=True, omit_defaults=True):
     warning: str | None = None
     #: the last lines of its output if it FAILED, with time stamps
     log: str | None = None
+    #: digest of the code that it ran under
+    code: Digest | None = None
 
     @property
     def is_an_end(self) -> bool:
@@ -252,6 +255,11 @@ class Trial(_Evaluation, frozen=True, kw_only=True):
     def log(self) -> str | None:
         """Last lines of the output of a trial that has FAILED."""
         return self.outcome.log if self.outcome else None
+
+    @property
+    def code(self) -> str | None:
+        """Digest of the code that it ran under."""
+        return self.outcome.code if self.outcome else None
 
     def evolve(self, **changes: Any) -> Trial:
         """Return a copy with `changes`. Raises ValueError for an unlawful change of state."""

@@ -83,6 +83,8 @@ class Dispatch:
     may_watch: bool
     #: the study's name
     name: str = ""
+    #: digest of the study's code, "" for any
+    code: str = ""
 
     def __post_init__(self) -> None:
         self.pace = Pace(self.clock)
@@ -154,6 +156,7 @@ class Dispatch:
             study=self.study,
             name=self.name,
             module=self.module,
+            code=self.code,
             attempts=list(attempts),
             timeout=timeout,
             watched=watched,

@@ -10,6 +10,7 @@ from functools import partial
 import redis
 
 from shadho_celery.core.clock import Clock, SystemClock
+from shadho_celery.core.code import CodeVersion
 from shadho_celery.core.hardware import ComputeClass
 from shadho_celery.core.trial import WELL, Attempt, Event, GangEvent, Lost, Result, Started, TrialState
 from shadho_celery.errors import ServiceError
@@ -23,7 +24,7 @@ from shadho_celery.transport.broker import Publisher
 from shadho_celery.transport.channel import HOLD_SECONDS, SchedulerChannel
 from shadho_celery.transport.quarantine import Quarantine
 from shadho_celery.transport.redis import flush, is_outage, outages_pass, unusable
-from shadho_celery.transport.registry import Worker, of_other_protocols
+from shadho_celery.transport.registry import ANY_CODE, Worker, of_other_protocols
 from shadho_celery.transport.seats import SchedulerSeats
 from shadho_celery.transport.signing import UNSIGNED, Signer
 
@@ -49,8 +50,10 @@ class QueueExecutor:
         signer: Signer = UNSIGNED,
         fence: int = 0,
         name: str = "",
+        code: CodeVersion = ANY_CODE,
     ) -> None:
-        """`study` is the study's key, `name` its name, `module` the one its workers must have been started with.
+        """`study` is the study's key, `name` its name, `module` the one its workers must have been started with, `code`
+        the version of it.
 
         `weight` is its part of the slots when several studies want them. With `adopt` attempts that an earlier
         scheduler left running are waited for; without, their workers are gone, and all workers are on one machine.
@@ -65,13 +68,14 @@ class QueueExecutor:
         self._channel = channel = SchedulerChannel(client, study, signer, fence)
         quarantine = Quarantine(client, study)
         self._breaker = CircuitBreaker(quarantine)
-        self._workers = workers = Workers(client, study, module, weight, signer)
+        self._workers = workers = Workers(client, study, module, weight, signer, code=code)
         self._in_flight = sent = InFlight()
         self._dispatch = Dispatch(
             *(study, module, publisher, channel, workers, sent, self._clock),
             timeout=trial_timeout,
             may_watch=adopt,
             name=name,
+            code=code.digest,
         )
         self._leases = LeaseMonitor(channel, workers, sent, self._breaker, self._clock)
         seats = SchedulerSeats(client, study, signer)
@@ -97,6 +101,11 @@ class QueueExecutor:
         return self._dispatch.refusal or self._silence
 
     @property
+    def has_workers(self) -> bool:
+        """Presence of workers that can run this study, quarantined or not, as of the last `poll`."""
+        return bool(self._workers.able or self._workers.quarantined)
+
+    @property
     def workers(self) -> Mapping[str, Worker]:
         """The announcements of all live workers, also of those that cannot run this study, as of the last `poll`."""
         return self._workers.announced
@@ -117,6 +126,10 @@ class QueueExecutor:
                 "see --signing-key-file, and who may write to Redis"
             )
         return found
+
+    def other_code(self) -> Sequence[str]:
+        """Return a warning for each worker that has had another code for a while."""
+        return [f"Warning: {said}" for said in self._workers.with_other_code()]
 
     @property
     def forged(self) -> int:

@@ -6,25 +6,47 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
+from shadho_celery.core.code import CodeVersion
 from shadho_celery.core.hardware import ComputeClass, uses_gpus
 from shadho_celery.fleet.in_flight import Sent
 from shadho_celery.transport.redis import Redis
-from shadho_celery.transport.registry import ANNOUNCE_SECONDS, Registry, StudyWants, Worker, able
+from shadho_celery.transport.registry import (
+    ANNOUNCE_SECONDS,
+    ANY_CODE,
+    Registry,
+    StudyWants,
+    Worker,
+    able,
+    with_other_code,
+)
 from shadho_celery.transport.signing import UNSIGNED, Signer
+
+#: seconds for which a worker has another code before it is spoken of: one that reads edited files anew needs a moment
+OTHER_CODE_SECONDS = 5.0
 
 
 class Workers:
     """The live workers, as they announce themselves to one study."""
 
-    def __init__(self, client: Redis, study: str, module: str, weight: float, signer: Signer = UNSIGNED) -> None:
+    def __init__(
+        self,
+        client: Redis,
+        study: str,
+        module: str,
+        weight: float,
+        signer: Signer = UNSIGNED,
+        *,
+        code: CodeVersion = ANY_CODE,
+    ) -> None:
         """`module` is the one its workers must have been started with, `weight` its part of the slots.
 
-        `signer` has the key that they must sign with.
+        `signer` has the key that they must sign with, `code` is the version of the module that they must have.
         """
         self._workers = Registry(client, Worker, signer)
         self._studies = Registry(client, StudyWants, signer)
         self._study = study
         self._module = module
+        self._code = code
         self._weight = weight
         self._fingerprint = signer.fingerprint
         #: announcements of all live workers, also of those that cannot run this study
@@ -33,6 +55,8 @@ class Workers:
         self.able: set[str] = set()
         #: names of those that could run them, but are quarantined
         self.quarantined: set[str] = set()
+        #: names of those that have another code, and since when they do
+        self._other_code: dict[str, float] = {}
         self.classes: list[ComputeClass] = []
         #: classes all of whose workers are quarantined
         self._closed: set[str] = set()
@@ -45,7 +69,9 @@ class Workers:
     def look(self, now: float, sent: Iterable[Sent], quarantined: set[str]) -> None:
         """Update the live workers, and announce the slots that this study wants, with `sent` in flight."""
         self.announced = self._workers.living()
-        ours = able(self.announced, self._module, self._fingerprint)
+        ours = able(self.announced, self._module, self._fingerprint, self._code)
+        differing = with_other_code(self.announced, self._module, self._fingerprint, self._code)
+        self._other_code = {name: self._other_code.get(name, now) for name in differing}
         self.quarantined = {name for name, worker in ours.items() if worker.quarantined or name in quarantined}
         self.able = ours.keys() - self.quarantined
         by_class: dict[str, dict[str, Worker]] = defaultdict(dict)
@@ -80,6 +106,12 @@ class Workers:
     def known_for(self, now: float) -> float:
         """Return the seconds for which every live worker could announce itself; 0 while Redis cannot be used."""
         return 0.0 if self._is_late(now) else now - self._known_since
+
+    def with_other_code(self) -> list[str]:
+        """Return what to say of each worker that has had another code for a while, as of the last look."""
+        found = with_other_code(self.announced, self._module, self._fingerprint, self._code)
+        since = self._other_code
+        return [said for name, said in found.items() if self._looked_at - since[name] >= OTHER_CODE_SECONDS]
 
     @property
     def refused(self) -> int:

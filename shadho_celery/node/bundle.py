@@ -75,6 +75,21 @@ class Bundle:
         with self._lock:
             self._results.append(result)
 
+    def refuse(self, attempt: Attempt, reason: str) -> None:
+        """Send the results, and give back `attempt` and all that follow: none of them can run here.
+
+        Raises redis-py's errors; after an error the call may be repeated.
+        """
+        study = self.payload.study
+        with self._lock:
+            self._send([])
+            claimed = [(each.number, each.attempt) for each in (attempt, *self._waiting)]
+            self._channel.give_back(study, claimed, reason)
+            self._waiting.clear()
+            while self.unclaimed:
+                self._channel.decline(study, self.unclaimed[0].number, self.unclaimed[0].attempt, reason)
+                self.unclaimed.popleft()
+
     def relieve(self, recall: Callable[[], None]) -> None:
         """Send the results and give back what waits, if the trial before it takes long. Raises redis-py's errors.
 

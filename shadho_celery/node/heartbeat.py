@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Mapping
 from contextlib import suppress
 
 import redis
 from msgspec.structs import replace
 
 from shadho_celery.core.clock import Clock
+from shadho_celery.core.code import CodeVersion
 from shadho_celery.node.consumer import Consumer
 from shadho_celery.node.leases import Leases
 from shadho_celery.transport.quarantine import Breaker, Quarantine
@@ -61,6 +63,13 @@ class Heartbeat:
             self._workers.withdraw(self._name)
         except redis.RedisError:
             log.warning("could not sign off; the schedulers will notice")
+
+    def tell_codes(self, codes: Mapping[str, CodeVersion]) -> None:
+        """Announce the code of the study modules from now on."""
+        with self._lock:
+            self._worker = replace(self._worker, codes=dict(codes))
+        if self._is_announced.is_set():
+            self._announce_now()
 
     def note_message(self) -> None:
         """Record that a message has come."""
@@ -118,8 +127,8 @@ class Heartbeat:
 
     def _announce(self) -> None:
         with self._lock:
-            quarantined = bool(self._breakers)
-        self._workers.announce(self._name, replace(self._worker, busy=len(self._leases), quarantined=quarantined))
+            worker = replace(self._worker, busy=len(self._leases), quarantined=bool(self._breakers))
+        self._workers.announce(self._name, worker)
 
     def _announce_now(self) -> None:
         """Announce a change at once if Redis answers; else the next announcement carries it."""

@@ -19,6 +19,7 @@ from msgspec.structs import asdict, replace
 
 from shadho_celery.core.checks import as_record
 from shadho_celery.core.clock import SystemClock
+from shadho_celery.core.code import CodeVersion
 from shadho_celery.core.failures import headline
 from shadho_celery.core.hardware import Machine
 from shadho_celery.core.payload import Payload
@@ -38,6 +39,7 @@ from shadho_celery.core.trial import (
 )
 from shadho_celery.errors import UsageError
 from shadho_celery.node.bundle import REFUSED, Bundle
+from shadho_celery.node.code import Codes
 from shadho_celery.node.consumer import Consumer
 from shadho_celery.node.heartbeat import Heartbeat
 from shadho_celery.node.leases import Lease, Leases
@@ -45,7 +47,7 @@ from shadho_celery.node.logs import LogServer
 from shadho_celery.node.trial_lines import TrialLines
 from shadho_celery.objective.call import joined
 from shadho_celery.runner.protocol import Reported, RunAttempt
-from shadho_celery.runner.runner import Runner
+from shadho_celery.runner.runner import OtherCode, Runner
 from shadho_celery.runner.trial_log import log_path
 from shadho_celery.transport.broker import PROTOCOL
 from shadho_celery.transport.channel import Claim, WorkerChannel, new_delivery
@@ -121,6 +123,7 @@ class Slots:
         #: calls that decline attempts, pending until the next beat
         self._declined: list[Callable[[], object]] = []
         self._leases = Leases(self._channel, self._seats)
+        self._codes = Codes()
         announcement = {
             "protocol": PROTOCOL,
             "key": signer.fingerprint,
@@ -133,6 +136,16 @@ class Slots:
         # Schedulers would refuse one that does not fit.
         self._worker = as_record(announcement, Worker, "this worker's announcement", "see -Q, -c and SHADHO_HOST")
         self._heartbeat = Heartbeat(client, self.name, self._worker, self._leases, self._clock, signer=signer)
+
+    @property
+    def imports(self) -> Sequence[str]:
+        """Modules whose objectives may run here."""
+        return self._worker.imports
+
+    @property
+    def codes(self) -> dict[str, CodeVersion]:
+        """Their versions, as far as they are known."""
+        return self._codes.known
 
     def start(self) -> None:
         """Start the slots' processes, and the thread that renews leases."""
@@ -158,15 +171,16 @@ class Slots:
     def run(self, payload: Payload) -> None:
         """Run a message's attempts one after another, without those that this worker declines.
 
-        Raises NotMine if this worker was not started with their module, or if its circuit breaker is open.
+        Raises NotMine if this worker was not started with their module, has another version of its code, or if its
+        circuit breaker is open.
         """
         self._heartbeat.note_message()
-        imports = self._worker.imports
-        if payload.module not in imports:
+        if reason := self._lacks(payload):
             if self._is_void(payload):
                 return
+            # Another worker of the class may have it; the pause keeps the message from running in a circle.
             self._closing.wait(REQUEUE_SECONDS)
-            raise NotMine(f"this worker was not started with {payload.module}; it has {', '.join(imports)}")
+            raise NotMine(reason)
         # A replica is part of an attempt that another worker has claimed.
         ours = [
             each for each in payload.attempts if payload.replica is None and not self._declines(payload.study, each)
@@ -181,6 +195,12 @@ class Slots:
             self._bundles.pop(slot, None)
             self._free.put(slot)
 
+    def _lacks(self, payload: Payload) -> str:
+        """Return the reason why this worker cannot run a message's attempts, "" if it can or does not know yet."""
+        if payload.module not in self._worker.imports:
+            return f"this worker was not started with {payload.module}; it has {', '.join(self._worker.imports)}"
+        return self._codes.lacks(payload.module, payload.code)
+
     def _run_bundle(self, slot: int, bundle: Bundle) -> None:
         """Claim and run the attempts of a message, one after another, and send their results."""
         self._bundles[slot] = bundle
@@ -191,12 +211,29 @@ class Slots:
             else:
                 self._exchange(bundle, 1)
             while (attempt := bundle.next()) is not None:
-                outcome, stopped = self._drive(slot, bundle.payload, attempt, bundle.delivery)
+                try:
+                    outcome, stopped = self._drive(slot, bundle.payload, attempt, bundle.delivery)
+                except OtherCode as other:
+                    self._refuse(bundle, attempt, other.code)
+                    return
                 is_quick = (outcome.seconds or 0.0) < QUICK_SECONDS
                 self._was_quick[slot] = is_quick and outcome.state in WELL and not stopped
                 if (result := self._result(bundle.payload, attempt, outcome, stopped)) is not None:
                     bundle.add(result)
         self._exchange(bundle, 0)
+
+    def _refuse(self, bundle: Bundle, attempt: Attempt, code: CodeVersion) -> None:
+        """Give back attempts for another version of the code than the one on this machine's disk."""
+        # First: the scheduler is to know before it sends them again.
+        self._tell_code(bundle.payload.module, code)
+        reason = self._codes.lacks(bundle.payload.module, bundle.payload.code) or "its code was edited meanwhile"
+        log.warning("trial %s and those after it were given back: %s", attempt.number, reason)
+        self._persist(lambda: bundle.refuse(attempt, f"on {self._host}: {reason}"))
+
+    def _tell_code(self, module: str, code: CodeVersion) -> None:
+        """Announce what a new process has found on disk."""
+        self._codes.learn({module: code})
+        self._heartbeat.tell_codes(self._codes.known)
 
     def _exchange(self, bundle: Bundle, count: int) -> None:
         """Send a bundle's results and claim its next attempts. Raises NotMine if the circuit breaker is open."""
@@ -265,7 +302,12 @@ class Slots:
             outcome, stopped = Outcome(state=TrialState.FAILED, error=str(unreadable), seconds=0.0), ""
         else:
             payload = replace(payload, replica=replace(replica, token=token))
-            outcome, stopped = self._drive(slot, payload, attempt, delivery, seat)
+            try:
+                outcome, stopped = self._drive(slot, payload, attempt, delivery, seat)
+            except OtherCode as other:
+                self._tell_code(payload.module, other.code)
+                error = f"this machine has another version of {payload.module}"
+                outcome, stopped = Outcome(state=TrialState.FAILED, error=error, seconds=0.0), ""
         has_ended = not (stopped or self._closing.is_set())
         # A replica that its gang needs no more ends as CANCELLED; one that returns did not take part in a gang.
         failure = None
@@ -348,6 +390,7 @@ class Slots:
             attempt=attempt,
             study=payload.name,
             module=payload.module,
+            code=payload.code,
             checkpoint_dir=str(self._checkpoints / payload.study / str(whose)),
             log=str(log_path(self._checkpoints, payload.study, attempt.number, attempt.attempt, rank)),
             compute_class=self._worker.compute_class,
@@ -381,6 +424,8 @@ class Slots:
             self._lines.beat()
             try:
                 self._leases.renew()
+                if self._codes.follow([runner.codes() for runner in self._runners]):
+                    self._heartbeat.tell_codes(self._codes.known)
                 for slot, bundle in list(self._bundles.items()):
                     bundle.relieve(self._runners[slot].recall)
                 self._heartbeat.beat(has_free_slot=self._free.qsize() > 0)

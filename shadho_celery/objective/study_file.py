@@ -16,10 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from shadho_celery.core.checks import misfit, plain, short
+from shadho_celery.core.code import CodeVersion
 from shadho_celery.core.settings import StudySettings
 from shadho_celery.errors import UsageError
+from shadho_celery.objective import sources
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +34,8 @@ class StudyFile:
     objective: Callable[..., Any]
     #: settings in STUDY; options of the command line override those of the same names
     stated: Mapping[str, Any] = field(default_factory=dict)
+    #: version of its sources, without the space
+    code: CodeVersion = field(default_factory=CodeVersion)
 
     @property
     def settings(self) -> StudySettings:
@@ -41,10 +46,12 @@ class StudyFile:
 def load(module: str) -> StudyFile:
     """Import `module` and read it. Raises UsageError, naming cause and remedy, if it is no study file."""
     name = module_name(module)
-    # The folder first: a search for a module in a missing one raises.
-    spec = _spec(name.partition(".")[0]) and _spec(name)
+    _refuse_no_file(name)
+    spec = _found(name)
     if spec is None:
         raise UsageError(f"there is no module {name} here; run from the folder that holds it, or set PYTHONPATH")
+    # Before the import, which gets the sources as they are read now.
+    code = _read(name, spec)
     here = Path.cwd()
     try:
         imported = importlib.import_module(name)
@@ -62,16 +69,26 @@ def load(module: str) -> StudyFile:
     missing = [part for part in ("SPACE", "objective") if part not in vars(imported)]
     if missing:
         raise UsageError(f"{name} is no study file: it lacks {' and '.join(missing)}; see the README's first study")
+    if not any(code.files.values()):
+        raise UsageError(
+            f"the source of {name} cannot be read: {spec.origin} is no Python file; workers must compare it"
+        )
     if not callable(imported.objective):
         raise UsageError(f"objective of {name} is no function but {type(imported.objective).__name__}")
     stated = _checked(name, vars(imported).get("STUDY", {}))
-    return StudyFile(module=name, space=imported.SPACE, objective=imported.objective, stated=stated)
+    return StudyFile(module=name, space=imported.SPACE, objective=imported.objective, stated=stated, code=code)
+
+
+def read_sources(module: str) -> CodeVersion:
+    """Return the version of a study's sources, without its space, whether it can be imported or not."""
+    spec = _found(module)
+    return sources.absent(module) if spec is None else _read(module, spec)
 
 
 def module_name(given: str) -> str:
-    """Return the name of a module given by name or by path: ``tasks/svm.py`` is ``tasks.svm``."""
-    if given.endswith(".py"):
-        given = ".".join(Path(os.path.relpath(given)).with_suffix("").parts)
+    """Return the name of a module given by name or by path: ``tasks/svm.py`` is ``tasks.svm``, ``my_study/`` too."""
+    if given.endswith((".py", "/")):
+        given = ".".join(Path(os.path.relpath(given.removesuffix(".py"))).parts)
     return given.strip(".")
 
 
@@ -103,6 +120,34 @@ def _literal_cores(path: Path) -> int:
                     case ast.Constant(value="cores"), ast.Constant(value=int(cores)):
                         return cores
     return 1
+
+
+def failed_sources(module: str, error: BaseException) -> CodeVersion:
+    """Return the version of a study whose import has failed; it lists the file of a module that was not found, too."""
+    code = read_sources(module).with_problem(error)
+    cause = error.__cause__
+    if isinstance(cause, ModuleNotFoundError) and cause.name:
+        code = replace(code, files={**code.files, **sources.absent(cause.name).files})
+    return code
+
+
+def _refuse_no_file(name: str) -> None:
+    """Raise UsageError for the running program, and for a notebook: a worker could not import them."""
+    if name == "__main__" or name.endswith(".ipynb"):
+        raise UsageError(
+            f"{name} is no module that a worker could import; save SPACE and objective in a file of their own, such as "
+            "my_study.py, and give that"
+        )
+
+
+def _found(name: str) -> ModuleSpec | None:
+    # The folder first: a search for a module in a missing one raises.
+    return _spec(name) if _spec(name.partition(".")[0]) else None
+
+
+def _read(name: str, spec: ModuleSpec) -> CodeVersion:
+    """Read the sources of a module that was found; a folder without ``__init__.py`` has none of its own."""
+    return sources.read(name, spec.origin) if spec.origin and spec.has_location else CodeVersion()
 
 
 def _spec(name: str) -> ModuleSpec | None:

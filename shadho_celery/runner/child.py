@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import replace
 
 from shadho_celery.core.checks import as_record, short
+from shadho_celery.core.code import CodeVersion
 from shadho_celery.core.trial import GangCall, Outcome, TrialState, whole
 from shadho_celery.errors import UsageError
 from shadho_celery.objective import study_file
@@ -59,6 +60,8 @@ class Child:
         self._is_recalled = False
         self._changed = threading.Condition()
         self._studies: dict[str, tuple[Objective, Space]] = {}
+        #: by module, the code as it was imported, or why it could not be
+        self._codes: dict[str, CodeVersion] = {}
 
     def serve(self, modules: Sequence[str]) -> None:
         """Import `modules`, then run attempts until the pipe ends."""
@@ -71,7 +74,7 @@ class Child:
             with suppress(BaseException):
                 self._study(name)
         cleanup = Cleanup()
-        self._send(protocol.Ready())
+        self._send(protocol.Ready(codes=self._codes))
         while self._serve_one(self._next(), cleanup):
             pass
         # The worker replaces this process; what was sent ahead runs in the next one.
@@ -88,7 +91,13 @@ class Child:
         return order
 
     def _serve_one(self, order: protocol.RunAttempt, cleanup: Cleanup) -> bool:
-        """Run an attempt and send its end; return whether this process is fit for another one."""
+        """Run an attempt and send its end; return whether this process is fit for another one.
+
+        It is fit for none that is for another version of the code: a new process reads the files as they are now.
+        """
+        if not self._has(order):
+            self._send(protocol.Refused(order=order.order, code=self._codes[order.module]))
+            return False
         is_over = False
 
         def tell(record: protocol.FromChild) -> None:
@@ -225,7 +234,7 @@ class Child:
             outcome = Outcome(state=TrialState.CANCELLED, error="its gang needs it no more", seconds=0.0)
         if timeout is not None:
             faulthandler.cancel_dump_traceback_later()
-        return replace(outcome, memory=peak.read())
+        return replace(outcome, memory=peak.read(), code=self._codes[order.module].digest)
 
     def _interruptible(self, objective: Objective) -> Objective:
         """Return the objective as a function that a time limit may interrupt."""
@@ -245,14 +254,28 @@ class Child:
             run.__signature__ = inspect.signature(objective)  # type: ignore[attr-defined]
         return run
 
+    def _has(self, order: protocol.RunAttempt) -> bool:
+        """Return whether an order is for the code that this process has imported."""
+        if not order.code:
+            return True
+        with suppress(BaseException):
+            self._study(order.module)
+        return self._codes[order.module].digest == order.code
+
     def _study(self, module: str) -> tuple[Objective, Space]:
         """Return the objective of `module`, made interruptible, and its compiled space."""
         if module not in self._studies:
             # hyperopt takes long to import: not before the first study.
             from shadho_celery.space.compile import compile_space
 
-            file = study_file.load(module)
-            self._studies[module] = (self._interruptible(file.objective), compile_space(file.space))
+            try:
+                file = study_file.load(module)
+                space = compile_space(file.space)
+                self._codes[module] = file.code.with_space(space.describe())
+            except BaseException as error:
+                self._codes[module] = study_file.failed_sources(module, error)
+                raise
+            self._studies[module] = (self._interruptible(file.objective), space)
         return self._studies[module]
 
     def _send(self, record: protocol.FromChild) -> None:

@@ -17,6 +17,7 @@ from contextlib import suppress
 
 import msgspec
 
+from shadho_celery.core.code import CodeVersion
 from shadho_celery.objective.memory import system_kills
 from shadho_celery.runner.output import Output
 from shadho_celery.runner.process_tree import MARK, kill_marked
@@ -61,6 +62,8 @@ class TrialProcess:
         `complain` is told why the log of a trial is not complete. Raises OSError.
         """
         self.was_killed = False
+        #: the code of each study module as it has imported it, once it is ready
+        self.codes: Mapping[str, CodeVersion] = {}
         self._code: int | None = None
         self._ready = threading.Event()
         self._received = bytearray()
@@ -143,7 +146,8 @@ class TrialProcess:
             raise BrokenRecord(
                 f"the trial's process sent something that is no record ({type(error).__name__})"
             ) from error
-        if isinstance(record, Ready):
+        if isinstance(record, Ready) and not self._ready.is_set():
+            self.codes = record.codes
             self._ready.set()
         return record
 

@@ -9,6 +9,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from shadho_celery.core.checks import decoder
+from shadho_celery.core.code import CodeVersion, Digest
 from shadho_celery.core.trial import MAX_TEXT, Attempt, GangCall, Int64, Outcome, ReplicaSeat
 
 #: seconds between a trial's time limit and the end of its process, if it does not return
@@ -43,6 +44,8 @@ class RunAttempt(_Record, frozen=True, kw_only=True):
     #: name of its study
     study: str = ""
     module: str
+    #: digest of the code that it is for; "" for any
+    code: Digest = ""
     checkpoint_dir: str
     #: file for its output, which is made if there is any; "" for none
     log: str = ""
@@ -75,7 +78,9 @@ class TimeUp(_Record, frozen=True, kw_only=True):
 
 
 class Ready(_Record, frozen=True, kw_only=True):
-    """From the process: the study modules are imported."""
+    """From the process: the study modules are imported, or cannot be."""
+
+    codes: dict[str, CodeVersion] = {}
 
 
 class Reported(_Record, frozen=True, kw_only=True):
@@ -104,8 +109,16 @@ class Ended(_Record, frozen=True, kw_only=True):
     is_recalled: bool = False
 
 
+class Refused(_Record, frozen=True, kw_only=True):
+    """From the process: the attempt was not begun, for the process has another code."""
+
+    order: int
+    #: that of the process
+    code: CodeVersion
+
+
 ToChild = RunAttempt | Recall | Stop | TimeUp
-FromChild = Ready | Reported | Gang | Ended
+FromChild = Ready | Reported | Gang | Ended | Refused
 
 # At import: each of a worker's slots decodes what its process sends in a thread of its own.
 _to_child, _from_child = decoder(ToChild), decoder(FromChild)

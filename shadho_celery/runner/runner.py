@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from msgspec.structs import replace
 
 from shadho_celery.core.clock import SystemClock
+from shadho_celery.core.code import CodeVersion
 from shadho_celery.core.trial import GangCall, Outcome, TrialState
 from shadho_celery.runner.process import BrokenRecord, TrialProcess
 from shadho_celery.runner.protocol import (
@@ -20,6 +21,7 @@ from shadho_celery.runner.protocol import (
     Gang,
     Ready,
     Recall,
+    Refused,
     Reported,
     RunAttempt,
     Stop,
@@ -41,6 +43,14 @@ IMPORT_SECONDS = 300.0
 
 #: seconds for which the ends of short trials gather while the process has more of them to run
 GATHER_SECONDS = 0.001
+
+
+class OtherCode(Exception):
+    """An attempt that was not begun: a process that is fresh from disk has another version of its study's code."""
+
+    def __init__(self, code: CodeVersion) -> None:
+        super().__init__(code.problem or code.digest)
+        self.code = code
 
 
 class Runner:
@@ -119,7 +129,15 @@ class Runner:
 
         `on_gang` gets its call for replicas, and a second one when the gang is assembled. The seconds in between do not
         count against its timeout.
+        A process that has another version of the study's code is replaced once: its files may have been edited since.
+        Raises OtherCode if the new one has another version too.
         """
+        try:
+            return self._run(order, on_report, on_gang)
+        except OtherCode:
+            return self._run(order, on_report, on_gang)
+
+    def _run(self, order: RunAttempt, on_report: OnReport, on_gang: OnGang) -> Outcome:
         began = SystemClock().now()
         try:
             process, number, has_more = self._begin(order)
@@ -139,6 +157,8 @@ class Runner:
         finally:
             limit.end()
             self._end(process, ended)
+        if isinstance(ended, Refused):
+            raise OtherCode(ended.code)
         if ended is not None and ended.outcome.state is not TrialState.FAILED:
             return ended.outcome
         if ended is not None:
@@ -152,7 +172,18 @@ class Runner:
             seconds=max(0.0, SystemClock().now() - began),
             out_of_memory=out_of_memory,
             log=last_lines or None,
+            code=order.code or None,
         )
+
+    def codes(self) -> Mapping[str, CodeVersion]:
+        """Return the code of each study module as the process has imported it; empty until it is ready."""
+        with self._lock:
+            if self._process is None:
+                return {}
+            if not (self._is_running or self._ahead or self._process.codes):
+                # Nobody else reads the pipe.
+                self._process.is_idle()
+            return self._process.codes
 
     def stop_trial(self) -> None:
         """Set the running trial's stop flag."""
@@ -181,16 +212,17 @@ class Runner:
         process.send(numbered)
         return process, numbered.order, False
 
-    def _end(self, process: TrialProcess, ended: Ended | None) -> None:
+    def _end(self, process: TrialProcess, ended: Ended | Refused | None) -> None:
         """End the process if it is not fit for another trial, or may have begun one that was taken back."""
+        is_unfit = isinstance(ended, Refused) or (ended is not None and ended.is_unfit)
         with self._lock:
             self._is_running = False
-            if ended is None or ended.is_unfit:
+            if ended is None or is_unfit:
                 # They have not run, and are sent again.
                 self._ahead.clear()
-            elif ended.is_recalled:
+            elif isinstance(ended, Ended) and ended.is_recalled:
                 self._is_recalled = False
-            is_over = ended is not None and (ended.is_unfit or self._is_recalled)
+            is_over = ended is not None and (is_unfit or self._is_recalled)
         if is_over:
             process.kill()
 
@@ -266,8 +298,11 @@ class _TimeLimit:
                 self.process.kill()
 
 
-def _converse(limit: _TimeLimit, has_more: bool, on_report: OnReport, on_gang: OnGang) -> Ended | None:
-    """Receive records until the trial ends; return None if the process has died. `has_more` trials follow this one."""
+def _converse(limit: _TimeLimit, has_more: bool, on_report: OnReport, on_gang: OnGang) -> Ended | Refused | None:
+    """Receive records until the trial ends, or is refused; return None if the process has died.
+
+    `has_more` trials follow this one.
+    """
     limit.begin()
     while (record := limit.process.receive(GATHER_SECONDS if has_more else 0.0)) is not None:
         if isinstance(record, Ready) or record.order != limit.number:

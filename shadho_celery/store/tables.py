@@ -66,6 +66,8 @@ trials = sa.Table(
     sa.Column("warning", sa.Text),
     #: the last lines of its output, if it has failed
     sa.Column("log", sa.Text),
+    #: digest of the code that it ran under; null for a function without a module, and before version 0.6
+    sa.Column("code", sa.String(16)),
     #: the live attempts of a trial that was copied: number, state, class, host and moment of the start of each
     sa.Column("live", sa.JSON(none_as_null=True)),
 )

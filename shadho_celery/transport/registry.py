@@ -15,6 +15,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from shadho_celery.core.checks import decoder
+from shadho_celery.core.code import CodeVersion
 from shadho_celery.core.hardware import Machine
 from shadho_celery.core.trial import Clean, Positive
 from shadho_celery.errors import ServiceError
@@ -45,6 +46,8 @@ class Worker(Struct, frozen=True, kw_only=True):
     busy: _Slots = 0
     #: modules whose objectives it runs
     imports: list[str] = []
+    #: their code as its processes have imported it; without those that are not imported yet, or were edited since
+    codes: dict[str, CodeVersion] = {}
     pid: int = 0
     machine: Machine = Machine()
     #: True if it takes no messages: its circuit breaker is open for a study, or it is quarantined
@@ -124,8 +127,37 @@ class Registry(Generic[T]):
             return None
 
 
-def able(workers: Mapping[str, Worker], module: str, fingerprint: str = "") -> dict[str, Worker]:
-    """Return those of the live `workers` that run `module`, with our protocol and the signing key of `fingerprint`."""
+#: code of which nothing is known: any may be the same
+ANY_CODE = CodeVersion()
+
+
+def able(
+    workers: Mapping[str, Worker], module: str, fingerprint: str = "", code: CodeVersion = ANY_CODE
+) -> dict[str, Worker]:
+    """Return those of the live `workers` that run `module` in the version of `code`, with our protocol and key.
+
+    `fingerprint` is that of the signing key.
+    """
+    return {
+        name: worker
+        for name, worker in _admitted(workers, module, fingerprint).items()
+        if worker.codes.get(module, ANY_CODE).is_usable(code.digest)
+    }
+
+
+def with_other_code(
+    workers: Mapping[str, Worker], module: str, fingerprint: str = "", code: CodeVersion = ANY_CODE
+) -> dict[str, str]:
+    """Return what to say of the live workers that lack no more than this version of the code, by their names."""
+    able_ones = able(workers, module, fingerprint, code)
+    return {
+        name: f"worker {name} on {worker.machine.host} gets no trials: {worker.codes[module].difference(code)}"
+        for name, worker in _admitted(workers, module, fingerprint).items()
+        if name not in able_ones
+    }
+
+
+def _admitted(workers: Mapping[str, Worker], module: str, fingerprint: str) -> dict[str, Worker]:
     return {
         name: worker
         for name, worker in workers.items()
@@ -134,14 +166,22 @@ def able(workers: Mapping[str, Worker], module: str, fingerprint: str = "") -> d
 
 
 def unable(
-    workers: Mapping[str, Worker], module: str, fingerprint: str = "", *, refused: int = 0
+    workers: Mapping[str, Worker],
+    module: str,
+    fingerprint: str = "",
+    code: CodeVersion = ANY_CODE,
+    *,
+    refused: int = 0,
 ) -> ServiceError | None:
-    """Return the reason why none of the live `workers` runs `module`, with the remedy; None if one does.
+    """Return the reason why none of the live `workers` runs this `code` of `module`, with the remedy; None if one does.
 
     `refused` is the number of announcements that are not signed with our key.
     """
-    if able(workers, module, fingerprint):
+    if able(workers, module, fingerprint, code):
         return None
+    if others := with_other_code(workers, module, fingerprint, code):
+        first = others[min(others)]
+        return ServiceError(f"no live worker has this study's code of {module}, and the study waits for one: {first}")
     if not (workers or refused):
         return ServiceError(f"no worker is live; start one on a node: {start_command('gpu_large', module)}")
     having = [worker for worker in workers.values() if module in worker.imports]

@@ -6,14 +6,22 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from acceptance.commands import until
+from hyperopt import hp
+from msgspec.structs import replace
 
+from shadho_celery.core.code import CodeVersion
 from shadho_celery.core.hardware import Machine
 from shadho_celery.core.payload import Payload
-from shadho_celery.core.trial import Attempt, Lost, Report, Result, TrialState
-from shadho_celery.node.slots import Slots
+from shadho_celery.core.trial import Attempt, Lost, Report, Result, Started, TrialState
+from shadho_celery.node import slots as node_slots
+from shadho_celery.node.slots import NotMine, Slots
+from shadho_celery.objective.sources import read
+from shadho_celery.space.compile import compile_space
 from shadho_celery.transport import channel
 from shadho_celery.transport.channel import SchedulerChannel
 from shadho_celery.transport.redis import connect
+from shadho_celery.transport.registry import Registry, Worker
 
 STUDY = """
 from hyperopt import hp
@@ -30,6 +38,7 @@ SPACE = hp.uniform("x", 0, 1)
 @pytest.fixture
 def slots(redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Slots]:
     (tmp_path / "my_study.py").write_text(STUDY)
+    (tmp_path / "broken.py").write_text("import no_such_library\n" + STUDY)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     with connect(redis_url) as client:
@@ -38,7 +47,7 @@ def slots(redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> It
             machine=Machine(host="h"),
             compute_class="cpu",
             count=1,
-            imports=["my_study"],
+            imports=["my_study", "broken", "no_such_study"],
             checkpoints=tmp_path,
             address="127.0.0.1",
         )
@@ -72,3 +81,74 @@ def test_a_trial_that_a_worker_has_failed_is_declined_there_once_another_may_hav
         [event] = SchedulerChannel(client, "k1").drain(10_000)
     reason = f"it has failed on {slots.name}, and is for another worker"
     assert event == Lost(number=0, attempt=2, reason=reason, claimed=False)
+
+
+# Code
+
+
+def version(folder: Path) -> CodeVersion:
+    """Return the version of the study that is in the folder now."""
+    return read("my_study", str(folder / "my_study.py")).with_space(compile_space(hp.uniform("x", 0, 1)).describe())
+
+
+def message(code: str, *numbers: int) -> Payload:
+    attempts = [Attempt(number=n, attempt=1, params={"x": 0.5}, subspace="", state=TrialState.QUEUED) for n in numbers]
+    return Payload(study="k1", module="my_study", code=code, attempts=attempts)
+
+
+def losses(redis_url: str) -> dict[int, float | None]:
+    """Return the losses of the results so far, by trial."""
+    with connect(redis_url) as client:
+        events = SchedulerChannel(client, "k1").drain(0)
+    return {event.number: event.outcome.loss for event in events if isinstance(event, Result)}
+
+
+def test_a_study_that_is_edited_under_a_live_worker_simply_works(slots: Slots, redis_url: str, tmp_path: Path) -> None:
+    old = version(tmp_path)
+    slots.run(message(old.digest, 0))
+    (tmp_path / "my_study.py").write_text(STUDY.replace("0.25", "0.75"))
+    new = version(tmp_path)
+    for number in (1, 2):
+        slots.run(message(new.digest, number))
+    assert losses(redis_url) == {0: 0.25, 1: 0.75, 2: 0.75}
+
+
+def test_attempts_for_another_version_are_given_back_at_no_cost_and_the_worker_says_which_it_has(
+    slots: Slots, redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next messages do not even reach its slots; once the file is as they want it, they do."""
+    monkeypatch.setattr(node_slots, "REQUEUE_SECONDS", 0.01)
+    old = version(tmp_path)
+    (tmp_path / "my_study.py").write_text(STUDY.replace("0.25", "0.75"))
+    slots.announce()
+    slots.run(message(old.digest, 0, 1))
+    with connect(redis_url) as client:
+        events = SchedulerChannel(client, "k1").drain(0)
+        announced = Registry(client, Worker).living()[slots.name]
+    lost = [event for event in events if isinstance(event, Lost)]
+    assert [(each.number, each.claimed) for each in lost] == [(0, False), (1, False)], events
+    assert old.digest in lost[0].reason
+    assert [type(event) for event in events if not isinstance(event, Lost)] == [Started]
+    assert announced.codes["my_study"] == version(tmp_path)
+    with pytest.raises(NotMine, match=old.digest):
+        slots.run(message(old.digest, 2))
+    (tmp_path / "my_study.py").write_text(STUDY)
+    until(lambda: "my_study" not in slots.codes, 30)
+    slots.run(message(old.digest, 2))
+    assert losses(redis_url) == {2: 0.25}
+
+
+def test_a_worker_announces_what_it_cannot_import_and_runs_nothing_with_it(
+    slots: Slots, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(node_slots, "REQUEUE_SECONDS", 0.01)
+    slots.announce()
+    until(lambda: len(slots.codes) == 3, 30)
+    with connect(redis_url) as client:
+        announced = Registry(client, Worker).living()[slots.name]
+    problems = {name: code.problem for name, code in announced.codes.items()}
+    assert problems["my_study"] == ""
+    assert "No module named 'no_such_library'" in problems["broken"]
+    assert "there is no module no_such_study" in problems["no_such_study"]
+    with pytest.raises(NotMine, match="no_such_library"):
+        slots.run(replace(message("0123456789ab", 0), module="broken"))

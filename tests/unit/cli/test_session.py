@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 
 from shadho_celery.cli.session import GIVE_UP_SECONDS, MISSING_SECONDS, WARN_SECONDS, Session
+from shadho_celery.core.code import CodeVersion
 from shadho_celery.core.settings import StudySettings
 from shadho_celery.errors import ServiceError
 from shadho_celery.node.heartbeat import ANNOUNCE_EVERY
+from shadho_celery.objective.sources import DiskWatch
 from shadho_celery.study.limits import Limits
 from shadho_celery.transport.signing import KEY_FILE
 
@@ -23,12 +25,14 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def warnings(known_for: float, embedded: object = None, **workers: int) -> list[str]:
     """Return the warnings where no worker is announced, known for so many seconds."""
-    executor = SimpleNamespace(known_for=known_for, notices=list, workers={}, unsigned=0)
+    executor = SimpleNamespace(known_for=known_for, notices=list, other_code=list, workers={}, unsigned=0)
     session: Any = SimpleNamespace(
         _executor=executor,
         _embedded=embedded,
         _options=SimpleNamespace(workers=workers),
         _file=SimpleNamespace(module="m"),
+        _code=CodeVersion(),
+        _disk=DiskWatch(),
         _widest=1,
         _settings=StudySettings(classes=("gpu", "cpu")),
         _limits=Limits(trials=1),

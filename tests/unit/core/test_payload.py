@@ -38,7 +38,7 @@ def test_what_schedulers_send_passes() -> None:
     assert (payload.study, payload.module, payload.watched, payload.timeout) == (GOOD["study"], "tasks.svm", True, 3600)
     assert [(each.number, each.attempt, each.origin) for each in payload.attempts] == [(0, 1, None), (2**40, 3, 5)]
     passes({name: GOOD[name] for name in ("study", "module", "attempts")})
-    passes({**GOOD, "attempts": [], "study": "study-1_B"})
+    passes({**GOOD, "attempts": [], "study": "study-1_B", "code": "0123456789ab"})
     passes({**GOOD, "something": "that a later version says"})
 
 

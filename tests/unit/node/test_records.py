@@ -14,6 +14,7 @@ ROOT = Path(__file__).parents[3]
 DECODE_AT_ONCE = """
 import sys, threading
 import msgspec
+from shadho_celery.core.code import CodeVersion
 from shadho_celery.core.hardware import Machine
 from shadho_celery.core.payload import Payload
 from shadho_celery.core.trial import Called, GangCall, Outcome, ReplicaFailed, ReplicaSeat, Report, Result, Started
@@ -66,13 +67,15 @@ works = {
         lambda: to_child(protocol.TimeUp(order=1)),
     ],
     "from a child": [
-        lambda: from_child(protocol.Ready()),
+        lambda: from_child(protocol.Ready(codes={"m": CodeVersion(files={"m.py": ""})})),
+        lambda: from_child(protocol.Refused(order=1, code=CodeVersion(problem="why"))),
         lambda: from_child(protocol.Reported(order=1, step=1, loss=0.5)),
         lambda: from_child(protocol.Gang(order=1, call=gang)),
         lambda: from_child(protocol.Ended(order=1, outcome=outcome)),
     ],
     "announcements": [
-        lambda: announcement(Worker(machine=Machine(host="h"))), lambda: announcement(StudyWants(wants={"cpu": 1.0}))
+        lambda: announcement(Worker(machine=Machine(host="h"), codes={"m": CodeVersion()})),
+        lambda: announcement(StudyWants(wants={"cpu": 1.0}))
     ],
 }
 works["all"] = [work for group in works.values() for work in group]

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from shadho_celery.core.code import CodeVersion
 from shadho_celery.core.trial import Attempt, GangCall, Outcome, ReplicaSeat, TrialState
 from shadho_celery.runner.protocol import (
     MAX_TEXT,
@@ -15,6 +16,7 @@ from shadho_celery.runner.protocol import (
     Gang,
     Ready,
     Recall,
+    Refused,
     Reported,
     RunAttempt,
     Stop,
@@ -60,6 +62,8 @@ def test_what_is_sent_to_the_process_is_read_there_in_one_line(record: ToChild) 
     "record",
     [
         Ready(),
+        Ready(codes={"my_study": CodeVersion(root="/ü", files={"my_study.py": ""}, problem="why")}),
+        Refused(order=1, code=CodeVersion(digest="0123456789ab")),
         Reported(order=1, step=-1, loss=float("inf")),
         Gang(order=1, call=GangCall(address="[::1]:5000", token="secret", backups=2, assembled=True)),
         Ended(

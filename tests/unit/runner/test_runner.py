@@ -17,10 +17,11 @@ import pytest
 import services
 from services.clocks import MachineTime
 
+from shadho_celery.core.code import CodeVersion, digest_of
 from shadho_celery.core.trial import Attempt, GangCall, Outcome, ReplicaSeat, TrialState
 from shadho_celery.runner import trial_log
 from shadho_celery.runner.protocol import Reported, RunAttempt, encode
-from shadho_celery.runner.runner import Runner
+from shadho_celery.runner.runner import OtherCode, Runner
 from shadho_celery.runner.trial_log import unstamped
 
 #: what every test's study module can be asked to do, by the value of its one param
@@ -397,6 +398,9 @@ class Space:
     def evaluate(self, params):
         return {**params, "do": %(deeds)s[params["do"]]}
 
+    def describe(self):
+        return {}
+
 stand_in = types.ModuleType("shadho_celery.space.compile")
 stand_in.compile_space = lambda expression: Space()
 sys.modules["shadho_celery.space.compile"] = stand_in
@@ -770,6 +774,64 @@ def test_the_fleets_secrets_do_not_reach_a_trial(folder: Path, monkeypatch: pyte
     runner = Runner(["deeds"], environment(folder))
     assert not set(run(runner, "telling_secrets").metrics["seen"]) & set(secrets)
     runner.kill()
+
+
+# Code
+
+
+def edit(folder: Path, text: str) -> CodeVersion:
+    """Write a study whose objective says `text`; return its version."""
+    source = f"SPACE = {{}}\ndef objective(params): return {{'loss': 0.0, 'said': {text!r}}}\n"
+    (folder / "edited.py").write_text(source)
+    return CodeVersion(files={"edited.py": digest_of(source.encode())}).with_space({})
+
+
+@pytest.fixture
+def editing(folder: Path) -> Iterator[Runner]:
+    """A runner whose process has imported a study that says "old"."""
+    edit(folder, "old")
+    runner = Runner(["edited"], environment(folder))
+    assert run(runner, "plain", module="edited").metrics["said"] == "old"
+    yield runner
+    runner.kill()
+
+
+def test_a_trial_runs_under_the_code_that_it_is_for_though_its_process_had_another(
+    editing: Runner, folder: Path
+) -> None:
+    """The file has been edited since: a new process reads it. The next trial needs no other one."""
+    new = edit(folder, "new")
+    outcomes = [run(editing, "plain", module="edited", code=new.digest) for _ in range(2)]
+    assert [(each.metrics["said"], each.code) for each in outcomes] == [("new", new.digest)] * 2
+    assert editing.codes()["edited"].digest == new.digest
+
+
+def test_an_attempt_is_not_begun_where_the_file_itself_is_another_version(editing: Runner, folder: Path) -> None:
+    here = edit(folder, "here")
+    editing.send_ahead([order("plain", module="edited", code="0123456789ab")] * 2)
+    for _ in range(2):
+        with pytest.raises(OtherCode) as refused:
+            run(editing, "plain", module="edited", code="0123456789ab")
+        assert (refused.value.code.digest, refused.value.code.root) == (here.digest, str(folder))
+    assert run(editing, "plain", module="edited", code=here.digest).metrics["said"] == "here"
+
+
+def test_an_attempt_is_not_begun_where_its_code_cannot_be_imported(shared: Runner) -> None:
+    with pytest.raises(OtherCode) as refused:
+        run(shared, "plain", module="broken", code="0123456789ab")
+    assert "it cannot be imported" in refused.value.code.problem
+    assert refused.value.code.files.keys() == {"broken.py"}
+
+
+def test_a_process_tells_which_code_it_has_before_its_first_trial(folder: Path) -> None:
+    runner = Runner(["deeds", "broken", "no_such_study"], environment(folder))
+    runner.start()
+    until = time.monotonic() + 30
+    while not (codes := runner.codes()) and time.monotonic() < until:
+        time.sleep(0.02)
+    runner.kill()
+    assert codes["deeds"].files == {"deeds.py": digest_of((folder / "deeds.py").read_bytes())}
+    assert [bool(codes[name].problem) for name in ("deeds", "broken", "no_such_study")] == [False, True, True]
 
 
 # Gangs

@@ -8,8 +8,18 @@ from unittest.mock import MagicMock
 
 import pytest
 
+from shadho_celery.core.code import CodeVersion
+from shadho_celery.core.hardware import Machine
 from shadho_celery.transport.broker import PROTOCOL
-from shadho_celery.transport.registry import MAX_ANNOUNCEMENT, Registry, StudyWants, Worker, able, unable
+from shadho_celery.transport.registry import (
+    MAX_ANNOUNCEMENT,
+    Registry,
+    StudyWants,
+    Worker,
+    able,
+    unable,
+    with_other_code,
+)
 from shadho_celery.transport.signing import UNSIGNED, Signer
 
 SIGNER = Signer(b"a key of sixteen bytes")
@@ -60,6 +70,30 @@ def test_workers_that_do_not_sign_with_our_key_are_the_reason_though_their_annou
     told = str(unable({}, "my_study", "12345678", refused=1))
     assert "--signing-key-file" in told
     assert "no worker is live" not in told
+
+
+OURS = CodeVersion(root="/ours", files={"my_study.py": "0123456789ab"}).with_space({})
+
+
+def test_a_worker_with_another_version_of_the_code_or_without_it_is_not_able_and_the_reason_is_told() -> None:
+    edited = CodeVersion(root="/theirs", files={"my_study.py": "ba9876543210"}).with_space({})
+    machine = {"host": "node7"}
+    workers = {
+        "same": worker(codes={"my_study": OURS}),
+        "unknown": worker(codes={"another_study": edited}),
+        "other": worker(codes={"my_study": edited}, machine=Machine(**machine)),
+        "broken": worker(codes={"my_study": edited.with_problem("No module named 'torch'")}),
+        "older": worker(codes={"my_study": edited}, protocol=PROTOCOL - 1),
+    }
+    assert able(workers, "my_study", code=OURS).keys() == {"same", "unknown"}
+    assert unable(workers, "my_study", code=OURS) is None
+    told = with_other_code(workers, "my_study", code=OURS)
+    assert told.keys() == {"other", "broken"}
+    assert all(word in told["other"] for word in ("node7", "/theirs/my_study.py", "0123456789ab", "ba9876543210"))
+    assert "No module named 'torch'" in told["broken"]
+    lacking = str(unable({"other": workers["other"]}, "my_study", code=OURS))
+    assert "the study waits" in lacking
+    assert "/theirs/my_study.py" in lacking
 
 
 class Table:

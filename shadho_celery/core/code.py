@@ -1,0 +1,81 @@
+"""Version of a study's code: what must be alike in the scheduler and in every process that runs its trials."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated
+
+from msgspec import Meta, Struct
+from msgspec.structs import replace
+
+from shadho_celery.core.checks import one_line, resolve
+
+#: twelve hexadecimal digits; "" for none
+Digest = Annotated[str, Meta(pattern=r"^([0-9a-f]{12})?\Z")]
+
+#: most characters of the reason why code cannot be imported
+MAX_PROBLEM = 500
+
+
+def digest_of(content: bytes) -> str:
+    """Return 6 bytes of BLAKE2b of `content`, in hexadecimal digits."""
+    return hashlib.blake2b(content, digest_size=6).hexdigest()
+
+
+class CodeVersion(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Version of a study's code, as one process has imported it."""
+
+    #: digest of sources and space together; "" if that is not known
+    digest: Digest = ""
+    #: digest of each source, by its path below `root`; "" for a file that is missing or cannot be read
+    files: dict[str, Digest] = {}
+    #: digest of the compiled space's description
+    space: Digest = ""
+    #: folder with the sources, on that process's machine
+    root: str = ""
+    #: reason why the code cannot be imported, "" if it can
+    problem: Annotated[str, Meta(max_length=MAX_PROBLEM)] = ""
+
+    def with_space(self, description: Mapping[str, str]) -> CodeVersion:
+        """Return the version with its compiled space, `Space.describe()`, and with the digest of all."""
+        space = digest_of(_as_json(description))
+        return replace(self, space=space, digest=digest_of(_as_json([self.files, space])))
+
+    def with_problem(self, error: object) -> CodeVersion:
+        """Return the version of code that cannot be imported because of `error`."""
+        text = one_line(error, MAX_PROBLEM).encode("utf-8", "replace").decode()
+        return replace(self, digest="", space="", problem=text or type(error).__name__)
+
+    def is_usable(self, digest: str) -> bool:
+        """Return whether a process with this version may be asked for trials of the code with `digest`.
+
+        So it may while either is not known: the process itself refuses what it does not have.
+        """
+        return not digest or (not self.problem and self.digest in ("", digest))
+
+    def difference(self, ours: CodeVersion) -> str:
+        """Return in words what this version, that of another process, has in another way than `ours`."""
+        if self.problem:
+            return self.problem
+        names = [name for name in sorted({**ours.files, **self.files}) if self.files.get(name) != ours.files.get(name)]
+        if not names:
+            return (
+                f"its sources are the study's, but SPACE has version {self.space} there and {ours.space} here; "
+                "a SPACE must not depend on the machine, on other files or on chance"
+            )
+        theirs, own = (code.files.get(names[0]) or "none" for code in (self, ours))
+        more = f", and {len(names) - 1} more files differ" if len(names) > 1 else ""
+        return (
+            f"{Path(self.root, names[0])} has version {theirs} there and {own} here{more}; copy the study's files there"
+        )
+
+
+def _as_json(value: object) -> bytes:
+    return json.dumps(value, sort_keys=True).encode()
+
+
+# Slots' threads and schedulers' decode it.
+resolve(CodeVersion)

@@ -1,0 +1,193 @@
+"""Sources of a study: read once, digested, and imported as they were read.
+
+A study's own sources are its module and, below the folder that this is imported from, the modules that it imports:
+found by their import statements, those inside functions too. Python compiles them from the bytes that were digested.
+It does not read the files again, which may have been edited meanwhile. It does not use its cached bytecode, which an
+edit of the same size within the same second leaves as it was.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import sys
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from importlib.util import decode_source, resolve_name, spec_from_file_location
+from pathlib import Path
+from types import CodeType, ModuleType
+
+from shadho_celery.core.code import CodeVersion, digest_of
+
+#: folders of installed libraries
+_INSTALLED = {"site-packages", "dist-packages"}
+
+#: this package, which is not the user's code although a checkout has it beside the studies
+_OURS = __name__.partition(".")[0]
+
+
+def read(module: str, origin: str) -> CodeVersion:
+    """Read the sources of the study `module`, whose own is `origin`; imports get them as they were read.
+
+    The version lacks the space. A file that cannot be read has the digest "": its import will say why.
+    """
+    root = _root(module, Path(origin).absolute())
+    finder = _finder()
+    files: dict[str, str] = {}
+    waiting, seen = [*_with_parents(module)], set()
+    while waiting:
+        name = waiting.pop()
+        path = None if name in seen else _path(name, root, module)
+        seen.add(name)
+        if path is not None:
+            content = finder.content(name, path)
+            files[path.relative_to(root).as_posix()] = "" if content is None else digest_of(content)
+            waiting += _imported(name, path, content or b"")
+    return CodeVersion(root=str(root), files=files)
+
+
+def absent(module: str) -> CodeVersion:
+    """Return the version of a module that is not there: its file is looked for in the working directory."""
+    return CodeVersion(root=str(Path.cwd()), files={f"{module.replace('.', '/')}.py": ""})
+
+
+class DiskWatch:
+    """Compares sources with their files as they are now; it reads those only whose time or size has changed."""
+
+    def __init__(self) -> None:
+        #: by path and digest, the state of the file in which it had the digest
+        self._same: dict[tuple[Path, str], tuple[int, ...] | None] = {}
+
+    def edited(self, code: CodeVersion) -> str | None:
+        """Return the path of the first file that is not as in `code` any more; None if all are."""
+        for name, digest in code.files.items():
+            path = Path(code.root, name)
+            state = _state(path)
+            if (path, digest) in self._same and self._same[path, digest] == state:
+                continue
+            content = _content(path)
+            if digest != ("" if content is None else digest_of(content)):
+                return str(path)
+            self._same[path, digest] = state
+        return None
+
+
+class _Loader(SourceFileLoader):
+    """Loads a module from bytes that were read before."""
+
+    def __init__(self, name: str, path: str, content: bytes) -> None:
+        super().__init__(name, path)
+        self._content = content
+
+    def get_code(self, fullname: str) -> CodeType | None:
+        code: CodeType = self.source_to_code(self._content, self.path)
+        return code
+
+    def get_source(self, fullname: str) -> str | None:
+        return decode_source(self._content)
+
+
+class _Finder(MetaPathFinder):
+    """Finds the modules whose sources were read, where Python's own search finds the same files."""
+
+    def __init__(self) -> None:
+        self._sources: dict[str, tuple[Path, bytes]] = {}
+
+    def content(self, name: str, path: Path) -> bytes | None:
+        """Return the source of a module as it is imported: read now, unless it was imported already."""
+        known = self._sources.get(name)
+        if known is not None and known[0] == path and name in sys.modules:
+            return known[1]
+        content = _content(path)
+        if content is not None:
+            self._sources[name] = path, content
+        return content
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname not in self._sources:
+            return None
+        source, content = self._sources[fullname]
+        found = PathFinder.find_spec(fullname, path, target)
+        if found is None or found.origin is None or Path(found.origin).absolute() != source:
+            return None
+        loader = _Loader(fullname, found.origin, content)
+        folders = found.submodule_search_locations
+        return spec_from_file_location(fullname, found.origin, loader=loader, submodule_search_locations=folders)
+
+
+def _finder() -> _Finder:
+    """Return this process's finder; add it in front of Python's search of files, if it is not there."""
+    for each in sys.meta_path:
+        if isinstance(each, _Finder):
+            return each
+    finder = _Finder()
+    # Behind those for built-in modules, and behind those that tools such as pytest add for files of their own.
+    place = next((n for n, each in enumerate(sys.meta_path) if each is PathFinder), len(sys.meta_path))
+    sys.meta_path.insert(place, finder)
+    return finder
+
+
+def _root(module: str, origin: Path) -> Path:
+    """Return the folder from which a module is imported: where the file or folder of its first name lies."""
+    depth = module.count(".") + (origin.name == "__init__.py")
+    return origin.parents[depth]
+
+
+def _path(name: str, root: Path, study: str) -> Path | None:
+    """Return the source of a module if it is the study's own."""
+    top = name.partition(".")[0]
+    if top == _OURS or (root.name in _INSTALLED and top != study.partition(".")[0]):
+        return None
+    base = root.joinpath(*name.split("."))
+    for path in (base / "__init__.py", base.with_name(f"{base.name}.py")):
+        if path.is_file() and not _INSTALLED.intersection(path.relative_to(root).parts):
+            return path
+    return None
+
+
+def _imported(name: str, path: Path, content: bytes) -> Iterator[str]:
+    """Yield the modules that a source may import, each after the packages around it."""
+    package = name if path.name == "__init__.py" else name.rpartition(".")[0]
+    with warnings.catch_warnings():
+        # Python warns when it compiles the source.
+        warnings.simplefilter("ignore")
+        try:
+            tree = ast.parse(content)
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            # Its import will say so.
+            return
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield from _with_parents(alias.name)
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            with suppress(ImportError, ValueError):
+                base = resolve_name("." * node.level + base, package) if node.level else base
+                for alias in node.names:
+                    # It may be a module, or a name in one.
+                    yield from _with_parents(f"{base}.{alias.name}")
+
+
+def _with_parents(name: str) -> Iterator[str]:
+    parts = name.split(".")
+    yield from (".".join(parts[:count]) for count in range(1, len(parts) + 1))
+
+
+def _content(path: Path) -> bytes | None:
+    with suppress(OSError):
+        return path.read_bytes()
+    return None
+
+
+def _state(path: Path) -> tuple[int, ...] | None:
+    """Return what changes when a file is written; None if there is none."""
+    with suppress(OSError):
+        found = os.stat(path)  # noqa: PTH116 -- called every second
+        return found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino
+    return None
