@@ -98,8 +98,8 @@ class _Finder(MetaPathFinder):
 
     def content(self, name: str, path: Path) -> bytes | None:
         """Return the source of a module as it is imported: read now, unless it was imported already."""
-        known = self._sources.get(name)
-        if known is not None and known[0] == path and name in sys.modules:
+        known, imported = self._sources.get(name), getattr(sys.modules.get(name), "__file__", None)
+        if known is not None and known[0] == path and imported == str(path):
             return known[1]
         content = _content(path)
         if content is not None:
