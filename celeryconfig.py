@@ -6,6 +6,7 @@ Celery reads the names in lower case; the environment says what differs between 
 CELERY_BROKER_URL   where the trials are queued; RabbitMQ, or Redis where that is enough
 SHADHO_REDIS_URL    where workers and schedulers meet, and results come back
 SHADHO_IMPORTS      modules whose objectives a worker may run, joined by commas
+SHADHO_ACCEPT_CODE                              1 if studies may ship their code to this worker, signed (--code ship)
 SHADHO_SIGNING_KEY_FILE                         key that signs messages, results and announcements
 SHADHO_REMOTE_CONTROL                           1 if `celery inspect` and `celery control` may reach the workers
 SHADHO_TLS_CA, SHADHO_TLS_CERT, SHADHO_TLS_KEY  authority to trust, and one's own certificate, for amqps:// and rediss://
@@ -27,6 +28,9 @@ result_backend = None
 shadho_imports = [name.strip() for name in os.environ.get("SHADHO_IMPORTS", "").split(",") if name.strip()] or sorted(
     f"tasks.{path.stem}" for path in Path("tasks").glob("*.py") if path.stem != "__init__"
 )
+
+#: Except for the code that a study ships, signed with the fleet's key: whoever has the key may run anything here.
+shadho_accept_code = os.environ.get("SHADHO_ACCEPT_CODE") == "1"
 
 #: The module with the task, for a worker that is started without `-A`.
 imports = ["shadho_celery.celery"]

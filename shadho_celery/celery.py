@@ -103,10 +103,11 @@ def _open(sender: Any, **_: object) -> None:
             checkpoints=CHECKPOINTS.absolute(),
             address=own_address(client),
             signer=Signer.configured(),
+            accept_code=bool(conf.get("shadho_accept_code")),
         )
     except ShadhoError as error:
         raise _refusal(str(error)) from None
-    if not sender.app.shadho_slots.imports:
+    if not (sender.app.shadho_slots.imports or conf.get("shadho_accept_code")):
         log.warning(
             "this worker has no study modules and runs nothing; start it with --import my_study, or with "
             "SHADHO_IMPORTS=my_study, in the folder that holds my_study.py"

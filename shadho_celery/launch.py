@@ -140,6 +140,14 @@ _positive = partial(click.option, type=click.FloatRange(min=0, min_open=True, ma
     f"[default: {StudySettings().max_failures}]",
 )
 @click.option(
+    "--code",
+    type=click.Choice(["check", "ship"]),
+    default="check",
+    show_default=True,
+    help="Workers run the study's files as they have them, if they are those of here; or get them with --code ship, if "
+    "they accept code and the fleet has a signing key.",
+)
+@click.option(
     "--show-output",
     is_flag=True,
     help="Print what the trials print, each line after its trial's number, such as [12]; on this machine only.",
@@ -177,6 +185,9 @@ def main(study_module: str, resume: str | None, **given: Any) -> None:
         raise UsageError(f"{option} is for embedded mode; on a fleet start workers with celery -A shadho_celery worker")
     if is_fleet and given["show_output"]:
         raise UsageError("--show-output is for embedded mode; on a fleet: shadho-celery logs STUDY TRIAL --follow")
+    given["ship"] = given.pop("code") == "ship"
+    if given["ship"] and not is_fleet:
+        raise UsageError("--code ship is for a fleet; embedded workers read the same files as this command")
     if given["workers"] and given["demo"]:
         raise UsageError("--demo names the classes itself; leave out either --demo or --workers")
     click.echo(f"shadho_celery: reading {study_module} ...", err=True)

@@ -25,6 +25,7 @@ Examples:
   python -m shadho_celery.worker --import my_study         # for my_study's objective
   python -m shadho_celery.worker --url-file ~/fleet.urls   # broker and Redis from a file
   python -m shadho_celery.worker --signing-key-file ~/shadho.key   # only for trials signed with that key
+  python -m shadho_celery.worker --signing-key-file ~/shadho.key --accept-code   # also for code that is signed so
 """
 
 
@@ -32,16 +33,28 @@ Examples:
 @click.option("--class", "compute_class", metavar="NAME", help="Compute class to serve.  [default: detected]")
 @click.option("--slots", type=click.IntRange(min=1), help="Trials at a time.  [default: one per GPU, else per core]")
 @click.option("--import", "imports", multiple=True, metavar="MODULE", help="Study file to run; may be repeated.")
+@click.option(
+    "--accept-code",
+    is_flag=True,
+    help="Run the code that a study ships (--code ship), signed with the fleet's key, without its files here.",
+)
 @click.option("--loglevel", default="INFO", show_default=True, help="Level of the worker's log.")
 @connection_options.options
 @connection_options.refusals()
 def main(
-    compute_class: str | None, slots: int | None, imports: tuple[str, ...], loglevel: str, **connection: str | None
+    compute_class: str | None,
+    slots: int | None,
+    imports: tuple[str, ...],
+    accept_code: bool,
+    loglevel: str,
+    **connection: str | None,
 ) -> None:
     """Serve trials on this machine until Ctrl-C; running trials finish first."""
     os.environ.update(connection_options.environment(**connection))
     if imports:
         os.environ["SHADHO_IMPORTS"] = ",".join(imports)
+    if accept_code:
+        os.environ["SHADHO_ACCEPT_CODE"] = "1"
     machine = hardware.detect()
     name = compute_class or machine.compute_class
     click.echo(f"{machine.host}: {machine.cores} cores, {machine.gpu_name or 'no GPU'}; serving class {name}", err=True)

@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 
 import click
+import msgspec
 from msgspec.structs import replace
 
 from shadho_celery.cli import connection_options, views
@@ -24,11 +25,12 @@ from shadho_celery.cli.interrupts import INTERRUPTED
 from shadho_celery.cli.shown_output import ShownOutput
 from shadho_celery.core import hardware
 from shadho_celery.core.checks import as_record, mask
+from shadho_celery.core.code import CodeVersion, Sources
 from shadho_celery.core.settings import DEFAULT_TRIALS, StudySettings
 from shadho_celery.embedded.embedded import Embedded
 from shadho_celery.errors import NoSuccessfulTrial, ServiceError, UsageError
 from shadho_celery.fleet.executor import QueueExecutor
-from shadho_celery.objective.sources import DiskWatch
+from shadho_celery.objective.sources import DiskWatch, contents
 from shadho_celery.objective.study_file import StudyFile
 from shadho_celery.results.study import StudyResults
 from shadho_celery.scheduler.build import check_settings, make_scheduler
@@ -78,6 +80,8 @@ class Options:
     demo: bool = False
     #: True if the output of embedded trials is to be printed
     show_output: bool = False
+    #: True if the sources are to be shipped to the workers that accept code
+    ship: bool = False
     #: known points to run first: label -> value of each
     points: Sequence[object] = ()
     #: True if no progress is shown
@@ -112,6 +116,8 @@ class Session:
         #: version of the study's code, and what tells whether its files are still so
         self._code = file.code.with_space(self._space.describe())
         self._disk = DiskWatch()
+        self._sources = _shipped(self._code) if options.ship else None
+        self._code = replace(self._code, is_shipped=options.ship)
         #: slots of the widest trial
         self._widest = widest(self._settings.slots, self._space)
         self._console = views.make_console(stderr=options.as_json)
@@ -185,6 +191,7 @@ class Session:
             fence=self._study.fence,
             name=self._study.name,
             code=self._code,
+            sources=self._sources,
         )
         opened.callback(self._close_executor)
         # A scheduler counts them, and sends them first.
@@ -393,6 +400,14 @@ class Session:
         if self._signals and not self._scheduler.stopping:
             self._scheduler.stop()
             say("stopping: running trials finish first; Ctrl-C again stops at once")
+
+
+def _shipped(code: CodeVersion) -> Sources:
+    """Return the sources of a study for its workers. Raises UsageError for what cannot be shipped."""
+    try:
+        return msgspec.convert({"code": code.digest, "files": contents(code)}, Sources)
+    except msgspec.ValidationError as error:
+        raise UsageError(f"the study's code cannot be shipped: {error}; copy its files to the workers") from None
 
 
 def _embedded_warnings(embedded: Embedded, expected: Sequence[str], served: Mapping[str, int]) -> Iterator[str]:

@@ -16,6 +16,12 @@ from shadho_celery.core.checks import one_line, resolve
 #: twelve hexadecimal digits; "" for none
 Digest = Annotated[str, Meta(pattern=r"^([0-9a-f]{12})?\Z")]
 
+#: path of a Python file below a folder, which no name leads out of
+SourcePath = Annotated[str, Meta(pattern=r"^([^\W\d]\w*/)*[^\W\d]\w*\.py\Z", max_length=1000)]
+
+#: most bytes of the sources of a study that are shipped
+MAX_SOURCES = 1_000_000
+
 #: most characters of the reason why code cannot be imported
 MAX_PROBLEM = 500
 
@@ -38,6 +44,8 @@ class CodeVersion(Struct, frozen=True, kw_only=True, omit_defaults=True):
     root: str = ""
     #: reason why the code cannot be imported, "" if it can
     problem: Annotated[str, Meta(max_length=MAX_PROBLEM)] = ""
+    #: True if the sources are shipped to the workers that accept them
+    is_shipped: bool = False
 
     def with_space(self, description: Mapping[str, str]) -> CodeVersion:
         """Return the version with its compiled space, `Space.describe()`, and with the digest of all."""
@@ -73,9 +81,22 @@ class CodeVersion(Struct, frozen=True, kw_only=True, omit_defaults=True):
         )
 
 
+class Sources(Struct, frozen=True, kw_only=True):
+    """Sources of a study on their way to workers that accept them."""
+
+    #: digest of the version that they are
+    code: Digest
+    #: content by path
+    files: dict[SourcePath, bytes]
+
+    def __post_init__(self) -> None:
+        if (size := sum(map(len, self.files.values()))) > MAX_SOURCES:
+            raise ValueError(f"its sources have {size:,} bytes, and at most {MAX_SOURCES:,} are shipped")
+
+
 def _as_json(value: object) -> bytes:
     return json.dumps(value, sort_keys=True).encode()
 
 
 # Slots' threads and schedulers' decode it.
-resolve(CodeVersion)
+resolve(CodeVersion, Sources)

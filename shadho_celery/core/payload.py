@@ -28,6 +28,8 @@ class Payload(Struct, frozen=True, kw_only=True, omit_defaults=True):
     module: ModuleName
     #: digest of the code that they are for; "" for any
     code: Digest = ""
+    #: True if workers that accept code get it from Redis
+    is_shipped: bool = False
     attempts: list[Attempt]
     #: seconds after which a trial is stopped
     timeout: Positive | None = None

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass
 
 from shadho_celery.core.clock import Clock
+from shadho_celery.core.code import CodeVersion
 from shadho_celery.core.hardware import ComputeClass
 from shadho_celery.core.payload import Payload
 from shadho_celery.core.trial import Attempt
@@ -17,6 +18,7 @@ from shadho_celery.fleet.workers import Workers
 from shadho_celery.transport.broker import Publisher
 from shadho_celery.transport.channel import SchedulerChannel
 from shadho_celery.transport.redis import outages_pass
+from shadho_celery.transport.registry import ANY_CODE
 
 #: seconds that a message costs a worker
 MESSAGE_SECONDS = 0.001
@@ -83,8 +85,8 @@ class Dispatch:
     may_watch: bool
     #: the study's name
     name: str = ""
-    #: digest of the study's code, "" for any
-    code: str = ""
+    #: version of the study's code
+    code: CodeVersion = ANY_CODE
 
     def __post_init__(self) -> None:
         self.pace = Pace(self.clock)
@@ -156,7 +158,8 @@ class Dispatch:
             study=self.study,
             name=self.name,
             module=self.module,
-            code=self.code,
+            code=self.code.digest,
+            is_shipped=self.code.is_shipped,
             attempts=list(attempts),
             timeout=timeout,
             watched=watched,

@@ -10,7 +10,7 @@ from functools import partial
 import redis
 
 from shadho_celery.core.clock import Clock, SystemClock
-from shadho_celery.core.code import CodeVersion
+from shadho_celery.core.code import CodeVersion, Sources
 from shadho_celery.core.hardware import ComputeClass
 from shadho_celery.core.trial import WELL, Attempt, Event, GangEvent, Lost, Result, Started, TrialState
 from shadho_celery.errors import ServiceError
@@ -26,7 +26,11 @@ from shadho_celery.transport.quarantine import Quarantine
 from shadho_celery.transport.redis import flush, is_outage, outages_pass, unusable
 from shadho_celery.transport.registry import ANY_CODE, Worker, of_other_protocols
 from shadho_celery.transport.seats import SchedulerSeats
+from shadho_celery.transport.shipping import Shipping
 from shadho_celery.transport.signing import UNSIGNED, Signer
+
+#: seconds after which a study's sources are shipped again: Redis may have lost them
+SHIP_SECONDS = 30.0
 
 #: seconds within which the seats of a trial's gang are to be taken
 GANG_WAIT_SECONDS = 60.0
@@ -51,15 +55,16 @@ class QueueExecutor:
         fence: int = 0,
         name: str = "",
         code: CodeVersion = ANY_CODE,
+        sources: Sources | None = None,
     ) -> None:
         """`study` is the study's key, `name` its name, `module` the one its workers must have been started with, `code`
-        the version of it.
+        the version of it. With `sources` workers that accept code get them.
 
         `weight` is its part of the slots when several studies want them. With `adopt` attempts that an earlier
         scheduler left running are waited for; without, their workers are gone, and all workers are on one machine.
         A trial is stopped after `trial_timeout` seconds; one whose gang is not complete after `gang_wait_seconds`
         gives its slots back, and is lost unclaimed. `fence` is the fencing number of the study's lock in its store.
-        Raises StudyLocked if another scheduler runs the study on this Redis.
+        Raises StudyLocked if another scheduler runs the study on this Redis, UsageError for sources without a key.
         """
         self._clock = clock or SystemClock()
         self._adopt = adopt
@@ -75,11 +80,13 @@ class QueueExecutor:
             timeout=trial_timeout,
             may_watch=adopt,
             name=name,
-            code=code.digest,
+            code=code,
         )
         self._leases = LeaseMonitor(channel, workers, sent, self._breaker, self._clock)
         seats = SchedulerSeats(client, study, signer)
         self._gangs = Gangs(seats, self._dispatch, workers, sent, gang_wait_seconds)
+        #: what ships the sources
+        self._ship = None if sources is None else partial(Shipping(client, signer).send, study, sources)
         #: True until the first poll: attempts that are submitted before it are those of an earlier scheduler
         self._is_new = True
         #: calls that take attempts back, pending while Redis does not answer
@@ -91,6 +98,10 @@ class QueueExecutor:
         #: the moment of the last look at the lock
         self._held_at = self._clock.now()
         quarantine.reset()
+        if self._ship is not None:
+            self._ship()
+        #: the moment at which the sources were last shipped
+        self._shipped_at = self._clock.now()
 
     def classes(self) -> Sequence[ComputeClass]:
         return [replace(each, ahead=self._dispatch.pace.ahead(each)) for each in self._workers.classes]
@@ -174,6 +185,9 @@ class QueueExecutor:
         try:
             if self._silence is not None:
                 self._channel.repair()
+            if self._ship is not None and asked_at - self._shipped_at >= SHIP_SECONDS:
+                self._ship()
+                self._shipped_at = asked_at
             self._confirm()
             self._breaker.speak()
             self._leases.note_wait(self._clock.now() - asked_at)

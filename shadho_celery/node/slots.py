@@ -44,6 +44,7 @@ from shadho_celery.node.consumer import Consumer
 from shadho_celery.node.heartbeat import Heartbeat
 from shadho_celery.node.leases import Lease, Leases
 from shadho_celery.node.logs import LogServer
+from shadho_celery.node.shipped_code import ShippedCode
 from shadho_celery.node.trial_lines import TrialLines
 from shadho_celery.objective.call import joined
 from shadho_celery.runner.protocol import Reported, RunAttempt
@@ -55,6 +56,7 @@ from shadho_celery.transport.logs import WorkerLogs
 from shadho_celery.transport.redis import flush, is_outage
 from shadho_celery.transport.registry import Worker
 from shadho_celery.transport.seats import Seat, WorkerSeats
+from shadho_celery.transport.shipping import Shipping
 from shadho_celery.transport.signing import UNSIGNED, Signer
 
 log = logging.getLogger(__name__)
@@ -92,8 +94,9 @@ class Slots:
         checkpoints: Path,
         address: str,
         signer: Signer = UNSIGNED,
+        accept_code: bool = False,
     ) -> None:
-        """`imports` are the modules whose objectives may run here, and no others.
+        """`imports` are the modules whose objectives may run here; no others, unless this worker is to `accept_code`.
 
         `address` is the one by which the fleet's other machines reach this machine. Raises UsageError for a name that
         cannot be announced.
@@ -124,12 +127,15 @@ class Slots:
         self._declined: list[Callable[[], object]] = []
         self._leases = Leases(self._channel, self._seats)
         self._codes = Codes()
+        shipping = Shipping(client, signer) if accept_code else None
+        self._shipped_code = ShippedCode(shipping, checkpoints.parent / "code") if shipping else None
         announcement = {
             "protocol": PROTOCOL,
             "key": signer.fingerprint,
             "compute_class": compute_class,
             "slots": count,
             "imports": imports,
+            "accepts_code": accept_code,
             "pid": os.getpid(),
             "machine": asdict(machine),
         }
@@ -197,9 +203,24 @@ class Slots:
 
     def _lacks(self, payload: Payload) -> str:
         """Return the reason why this worker cannot run a message's attempts, "" if it can or does not know yet."""
+        if self._is_shipped(payload):
+            # The process tells whether it is the right code.
+            try:
+                return "" if self._persist(lambda: self._folder(payload)) else "its study's code is not in Redis"
+            except OSError as error:
+                return f"its study's code cannot be written to this disk: {error}"
         if payload.module not in self._worker.imports:
             return f"this worker was not started with {payload.module}; it has {', '.join(self._worker.imports)}"
         return self._codes.lacks(payload.module, payload.code)
+
+    def _is_shipped(self, payload: Payload) -> bool:
+        """Return whether this worker gets a message's code from its study."""
+        return payload.is_shipped and self._shipped_code is not None
+
+    def _folder(self, payload: Payload) -> str:
+        """Return the folder of a message's code if it is shipped, else ""."""
+        found = self._shipped_code.folder(payload) if payload.is_shipped and self._shipped_code is not None else None
+        return str(found or "")
 
     def _run_bundle(self, slot: int, bundle: Bundle) -> None:
         """Claim and run the attempts of a message, one after another, and send their results."""
@@ -224,9 +245,11 @@ class Slots:
 
     def _refuse(self, bundle: Bundle, attempt: Attempt, code: CodeVersion) -> None:
         """Give back attempts for another version of the code than the one on this machine's disk."""
-        # First: the scheduler is to know before it sends them again.
-        self._tell_code(bundle.payload.module, code)
-        reason = self._codes.lacks(bundle.payload.module, bundle.payload.code) or "its code was edited meanwhile"
+        reason = code.problem or "its code was edited meanwhile"
+        if not self._is_shipped(bundle.payload):
+            # First: the scheduler is to know before it sends them again.
+            self._tell_code(bundle.payload.module, code)
+            reason = self._codes.lacks(bundle.payload.module, bundle.payload.code) or reason
         log.warning("trial %s and those after it were given back: %s", attempt.number, reason)
         self._persist(lambda: bundle.refuse(attempt, f"on {self._host}: {reason}"))
 
@@ -391,6 +414,7 @@ class Slots:
             study=payload.name,
             module=payload.module,
             code=payload.code,
+            folder=self._folder(payload),
             checkpoint_dir=str(self._checkpoints / payload.study / str(whose)),
             log=str(log_path(self._checkpoints, payload.study, attempt.number, attempt.attempt, rank)),
             compute_class=self._worker.compute_class,

@@ -12,7 +12,7 @@ import ast
 import os
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
@@ -47,6 +47,12 @@ def read(module: str, origin: str) -> CodeVersion:
             files[path.relative_to(root).as_posix()] = "" if content is None else digest_of(content)
             waiting += _imported(name, path, content or b"")
     return CodeVersion(root=str(root), files=files)
+
+
+def contents(code: CodeVersion) -> dict[str, bytes]:
+    """Return the sources of `code`, which this process has read, by path."""
+    known = dict(_finder().sources())
+    return {name: known[path] for name in code.files if (path := Path(code.root, name)) in known}
 
 
 def absent(module: str) -> CodeVersion:
@@ -95,6 +101,10 @@ class _Finder(MetaPathFinder):
 
     def __init__(self) -> None:
         self._sources: dict[str, tuple[Path, bytes]] = {}
+
+    def sources(self) -> Iterable[tuple[Path, bytes]]:
+        """Return the files that were read, and their contents."""
+        return self._sources.values()
 
     def content(self, name: str, path: Path) -> bytes | None:
         """Return the source of a module as it is imported: read now, unless it was imported already."""

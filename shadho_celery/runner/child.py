@@ -256,6 +256,9 @@ class Child:
 
     def _has(self, order: protocol.RunAttempt) -> bool:
         """Return whether an order is for the code that this process has imported."""
+        if order.folder and order.folder != sys.path[0]:
+            # A process is for one folder. It comes before the working directory, which may have an old copy.
+            sys.path.insert(0, order.folder)
         if not order.code:
             return True
         with suppress(BaseException):

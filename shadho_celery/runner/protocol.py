@@ -47,6 +47,8 @@ class RunAttempt(_Record, frozen=True, kw_only=True):
     #: digest of the code that it is for; "" for any
     code: Digest = ""
     checkpoint_dir: str
+    #: folder of its code; "" for the working directory and PYTHONPATH
+    folder: str = ""
     #: file for its output, which is made if there is any; "" for none
     log: str = ""
     compute_class: str

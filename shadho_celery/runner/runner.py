@@ -69,10 +69,12 @@ class Runner:
 
         `complain` is told why the log of a trial is not complete.
         """
-        self._arguments = ["shadho_celery.runner.child", *modules]
+        self._modules = modules
         self._environment = dict(environment)
         self._complain = complain
         self._process: TrialProcess | None = None
+        #: folder of the process's code
+        self._folder = ""
         #: numbers of the order that runs, and of the last one that was sent
         self._current = 0
         self._last = 0
@@ -86,16 +88,18 @@ class Runner:
     def start(self) -> None:
         """Start the process unless it lives, without waiting until it is ready. Raises OSError."""
         with self._lock:
-            self._living()
+            self._living("")
 
     def send_ahead(self, orders: Sequence[RunAttempt]) -> None:
         """Send short attempts that are run next, in this order: each costs no round trip through the pipe then.
 
         Those that are too long for the pipe are left to `run`.
         """
+        if not orders:
+            return
         with self._lock:
             try:
-                process = self._living()
+                process = self._living(orders[0].folder)
             except OSError:
                 # `run` will say so.
                 return
@@ -176,9 +180,12 @@ class Runner:
         )
 
     def codes(self) -> Mapping[str, CodeVersion]:
-        """Return the code of each study module as the process has imported it; empty until it is ready."""
+        """Return the code of each study module as the process has imported it; empty until it is ready.
+
+        Code that was shipped is not this machine's, and not among it.
+        """
         with self._lock:
-            if self._process is None:
+            if self._process is None or self._folder:
                 return {}
             if not (self._is_running or self._ahead or self._process.codes):
                 # Nobody else reads the pipe.
@@ -207,7 +214,7 @@ class Runner:
                 self._is_running = True
                 self._current, _ = self._ahead.popleft()
                 return self._process, self._current, bool(self._ahead)
-            process, numbered = self._living(), self._numbered(order)
+            process, numbered = self._living(order.folder), self._numbered(order)
             self._is_running, self._current = True, numbered.order
         process.send(numbered)
         return process, numbered.order, False
@@ -230,15 +237,19 @@ class Runner:
         self._last += 1
         return replace(order, order=self._last)
 
-    def _living(self) -> TrialProcess:
-        """Return the process, a new one if the last one has died or may run what was taken back."""
-        if self._process is not None and (self._is_recalled or self._ahead or not self._process.is_idle()):
+    def _living(self, folder: str) -> TrialProcess:
+        """Return the process for code in a folder; a new one if that has died or may run what was taken back."""
+        is_other = folder != self._folder
+        if self._process is not None and (is_other or self._is_recalled or self._ahead or not self._process.is_idle()):
             self._process.kill()
             self._process = None
         if self._process is None:
             self._ahead.clear()
             self._is_recalled = False
-            self._process = TrialProcess(self._arguments, self._environment, self._complain)
+            self._folder = folder
+            # Other code comes with its order: this machine's modules are no part of it.
+            arguments = ["shadho_celery.runner.child", *([] if folder else self._modules)]
+            self._process = TrialProcess(arguments, self._environment, self._complain)
         return self._process
 
 

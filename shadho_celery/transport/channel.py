@@ -3,7 +3,7 @@
 The broker only delivers; the scripts in `lua/` decide who runs an attempt. An attempt is *claimed* by the worker that
 will run it, its *lease* is renewed while it runs, and its result is taken only while that lease lasts.
 
-Keys of a study, under ``shadho:{study}:``; `quarantine` and `seats` describe the others:
+Keys of a study, under ``shadho:{study}:``; `quarantine`, `seats` and `shipping` describe the others:
 
 ========  ======  ===================================================================================
 events    stream  events that the scheduler has not confirmed yet, an entry has one JSON record a line
@@ -82,6 +82,7 @@ _TYPES = {
     "shadho:{}:yields": "set",
     "shadho:{}:done": "string",
     "shadho:{}:holder": "string",
+    "shadho:{}:sources": "string",
 }
 
 #: greatest first part of an event's id, which no clock gives: nothing can be added to the stream any more
@@ -392,7 +393,7 @@ class SchedulerChannel:
         and their claims must be refused.
         """
         self._settle(len(self._recorded))
-        gone = ("events", "leases", "cancel", "holder", "known", "gangs", "seats", "yields")
+        gone = ("events", "leases", "cancel", "holder", "known", "gangs", "seats", "yields", "sources")
         self._client.delete(*keys(self._study, *gone))
         for kept in keys(self._study, "attempts", "breakers", "done"):
             self._client.expire(kept, ERASED_SECONDS)

@@ -48,6 +48,8 @@ class Worker(Struct, frozen=True, kw_only=True):
     imports: list[str] = []
     #: their code as its processes have imported it; without those that are not imported yet, or were edited since
     codes: dict[str, CodeVersion] = {}
+    #: True if it runs code that a study ships to it
+    accepts_code: bool = False
     pid: int = 0
     machine: Machine = Machine()
     #: True if it takes no messages: its circuit breaker is open for a study, or it is quarantined
@@ -140,8 +142,8 @@ def able(
     """
     return {
         name: worker
-        for name, worker in _admitted(workers, module, fingerprint).items()
-        if worker.codes.get(module, ANY_CODE).is_usable(code.digest)
+        for name, worker in _admitted(workers, module, fingerprint, code).items()
+        if _gets(worker, code) or worker.codes.get(module, ANY_CODE).is_usable(code.digest)
     }
 
 
@@ -152,17 +154,23 @@ def with_other_code(
     able_ones = able(workers, module, fingerprint, code)
     return {
         name: f"worker {name} on {worker.machine.host} gets no trials: {worker.codes[module].difference(code)}"
-        for name, worker in _admitted(workers, module, fingerprint).items()
+        for name, worker in _admitted(workers, module, fingerprint, code).items()
         if name not in able_ones
     }
 
 
-def _admitted(workers: Mapping[str, Worker], module: str, fingerprint: str) -> dict[str, Worker]:
+def _admitted(workers: Mapping[str, Worker], module: str, fingerprint: str, code: CodeVersion) -> dict[str, Worker]:
     return {
         name: worker
         for name, worker in workers.items()
-        if module in worker.imports and worker.protocol == PROTOCOL and worker.key == fingerprint
+        if worker.protocol == PROTOCOL and worker.key == fingerprint
+        if module in worker.imports or _gets(worker, code)
     }
+
+
+def _gets(worker: Worker, code: CodeVersion) -> bool:
+    """Return whether the code is shipped to a worker: then it matters not what lies on its disk."""
+    return code.is_shipped and worker.accepts_code
 
 
 def unable(

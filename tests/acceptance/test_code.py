@@ -119,7 +119,7 @@ def test_a_worker_with_an_old_copy_gets_no_trials_and_the_scheduler_names_it(
     command = launch(on_fleet, "--trials", "20")
     command.says(f"{stale}/my_study.py has version")
     assert f"on {socket.gethostname()} gets no trials" in command.err
-    assert not on_fleet.trials()
+    assert not ran(on_fleet)
     on_fleet.worker(name, "-c", "1")
     until(lambda: ran(on_fleet), 60, on_fleet.said)
     write(stale, seconds=0.05)
@@ -175,3 +175,41 @@ def test_a_study_edited_during_its_run_says_so_waits_and_goes_on_with_resume(des
     assert {metrics["text"] for _, metrics, _ in found[len(before) :]} == {"second"}
     assert all(metrics["ran"] == FIRST[option] for option, metrics, _ in found)
     assert len({(metrics["text"], code) for _, metrics, code in found}) == 2, "each records the code that it ran under"
+
+
+def test_workers_without_the_files_run_code_that_is_shipped_to_them(
+    on_fleet: Desk, redis_url: str, unique: Callable[[str], str], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Only those that accept it do, one with an old copy too; each version has a folder of its own."""
+    key = on_fleet.write("shadho.key", "a key of more than sixteen bytes\n")
+    key.chmod(0o600)
+    on_fleet.environment |= {"SHADHO_SIGNING_KEY_FILE": str(key), "SHADHO_IMPORTS": "", "SHADHO_ACCEPT_CODE": "1"}
+    empty, stale = tmp_path_factory.mktemp("empty"), tmp_path_factory.mktemp("stale")
+    write(stale, options=SECOND)
+    write(on_fleet.folder)
+    worker_in(empty, on_fleet, unique("cpu"), 1)
+    on_fleet.environment["SHADHO_IMPORTS"] = "my_study"
+    worker_in(stale, on_fleet, unique("gpu"), 1)
+    await_workers(redis_url, 2)
+    first = launch(on_fleet, "--trials", "10", "--code", "ship", "--study", "one").wait()
+    assert first.code == 0, on_fleet.said()
+    write(on_fleet.folder, layers=2)
+    assert launch(on_fleet, "--trials", "10", "--code", "ship", "--study", "two").wait().code == 0, on_fleet.said()
+    found = ran(on_fleet)
+    assert all(metrics["ran"] == FIRST[option] for option, metrics, _ in found)
+    assert [metrics["layers"] for _, metrics, _ in found] == [1] * 10 + [2] * 10
+    assert len({trial["compute_class"] for trial in on_fleet.trials()}) == 2
+    assert [*empty.glob("*.py")] == []
+    assert len([*empty.glob(".shadho/code/*/*/my_study.py")]) == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "about"),
+    [((), "is for a fleet"), (("--redis", "redis://127.0.0.1:6379/0"), "on a signed fleet only")],
+    ids=["embedded", "without a key"],
+)
+def test_code_is_shipped_to_signed_fleets_only(desk: Desk, words: tuple[str, ...], about: str) -> None:
+    write(desk.folder)
+    command = launch(desk, "--code", "ship", *words).wait()
+    assert command.code == 2
+    assert about in command.err

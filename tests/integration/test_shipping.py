@@ -1,0 +1,95 @@
+"""Code on its way to workers: signed, bounded, below its own folder, and written once."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import redis
+
+from shadho_celery.core.code import MAX_SOURCES, Sources
+from shadho_celery.core.payload import Payload
+from shadho_celery.errors import UsageError
+from shadho_celery.node.shipped_code import ShippedCode
+from shadho_celery.transport.redis import connect
+from shadho_celery.transport.shipping import Shipping
+from shadho_celery.transport.signing import UNSIGNED, Signer
+
+SIGNER = Signer(b"a key of sixteen bytes")
+MESSAGE = Payload(study="k1", module="my_study", code="0123456789ab", is_shipped=True, attempts=[])
+SOURCES = Sources(
+    code=MESSAGE.code, files={"my_study.py": b"SPACE = 1\n", "parts/layers.py": "# größe\n".encode("latin-1")}
+)
+
+
+@pytest.fixture
+def client(redis_url: str) -> Iterator[redis.Redis]:
+    with connect(redis_url) as opened:
+        yield opened
+
+
+def test_sources_arrive_to_the_byte_in_a_folder_of_their_version(client: redis.Redis, tmp_path: Path) -> None:
+    shipping = Shipping(client, SIGNER)
+    shipped = ShippedCode(shipping, tmp_path)
+    assert shipped.folder(MESSAGE) is None, "they are not there yet"
+    shipping.send("k1", SOURCES)
+    folder = shipped.folder(MESSAGE)
+    assert folder == tmp_path / "k1" / "0123456789ab"
+    assert {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*.py")} == SOURCES.files
+    client.flushdb()
+    assert shipped.folder(MESSAGE) == folder, "they are asked for once"
+    assert client.ttl("shadho:k1:sources") < 0
+
+
+@pytest.mark.parametrize("signer", [Signer(b"another key of sixteen"), UNSIGNED], ids=["another key", "no key"])
+def test_sources_that_are_not_signed_with_our_key_are_not_taken(client: redis.Redis, signer: Signer) -> None:
+    key = "shadho:k1:sources"
+    client.set(key, signer.seal(key, json.dumps(msgspec.to_builtins(SOURCES))))
+    assert Shipping(client, SIGNER).fetch("k1") is None
+
+
+def test_sources_of_another_study_are_not_taken(client: redis.Redis) -> None:
+    Shipping(client, SIGNER).send("k1", SOURCES)
+    client.rename("shadho:k1:sources", "shadho:k2:sources")
+    assert Shipping(client, SIGNER).fetch("k2") is None
+
+
+def test_another_version_of_the_same_study_is_not_taken(client: redis.Redis, tmp_path: Path) -> None:
+    """Whoever can write to Redis may lay an earlier one down again."""
+    Shipping(client, SIGNER).send("k1", msgspec.structs.replace(SOURCES, code="ba9876543210"))
+    assert ShippedCode(Shipping(client, SIGNER), tmp_path).folder(MESSAGE) is None
+    assert not [*tmp_path.iterdir()]
+
+
+def test_without_a_key_there_is_no_shipping(client: redis.Redis) -> None:
+    with pytest.raises(UsageError, match="signed fleet only"):
+        Shipping(client, UNSIGNED)
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"../my_study.py": "QQ=="},
+        {"/tmp/my_study.py": "QQ=="},
+        {"a/../../b.py": "QQ=="},
+        {"a\\b.py": "QQ=="},
+        {"my_study.so": "QQ=="},
+        {".hidden.py": "QQ=="},
+        {"my_study.py\n": "QQ=="},
+        {"my_study.py": "no base64!"},
+        {"my_study.py": 3},
+        {"a.py": "QUFB" * (MAX_SOURCES // 3 + 1)},
+    ],
+)
+def test_paths_out_of_the_folder_and_too_many_bytes_are_refused_although_signed(
+    client: redis.Redis, tmp_path: Path, files: dict[str, Any]
+) -> None:
+    key = "shadho:k1:sources"
+    client.set(key, SIGNER.seal(key, json.dumps({"code": MESSAGE.code, "files": files})))
+    assert Shipping(client, SIGNER).fetch("k1") is None
+    assert ShippedCode(Shipping(client, SIGNER), tmp_path / "code").folder(MESSAGE) is None
+    assert not (tmp_path / "code").exists()
