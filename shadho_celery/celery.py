@@ -19,7 +19,7 @@ from shadho_celery.core import hardware
 from shadho_celery.errors import ShadhoError
 from shadho_celery.node.consumer import CarefulConsumer, Consumer
 from shadho_celery.node.slots import NotMine, Slots
-from shadho_celery.objective.context import CHECKPOINTS
+from shadho_celery.objective.context import CHECKPOINTS, SHIPPED_CODE
 from shadho_celery.objective.study_file import cores_per_trial, module_name
 from shadho_celery.transport import broker
 from shadho_celery.transport.celery_settings import configuration
@@ -103,7 +103,7 @@ def _open(sender: Any, **_: object) -> None:
             checkpoints=CHECKPOINTS.absolute(),
             address=own_address(client),
             signer=Signer.configured(),
-            accept_code=bool(conf.get("shadho_accept_code")),
+            code_folder=SHIPPED_CODE.absolute() if conf.get("shadho_accept_code") else None,
         )
     except ShadhoError as error:
         raise _refusal(str(error)) from None

@@ -94,11 +94,11 @@ class Slots:
         checkpoints: Path,
         address: str,
         signer: Signer = UNSIGNED,
-        accept_code: bool = False,
+        code_folder: Path | None = None,
     ) -> None:
-        """`imports` are the modules whose objectives may run here; no others, unless this worker is to `accept_code`.
+        """`imports` are the modules whose objectives may run here; no others, but for the code that studies ship.
 
-        `address` is the one by which the fleet's other machines reach this machine. Raises UsageError for a name that
+        That is accepted only with a `code_folder`, and kept there. `address` is the one by which the fleet's other machines reach this machine. Raises UsageError for a name that
         cannot be announced.
         """
         self.name = f"{compute_class}@{socket.gethostname()}.{os.getpid()}.{uuid.uuid4().hex[:4]}"
@@ -127,15 +127,14 @@ class Slots:
         self._declined: list[Callable[[], object]] = []
         self._leases = Leases(self._channel, self._seats)
         self._codes = Codes()
-        shipping = Shipping(client, signer) if accept_code else None
-        self._shipped_code = ShippedCode(shipping, checkpoints.parent / "code") if shipping else None
+        self._shipped_code = None if code_folder is None else ShippedCode(Shipping(client, signer), code_folder)
         announcement = {
             "protocol": PROTOCOL,
             "key": signer.fingerprint,
             "compute_class": compute_class,
             "slots": count,
             "imports": imports,
-            "accepts_code": accept_code,
+            "accepts_code": code_folder is not None,
             "pid": os.getpid(),
             "machine": asdict(machine),
         }

@@ -15,7 +15,7 @@ from msgspec import Struct
 from shadho_celery.core.checks import short
 from shadho_celery.core.trial import TrialState
 from shadho_celery.errors import StudyLocked, UsageError
-from shadho_celery.objective.context import CHECKPOINTS
+from shadho_celery.objective.context import CHECKPOINTS, SHIPPED_CODE
 from shadho_celery.results.frame import make_frame
 from shadho_celery.results.trial import TrialResult, TrialResults
 from shadho_celery.results.values import Evaluate, Values
@@ -173,8 +173,8 @@ class StudyResults:
         """Its folders below the working directory: checkpoints, and the files of its embedded servers."""
         state = STATE / self.name
         # A name that came with a store from elsewhere might lead out of the folder, or to all checkpoints.
-        is_own = state.parent == STATE and state.name not in {"", "..", CHECKPOINTS.name}
-        return [CHECKPOINTS / self.key, STATE / self.key, *([state] if is_own else [])]
+        is_own = state.parent == STATE and state.name not in {"", "..", CHECKPOINTS.name, SHIPPED_CODE.name}
+        return [*(folder / self.key for folder in (CHECKPOINTS, SHIPPED_CODE, STATE)), *([state] if is_own else [])]
 
     def __repr__(self) -> str:
         return f"<study {self.name!r} in {self.store}>"
