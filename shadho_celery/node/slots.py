@@ -98,8 +98,8 @@ class Slots:
     ) -> None:
         """`imports` are the modules whose objectives may run here; no others, but for the code that studies ship.
 
-        That is accepted only with a `code_folder`, and kept there. `address` is the one by which the fleet's other machines reach this machine. Raises UsageError for a name that
-        cannot be announced.
+        That is accepted only with a `code_folder`, and kept there. `address` is the one by which the fleet's other
+        machines reach this machine. Raises UsageError for a name that cannot be announced.
         """
         self.name = f"{compute_class}@{socket.gethostname()}.{os.getpid()}.{uuid.uuid4().hex[:4]}"
         self.signer = signer
