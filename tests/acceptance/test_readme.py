@@ -144,7 +144,7 @@ def test_the_output_of_a_trial(first_study: Desk) -> None:
     body = PYTHON[0].replace("    return {", '    print("it ends")\n    return {')
     first_study.write("my_study.py", body)
     shell(first_study, "python -m shadho_celery.launch my_study --trials 4 --study my_study --workers cpu=1")
-    lines = [line for line in COMMANDS if line.startswith("shadho-celery logs my_study 3")]
+    lines = {line for line in COMMANDS if line.startswith("shadho-celery logs my_study 3")}
     assert len(lines) == 2
     for line in lines:
         printed = shell(first_study, line.replace("shadho-celery", f"{sys.executable} -m shadho_celery"))
