@@ -39,7 +39,7 @@ def _parquet(study: StudyResults, file: IO[bytes]) -> None:
     try:
         study.dataframe().to_parquet(file, index=False)
     except ImportError:
-        raise UsageError('parquet needs pyarrow: pip install "shadho_celery[export]"') from None
+        raise UsageError("parquet needs pyarrow: pip install pandas pyarrow") from None
 
 
 WRITERS: Mapping[str, Callable[[StudyResults, IO[bytes]], None]] = {"csv": _csv, "json": _json, "parquet": _parquet}
@@ -54,7 +54,7 @@ Examples:
   shadho-celery export svm -o trials.parquet
 \b
 csv and parquet are tables: one row a trial, one column a label with its value, one a metric. They need
-pandas, and parquet pyarrow: pip install "shadho_celery[export]"
+pandas, and parquet pyarrow: pip install pandas pyarrow
 """
 )
 @study_argument
@@ -67,7 +67,9 @@ pandas, and parquet pyarrow: pip install "shadho_celery[export]"
 def export(name: str, kind: str | None, output: Path | None, store: str) -> None:
     """Write all trials of a study to FILE, else to standard output."""
     ending = output.suffix[1:].lower() if output else ""
-    kind = kind or (ending if ending in WRITERS else "csv")
+    if kind is None and ending and ending not in WRITERS:
+        raise UsageError(f"there is no form of a name that ends with .{ending}; give --format {', '.join(WRITERS)}")
+    kind = kind or ending or "csv"
     if output is None and kind == "parquet" and sys.stdout.isatty():
         raise UsageError("parquet is no text for a terminal; give -o FILE")
     with opened(store, name) as study:
@@ -82,6 +84,12 @@ def export(name: str, kind: str | None, output: Path | None, store: str) -> None
 def _write(path: Path, write: Callable[[IO[bytes]], None]) -> None:
     """Write a file whole or not at all: an earlier one of its name stays until the new one is complete."""
     try:
+        path = path.resolve()
+        if path.exists() and not path.is_file():
+            # A device or a pipe is written to; a new file must not take its place.
+            with path.open("wb") as file:
+                write(file)
+            return
         descriptor, part = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         try:
             with os.fdopen(descriptor, "wb") as file:

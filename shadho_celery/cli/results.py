@@ -22,7 +22,7 @@ from shadho_celery.cli.result_options import (
     trial_json,
 )
 from shadho_celery.core.checks import one_line
-from shadho_celery.core.failures import headline
+from shadho_celery.core.failures import read_failure
 from shadho_celery.core.trial import Params, TrialState
 from shadho_celery.errors import NoSuccessfulTrial
 
@@ -119,13 +119,13 @@ def show(name: str, store: str, as_json: bool) -> None:
         # Without its lock: nothing of it is ever written.
         study = Study(database, record, 0, database.earlier(record.key))
         values = Values(record)
+        running_on = database.holder(record.key, study.clock.wall())
         again = (
             views.resume_command(record.module, record.name, database.safe_url, 2 * max(1, study.counted))
             if record.module
             else f"minimize(..., study={record.name!r}, resume=True)"
         )
-        views.summary(study, _Recorded(values.of), views.make_console(), again)
-        running_on = database.holder(record.key, study.clock.wall())
+        views.summary(study, _Recorded(values.of), views.make_console(), None if running_on else again)
     click.echo(f"running on {running_on}, {study.in_flight} trials in flight" if running_on else "ended")
     if values.note:
         click.echo(f"Warning: {values.note}", err=True)
@@ -288,7 +288,7 @@ def _trials_table(found: list[TrialResult], *, with_errors: bool) -> Table:
     last = Column("error" if with_errors else "what the objective got", no_wrap=True, overflow="ellipsis")
     table = _table(">trial", "state", ">loss", ">seconds", "class", "host", last)
     for each in found:
-        words = headline(each.error) if with_errors else brief(each.values)
+        words = str(read_failure(each.error)) if with_errors else brief(each.values)
         cells = (str(each.number), each.state.lower(), _number(each.loss), _number(each.seconds, 3))
         table.add_row(*cells, *map(Text, (each.compute_class or "-", each.host or "-", one_line(words, 1000))))
     return table

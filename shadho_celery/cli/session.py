@@ -42,6 +42,7 @@ from shadho_celery.store.base import DEFAULT_STORE
 from shadho_celery.store.sql import SqlStore
 from shadho_celery.study.limits import Limits
 from shadho_celery.study.open import open_study
+from shadho_celery.study.study import Study
 from shadho_celery.transport import urls
 from shadho_celery.transport.broker import Publisher
 from shadho_celery.transport.redis import connect
@@ -316,6 +317,10 @@ class Session:
             views.summary(self._study, self._space, self._console, resume, refused)
             if forged := self._executor.forged:
                 click.echo(f"records in Redis refused, unsigned or malformed: {forged}", err=True)
+        if self._options.fleet and not self._disk.edited(self._code):
+            # A short run ends before it is sure that they will not read their files anew.
+            for warning in sorted({*self._executor.other_code(at_end=True)} - self._warned):
+                click.echo(warning, err=True)
         if self._scheduler.hopeless:
             click.echo(
                 f"stopped: {self._scheduler.hopeless}; mend it and go on with --resume {self._study.name}, or let it "
@@ -328,12 +333,8 @@ class Session:
     def _warnings(self) -> Iterator[str]:
         """Yield the present warnings of failures, classes and workers."""
         yield from self._executor.notices()
-        most = self._limits.failures or math.inf
         if self._study.best is not None:
-            # Without the number, which changes: it is said once.
-            for each in self._study.failures.common():
-                if each.trials >= most:
-                    yield f"Warning: {most} trials and more fail with {each.failure}"
+            yield from _of_failures(self._study, self._limits.failures or math.inf)
         if edited := self._disk.edited(self._code):
             yield self._edited(edited)
         else:
@@ -353,6 +354,9 @@ class Session:
         trouble = unable(live, *wanted, refused=self._executor.unsigned)
         if trouble is not None and not edited:
             yield f"Warning: {trouble}"
+            if live:
+                # They are not missing.
+                return
         if served and max(served.values()) < self._widest:
             yield (
                 f"Warning: trials take up to {self._widest} slots of one class, and no class has as many; "
@@ -400,6 +404,14 @@ class Session:
         if self._signals and not self._scheduler.stopping:
             self._scheduler.stop()
             say("stopping: running trials finish first; Ctrl-C again stops at once")
+
+
+def _of_failures(study: Study, most: float) -> Iterator[str]:
+    """Yield a warning for each kind of failure that at least so many trials have had."""
+    for each in study.failures.common():
+        if each.trials >= most:
+            # Without their number, which changes: it is said once.
+            yield f"Warning: {most} trials and more fail with {each.failure}"
 
 
 def _shipped(code: CodeVersion) -> Sources:

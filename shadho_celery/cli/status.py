@@ -85,6 +85,7 @@ def _facts(
                 "queue": waiting,
                 "hosts": sorted({worker.machine.host for worker in by_class[name]}),
                 "imports": sorted({module for worker in by_class[name] for module in worker.imports}),
+                "accept_code": sum(worker.accepts_code for worker in by_class[name]),
             }
             for name, waiting in queues.items()
         },
@@ -105,7 +106,8 @@ def _show(found: Mapping[str, Any]) -> None:
         table = Table("class", *map(right, figures), "hosts", "modules")
         for name, facts in found["classes"].items():
             cells = ("-" if facts[figure] is None else str(facts[figure]) for figure in figures)
-            table.add_row(Text(name), *cells, Text(", ".join(facts["hosts"])), Text(", ".join(facts["imports"])))
+            modules = [*facts["imports"], *(["any that is shipped"] if facts["accept_code"] else [])]
+            table.add_row(Text(name), *cells, Text(", ".join(facts["hosts"])), Text(", ".join(modules)))
         make_console().print(table)
     else:
         click.echo("no worker is live; start one on a machine: shadho-celery worker --import my_study")

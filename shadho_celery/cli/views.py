@@ -273,8 +273,8 @@ def class_state(shown: ComputeClass, busy: int) -> str:
     return "silent" if busy else "no worker"
 
 
-def summary(study: Study, space: Evaluator, console: Console, resume_command: str, refused: int = 0) -> None:
-    """Print the best trials, failures and warnings, the store, and the command to continue.
+def summary(study: Study, space: Evaluator, console: Console, resume_command: str | None, refused: int = 0) -> None:
+    """Print the best trials, failures and warnings, the store, and the command to continue, if there is one.
 
     `refused` is the number of results that were refused: late ones, and those of other params.
     """
@@ -282,7 +282,8 @@ def summary(study: Study, space: Evaluator, console: Console, resume_command: st
         console.print(best_table(best, space))
     if len(study.subspaces) > 1 and len(study.compute_classes) > 1:
         console.print(placement_table(study))
-    failures = Failures(study.trials.of_state(_S.FAILED)).common()
+    # Those of this run first: its code may have been mended since.
+    failures = study.failures.common() or Failures(study.trials.of_state(_S.FAILED)).common()
     lines = [f"failed: {one_line(each, 400)}" for each in failures[:MESSAGES]]
     if len(failures) > MESSAGES:
         lines += [f"failed in other ways: {sum(each.trials for each in failures[MESSAGES:])}"]
@@ -298,7 +299,8 @@ def summary(study: Study, space: Evaluator, console: Console, resume_command: st
     if study.best is not None:
         lines += [f"best: {given(space, study.best)}"]
     lines += [f"study {study.name}: {counts}; {best_line(study)}"]
-    lines += [f"store: {study.store.safe_url}", f"more trials of it: {resume_command}"]
+    lines += [f"store: {study.store.safe_url}"]
+    lines += [f"more trials of it: {resume_command}"] if resume_command else []
     for line in lines:
         # Soft: lines to copy from must not be wrapped at the width of a file.
         console.print(Text(line), soft_wrap=True)

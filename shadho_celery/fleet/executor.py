@@ -138,9 +138,10 @@ class QueueExecutor:
             )
         return found
 
-    def other_code(self) -> Sequence[str]:
-        """Return a warning for each worker that has had another code for a while."""
-        return [f"Warning: {said}" for said in self._workers.with_other_code()]
+    def other_code(self, *, at_end: bool = False) -> Sequence[str]:
+        """Return a warning for each worker that has had another code for a while; `at_end` also for a moment."""
+        found = self._workers.with_other_code(0.0) if at_end else self._workers.with_other_code()
+        return [f"Warning: {said}" for said in found]
 
     @property
     def forged(self) -> int:

@@ -107,11 +107,11 @@ class Workers:
         """Return the seconds for which every live worker could announce itself; 0 while Redis cannot be used."""
         return 0.0 if self._is_late(now) else now - self._known_since
 
-    def with_other_code(self) -> list[str]:
-        """Return what to say of each worker that has had another code for a while, as of the last look."""
+    def with_other_code(self, seconds: float = OTHER_CODE_SECONDS) -> list[str]:
+        """Return what to say of each worker that has had another code for so many seconds, as of the last look."""
         found = with_other_code(self.announced, self._module, self._fingerprint, self._code)
         since = self._other_code
-        return [said for name, said in found.items() if self._looked_at - since[name] >= OTHER_CODE_SECONDS]
+        return [said for name, said in found.items() if self._looked_at - since[name] >= seconds]
 
     @property
     def refused(self) -> int:

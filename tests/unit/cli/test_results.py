@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import closing
@@ -240,7 +241,7 @@ def test_tables_have_a_column_for_each_label_and_metric(here: Path) -> None:
 
 def test_a_table_without_pandas_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pandas", None)
-    assert 'pip install "shadho_celery[export]"' in refused("export", "svm-1a")
+    assert "pip install pandas pyarrow" in refused("export", "svm-1a")
 
 
 @pytest.mark.parametrize("place", ["/proc/trials.json", "missing/trials.json", "shadho.db/trials.json"])
@@ -292,3 +293,21 @@ def test_without_a_fleet_the_status_says_how_to_name_one(monkeypatch: pytest.Mon
     assert "no fleet" in shown
     assert "--broker" in shown
     assert found("status") == {"fleet": None}
+
+
+def test_an_export_to_a_device_is_written_to_it_and_does_not_take_its_place(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reading = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        result = CliRunner().invoke(commands, ["export", "svm-1a", "-o", str(pipe), "--format", "json"])
+        assert result.exit_code == 0, result.output
+        assert pipe.is_fifo()
+        assert json.loads(os.read(reading, 1 << 20))["study"] == "svm-1a2b"
+    finally:
+        os.close(reading)
+
+
+def test_an_ending_that_names_no_form_is_refused() -> None:
+    assert "there is no form of a name that ends with .xlsx" in refused("export", "svm-1a", "-o", "trials.xlsx")
+    assert not Path("trials.xlsx").exists()
