@@ -29,6 +29,8 @@ def rm(name: str, yes: bool, store: str) -> None:
     with opened(store, name) as study:
         if (where := study.running_on) is not None:
             raise StudyLocked(f"study {study.name} is run by the scheduler on {where}; stop it first, by Ctrl-C there")
+        if yes and study.name != name:
+            raise UsageError(f"--yes needs the whole name: {study.name}")
         if not yes and not _confirms(f"Delete study {study.name} with its {study.count()} trials from {study.store}?"):
             click.echo("nothing was deleted", err=True)
             raise SystemExit(1)

@@ -68,7 +68,20 @@ def plain_json(value: Any) -> Any:
 def trial_json(trial: TrialResult) -> dict[str, Any]:
     """Return a trial as plain values for JSON."""
     names = (
-        *("number", "state", "subspace", "values", "params", "loss", "metrics", "error", "log", "warning", "seconds"),
+        *(
+            "number",
+            "state",
+            "subspace",
+            "values",
+            "params",
+            "loss",
+            "metrics",
+            "error",
+            "log",
+            "warning",
+            "seconds",
+            "code",
+        ),
         *("memory", "seed", "budget", "compute_class", "host", "attempts", "lost"),
         *("asked_at", "started_at", "finished_at"),
     )

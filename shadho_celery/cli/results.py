@@ -309,7 +309,7 @@ def _description(study: StudyResults, found: TrialResult) -> Iterator[str]:
     if found.host:
         yield f"ran on: {found.host}, class {found.compute_class}"
     lost = f", {found.lost} of them lost with their workers" if found.lost else ""
-    yield f"attempts: {found.attempts}{lost}"
+    yield f"attempts: {found.attempts}{lost}; code: {found.code or 'not recorded'}"
     for each in found.live:
         yield f"  attempt {each.attempt}: {each.state.lower()} on {each.host or each.compute_class}"
     yield f"asked: {moment(found.asked_at)}  started: {moment(found.started_at)}  ended: {moment(found.finished_at)}"

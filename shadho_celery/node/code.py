@@ -40,12 +40,8 @@ class Codes:
                     log.warning("no trials of %s run here until that is mended: %s", module, code.problem)
                 self._known[module] = code
 
-    def follow(self, imported: Sequence[Mapping[str, CodeVersion]]) -> bool:
-        """Learn what each slot's process has `imported`, and forget the versions whose files were edited.
-
-        Returns whether what is known has changed.
-        """
-        before = self.known
+    def follow(self, imported: Sequence[Mapping[str, CodeVersion]]) -> None:
+        """Learn what each slot's process has `imported`, and forget the versions whose files were edited."""
         for slot, codes in enumerate(imported):
             if codes and codes is not self._seen.get(slot):
                 self._seen[slot] = codes
@@ -55,7 +51,6 @@ class Codes:
             for module, path in edited.items():
                 log.info("%s was edited: trials for its new version get new processes", path)
                 del self._known[module]
-            return self._known != before
 
     def lacks(self, module: str, digest: str) -> str:
         """Return why trials for the code with this digest cannot run here; "" if they can, or that is not known."""

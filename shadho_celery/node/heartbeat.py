@@ -64,10 +64,10 @@ class Heartbeat:
         except redis.RedisError:
             log.warning("could not sign off; the schedulers will notice")
 
-    def tell_codes(self, codes: Mapping[str, CodeVersion]) -> None:
-        """Announce the code of the study modules from now on."""
+    def tell_codes(self, codes: Mapping[str, CodeVersion], unfit: Mapping[str, str]) -> None:
+        """Announce the code of the study modules from now on, and why which shipped code cannot run here."""
         with self._lock:
-            self._worker = replace(self._worker, codes=dict(codes))
+            self._worker = replace(self._worker, codes=dict(codes), unfit=dict(unfit))
         if self._is_announced.is_set():
             self._announce_now()
 

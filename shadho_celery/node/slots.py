@@ -127,7 +127,11 @@ class Slots:
         self._declined: list[Callable[[], object]] = []
         self._leases = Leases(self._channel, self._seats)
         self._codes = Codes()
-        self._shipped_code = None if code_folder is None else ShippedCode(Shipping(client, signer), code_folder)
+        #: the announced code, and why which shipped code cannot run here
+        self._told: tuple[dict[str, CodeVersion], dict[str, str]] = {}, {}
+        self._shipped_code = (
+            None if code_folder is None else ShippedCode(Shipping(client, signer), code_folder, self._clock)
+        )
         announcement = {
             "protocol": PROTOCOL,
             "key": signer.fingerprint,
@@ -202,24 +206,15 @@ class Slots:
 
     def _lacks(self, payload: Payload) -> str:
         """Return the reason why this worker cannot run a message's attempts, "" if it can or does not know yet."""
-        if self._is_shipped(payload):
-            # The process tells whether it is the right code.
-            try:
-                return "" if self._persist(lambda: self._folder(payload)) else "its study's code is not in Redis"
-            except OSError as error:
-                return f"its study's code cannot be written to this disk: {error}"
+        if (shipped := self._shipped_with(payload)) is not None:
+            return self._persist(lambda: shipped.lacks(payload))
         if payload.module not in self._worker.imports:
             return f"this worker was not started with {payload.module}; it has {', '.join(self._worker.imports)}"
         return self._codes.lacks(payload.module, payload.code)
 
-    def _is_shipped(self, payload: Payload) -> bool:
-        """Return whether this worker gets a message's code from its study."""
-        return payload.is_shipped and self._shipped_code is not None
-
-    def _folder(self, payload: Payload) -> str:
-        """Return the folder of a message's code if it is shipped, else ""."""
-        found = self._shipped_code.folder(payload) if payload.is_shipped and self._shipped_code is not None else None
-        return str(found or "")
+    def _shipped_with(self, payload: Payload) -> ShippedCode | None:
+        """Return what has a message's code if its study ships it and this worker accepts it; else None."""
+        return self._shipped_code if payload.is_shipped else None
 
     def _run_bundle(self, slot: int, bundle: Bundle) -> None:
         """Claim and run the attempts of a message, one after another, and send their results."""
@@ -244,18 +239,28 @@ class Slots:
 
     def _refuse(self, bundle: Bundle, attempt: Attempt, code: CodeVersion) -> None:
         """Give back attempts for another version of the code than the one on this machine's disk."""
-        reason = code.problem or "its code was edited meanwhile"
-        if not self._is_shipped(bundle.payload):
-            # First: the scheduler is to know before it sends them again.
-            self._tell_code(bundle.payload.module, code)
-            reason = self._codes.lacks(bundle.payload.module, bundle.payload.code) or reason
+        # First: the scheduler is to know before it sends them again.
+        reason = self._note_code(bundle.payload, code)
         log.warning("trial %s and those after it were given back: %s", attempt.number, reason)
         self._persist(lambda: bundle.refuse(attempt, f"on {self._host}: {reason}"))
 
-    def _tell_code(self, module: str, code: CodeVersion) -> None:
-        """Announce what a new process has found on disk."""
-        self._codes.learn({module: code})
-        self._heartbeat.tell_codes(self._codes.known)
+    def _note_code(self, payload: Payload, code: CodeVersion) -> str:
+        """Note and announce the code that a new process has found in place of a message's; return what is wrong."""
+        reason = code.problem or "its code was edited meanwhile"
+        if (shipped := self._shipped_with(payload)) is not None:
+            shipped.refuse(payload, reason)
+        else:
+            self._codes.learn({payload.module: code})
+            reason = self._codes.lacks(payload.module, payload.code) or reason
+        self._tell_codes()
+        return reason
+
+    def _tell_codes(self) -> None:
+        """Announce which code this worker has, and which it cannot run, if that has changed."""
+        found = self._codes.known, {} if self._shipped_code is None else self._shipped_code.unfit
+        if found != self._told:
+            self._told = found
+            self._heartbeat.tell_codes(*found)
 
     def _exchange(self, bundle: Bundle, count: int) -> None:
         """Send a bundle's results and claim its next attempts. Raises NotMine if the circuit breaker is open."""
@@ -327,8 +332,7 @@ class Slots:
             try:
                 outcome, stopped = self._drive(slot, payload, attempt, delivery, seat)
             except OtherCode as other:
-                self._tell_code(payload.module, other.code)
-                error = f"this machine has another version of {payload.module}"
+                error = f"another version of {payload.module} is here: {self._note_code(payload, other.code)}"
                 outcome, stopped = Outcome(state=TrialState.FAILED, error=error, seconds=0.0), ""
         has_ended = not (stopped or self._closing.is_set())
         # A replica that its gang needs no more ends as CANCELLED; one that returns did not take part in a gang.
@@ -413,7 +417,7 @@ class Slots:
             study=payload.name,
             module=payload.module,
             code=payload.code,
-            folder=self._folder(payload),
+            folder="" if (shipped := self._shipped_with(payload)) is None else str(shipped.folder(payload)),
             checkpoint_dir=str(self._checkpoints / payload.study / str(whose)),
             log=str(log_path(self._checkpoints, payload.study, attempt.number, attempt.attempt, rank)),
             compute_class=self._worker.compute_class,
@@ -447,8 +451,8 @@ class Slots:
             self._lines.beat()
             try:
                 self._leases.renew()
-                if self._codes.follow([runner.codes() for runner in self._runners]):
-                    self._heartbeat.tell_codes(self._codes.known)
+                self._codes.follow([runner.codes() for runner in self._runners])
+                self._tell_codes()
                 for slot, bundle in list(self._bundles.items()):
                     bundle.relieve(self._runners[slot].recall)
                 self._heartbeat.beat(has_free_slot=self._free.qsize() > 0)

@@ -34,13 +34,15 @@ def read(module: str, origin: str) -> CodeVersion:
 
     The version lacks the space. A file that cannot be read has the digest "": its import will say why.
     """
+    own = Path(origin).absolute().parent
     root = _root(module, Path(origin).absolute())
     finder = _finder()
     files: dict[str, str] = {}
     waiting, seen = [*_with_parents(module)], set()
     while waiting:
         name = waiting.pop()
-        path = None if name in seen else _path(name, root, module)
+        # A study in a folder of its own may have that folder searched, too.
+        path = None if name in seen else _path(name, root, root, module) or _path(name, own, root, module)
         seen.add(name)
         if path is not None:
             content = finder.content(name, path)
@@ -148,12 +150,12 @@ def _root(module: str, origin: Path) -> Path:
     return origin.parents[depth]
 
 
-def _path(name: str, root: Path, study: str) -> Path | None:
-    """Return the source of a module if it is the study's own."""
+def _path(name: str, folder: Path, root: Path, study: str) -> Path | None:
+    """Return the source of a module in a folder below `root` if it is the study's own."""
     top = name.partition(".")[0]
     if top == _OURS or (root.name in _INSTALLED and top != study.partition(".")[0]):
         return None
-    base = root.joinpath(*name.split("."))
+    base = folder.joinpath(*name.split("."))
     for path in (base / "__init__.py", base.with_name(f"{base.name}.py")):
         if path.is_file() and not _INSTALLED.intersection(path.relative_to(root).parts):
             return path
@@ -182,6 +184,10 @@ def _imported(name: str, path: Path, content: bytes) -> Iterator[str]:
                 for alias in node.names:
                     # It may be a module, or a name in one.
                     yield from _with_parents(f"{base}.{alias.name}")
+        elif isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
+            called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            if called in {"import_module", "__import__"} and isinstance(node.args[0].value, str):
+                yield from _with_parents(node.args[0].value)
 
 
 def _with_parents(name: str) -> Iterator[str]:

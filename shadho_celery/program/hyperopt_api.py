@@ -60,7 +60,7 @@ def fmin(  # noqa: PLR0917  # hyperopt's own signature
     fn: Callable[..., Any],
     space: Any,
     algo: Any = None,
-    max_evals: int | None = None,
+    max_evals: float | None = None,
     timeout: float | None = None,
     loss_threshold: float | None = None,
     trials: hyperopt.Trials | None = None,
@@ -104,7 +104,8 @@ def fmin(  # noqa: PLR0917  # hyperopt's own signature
         save_file=trials_save_file,
         show=progress.default_callback if bar is True else bar or progress.no_progress_callback,
     )
-    search.run(sys.maxsize if max_evals is None else max_evals, timeout, loss_threshold)
+    # Scripts write 1e3, too.
+    search.run(sys.maxsize if max_evals is None else int(max_evals), timeout, loss_threshold)
     if return_argmin:
         if not len(trials):
             raise NoTrials

@@ -32,14 +32,14 @@ def make_frame(trials: Iterable[TrialResult], values: Values) -> pd.DataFrame:
     rows = list(trials)
     labels = dict.fromkeys(label for trial in rows for label in trial.params)
     metrics = dict.fromkeys(name for trial in rows for name in trial.metrics)
-    columns: dict[str, list[Any]] = {name: [getattr(trial, name) for trial in rows] for name in FACTS}
+    columns: dict[str, Any] = {name: [getattr(trial, name) for trial in rows] for name in FACTS}
     columns["state"] = [str(trial.state) for trial in rows]
     taken = {*FACTS, *MOMENTS, "error", "warning"}
     for label in labels:
         shown = [values.shown(params, label) if label in (params := trial.params) else None for trial in rows]
-        columns[_name(label, "param", taken)] = _plain(shown)
+        columns[_name(label, "param", taken)] = _column(shown)
     for name in metrics:
-        columns[_name(name, "metric", taken)] = _plain([trial.metrics.get(name) for trial in rows])
+        columns[_name(name, "metric", taken)] = _column([trial.metrics.get(name) for trial in rows])
     frame = pd.DataFrame(columns, index=pd.RangeIndex(len(rows)))
     for name in MOMENTS:
         frame[name] = pd.to_datetime(
@@ -59,11 +59,18 @@ def _name(name: str, kind: str, taken: set[str]) -> str:
     return name
 
 
-def _plain(column: list[Any]) -> list[Any]:
-    """Return a column as it is if its values are all numbers, all truth values or all texts; else as texts."""
+def _column(column: list[Any]) -> Any:
+    """Return a column of numbers, of truth values or of texts as such, to the last digit; any other as texts."""
+    import pandas as pd
+
     kinds = {type(value) for value in column if value is not None}
-    is_small = all(-(2**63) <= value < 2**63 for value in column if type(value) is int)
-    if (kinds <= {int, float} and is_small) or kinds in ({bool}, {str}):
+    whole = [value for value in column if type(value) is int]
+    if kinds == {int} and all(-(2**63) <= value < 2**63 for value in whole):
+        # Not a float where some trials have none.
+        return pd.array(column, dtype="Int64") if None in column else column
+    if kinds == {bool}:
+        return pd.array(column, dtype="boolean") if None in column else column
+    if kinds == {str} or (kinds <= {int, float} and all(abs(value) <= 2**53 for value in whole)):
         return column
     return [None if value is None else _text(value) for value in column]
 

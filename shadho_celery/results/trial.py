@@ -67,6 +67,11 @@ class TrialResult:
         return self._trial.warning
 
     @property
+    def code(self) -> str | None:
+        """Digest of the code that it ran under; None for a function without a module."""
+        return self._trial.code
+
+    @property
     def log(self) -> str | None:
         """The last lines of its output, with time stamps, if it has failed."""
         return self._trial.log

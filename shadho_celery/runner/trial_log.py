@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -170,9 +171,14 @@ def read_log(path: Path, after: int = 0) -> tuple[str, int] | None:
     Positions count all bytes of the log, also those that are left out. Raises OSError.
     """
     try:
-        data = path.read_bytes()
+        # A trial may have made something else of it: a pipe would be waited for, a link may lead anywhere.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except FileNotFoundError:
         return None
+    with os.fdopen(descriptor, "rb") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            return None
+        data = file.read(2 * (HEAD + 2 * TAIL))
     if (gap := _LEFT_OUT.search(data)) is None:
         return data[after:].decode(errors="replace"), len(data)
     # By so much the positions in the last part exceed those in the file.

@@ -65,7 +65,7 @@ class Scheduler:
         self._executor = executor
         self._memory_fit = MemoryFit(cost_model, expected)
         self._reservations = Reservations(study)
-        self._hopelessness = Hopelessness(study.next_number, limits.failures)
+        self._hopelessness = Hopelessness(study.next_numbers(limits.failures or 0))
         self._proposals = proposals
         self._speculation = Speculation(cost_model) if speculate else None
         #: attempts that are placed, and sent once they are recorded

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from shadho_celery.core.failures import Failure, read_failure
@@ -53,9 +53,9 @@ class Hopelessness:
     By number, and not by time: which of the trials end first depends on the machines.
     """
 
-    def __init__(self, first: int, trials: int | None) -> None:
-        """The trials are those from number `first` on, so many of them; with None no run is hopeless."""
-        self._numbers = range(first, first + (trials or 0))
+    def __init__(self, numbers: Sequence[int]) -> None:
+        """`numbers` are those of the first trials; without any no run is hopeless."""
+        self._numbers = numbers
         self._failed: dict[int, Failure] = {}
 
     def add(self, trial: Trial, failure: Failure) -> None:

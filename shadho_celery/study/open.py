@@ -19,6 +19,9 @@ from shadho_celery.store.lock import holder_name
 from shadho_celery.store.sql import SqlStore
 from shadho_celery.study.study import RENEW_SECONDS, Study
 
+#: names of folders below .shadho, where an embedded study has one of its own name
+RESERVED = ("checkpoints", "code")
+
 #: most bytes of a study's name: those of a folder's name are 255
 MAX_NAME = 200
 
@@ -50,6 +53,8 @@ def open_study(
     clock = clock or SystemClock()
     if name is not None:
         _check_name(name)
+    if name in RESERVED and not resume:
+        raise UsageError(f"{name} cannot name a study: .shadho/{name} is a folder of all studies; give another name")
     if resume:
         record = store.find(name) if name else store.latest(module)
         _compare(record, space, module, seed)

@@ -116,10 +116,10 @@ class Study:
         for trial in opened:
             self._reopen(trial)
 
-    @property
-    def next_number(self) -> int:
-        """Number of the next new trial."""
-        return self._next
+    def next_numbers(self, count: int) -> list[int]:
+        """Return the numbers of the first `count` trials that this run may end: those that wait, and then new ones."""
+        waiting = sorted(self._open)[:count]
+        return [*waiting, *range(self._next, self._next + count - len(waiting))]
 
     @property
     def name(self) -> str:

@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from shadho_celery.core.checks import decoder
-from shadho_celery.core.code import CodeVersion
+from shadho_celery.core.code import MAX_PROBLEM, CodeVersion
 from shadho_celery.core.hardware import Machine
 from shadho_celery.core.trial import Clean, Positive
 from shadho_celery.errors import ServiceError
@@ -50,6 +50,8 @@ class Worker(Struct, frozen=True, kw_only=True):
     codes: dict[str, CodeVersion] = {}
     #: True if it runs code that a study ships to it
     accepts_code: bool = False
+    #: by digest, why shipped code cannot run here
+    unfit: dict[str, Annotated[str, Meta(max_length=2 * MAX_PROBLEM)]] = {}
     pid: int = 0
     machine: Machine = Machine()
     #: True if it takes no messages: its circuit breaker is open for a study, or it is quarantined
@@ -143,7 +145,7 @@ def able(
     return {
         name: worker
         for name, worker in _admitted(workers, module, fingerprint, code).items()
-        if _gets(worker, code) or worker.codes.get(module, ANY_CODE).is_usable(code.digest)
+        if not _lack(worker, module, code)
     }
 
 
@@ -153,7 +155,7 @@ def with_other_code(
     """Return what to say of the live workers that lack no more than this version of the code, by their names."""
     able_ones = able(workers, module, fingerprint, code)
     return {
-        name: f"worker {name} on {worker.machine.host} gets no trials: {worker.codes[module].difference(code)}"
+        name: f"worker {name} on {worker.machine.host} gets no trials: {_lack(worker, module, code)}"
         for name, worker in _admitted(workers, module, fingerprint, code).items()
         if name not in able_ones
     }
@@ -171,6 +173,14 @@ def _admitted(workers: Mapping[str, Worker], module: str, fingerprint: str, code
 def _gets(worker: Worker, code: CodeVersion) -> bool:
     """Return whether the code is shipped to a worker: then it matters not what lies on its disk."""
     return code.is_shipped and worker.accepts_code
+
+
+def _lack(worker: Worker, module: str, code: CodeVersion) -> str:
+    """Return why a worker cannot run the code, "" if it can, or that is not known."""
+    if _gets(worker, code):
+        return worker.unfit.get(code.digest, "")
+    found = worker.codes.get(module, ANY_CODE)
+    return "" if found.is_usable(code.digest) else found.difference(code)
 
 
 def unable(

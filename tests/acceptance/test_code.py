@@ -203,6 +203,27 @@ def test_workers_without_the_files_run_code_that_is_shipped_to_them(
     assert len([*empty.glob(".shadho/code/*/*/my_study.py")]) == 2
 
 
+def test_shipped_code_that_a_worker_cannot_run_is_named_by_the_scheduler_and_waits_for_another(
+    on_fleet: Desk, redis_url: str, unique: Callable[[str], str], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    key = on_fleet.write("shadho.key", "a key of more than sixteen bytes\n")
+    key.chmod(0o600)
+    library = tmp_path_factory.mktemp("site-packages")
+    (library / "only_here.py").write_text("")
+    on_fleet.environment |= {"SHADHO_SIGNING_KEY_FILE": str(key), "SHADHO_IMPORTS": "", "SHADHO_ACCEPT_CODE": "1"}
+    write(on_fleet.folder)
+    (on_fleet.folder / "layers.py").write_text("import only_here\nLAYERS = 1\n")
+    worker_in(tmp_path_factory.mktemp("lacking"), on_fleet, unique("cpu"), 1)
+    await_workers(redis_url, 1)
+    path = on_fleet.environment.get("PYTHONPATH", "")
+    on_fleet.environment["PYTHONPATH"] = f"{library}{os.pathsep}{path}"
+    command = launch(on_fleet, "--trials", "4", "--code", "ship")
+    command.says("gets no trials: my_study cannot be imported: No module named 'only_here'")
+    worker_in(tmp_path_factory.mktemp("having"), on_fleet, unique("gpu"), 1)
+    assert command.wait(120).code == 0, on_fleet.said()
+    assert len(ran(on_fleet)) == 4
+
+
 @pytest.mark.parametrize(
     ("words", "about"),
     [((), "is for a fleet"), (("--redis", "redis://127.0.0.1:6379/0"), "on a signed fleet only")],

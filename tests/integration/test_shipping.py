@@ -11,10 +11,11 @@ import msgspec
 import pytest
 import redis
 
+from shadho_celery.core.clock import ManualClock
 from shadho_celery.core.code import MAX_SOURCES, Sources
 from shadho_celery.core.payload import Payload
 from shadho_celery.errors import UsageError
-from shadho_celery.node.shipped_code import ShippedCode
+from shadho_celery.node.shipped_code import AGAIN_SECONDS, ShippedCode
 from shadho_celery.transport.redis import connect
 from shadho_celery.transport.shipping import Shipping
 from shadho_celery.transport.signing import UNSIGNED, Signer
@@ -34,15 +35,40 @@ def client(redis_url: str) -> Iterator[redis.Redis]:
 
 def test_sources_arrive_to_the_byte_in_a_folder_of_their_version(client: redis.Redis, tmp_path: Path) -> None:
     shipping = Shipping(client, SIGNER)
-    shipped = ShippedCode(shipping, tmp_path)
-    assert shipped.folder(MESSAGE) is None, "they are not there yet"
+    shipped = ShippedCode(shipping, tmp_path, ManualClock())
+    assert shipped.lacks(MESSAGE) == "its study's code is not in Redis"
     shipping.send("k1", SOURCES)
+    assert shipped.lacks(MESSAGE) == ""
     folder = shipped.folder(MESSAGE)
     assert folder == tmp_path / "k1" / "0123456789ab"
     assert {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*.py")} == SOURCES.files
     client.flushdb()
-    assert shipped.folder(MESSAGE) == folder, "they are asked for once"
-    assert client.ttl("shadho:k1:sources") < 0
+    assert shipped.lacks(MESSAGE) == "", "they are asked for once"
+
+
+def test_a_version_that_cannot_run_is_refused_for_a_while_and_then_written_again(
+    client: redis.Redis, tmp_path: Path
+) -> None:
+    shipping, clock = Shipping(client, SIGNER), ManualClock()
+    shipping.send("k1", SOURCES)
+    shipped = ShippedCode(shipping, tmp_path, clock)
+    assert shipped.lacks(MESSAGE) == ""
+    file = shipped.folder(MESSAGE) / "my_study.py"
+    file.write_text("SPACE = 1 / 0")
+    shipped.refuse(MESSAGE, "ZeroDivisionError")
+    assert shipped.lacks(MESSAGE) == "ZeroDivisionError"
+    assert shipped.unfit == {MESSAGE.code: "ZeroDivisionError"}
+    clock.sleep(AGAIN_SECONDS + 1)
+    assert shipped.unfit == {}
+    assert shipped.lacks(MESSAGE) == ""
+    assert file.read_bytes() == SOURCES.files["my_study.py"]
+
+
+def test_a_folder_that_cannot_be_written_is_told(client: redis.Redis, tmp_path: Path) -> None:
+    Shipping(client, SIGNER).send("k1", SOURCES)
+    (tmp_path / "code").write_text("a file")
+    shipped = ShippedCode(Shipping(client, SIGNER), tmp_path / "code", ManualClock())
+    assert "cannot be written to this disk" in shipped.lacks(MESSAGE)
 
 
 @pytest.mark.parametrize("signer", [Signer(b"another key of sixteen"), UNSIGNED], ids=["another key", "no key"])
@@ -61,7 +87,7 @@ def test_sources_of_another_study_are_not_taken(client: redis.Redis) -> None:
 def test_another_version_of_the_same_study_is_not_taken(client: redis.Redis, tmp_path: Path) -> None:
     """Whoever can write to Redis may lay an earlier one down again."""
     Shipping(client, SIGNER).send("k1", msgspec.structs.replace(SOURCES, code="ba9876543210"))
-    assert ShippedCode(Shipping(client, SIGNER), tmp_path).folder(MESSAGE) is None
+    assert ShippedCode(Shipping(client, SIGNER), tmp_path, ManualClock()).lacks(MESSAGE)
     assert not [*tmp_path.iterdir()]
 
 
@@ -91,5 +117,5 @@ def test_paths_out_of_the_folder_and_too_many_bytes_are_refused_although_signed(
     key = "shadho:k1:sources"
     client.set(key, SIGNER.seal(key, json.dumps({"code": MESSAGE.code, "files": files})))
     assert Shipping(client, SIGNER).fetch("k1") is None
-    assert ShippedCode(Shipping(client, SIGNER), tmp_path / "code").folder(MESSAGE) is None
+    assert ShippedCode(Shipping(client, SIGNER), tmp_path / "code", ManualClock()).lacks(MESSAGE)
     assert not (tmp_path / "code").exists()

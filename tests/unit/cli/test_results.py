@@ -270,7 +270,7 @@ def test_a_study_is_deleted_with_its_folders_once_that_is_confirmed(here: Path) 
     nobody = CliRunner().invoke(commands, ["rm", "svm-1a"], input="")
     assert nobody.exit_code == 2
     assert "--yes" in nobody.stderr
-    shown = answer("rm", "svm-1a", "--yes")
+    shown = answer("rm", "svm-1a2b", "--yes")
     assert f"deleted: study svm-1a2b with {TRIALS} trials" in shown
     assert not folder.exists()
     assert [each["name"] for each in found("studies")["studies"]] == ["svm-1c3d"]
@@ -311,3 +311,8 @@ def test_an_export_to_a_device_is_written_to_it_and_does_not_take_its_place(tmp_
 def test_an_ending_that_names_no_form_is_refused() -> None:
     assert "there is no form of a name that ends with .xlsx" in refused("export", "svm-1a", "-o", "trials.xlsx")
     assert not Path("trials.xlsx").exists()
+
+
+def test_yes_deletes_only_what_is_named_in_full(here: Path) -> None:
+    assert "--yes needs the whole name: svm-1a2b" in refused("rm", "svm-1a", "--yes")
+    assert "12 trials" in answer("trials", "svm-1a")

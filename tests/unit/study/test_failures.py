@@ -25,7 +25,7 @@ def test_failures_are_counted_by_kind_the_most_common_first() -> None:
 
 @pytest.mark.parametrize("order", [range(5, 8), (7, 5, 6)])
 def test_a_run_is_hopeless_once_its_first_trials_by_number_have_all_failed_in_one_way(order: range) -> None:
-    failures, verdict = Failures(), Hopelessness(first=5, trials=3)
+    failures, verdict = Failures(), Hopelessness([5, 6, 7])
     for number in (3, 9, *order):
         assert verdict.reason is None
         verdict.add(failed(number), failures.add(failed(number)))
@@ -34,11 +34,11 @@ def test_a_run_is_hopeless_once_its_first_trials_by_number_have_all_failed_in_on
 
 @pytest.mark.parametrize(
     ("trials", "errors"),
-    [(3, [WRONG_NAME, WRONG_NAME, "exit code 1"]), (4, [WRONG_NAME] * 3), (None, [WRONG_NAME] * 30)],
+    [(3, [WRONG_NAME, WRONG_NAME, "exit code 1"]), (4, [WRONG_NAME] * 3), (0, [WRONG_NAME] * 30)],
     ids=["another kind", "one has not failed", "no limit"],
 )
-def test_other_runs_are_not_hopeless(trials: int | None, errors: list[str]) -> None:
-    failures, verdict = Failures(), Hopelessness(first=0, trials=trials)
+def test_other_runs_are_not_hopeless(trials: int, errors: list[str]) -> None:
+    failures, verdict = Failures(), Hopelessness(range(trials))
     for number, error in enumerate(errors):
         verdict.add(failed(number), failures.add(failed(number, error)))
     assert verdict.reason is None

@@ -615,7 +615,8 @@ def test_a_seed_that_cannot_be_kept_is_refused_before_anything_is_recorded(seed:
 
 
 @pytest.mark.parametrize(
-    "name", ["", " ", "a/b", "a\\b", "..", ".hidden", "two\nlines", "nul\0", "x" * 201, "\x1b[31m"]
+    "name",
+    ["", " ", "a/b", "a\\b", "..", ".hidden", "two\nlines", "nul\0", "x" * 201, "\x1b[31m", "code", "checkpoints"],
 )
 def test_a_bad_name_is_refused_in_one_line(name: str) -> None:
     with pytest.raises(UsageError, match="cannot name a study") as caught:
