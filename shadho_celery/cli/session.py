@@ -354,7 +354,7 @@ class Session:
         trouble = unable(live, *wanted, refused=self._executor.unsigned)
         if trouble is not None and not edited:
             yield f"Warning: {trouble}"
-            if live:
+            if any(self._file.module in worker.imports for worker in live.values()):
                 # They are not missing.
                 return
         if served and max(served.values()) < self._widest:
