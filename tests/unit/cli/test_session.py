@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,6 +16,8 @@ from shadho_celery.errors import ServiceError
 from shadho_celery.node.heartbeat import ANNOUNCE_EVERY
 from shadho_celery.objective.sources import DiskWatch
 from shadho_celery.study.limits import Limits
+from shadho_celery.transport.broker import PROTOCOL
+from shadho_celery.transport.registry import Worker
 from shadho_celery.transport.signing import KEY_FILE
 
 
@@ -23,9 +26,11 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(KEY_FILE, raising=False)
 
 
-def warnings(known_for: float, embedded: object = None, **workers: int) -> list[str]:
-    """Return the warnings where no worker is announced, known for so many seconds."""
-    executor = SimpleNamespace(known_for=known_for, notices=list, other_code=list, workers={}, unsigned=0)
+def warnings(
+    known_for: float, embedded: object = None, live: Mapping[str, Worker] | None = None, **workers: int
+) -> list[str]:
+    """Return the warnings where these workers are announced, known for so many seconds."""
+    executor = SimpleNamespace(known_for=known_for, notices=list, other_code=list, workers=live or {}, unsigned=0)
     session: Any = SimpleNamespace(
         _executor=executor,
         _embedded=embedded,
@@ -48,6 +53,14 @@ def test_missing_workers_are_warned_of_once_they_have_had_the_time_to_announce_t
     assert "no worker is live" in none
     assert "no worker serves the queue gpu" in gpu
     assert "no worker serves the queue cpu" in cpu
+
+
+def test_workers_that_sign_with_another_key_are_not_called_missing() -> None:
+    live = {"w": Worker(protocol=PROTOCOL, key="12345678", compute_class="gpu", imports=["m"])}
+    [only] = warnings(MISSING_SECONDS, live=live)
+    assert "another key" in only
+    others = {"w": Worker(protocol=PROTOCOL, compute_class="gpu", imports=["other"])}
+    assert len(warnings(MISSING_SECONDS, live=others)) == 3, "workers of other modules are no answer"
 
 
 def test_on_one_machine_no_command_for_a_node_is_advised() -> None:
