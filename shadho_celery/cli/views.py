@@ -267,7 +267,7 @@ def class_table(scheduler: Scheduler) -> Table:
 
 
 def class_state(shown: ComputeClass, busy: int) -> str:
-    """Return whether a class works, could work, or has nobody who would."""
+    """Return the state of a class: busy, idle, silent (its workers' leases run out) or without a worker."""
     if shown.workers:
         return "busy" if busy else "idle"
     return "silent" if busy else "no worker"

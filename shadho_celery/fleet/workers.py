@@ -55,8 +55,8 @@ class Workers:
         self.able: set[str] = set()
         #: names of those that could run them, but are quarantined
         self.quarantined: set[str] = set()
-        #: names of those that have another code, and since when they do
-        self._other_code: dict[str, float] = {}
+        #: by name, what to say of those that have another code, and since when they do
+        self._other_code: dict[str, tuple[str, float]] = {}
         self.classes: list[ComputeClass] = []
         #: classes all of whose workers are quarantined
         self._closed: set[str] = set()
@@ -71,7 +71,10 @@ class Workers:
         self.announced = self._workers.living()
         ours = able(self.announced, self._module, self._fingerprint, self._code)
         differing = with_other_code(self.announced, self._module, self._fingerprint, self._code)
-        self._other_code = {name: self._other_code.get(name, now) for name in differing}
+        before = self._other_code
+        self._other_code = {
+            name: (said, before[name][1] if name in before else now) for name, said in differing.items()
+        }
         self.quarantined = {name for name, worker in ours.items() if worker.quarantined or name in quarantined}
         self.able = ours.keys() - self.quarantined
         by_class: dict[str, dict[str, Worker]] = defaultdict(dict)
@@ -109,9 +112,7 @@ class Workers:
 
     def with_other_code(self, seconds: float = OTHER_CODE_SECONDS) -> list[str]:
         """Return what to say of each worker that has had another code for so many seconds, as of the last look."""
-        found = with_other_code(self.announced, self._module, self._fingerprint, self._code)
-        since = self._other_code
-        return [said for name, said in found.items() if self._looked_at - since[name] >= seconds]
+        return [said for said, since in self._other_code.values() if self._looked_at - since >= seconds]
 
     @property
     def refused(self) -> int:

@@ -20,7 +20,7 @@ class Limits:
     seconds: float | None = None
     #: a loss that is good enough
     target: float | None = None
-    #: first trials of this run of which one must not fail like the others, unless the study has had a success
+    #: first trials of this run: if all of them fail in one way, and the study has had no success, it stops
     failures: int | None = None
 
     def __post_init__(self) -> None:

@@ -153,11 +153,10 @@ def with_other_code(
     workers: Mapping[str, Worker], module: str, fingerprint: str = "", code: CodeVersion = ANY_CODE
 ) -> dict[str, str]:
     """Return what to say of the live workers that lack no more than this version of the code, by their names."""
-    able_ones = able(workers, module, fingerprint, code)
     return {
-        name: f"worker {name} on {worker.machine.host} gets no trials: {_lack(worker, module, code)}"
+        name: f"worker {name} on {worker.machine.host} gets no trials: {lack}"
         for name, worker in _admitted(workers, module, fingerprint, code).items()
-        if name not in able_ones
+        if (lack := _lack(worker, module, code))
     }
 
 
