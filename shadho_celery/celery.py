@@ -16,10 +16,10 @@ from celery import Celery, Task, current_app, shared_task, signals
 from celery.exceptions import Reject
 
 from shadho_celery.core import hardware
+from shadho_celery.core.folders import CHECKPOINTS, SHIPPED_CODE
 from shadho_celery.errors import ShadhoError
 from shadho_celery.node.consumer import CarefulConsumer, Consumer
 from shadho_celery.node.slots import NotMine, Slots
-from shadho_celery.objective.context import CHECKPOINTS, SHIPPED_CODE
 from shadho_celery.objective.study_file import cores_per_trial, module_name
 from shadho_celery.transport import broker
 from shadho_celery.transport.celery_settings import configuration

@@ -89,13 +89,23 @@ _positive = partial(click.option, type=click.FloatRange(min=0, min_open=True, ma
 
 @click.command(epilog=EXAMPLES)
 @click.argument("study_module", metavar="STUDY_FILE")
-@click.option("--trials", type=click.IntRange(min=1), help=f"Trials of the whole study.  [default: {DEFAULT_TRIALS}]")
+@click.option(
+    "--trials",
+    type=click.IntRange(min=1),
+    help=f"Trials of the whole study, failed ones too.  [default: {DEFAULT_TRIALS}]",
+)
 @_number("--seconds", help="Send no new trial after this many seconds.")
 @_number("--target", help="Stop at this loss or less.")
 @click.option("--seed", type=click.IntRange(min=0), help="Makes the search repeatable.  [default: drawn]")
 @_choice("sampler", SAMPLERS, "Proposes params.")
 @_choice("policy", POLICIES, "Places trials on classes.")
-@_choice("shares", SHARES, "Trials of each subspace: evenly, or more for those that may beat the best loss.")
+@click.option(
+    "--shares",
+    type=click.Choice(SHARES),
+    help="Trials of each subspace: even, but a tenth where all trials fail; exactly uniform; more by promise of a "
+    "better loss; or by the ranks of --policy paper, where the mix depends on timing and not on the seed alone.  "
+    "[default: even; with --policy paper: paper]",
+)
 @click.option(
     "--speculation/--no-speculation",
     "speculate",

@@ -63,9 +63,7 @@ def _example(context: click.Context, _: object, wanted: bool) -> None:
     type=click.Choice(POLICIES),
     help=f"May be repeated.  [default: {DEFAULT_SETTINGS.policy}]",
 )
-@click.option(
-    "--shares", type=click.Choice(SHARES), default=DEFAULT_SETTINGS.shares, show_default=True, help="As in a study."
-)
+@click.option("--shares", type=click.Choice(SHARES), help="As in a study.  [default: even; with --policy paper: paper]")
 @click.option("--seed", type=click.IntRange(min=0), help="Instead of the file's.")
 @click.option("--seconds", type=click.FloatRange(min=0, min_open=True), help="Simulated; instead of the file's.")
 @click.option("--trials", type=click.IntRange(min=1, max=MOST_TRIALS), help="Instead of the file's.")
@@ -76,7 +74,7 @@ def _example(context: click.Context, _: object, wanted: bool) -> None:
 )
 @connection_options.refusals()
 def main(
-    cluster_file: Path, policies: Sequence[str], shares: str, out: Path | None, as_json: bool, **given: Any
+    cluster_file: Path, policies: Sequence[str], shares: str | None, out: Path | None, as_json: bool, **given: Any
 ) -> None:
     """Simulate a search on the cluster described in CLUSTER_FILE, without any of its machines.
 

@@ -117,7 +117,7 @@ class Logs:
 
     def _read(self, trial: TrialResult, attempt: int, after: int) -> tuple[str, int] | None:
         # Late: `--help` needs none of it.
-        from shadho_celery.objective.context import CHECKPOINTS
+        from shadho_celery.core.folders import CHECKPOINTS
         from shadho_celery.runner.trial_log import log_path, read_log
 
         path = log_path(CHECKPOINTS, self._study, trial.number, attempt)

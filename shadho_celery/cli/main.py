@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import io
+import sys
+
 from shadho_celery.cli.interrupts import end_quietly
 
 
 def main() -> None:
     """Run the command line."""
     end_quietly()
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # A trial's text may have half a surrogate pair, and a terminal other characters than it.
+            stream.reconfigure(errors="backslashreplace")
     from shadho_celery.cli.group import commands
 
     commands(prog_name="shadho-celery")

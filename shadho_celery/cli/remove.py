@@ -38,6 +38,8 @@ def rm(name: str, yes: bool, store: str) -> None:
     click.echo(f"deleted: study {deleted.name} with {deleted.trials} trials")
     for folder in deleted.folders:
         click.echo(f"deleted: {folder}")
+    for folder in deleted.left:
+        click.echo(f"not deleted: {folder}, which is a link, or not this user's")
     if deleted.hosts:
         click.echo(
             f"not deleted: {deleted.folder_there} below the working directory of its workers, on "

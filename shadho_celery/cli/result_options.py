@@ -82,7 +82,7 @@ def trial_json(trial: TrialResult) -> dict[str, Any]:
             "seconds",
             "code",
         ),
-        *("memory", "seed", "budget", "compute_class", "host", "attempts", "lost"),
+        *("memory", "gpu_memory", "outgrown", "seed", "budget", "compute_class", "host", "attempts", "lost"),
         *("asked_at", "started_at", "finished_at"),
     )
     return {name: getattr(trial, name) for name in names}

@@ -23,7 +23,7 @@ from shadho_celery.cli.result_options import (
 )
 from shadho_celery.core.checks import one_line
 from shadho_celery.core.failures import read_failure
-from shadho_celery.core.trial import Params, TrialState
+from shadho_celery.core.trial import COUNTED, Params, TrialState
 from shadho_celery.errors import NoSuccessfulTrial
 
 if TYPE_CHECKING:
@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 
 #: trials that `trials` shows unless it is told otherwise
 LIMIT = 50
+
+#: columns of a terminal below which `trials` leaves out the machines
+NARROW = 80
 
 #: intermediate losses that `trial` shows, the last ones
 REPORTS = 10
@@ -84,7 +87,8 @@ def studies(store: str, as_json: bool) -> None:
 
     table = _table("study", "module", "state", ">trials", ">failed", ">best loss", "begun")
     for each in found:
-        facts = (sum(each.counts.values()), each.counts.get(TrialState.FAILED, 0), _number(each.best_loss))
+        ended = sum(each.counts.get(state, 0) for state in COUNTED)
+        facts = (ended, each.counts.get(TrialState.FAILED, 0), _number(each.best_loss))
         state = f"running on {each.running_on}" if each.running_on else "ended"
         table.add_row(Text(each.name), Text(each.module or "-"), Text(state), *map(str, facts), moment(each.created_at))
     _print(table)
@@ -125,7 +129,10 @@ def show(name: str, store: str, as_json: bool) -> None:
             if record.module
             else f"minimize(..., study={record.name!r}, resume=True)"
         )
-        views.summary(study, _Recorded(values.of), views.make_console(), None if running_on else again)
+        views.summary(study, _Recorded(values.of), views.make_console(), None if running_on else again, has_run=False)
+    if record.in_force:
+        said = ", ".join(f"{name} {value or 'of its own'}" for name, value in record.in_force.items())
+        click.echo(f"settings: {said}")
     click.echo(f"running on {running_on}, {study.in_flight} trials in flight" if running_on else "ended")
     if values.note:
         click.echo(f"Warning: {values.note}", err=True)
@@ -280,17 +287,22 @@ def _chosen(
 
 
 def _trials_table(found: list[TrialResult], *, with_errors: bool) -> Table:
-    from rich.table import Column
     from rich.text import Text
 
-    from shadho_celery.cli.views import brief
+    from shadho_celery.cli.views import brief, cut, make_console
 
-    last = Column("error" if with_errors else "what the objective got", no_wrap=True, overflow="ellipsis")
-    table = _table(">trial", "state", ">loss", ">seconds", "class", "host", last)
+    has_room = make_console().width >= NARROW
+    # A failure of code that was mended since is told by its version.
+    has_codes = with_errors and len({each.code for each in found}) > 1
+    where = ["class", "host"] if has_room else []
+    names = [">trial", "state", ">loss", ">seconds", *where, *(["code"] if has_codes else [])]
+    table = _table(*names, "error" if with_errors else "what the objective got")
     for each in found:
         words = str(read_failure(each.error)) if with_errors else brief(each.values)
         cells = (str(each.number), each.state.lower(), _number(each.loss), _number(each.seconds, 3))
-        table.add_row(*cells, *map(Text, (each.compute_class or "-", each.host or "-", one_line(words, 1000))))
+        facts = [each.compute_class or "-", each.host or "-"] if has_room else []
+        facts += [each.code or "-"] if has_codes else []
+        table.add_row(*cells, *map(Text, facts), cut(one_line(words, 1000)))
     return table
 
 
@@ -315,8 +327,7 @@ def _description(study: StudyResults, found: TrialResult) -> Iterator[str]:
     yield f"asked: {moment(found.asked_at)}  started: {moment(found.started_at)}  ended: {moment(found.finished_at)}"
     if found.seconds is not None:
         yield f"seconds: {found.seconds:.6g}"
-    if found.memory is not None:
-        yield f"memory: {found.memory / MIB:.1f} MiB at its peak"
+    yield from _memory(found)
     if reports := found.reports:
         shown = f", the last {REPORTS}" if len(reports) > REPORTS else ""
         yield f"reports: {len(reports)}{shown}"
@@ -330,6 +341,15 @@ def _description(study: StudyResults, found: TrialResult) -> Iterator[str]:
     if found.log:
         yield f"last lines of its output (more by: shadho-celery logs {study.name} {found.number}):"
         yield found.log
+
+
+def _memory(found: TrialResult) -> Iterator[str]:
+    """Yield the peaks of a trial's memories, and where they ran out."""
+    for name, peak in (("memory", found.memory), ("GPU memory", found.gpu_memory)):
+        if peak is not None:
+            yield f"{name}: {peak / MIB:.1f} MiB at its peak"
+    for compute_class, memory in found.outgrown:
+        yield f"ran out of {memory.words} on: {compute_class}"
 
 
 def _listed(title: str, found: Any) -> Iterator[str]:
@@ -349,6 +369,7 @@ def _study_json(study: StudyResults) -> dict[str, Any]:
         "module": study.module,
         "seed": study.seed,
         "settings": study.settings,
+        "in_force": study.in_force,
         "space": study.space,
         "created_at": study.created_at,
         "running_on": study.running_on,
@@ -361,13 +382,14 @@ def _number(value: float | None, digits: int = 6) -> str:
     return "-" if value is None else f"{value:.{digits}g}"
 
 
-def _table(*names: Any) -> Table:
-    """Return a table with these columns; one whose name begins with > is of numbers."""
+def _table(*names: str) -> Table:
+    """Return a table with these columns; one whose name begins with > is of numbers, and the last one gives way."""
     from rich.table import Table
 
-    from shadho_celery.cli.views import right
+    from shadho_celery.cli.views import fact, last, right
 
-    return Table(*(right(name[1:]) if isinstance(name, str) and name[0] == ">" else name for name in names))
+    columns = [right(name[1:]) if name[0] == ">" else fact(name) for name in names[:-1]]
+    return Table(*columns, last(names[-1]))
 
 
 def _print(table: Table) -> None:

@@ -10,11 +10,10 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 
 import click
 import msgspec
@@ -26,6 +25,7 @@ from shadho_celery.cli.shown_output import ShownOutput
 from shadho_celery.core import hardware
 from shadho_celery.core.checks import as_record, mask
 from shadho_celery.core.code import CodeVersion, Sources
+from shadho_celery.core.folders import EMBEDDED
 from shadho_celery.core.settings import DEFAULT_TRIALS, StudySettings
 from shadho_celery.embedded.embedded import Embedded
 from shadho_celery.errors import NoSuccessfulTrial, ServiceError, UsageError
@@ -91,12 +91,18 @@ class Options:
     #: True if broker or Redis is named
     fleet: bool = False
 
-    def over(self, stated: Mapping[str, object], earlier: Mapping[str, object] | None = None) -> StudySettings:
-        """Return the settings in force: the option, else an earlier run's, else the study file's, else the default.
+    def over(
+        self,
+        stated: Mapping[str, object],
+        earlier: Mapping[str, object] | None = None,
+        in_force: Mapping[str, object] | None = None,
+    ) -> StudySettings:
+        """Return the settings in force.
 
-        Raises UsageError for one that no message could carry.
+        Each is the option, else that of an earlier run, else the study file's, else what was `in_force` in an earlier
+        run, else the default. Raises UsageError for one that no message could carry.
         """
-        return as_record({**stated, **(earlier or {}), **self.given}, StudySettings)
+        return as_record({**(in_force or {}), **stated, **(earlier or {}), **self.given}, StudySettings)
 
 
 class _StopNow(Exception):
@@ -111,7 +117,7 @@ class Session:
         self._options = options
         self._file = file
         self._began = time.monotonic()
-        self._settle({})
+        self._settle({}, {})
         self._space = compile_space(file.space)
         completed(self._space, self._settings, options.points)
         #: version of the study's code, and what tells whether its files are still so
@@ -135,13 +141,18 @@ class Session:
         self._stuck_since = self._began
         self._opened = ExitStack()
 
-    def _settle(self, earlier: Mapping[str, object]) -> None:
-        """Set the settings in force, given those of `earlier` runs. Raises UsageError for invalid ones."""
-        settings = self._options.over(self._file.stated, earlier)
+    def _settle(self, earlier: Mapping[str, object], in_force: Mapping[str, object]) -> Mapping[str, object]:
+        """Set the settings in force, and return those to keep. Raises UsageError for invalid ones.
+
+        Earlier runs were given those of `earlier`, and had those of `in_force`.
+        """
+        settings = self._options.over(self._file.stated, earlier, in_force)
         if settings.trials is settings.seconds is settings.target is None:
             settings = replace(settings, trials=DEFAULT_TRIALS)
+        settings = replace(settings, shares=settings.shares_in_force)
         check_settings(settings)
         self._settings, self._limits = settings, Limits.of(settings)
+        return settings.in_force()
 
     def __enter__(self) -> Session:
         with ExitStack() as opened:
@@ -161,7 +172,10 @@ class Session:
         if self._options.fleet:
             # Before the study is recorded: a server that is down should leave no empty study behind.
             client, publisher = connect(urls.url(urls.REDIS)), Publisher.configured()
-            click.echo(f"fleet: broker {mask(urls.url(urls.BROKER))}, Redis {mask(urls.url(urls.REDIS))}", err=True)
+            unset = "" if os.environ.get(urls.REDIS) else f" ({urls.REDIS} is not set)"
+            click.echo(
+                f"fleet: broker {mask(urls.url(urls.BROKER))}, Redis {mask(urls.url(urls.REDIS))}{unset}", err=True
+            )
         self._study = open_study(
             self._store,
             self._space.describe(),
@@ -170,11 +184,11 @@ class Session:
             resume=self._options.resume,
             seed=self._options.seed,
             settings=self._options.given,
+            settle=self._settle,
             tree=to_json(self._space),
             repaired=partial(click.echo, err=True) if self._options.repair else None,
         )
         opened.callback(self._study.close)
-        self._settle(self._study.record.settings)
         if not self._options.fleet:
             self._embedded = opened.enter_context(closing(self._embed()))
             os.environ.update(self._embedded.urls)
@@ -216,7 +230,7 @@ class Session:
                 f"STUDY['slots'] gives a trial {self._widest} slots of one class, and no class has as many here; "
                 f"give --workers {next(iter(workers))}={self._widest}"
             )
-        return Embedded(Path(".shadho") / self._study.name, workers, [self._file.module], machine.cores)
+        return Embedded(EMBEDDED / self._study.record.key, workers, [self._file.module], machine.cores)
 
     def _default_workers(self, machine: hardware.Machine) -> dict[str, int]:
         """Return the slots by class of the embedded workers without --workers."""
@@ -260,6 +274,9 @@ class Session:
                 view.update()
 
         click.echo(f"study {self._study.name} (seed {self._study.record.seed}) in {self._store.safe_url}", err=True)
+        if self._scheduler.done:
+            ended = self._study.counted
+            click.echo(f"nothing is left to run: {ended} trials have ended; --trials {2 * ended} runs more", err=True)
         self._is_whole = False
         with view:
             try:
@@ -333,7 +350,9 @@ class Session:
     def _warnings(self) -> Iterator[str]:
         """Yield the present warnings of failures, classes and workers."""
         yield from self._executor.notices()
+        yield from (f"Warning: {each}" for each in self._scheduler.notices())
         if self._study.best is not None:
+            yield from (f"Warning: {each}" for each in views.share_lines(self._study) if "share" in each)
             yield from _of_failures(self._study, self._limits.failures or math.inf)
         if edited := self._disk.edited(self._code):
             yield self._edited(edited)
@@ -349,7 +368,7 @@ class Session:
         if self._embedded is not None:
             # Who has named the workers does without the other classes.
             expected = () if self._options.workers else self._settings.classes
-            yield from _embedded_warnings(self._embedded, expected, served)
+            yield from _embedded_warnings(self._embedded, expected, {worker.compute_class for worker in live.values()})
             return
         trouble = unable(live, *wanted, refused=self._executor.unsigned)
         if trouble is not None and not edited:
@@ -362,8 +381,10 @@ class Session:
                 f"Warning: trials take up to {self._widest} slots of one class, and no class has as many; "
                 "start more workers of one class, or with more slots"
             )
+        # A class whose workers have other modules is served; the line above is about them.
+        there = {worker.compute_class for worker in live.values()}
         for name in self._settings.classes:
-            if name not in served:
+            if name not in there:
                 yield f"Warning: no worker serves the queue {name}; start one: {start_command(name, self._file.module)}"
 
     def _edited(self, path: str) -> str:
@@ -422,10 +443,10 @@ def _shipped(code: CodeVersion) -> Sources:
         raise UsageError(f"the study's code cannot be shipped: {error}; copy its files to the workers") from None
 
 
-def _embedded_warnings(embedded: Embedded, expected: Sequence[str], served: Mapping[str, int]) -> Iterator[str]:
+def _embedded_warnings(embedded: Embedded, expected: Sequence[str], live: Collection[str]) -> Iterator[str]:
     """Yield a warning for each class without a live worker; on one machine no other can be started by hand."""
     for name in embedded.workers:
-        if name not in served:
+        if name not in live:
             yield f"Warning: the embedded worker of class {name} does not answer; see its log in {embedded.directory}"
     if missing := [name for name in expected if name not in embedded.workers]:
         slots = {**embedded.workers, **dict.fromkeys(missing, 1)}

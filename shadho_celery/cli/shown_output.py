@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 
+from shadho_celery.core.folders import CHECKPOINTS
 from shadho_celery.core.trial import Attempt
-from shadho_celery.objective.context import CHECKPOINTS
 from shadho_celery.runner.trial_log import log_path, read_log, unstamped
 
 #: seconds between two looks at the logs

@@ -76,6 +76,7 @@ def _facts(
         },
         "studies": studies,
         "refused": refused,
+        "codes": {module: found for module, found in _codes(workers).items() if len(found) > 1},
         "classes": {
             name: {
                 "workers": len(by_class[name]),
@@ -90,6 +91,15 @@ def _facts(
             for name, waiting in queues.items()
         },
     }
+
+
+def _codes(workers: Mapping[str, Worker]) -> dict[str, dict[str, list[str]]]:
+    """Return the hosts by module and version of its code; a version is "" where the module cannot be imported."""
+    found: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
+    for worker in workers.values():
+        for module, code in worker.codes.items():
+            found[module][code.digest].add(worker.machine.host)
+    return {module: {digest: sorted(hosts) for digest, hosts in each.items()} for module, each in found.items()}
 
 
 def _show(found: Mapping[str, Any]) -> None:
@@ -111,6 +121,9 @@ def _show(found: Mapping[str, Any]) -> None:
         make_console().print(table)
     else:
         click.echo("no worker is live; start one on a machine: shadho-celery worker --import my_study")
+    for module, versions in found["codes"].items():
+        parts = (f"{digest or 'one that fails'} on {', '.join(hosts)}" for digest, hosts in versions.items())
+        click.echo(f"{module} has {len(versions)} versions of its code, and a study uses one: {'; '.join(parts)}")
     if found["refused"]:
         click.echo(
             f"announcements that are not signed with this machine's key, or malformed: {found['refused']}; "

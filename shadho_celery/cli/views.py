@@ -8,7 +8,7 @@ import shlex
 import statistics
 import sys
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import dropwhile, islice
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -21,6 +21,9 @@ from rich.text import Text
 from shadho_celery.core.checks import one_line
 from shadho_celery.core.hardware import ComputeClass
 from shadho_celery.core.trial import Params, Trial, TrialState
+from shadho_celery.placement.shares import only_fails
+from shadho_celery.results.preferences import preferences
+from shadho_celery.results.values import Values
 from shadho_celery.store.base import DEFAULT_STORE
 from shadho_celery.study.failures import Failures
 
@@ -40,6 +43,9 @@ PLAIN_SECONDS = 5.0
 #: failures and warnings that the summary shows
 MESSAGES = 3
 
+#: latest trials whose placement is looked at, and seconds between two looks in the live view
+LATEST, LOOK_SECONDS = 2000, 30.0
+
 #: running trials in the live view
 RUNNING = 4
 
@@ -48,6 +54,9 @@ REFRESH_SECONDS = 0.25
 
 #: seconds that the rate of trials is taken over
 PACE_SECONDS = 120.0
+
+#: least characters of a table's last column
+LEAST_WIDTH = 12
 
 #: columns of a result without a terminal
 PLAIN_WIDTH = 120
@@ -104,6 +113,9 @@ class LiveView:
         self._console = console
         self._began = self._shown_at = now = scheduler.study.clock.now()
         self._pace = Pace(now, scheduler.study.counted)
+        #: lines on the placement of late, and the moment of that look
+        self._preferred: list[str] = []
+        self._looked_at = now
         #: number and values of the best trial
         self._best: tuple[int, str] = (-1, "")
         description = TextColumn("{task.description}", style="bold", markup=False)
@@ -135,7 +147,14 @@ class LiveView:
         self._pace.note(study.clock.now(), study.counted)
         self._progress.update(self._task, completed=study.counted)
         lines = [best_line(study), self._values(), pace_line(self._scheduler, self._pace, self._began)]
-        below = [*running_lines(study), *(f"failed: {one_line(each)}" for each in study.failures.common()[:MESSAGES])]
+        if study.clock.now() - self._looked_at >= LOOK_SECONDS:
+            self._looked_at = study.clock.now()
+            self._preferred = preference_lines(study)
+        below = [
+            *self._preferred,
+            *running_lines(study),
+            *(f"failed: {one_line(each)}" for each in study.failures.common()[:MESSAGES]),
+        ]
         # A line is cut at the terminal's edge: a wrapped one would make the view jump.
         head, foot = (
             [Text(line, no_wrap=True, overflow="ellipsis") for line in part if line] for part in (lines, below)
@@ -187,7 +206,8 @@ def progress_line(scheduler: Scheduler) -> str:
         live = {c.name for c in scheduler.classes}
         busy += [f"{name} has no worker" for name in study.compute_classes if name not in live]
     failed = study.count(_S.FAILED)
-    worst = "".join(f", mostly {one_line(each.failure, 120)}" for each in study.failures.common()[:1])
+    kinds = study.failures.common()
+    worst = "".join(f"{', mostly' if len(kinds) > 1 else ':'} {one_line(each.failure, 120)}" for each in kinds[:1])
     failures = f"; {failed} failed{worst}" if failed else ""
     return f"{study.counted}{limit} trials; {best_line(study)}; {', '.join(busy) or 'no live worker'}{failures}"
 
@@ -246,7 +266,22 @@ def best_line(study: Study) -> str:
 
 def right(name: str) -> Column:
     """Return a column of numbers."""
-    return Column(Text(name), justify="right")
+    return Column(Text(name), justify="right", no_wrap=True)
+
+
+def fact(name: str) -> Column:
+    """Return a column that keeps its width: without the facts the last column could not be understood."""
+    return Column(Text(name), no_wrap=True)
+
+
+def last(name: str) -> Column:
+    """Return the last column, the only one to become narrower where a terminal is; see `cut`."""
+    return Column(Text(name), min_width=LEAST_WIDTH, overflow="ellipsis")
+
+
+def cut(text: str) -> Text:
+    """Return a cell of the last column: cut, not wrapped. All values stand in `trial`, and in `trials --json`."""
+    return Text(text, no_wrap=True, overflow="ellipsis")
 
 
 def class_table(scheduler: Scheduler) -> Table:
@@ -273,34 +308,46 @@ def class_state(shown: ComputeClass, busy: int) -> str:
     return "silent" if busy else "no worker"
 
 
-def summary(study: Study, space: Evaluator, console: Console, resume_command: str | None, refused: int = 0) -> None:
+def summary(
+    study: Study,
+    space: Evaluator,
+    console: Console,
+    resume_command: str | None,
+    refused: int = 0,
+    *,
+    has_run: bool = True,
+) -> None:
     """Print the best trials, failures and warnings, the store, and the command to continue, if there is one.
 
-    `refused` is the number of results that were refused: late ones, and those of other params.
+    `refused` is the number of results that were refused: late ones, and those of other params. Without `has_run` the
+    study is only looked at.
     """
     if best := study.trials.best_few(BEST):
         console.print(best_table(best, space))
     if len(study.subspaces) > 1 and len(study.compute_classes) > 1:
         console.print(placement_table(study))
+    preferred = preference_lines(study)
     # Those of this run first: its code may have been mended since.
-    failures = study.failures.common() or Failures(study.trials.of_state(_S.FAILED)).common()
-    lines = [f"failed: {one_line(each, 400)}" for each in failures[:MESSAGES]]
+    ours = study.failures.common()
+    failures = ours or Failures(study.trials.of_state(_S.FAILED)).common()
+    when = "failed" if ours or not has_run else "failed before this run"
+    lines = preferred + share_lines(study) + [f"{when}: {one_line(each, 400)}" for each in failures[:MESSAGES]]
     if len(failures) > MESSAGES:
-        lines += [f"failed in other ways: {sum(each.trials for each in failures[MESSAGES:])}"]
+        lines += [f"{when} in other ways: {sum(each.trials for each in failures[MESSAGES:])}"]
     if failures:
         name = shlex.quote(study.name)
         lines += [
             f"traceback: shadho-celery trial {name} {failures[0].first}; all: shadho-celery trials {name} --failed"
         ]
-    warned = _different(study.trials.warned(), lambda trial: (trial.outcome and trial.outcome.warning) or "")
-    lines += [f"trial {trial.number}: {one_line(warning, 300)}" for warning, trial in warned.items()]
+    lines += _warnings(study.trials.warned())
     lines += _faults(study, refused)
     counts = f"{study.count(_S.COMPLETE)} complete, {study.count(_S.FAILED)} failed"
     if study.best is not None:
         lines += [f"best: {given(space, study.best)}"]
     lines += [f"study {study.name}: {counts}; {best_line(study)}"]
     lines += [f"store: {study.store.safe_url}"]
-    lines += [f"more trials of it: {resume_command}"] if resume_command else []
+    then = "once it is mended" if study.best is None and failures else "more trials of it"
+    lines += [f"{then}: {resume_command}"] if resume_command else []
     for line in lines:
         # Soft: lines to copy from must not be wrapped at the width of a file.
         console.print(Text(line), soft_wrap=True)
@@ -310,15 +357,12 @@ def best_table(trials: Sequence[Trial], space: Evaluator) -> Table:
     """Return one row for each trial, with its budget if any of them has one."""
     has_budgets = any(trial.budget is not None for trial in trials)
     numbers = ("trial", "loss", "budget") if has_budgets else ("trial", "loss")
-    # Cut, not wrapped: the best values stand below in one line, those of any trial in `trial` and `trials --json`.
-    values = Column("what the objective got", no_wrap=True, overflow="ellipsis")
-    table = Table(*map(right, numbers), "class", values)
+    table = Table(*map(right, numbers), fact("class"), last("what the objective got"))
     for trial in trials:
         budget = "all" if trial.budget is None else f"{trial.budget:.6g}"
         # Text: rich would read square brackets in a str as its markup.
-        words = (str(trial.compute_class), given(space, trial))
         figures = (str(trial.number), f"{trial.loss:.6g}", budget)
-        table.add_row(*figures[: len(numbers)], *map(Text, words))
+        table.add_row(*figures[: len(numbers)], Text(str(trial.compute_class)), cut(given(space, trial)))
     return table
 
 
@@ -337,13 +381,42 @@ def placement_table(study: Study) -> Table:
     return table
 
 
-def _different(trials: Iterable[Trial], message: Callable[[Trial], str]) -> dict[str, Trial]:
-    """Return the first few different messages of trials, each with its first trial; "" is none."""
-    found: dict[str, Trial] = {}
+def share_lines(study: Study) -> list[str]:
+    """Return lines on shares that are not what the space's own law makes of them."""
+    shares = (study.record.in_force or {}).get("shares")
+    if shares == "paper" and len(study.subspaces) > 1:
+        return ["mix of subspaces: by the ranks of policy paper; it depends on timing, not on the seed alone"]
+    failing = [
+        name
+        for name in study.subspaces
+        if only_fails(study.count(_S.FAILED, subspace=name), study.count(_S.COMPLETE, _S.PRUNED, subspace=name))
+    ]
+    if shares != "even" or not failing or len(study.subspaces) < 2:
+        return []
+    more = f" and {len(failing) - MESSAGES} more" if len(failing) > MESSAGES else ""
+    return [f"a tenth of its share until a trial succeeds, for all fail: {', '.join(failing[:MESSAGES])}{more}"]
+
+
+def preference_lines(study: Study) -> list[str]:
+    """Return a line for each of the first few subspaces whose latest trials went to classes by a param."""
+    if len(study.compute_classes) < 2:
+        return []
+    found = preferences(study.trials[-LATEST:], Values(study.record).shown)[:MESSAGES]
+    has_names = len(study.subspaces) > 1
+    return [f"placed by {f'params of {each.subspace}' if has_names else 'params'}: {each}" for each in found]
+
+
+def _warnings(trials: Iterable[Trial]) -> list[str]:
+    """Return a line for each of the first few different warnings, with its first trial and the number of others."""
+    numbers: dict[str, list[int]] = {}
     for trial in trials:
-        if len(found) < MESSAGES and (text := message(trial)):
-            found.setdefault(text, trial)
-    return found
+        text = one_line(trial.warning or "", 300)
+        if text and (text in numbers or len(numbers) < MESSAGES):
+            numbers.setdefault(text, []).append(trial.number)
+    return [
+        f"trial {first}{f' and {len(others)} more' if others else ''}: {text}"
+        for text, (first, *others) in numbers.items()
+    ]
 
 
 def _faults(study: Study, refused: int) -> list[str]:

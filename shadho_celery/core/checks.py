@@ -37,8 +37,9 @@ _KINDS = {bool: "a truth value", int: "a number", float: "a number", str: "a tex
 
 
 def one_line(text: object, most: int = 200) -> str:
-    """Return `text` in one line of at most so many characters."""
-    return " ".join(str(text).split())[:most]
+    """Return `text` in one line of at most so many characters; dots end one that was cut."""
+    line = " ".join(str(text).split())
+    return line if len(line) <= most else line[: most - 3] + "..."
 
 
 def mask(url: str) -> str:

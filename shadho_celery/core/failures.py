@@ -46,7 +46,7 @@ def read_failure(error: str | None) -> Failure:
         return Failure(kind=_CHANGING.sub("#", said)[:200] or "no reason", headline=said or "no reason given")
     said = next((line for line in last[frames[-1].end() :].splitlines()[1:] if line[:1].strip()), text.splitlines()[-1])
     own = next((_place(frame) for frame in reversed(frames) if not _FOREIGN.search(frame["file"])), "")
-    return Failure(kind=f"{said.partition(':')[0][:100]} {_place(frames[-1])}", headline=said, place=own)
+    return Failure(kind=f"{said.partition(':')[0][:100]} {_place(frames[-1])}", headline=said.strip(), place=own)
 
 
 def kind_of(error: str | None) -> str:

@@ -11,7 +11,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from shadho_celery.core.trial import Name
+from shadho_celery.core.trial import Memory, Name
 
 #: expected classes, the strongest first, until their workers have announced hardware
 DEFAULT_CLASSES = ("gpu_large", "gpu_small", "cpu")
@@ -74,10 +74,6 @@ class Machine(Struct, frozen=True, kw_only=True):
         order = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
         return {"CUDA_VISIBLE_DEVICES": visible, **order, **dict.fromkeys(THREAD_VARIABLES, threads)}
 
-    def memory_for(self, compute_class: str) -> int:
-        """Return the bytes for a trial of `compute_class` here: of the smallest GPU, else of the RAM."""
-        return (self.gpu_memory if uses_gpus(compute_class) else 0) or self.memory
-
 
 @dataclass(frozen=True, kw_only=True)
 class ComputeClass:
@@ -97,9 +93,9 @@ class ComputeClass:
     ahead: int = 0
     #: slots of this study's attempts on silent workers: not lost yet, they occupy no slot of the live workers
     silent: int = 0
-    #: bytes for a trial on the class's smallest machine: of a GPU, else of its RAM; 0 if unknown
+    #: bytes of RAM of the class's smallest machine; 0 if unknown
     memory: int = 0
-    #: bytes of the smallest GPU among the class's machines
+    #: bytes of the smallest GPU among the class's machines; 0 without one
     gpu_memory: int = 0
     #: most cores among the class's machines
     cores: int = 0
@@ -113,11 +109,27 @@ class ComputeClass:
         """Slots for this study."""
         return self.slots if self.allowance is None else self.allowance
 
+    def bytes_of(self, memory: Memory) -> int:
+        """Return the bytes of a kind of memory on the class's smallest machine."""
+        return self.gpu_memory if memory is Memory.GPU else self.memory
+
 
 def by_strength(classes: Iterable[ComputeClass], expected: Sequence[str] = DEFAULT_CLASSES) -> list[ComputeClass]:
     """Sort classes, strongest first: by GPU memory, then by cores, then in the `expected` order."""
     order = {name: place for place, name in enumerate(expected)}
     return sorted(classes, key=lambda c: (-c.gpu_memory, -c.cores, order.get(c.name, len(order)), c.name))
+
+
+def shortages(outgrown: str | None, memories: str | None) -> list[tuple[str, Memory]]:
+    """Return the compute classes that a trial has outgrown, each with the memory that it had too little of.
+
+    Earlier versions did not record the latter: of a class that uses GPUs it was most likely theirs.
+    """
+    classes = outgrown.split(",") if outgrown else []
+    recorded = [Memory(name) for name in memories.split(",")] if memories else []
+    before = classes[: max(0, len(classes) - len(recorded))]
+    guessed = [Memory.GPU if uses_gpus(name) else Memory.HOST for name in before]
+    return list(zip(classes, guessed + recorded, strict=False))
 
 
 def detect() -> Machine:

@@ -21,7 +21,7 @@ _Name = Annotated[str, Meta(min_length=1)]
 #: names of samplers, placement policies and kinds of shares; known here so that a command's help need not import them
 SAMPLERS = ("random", "tpe")
 POLICIES = ("cost", "paper", "fifo")
-SHARES = ("uniform", "promise")
+SHARES = ("even", "uniform", "promise", "paper")
 
 #: limit on the trials of a study that is given no limit
 DEFAULT_TRIALS = 100
@@ -40,16 +40,22 @@ KEPT = (
     "max_failures",
 )
 
+#: settings that decide which trials a study runs, and where: those in force are kept, defaults too, so that a study
+#: goes on as it began under a version with other defaults
+IN_FORCE = ("sampler", "policy", "shares")
+#: the defaults of the versions whose stores do not have what was in force: up to 0.5
+EARLIER_DEFAULTS: Mapping[str, Any] = {"sampler": "random", "policy": "cost", "shares": "uniform"}
+
 
 class StudySettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """Settings of a study, each with the description that a refusal shows."""
 
-    trials: Annotated[Count | None, Meta(description="limit on the trials of the study")] = None
-    seconds: Annotated[Finite | None, Meta(description="limit on the seconds of one run")] = None
-    target: Annotated[Finite | None, Meta(description="a loss that is good enough")] = None
+    trials: Annotated[Count | None, Meta(description="limit on the trials of the study, a whole number from 1")] = None
+    seconds: Annotated[Finite | None, Meta(description="limit on the seconds of one run, a number")] = None
+    target: Annotated[Finite | None, Meta(description="a loss that is good enough, a number")] = None
     sampler: Annotated[_Name, Meta(description="name of the sampler")] = "random"
     policy: Annotated[_Name, Meta(description="name of the placement policy")] = "cost"
-    shares: Annotated[_Name, Meta(description="how trials are shared out between subspaces")] = "uniform"
+    shares: Annotated[_Name | None, Meta(description="how trials are shared out between subspaces")] = None
     cost: Annotated[
         Any, Meta(description="seconds by subspace, or a function of params; only their proportions matter")
     ] = None
@@ -89,6 +95,15 @@ class StudySettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         is_count = isinstance(self.slots, int) and not isinstance(self.slots, bool) and self.slots > 0
         if not (is_count or callable(self.slots) or (isinstance(self.slots, str) and self.slots)):
             raise misfit_at("slots", "give a number from 1, a key or a function")
+
+    def in_force(self) -> dict[str, Any]:
+        """Return the settings that a study keeps as they are in force."""
+        return {name: getattr(self, name) for name in IN_FORCE} | {"shares": self.shares_in_force}
+
+    @property
+    def shares_in_force(self) -> str:
+        """Name of the shares: those that are given, else by the policy."""
+        return self.shares or ("paper" if self.policy == "paper" else "even")
 
     @classmethod
     def meaning(cls, name: str) -> str:

@@ -58,6 +58,10 @@ Text = Annotated[str, Meta(max_length=MAX_TEXT)]
 MAX_LEVELS = 120
 
 
+#: kinds of memory, joined by commas
+_Memories = Annotated[str, Meta(pattern=r"^(gpu|host)(,(gpu|host))*\Z")]
+
+
 class TrialState(str, Enum):
     """State of a trial. A LOST attempt returns its trial to WAITING under the next attempt number."""
 
@@ -85,6 +89,22 @@ FINISHED = frozenset({TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAILED,
 COUNTED = FINISHED - {TrialState.CANCELLED}
 #: ways to end well; `attempts.Attempts` has the rule for the trial's other attempts
 WELL = frozenset({TrialState.COMPLETE, TrialState.PRUNED})
+
+
+class Memory(str, Enum):
+    """Kind of memory that a trial may run out of: of its GPU, or the RAM of its machine."""
+
+    GPU = "gpu"
+    HOST = "host"
+
+    @property
+    def words(self) -> str:
+        """Its name in messages."""
+        return "GPU memory" if self is Memory.GPU else "host memory"
+
+    __str__ = str.__str__
+    __format__ = str.__format__  # type: ignore[assignment]
+
 
 _S = TrialState
 #: The lawful transitions. A result may arrive before the event that its trial started or was lost, so QUEUED and
@@ -125,11 +145,13 @@ class Outcome(Struct, frozen=True, kw_only=True, omit_defaults=True):
     error: str | None = None
     #: seconds the objective itself took, by the monotonic clock of its process
     seconds: Seconds | None = None
-    #: peak bytes of the objective: of GPU memory if it ran on a GPU, else of the process's resident memory; None if
-    #: not measured
+    #: peak bytes of the process's resident memory; None if not measured. Stores up to version 0.5 have the GPU's bytes
+    #: here of a trial that ran on one
     memory: Bytes | None = None
-    #: True if it FAILED because memory ran out: a fact about its class as much as about its params
-    out_of_memory: bool = False
+    #: peak bytes of GPU memory; None if it used none, or they were not measured
+    gpu_memory: Bytes | None = None
+    #: the memory that ran out, if it FAILED for that: a fact about its class as much as about its params
+    out_of_memory: Memory | None = None
     #: message to the user although it ended well, for instance about a dropped metric
     warning: str | None = None
     #: the last lines of its output if it FAILED, with time stamps
@@ -153,7 +175,7 @@ class Outcome(Struct, frozen=True, kw_only=True, omit_defaults=True):
         """Return the outcome of an attempt that was stopped after so many seconds, without its loss."""
         seconds = self.seconds if seconds is None else seconds
         state = TrialState.CANCELLED
-        return replace(self, state=state, loss=None, error="cancelled", seconds=seconds, out_of_memory=False, log=None)
+        return replace(self, state=state, loss=None, error="cancelled", seconds=seconds, out_of_memory=None, log=None)
 
 
 class _Evaluation(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -216,8 +238,10 @@ class Trial(_Evaluation, frozen=True, kw_only=True):
     finished_at: float | None = None
     #: rung of the ladder of budgets, from 0; None if the study has no rungs
     rung: int | None = None
-    #: compute classes with too little memory for it, joined by commas
+    #: compute classes with too little memory for it, joined by commas; see `hardware.shortages`
     outgrown: str | None = None
+    #: the memory that each of them had too little of, joined by commas; up to version 0.5 it was not recorded
+    outgrown_memory: _Memories | None = None
     #: live attempts, unless they are just the latest one
     live: Sequence[Attempt] | None = None
 
@@ -243,8 +267,13 @@ class Trial(_Evaluation, frozen=True, kw_only=True):
 
     @property
     def memory(self) -> int | None:
-        """Peak bytes of the objective."""
+        """Peak bytes of the objective's resident memory."""
         return self.outcome.memory if self.outcome else None
+
+    @property
+    def gpu_memory(self) -> int | None:
+        """Peak bytes of the objective's GPU memory."""
+        return self.outcome.gpu_memory if self.outcome else None
 
     @property
     def warning(self) -> str | None:
@@ -286,9 +315,11 @@ class Summary(Struct, frozen=True, kw_only=True):
     loss: Finite | None
     seconds: Seconds | None
     memory: Bytes | None
+    gpu_memory: Bytes | None
     budget: Finite | None
     rung: int | None
     outgrown: str | None
+    outgrown_memory: _Memories | None
     lost: int
     warning: str | None
 
@@ -325,6 +356,8 @@ class Retry(Struct, frozen=True, kw_only=True):
     reason: str
     #: compute class with too little memory
     outgrown: str | None = None
+    #: the memory that it has too little of
+    memory: Memory | None = None
     #: name of the worker on which it has failed, and which is not to run it again
     failed_on: str | None = None
 

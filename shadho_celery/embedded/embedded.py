@@ -23,9 +23,15 @@ from pathlib import Path
 import msgspec
 import redis
 
+from shadho_celery.core.checks import one_line
+from shadho_celery.core.folders import LOCK
 from shadho_celery.embedded.plan import REDIS_LOG, REDIS_SECONDS, WORKER_SECONDS, Plan, open_log, remove_socket
 from shadho_celery.errors import ServiceError
+from shadho_celery.objective.sources import searched
 from shadho_celery.transport.registry import Registry, Worker
+
+#: log of the supervisor
+SUPERVISOR_LOG = "supervisor.log"
 
 #: longest path of a unix socket, with a margin
 MAX_SOCKET_PATH = 90
@@ -86,8 +92,8 @@ class Embedded:
                 remove_socket(self._plan)
 
     def _start(self, workers: Mapping[str, int], imports: Sequence[str], cores: int) -> None:
-        for folder in (self.directory.parent, self.directory):
-            # One after the other: with `parents` other users could read the first.
+        for folder in (self.directory.parent.parent, self.directory.parent, self.directory):
+            # One after the other: with `parents` other users could read the first ones.
             folder.mkdir(exist_ok=True, mode=0o700)
         lock = _lock(self.directory)
         try:
@@ -109,9 +115,11 @@ class Embedded:
             os.close(lock)
 
     def _spawn(self, lock: int) -> subprocess.Popen[bytes]:
-        with open_log(self.directory / "supervisor.log") as log:
+        with open_log(self.directory / SUPERVISOR_LOG) as log:
             supervisor = subprocess.Popen(
                 [sys.executable, "-m", "shadho_celery.embedded.supervisor"],
+                # Its workers find what a program finds that has added to its path.
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, searched()))},
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
@@ -124,6 +132,17 @@ class Embedded:
         supervisor.stdin.write(json.dumps(msgspec.to_builtins(self._plan)).encode() + b"\n")
         supervisor.stdin.flush()
         return supervisor
+
+    def _why_not(self) -> str:
+        """Return the reason why Redis does not answer."""
+        began = REDIS_LOG in {path.name for path in self.directory.iterdir()}
+        if not began and (said := (self.directory / SUPERVISOR_LOG).read_text(errors="replace").split("\n")):
+            last = next(filter(None, reversed(said)), "no word")
+            return f"the embedded supervisor ended at once: {one_line(last)}; see {self.directory / SUPERVISOR_LOG}"
+        return (
+            f"the embedded {self._plan.server} did not start{_last_words(self.directory / REDIS_LOG)}; "
+            f"make room there if the disk is full, or see its log in {self.directory}"
+        )
 
     def _await_redis(self) -> None:
         deadline = time.monotonic() + START_SECONDS
@@ -138,10 +157,7 @@ class Embedded:
             except redis.RedisError as error:
                 if time.monotonic() > deadline or self._supervisor.poll() is not None:
                     self.close()
-                    raise ServiceError(
-                        f"the embedded {self._plan.server} did not start{_last_words(self.directory / REDIS_LOG)}; "
-                        f"make room there if the disk is full, or see its log in {self.directory}"
-                    ) from error
+                    raise ServiceError(self._why_not()) from error
                 time.sleep(0.02)
 
 
@@ -160,7 +176,7 @@ def server_path() -> str:
 
 def _lock(directory: Path) -> int:
     """Lock the state folder and return the descriptor. Raises ServiceError if another supervisor keeps its lock."""
-    lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+    lock = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
     deadline = time.monotonic() + LOCK_SECONDS
     while True:
         try:
@@ -171,8 +187,8 @@ def _lock(directory: Path) -> int:
                 holder = os.pread(lock, 20, 0).decode(errors="replace")
                 os.close(lock)
                 raise ServiceError(
-                    f"the state folder {directory} is in use by another study's supervisor (process {holder or '?'}); "
-                    "stop that study, or choose another --study name"
+                    f"the state folder {directory} is in use by the supervisor of an earlier run (process "
+                    f"{holder or '?'}); wait until it has ended, or end it"
                 ) from None
         except OSError as error:
             if error.errno in _NO_LOCKS:

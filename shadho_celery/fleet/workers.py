@@ -153,7 +153,7 @@ class Workers:
             workers=len(workers),
             allowance=allow(slots, self._weight, others),
             silent=sum(each.attempt.slots for each in in_flight if each.is_claimed and each.attempt.worker not in live),
-            memory=min(machine.memory_for(name) for machine in machines),
+            memory=min(machine.memory for machine in machines),
             gpu_memory=min(machine.gpu_memory for machine in machines) if uses_gpus(name) else 0,
             cores=max(machine.cores for machine in machines),
             hosts=hosts,

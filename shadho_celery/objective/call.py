@@ -5,6 +5,8 @@ from __future__ import annotations
 import inspect
 import traceback
 from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 from msgspec.structs import replace
@@ -12,10 +14,13 @@ from msgspec.structs import replace
 from shadho_celery.core.clock import Clock, SystemClock
 from shadho_celery.core.trial import Outcome, TrialState
 from shadho_celery.objective.context import LocalContext
-from shadho_celery.objective.memory import is_out_of_memory
+from shadho_celery.objective.memory import exhausted
 from shadho_celery.objective.result import Unreadable, read
 
 Objective = Callable[..., Any]
+
+#: folder of this package
+_PACKAGE = Path(__file__).parent.parent
 
 #: most characters of a traceback; its end is kept
 MAX_ERROR = 8000
@@ -62,9 +67,9 @@ def _call(
         # An unreadable return value needs no traceback, which would show this package's code.
         text = str(error) if isinstance(error, Unreadable) else describe(error)
         if context.timed_out():
-            text = f"timed out after {context.timeout or 0:g} s (--trial-timeout)\n{text}"
-        seconds, hungry = max(0.0, clock.now() - began), is_out_of_memory(error)
-        return Outcome(state=TrialState.FAILED, error=text, seconds=seconds, out_of_memory=hungry)
+            text = f"timed out after {context.timeout or 0:g} s (trial timeout)\n{text}"
+        seconds, lacking = max(0.0, clock.now() - began), exhausted(error)
+        return Outcome(state=TrialState.FAILED, error=text, seconds=seconds, out_of_memory=lacking)
     if context.timed_out():
         warning = joined(f"cut off at its time limit of {context.timeout or 0:g} s", warning)
     return Outcome(state=TrialState.COMPLETE, loss=loss, metrics=metrics, warning=warning, seconds=seconds)
@@ -86,15 +91,42 @@ def wants_context(objective: Objective) -> bool:
 
 
 def describe(error: BaseException) -> str:
-    """Return the error with its traceback, cut at the front if it is long; never raises."""
+    """Return the error with its traceback, a long one without its first frames and the middle of its message.
+
+    Never raises.
+    """
     try:
         _cut_short(error)
-        text = "".join(traceback.format_exception(type(error), error, error.__traceback__, limit=-MAX_FRAMES))
+        trace = _from_the_user(error.__traceback__)
+        text = "".join(traceback.format_exception(type(error), error, trace, limit=-MAX_FRAMES))
+        message = "".join(traceback.format_exception_only(type(error), error))
     except BaseException:  # its own __str__ may do anything
         text = f"{type(error).__name__} (its message cannot be printed)"
-    text = text if len(text) <= MAX_ERROR else "..." + text[-MAX_ERROR:]
+        message = text
+    text = text if len(text) <= MAX_ERROR else _shortened(text, message)
     # Half a surrogate pair can be neither printed nor sent.
     return text.encode("utf-8", "replace").decode()
+
+
+def _shortened(text: str, message: str) -> str:
+    """Return the end of a traceback with the head and the tail of the message that it ends with."""
+    if not text.endswith(message):
+        # That of a group ends with its members.
+        return "..." + text[-MAX_ERROR:]
+    frames, most = text[: -len(message)], MAX_ERROR // 2
+    if len(message) > most:
+        head, tail = message[: most // 2], message[-most // 2 :]
+        message = f"{head}\n... ({len(message) - most} characters are left out)\n{tail}"
+    rest = MAX_ERROR - len(message)
+    return (frames if len(frames) <= rest else "..." + frames[-rest:]) + message
+
+
+def _from_the_user(trace: TracebackType | None) -> TracebackType | None:
+    """Return a traceback without its first frames, those of this package; all of it if it has no others."""
+    rest = trace
+    while rest is not None and Path(rest.tb_frame.f_code.co_filename).is_relative_to(_PACKAGE):
+        rest = rest.tb_next
+    return rest or trace
 
 
 def _cut_short(error: BaseException) -> None:

@@ -8,13 +8,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from shadho_celery.core.checks import short
+from shadho_celery.core.folders import CHECKPOINTS
 from shadho_celery.core.trial import ReplicaSeat
 from shadho_celery.objective.result import Unreadable, number, scalar
-
-#: folder of the checkpoints and logs of all studies, in the working directory of a worker
-CHECKPOINTS = Path(".shadho/checkpoints")
-#: folder of the code that studies have shipped there
-SHIPPED_CODE = Path(".shadho/code")
 
 #: reports of an attempt that are sent on before it is thinned out
 MAX_REPORTS = 1000

@@ -1,4 +1,4 @@
-"""Peak memory of one trial, and the detection of its end for lack of memory."""
+"""Peak memory of one trial, and the detection of its end for lack of memory: its GPU's or the machine's."""
 
 from __future__ import annotations
 
@@ -11,21 +11,27 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from shadho_celery.core.trial import Memory
+
 _RESET = Path("/proc/self/clear_refs")
 _VMSTAT = Path("/proc/vmstat")
 _KILLS = re.compile(rb"^oom_kill (\d+)$", re.MULTILINE)
 
-#: out-of-memory messages of CUDA's libraries, torch on the CPU and JAX; then those of joblib, DataLoader and subprocess
-#: about a child that the system has killed
-_TELLING = re.compile(
-    r"out of memory|CU\w+_STATUS_ALLOC_FAILED|can't allocate memory|unable to allocate|cannot allocate memory"
+#: messages about RAM: of torch on the CPU and numpy; then those of joblib, DataLoader and subprocess about a child that
+#: the system has killed
+_OF_HOST = re.compile(
+    r"can't allocate memory|unable to allocate|cannot allocate memory"
     r"|SIGKILL\(-9\)|killed by signal: Killed|died with <Signals.SIGKILL",
     re.IGNORECASE,
 )
+#: messages of CUDA's libraries, and of CUDA itself, torch and JAX; the latter's does not say whose memory it was
+_OF_LIBRARY = re.compile(r"CU\w+_STATUS_ALLOC_FAILED", re.IGNORECASE)
+_OF_ANY = re.compile(r"out.of.memory", re.IGNORECASE)
+_GPU = re.compile(r"cuda|\bhip\b|gpu", re.IGNORECASE)
 
 
 class PeakMemory:
-    """Peak since its creation: of the memory of torch's tensors on the GPU, else of this process's resident memory.
+    """Peaks since its creation: of the memory of torch's tensors on the GPU, and of this process's resident memory.
 
     Not counted are child processes, and on a GPU CUDA itself and libraries other than torch. Never raises.
     """
@@ -37,14 +43,16 @@ class PeakMemory:
                 cuda.reset_peak_memory_stats()
         self._was_reset = _reset_resident()
 
-    def read(self) -> int | None:
-        """Return the peak in bytes; None if the system tells only that of the process's whole life."""
+    def read(self, memory: Memory) -> int | None:
+        """Return a peak in bytes; None without a GPU, or if the system tells only that of the process's whole life."""
+        if memory is Memory.HOST:
+            return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss if self._was_reset else None
         with suppress(Exception):
             # Not the reserved memory, which the allocator keeps from one trial to the next. For the first trial on the
             # GPU there was no peak to reset: all of it is its own.
-            if (cuda := _cuda()) is not None and (used := int(cuda.max_memory_allocated())):
-                return used
-        return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss if self._was_reset else None
+            if (cuda := _cuda()) is not None:
+                return int(cuda.max_memory_allocated()) or None
+        return None
 
 
 def _cuda() -> Any:
@@ -66,26 +74,47 @@ def _reset_resident() -> bool:
     return False
 
 
-def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether `error` or one of its causes says that memory ran out, the machine's or the GPU's."""
+def exhausted(error: BaseException) -> Memory | None:
+    """Return the memory of which `error`, or one of its causes, says that it ran out; None if none says so."""
     cause: BaseException | None = error
     with suppress(Exception):
         # A chain of causes may be a circle.
         for _ in range(10):
             if cause is None:
                 break
-            if _says_so(cause):
-                return True
+            if (memory := _told_by(cause)) is not None:
+                return memory
             cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
-    return False
+    return None
 
 
-def _says_so(error: BaseException) -> bool:
-    # By name: torch is never imported for this, and has had its own in two places.
-    is_named_so = any(base.__name__ == "OutOfMemoryError" for base in type(error).__mro__)
-    if is_named_so or isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
-        return True
-    return isinstance(error, Exception) and _TELLING.search(str(error)[:10_000]) is not None
+def _told_by(error: BaseException) -> Memory | None:
+    # By name: torch is never imported for this, and has had its own in two places. CuPy's is a MemoryError, too.
+    if any(base.__name__ == "OutOfMemoryError" for base in type(error).__mro__):
+        return Memory.GPU
+    if isinstance(error, OSError) and error.errno == errno.ENOMEM:
+        return Memory.HOST
+    text = _text(error)
+    if _OF_LIBRARY.search(text):
+        return Memory.GPU
+    if _OF_HOST.search(text):
+        return Memory.HOST
+    if _OF_ANY.search(text):
+        is_of_gpu = _GPU.search(text) or (_has_gpu() and not isinstance(error, MemoryError))
+        return Memory.GPU if is_of_gpu else Memory.HOST
+    return Memory.HOST if isinstance(error, MemoryError) else None
+
+
+def _text(error: BaseException) -> str:
+    """Return the message of an error; "" if it has none that can be read, or ends more than a trial."""
+    with suppress(Exception):
+        return str(error)[:10_000] if isinstance(error, Exception) else ""
+    return ""
+
+
+def _has_gpu() -> bool:
+    """Return whether this process's slot was given a GPU; a slot of a class without has an empty list."""
+    return bool(os.environ.get("CUDA_VISIBLE_DEVICES"))
 
 
 def system_kills() -> int:

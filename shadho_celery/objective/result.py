@@ -46,6 +46,10 @@ def read(returned: Any) -> tuple[float, dict[str, Any], str | None]:
     try:
         if isinstance(returned, Mapping):
             return _read_mapping(returned)
+        if returned is None:
+            raise Unreadable(
+                "the objective's return value is None; let it return its loss, a number, or a dict with 'loss'"
+            )
         return number(returned, "the objective's return value"), {}, None
     except Unreadable:
         raise

@@ -1,9 +1,9 @@
 """Sources of a study: read once, digested, and imported as they were read.
 
-A study's own sources are its module and, below the folder that this is imported from, the modules that it imports:
-found by their import statements, those inside functions too. Python compiles them from the bytes that were digested.
-It does not read the files again, which may have been edited meanwhile. It does not use its cached bytecode, which an
-edit of the same size within the same second leaves as it was.
+A study's own sources are its module and the modules that it imports, as far as they lie below the working directory or
+the folder that the study is imported from. They are found by their import statements, those inside functions too.
+Python compiles them from the bytes that were digested. It does not read the files again, which may have been edited
+meanwhile. It does not use its cached bytecode, which an edit of the same size within the same second leaves as it was.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 import os
 import sys
+import sysconfig
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -19,6 +20,8 @@ from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from importlib.util import decode_source, resolve_name, spec_from_file_location
 from pathlib import Path
 from types import CodeType, ModuleType
+
+from msgspec.structs import replace
 
 from shadho_celery.core.code import CodeVersion, digest_of
 
@@ -34,19 +37,24 @@ def read(module: str, origin: str) -> CodeVersion:
 
     The version lacks the space. A file that cannot be read has the digest "": its import will say why.
     """
-    own = Path(origin).absolute().parent
     root = _root(module, Path(origin).absolute())
+    # A study in a folder of its own may have that folder searched, too.
+    folders = [*dict.fromkeys([*_below(root), root, Path(origin).absolute().parent])]
     finder = _finder()
     files: dict[str, str] = {}
     waiting, seen = [*_with_parents(module)], set()
     while waiting:
         name = waiting.pop()
-        # A study in a folder of its own may have that folder searched, too.
-        path = None if name in seen else _path(name, root, root, module) or _path(name, own, root, module)
+        if name in seen:
+            continue
         seen.add(name)
+        if name.endswith(".*"):
+            waiting += (each for folder in folders for each in _all_of(name.removesuffix(".*"), folder))
+            continue
+        path = next(filter(None, (_path(name, folder, root, module) for folder in folders)), None)
         if path is not None:
             content = finder.content(name, path)
-            files[path.relative_to(root).as_posix()] = "" if content is None else digest_of(content)
+            files[Path(os.path.relpath(path, root)).as_posix()] = "" if content is None else digest_of(content)
             waiting += _imported(name, path, content or b"")
     return CodeVersion(root=str(root), files=files)
 
@@ -54,7 +62,19 @@ def read(module: str, origin: str) -> CodeVersion:
 def contents(code: CodeVersion) -> dict[str, bytes]:
     """Return the sources of `code`, which this process has read, by path."""
     known = dict(_finder().sources())
-    return {name: known[path] for name in code.files if (path := Path(code.root, name)) in known}
+    return {
+        name: known[path] for name in code.files if (path := Path(os.path.normpath(Path(code.root, name)))) in known
+    }
+
+
+def edited_since_import(code: CodeVersion) -> str | None:
+    """Return the path of the first source that is edited since this process has imported it; None if all are as then.
+
+    Of `code`, which was just read.
+    """
+    imported = _finder().imported
+    files = {name: digest for name, digest in code.files.items() if Path(code.root, name) in imported}
+    return DiskWatch().edited(replace(code, files=files))
 
 
 def absent(module: str) -> CodeVersion:
@@ -103,16 +123,26 @@ class _Finder(MetaPathFinder):
 
     def __init__(self) -> None:
         self._sources: dict[str, tuple[Path, bytes]] = {}
+        #: files that were imported already when they were last asked for
+        self.imported: set[Path] = set()
 
     def sources(self) -> Iterable[tuple[Path, bytes]]:
         """Return the files that were read, and their contents."""
         return self._sources.values()
 
     def content(self, name: str, path: Path) -> bytes | None:
-        """Return the source of a module as it is imported: read now, unless it was imported already."""
-        known, imported = self._sources.get(name), getattr(sys.modules.get(name), "__file__", None)
-        if known is not None and known[0] == path and imported == str(path):
-            return known[1]
+        """Return the source of a module as it is imported: read now, unless it was imported already.
+
+        None if it cannot be read, or Python itself has imported it before it was edited.
+        """
+        known, module = self._sources.get(name), sys.modules.get(name)
+        self.imported.discard(path)
+        if module is not None and getattr(module, "__file__", None) == str(path):
+            self.imported.add(path)
+            if known is not None and known[0] == path:
+                return known[1]
+            if _is_edited_since_compiled(module, path):
+                return None
         content = _content(path)
         if content is not None:
             self._sources[name] = path, content
@@ -124,6 +154,10 @@ class _Finder(MetaPathFinder):
         if fullname not in self._sources:
             return None
         source, content = self._sources[fullname]
+        if target is not None and (edited := _content(source)) is not None:
+            # importlib.reload, which is to read the file again.
+            content = edited
+            self._sources[fullname] = source, content
         found = PathFinder.find_spec(fullname, path, target)
         if found is None or found.origin is None or Path(found.origin).absolute() != source:
             return None
@@ -150,14 +184,33 @@ def _root(module: str, origin: Path) -> Path:
     return origin.parents[depth]
 
 
+def searched() -> list[Path]:
+    """Return the folders that Python searches for modules, in its order, without those of libraries."""
+    places = {Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")}
+    libraries = places | {Path(sys.base_prefix, "lib", f"python{sys.version_info[0]}{sys.version_info[1]}.zip")}
+    folders = dict.fromkeys(Path(entry).absolute() for entry in sys.path)
+    return [
+        folder
+        for folder in folders
+        if not _INSTALLED.intersection(folder.parts) and not any(folder.is_relative_to(each) for each in libraries)
+    ]
+
+
+def _below(root: Path) -> Iterator[Path]:
+    """Yield the searched folders below the working directory and below `root`, which may be one of a library."""
+    for folder in searched():
+        if folder.is_relative_to(root) or folder.is_relative_to(Path.cwd()):
+            yield folder
+
+
 def _path(name: str, folder: Path, root: Path, study: str) -> Path | None:
-    """Return the source of a module in a folder below `root` if it is the study's own."""
+    """Return the source of a module in one of the user's folders if it is the study's own."""
     top = name.partition(".")[0]
     if top == _OURS or (root.name in _INSTALLED and top != study.partition(".")[0]):
         return None
     base = folder.joinpath(*name.split("."))
     for path in (base / "__init__.py", base.with_name(f"{base.name}.py")):
-        if path.is_file() and not _INSTALLED.intersection(path.relative_to(root).parts):
+        if path.is_file() and not _INSTALLED.intersection(path.relative_to(folder).parts):
             return path
     return None
 
@@ -190,9 +243,32 @@ def _imported(name: str, path: Path, content: bytes) -> Iterator[str]:
                 yield from _with_parents(node.args[0].value)
 
 
+def _all_of(package: str, folder: Path) -> Iterator[str]:
+    """Yield the modules of a package whose ``__all__`` may name them: so many a star imports."""
+    base = folder.joinpath(*package.split("."))
+    if b"__all__" in (_content(base / "__init__.py") or b""):
+        yield from (f"{package}.{path.stem}" for path in sorted(base.glob("*.py")) if path.stem != "__init__")
+
+
 def _with_parents(name: str) -> Iterator[str]:
     parts = name.split(".")
     yield from (".".join(parts[:count]) for count in range(1, len(parts) + 1))
+
+
+def _is_edited_since_compiled(module: ModuleType, path: Path) -> bool:
+    """Return whether the bytecode that Python cached when it imported a module is of an earlier state of its file.
+
+    False where that cannot be known: without such a cache, or after another process has compiled the file again.
+    """
+    cached = getattr(module.__spec__, "cached", None)
+    if cached is None or sys.dont_write_bytecode or not os.access(cached, os.W_OK):
+        return False
+    with suppress(OSError), Path(cached).open("rb") as file:
+        # PEP 552: a magic number, flags, then time and size of the source, each of 4 bytes.
+        header, state = file.read(16), path.stat()
+        flags, *compiled = (int.from_bytes(header[start : start + 4], "little") for start in (4, 8, 12))
+        return flags == 0 and compiled != [int(state.st_mtime) & 0xFFFFFFFF, state.st_size & 0xFFFFFFFF]
+    return False
 
 
 def _content(path: Path) -> bytes | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 import importlib.util
+import inspect
 import os
 import sys
 import traceback
@@ -23,6 +24,7 @@ from shadho_celery.core.code import CodeVersion
 from shadho_celery.core.settings import StudySettings
 from shadho_celery.errors import UsageError
 from shadho_celery.objective import sources
+from shadho_celery.objective.call import wants_context
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,12 +48,17 @@ class StudyFile:
 def load(module: str) -> StudyFile:
     """Import `module` and read it. Raises UsageError, naming cause and remedy, if it is no study file."""
     name = module_name(module)
-    _refuse_no_file(name)
+    _refuse_no_module(name)
     spec = _found(name)
     if spec is None:
         raise UsageError(f"there is no module {name} here; run from the folder that holds it, or set PYTHONPATH")
     # Before the import, which gets the sources as they are read now.
     code = _read(name, spec)
+    if edited := sources.edited_since_import(code):
+        # Its workers would have other code than this process, which takes SPACE from what it has imported.
+        raise UsageError(
+            f"{edited} was edited after this Python imported it; restart Python (in a notebook, its kernel)"
+        )
     here = Path.cwd()
     try:
         imported = importlib.import_module(name)
@@ -75,6 +82,8 @@ def load(module: str) -> StudyFile:
         )
     if not callable(imported.objective):
         raise UsageError(f"objective of {name} is no function but {type(imported.objective).__name__}")
+    if not _takes_values(imported.objective):
+        raise UsageError(f"objective of {name} takes no argument; it gets the values of a trial: objective(params)")
     stated = _checked(name, vars(imported).get("STUDY", {}))
     return StudyFile(module=name, space=imported.SPACE, objective=imported.objective, stated=stated, code=code)
 
@@ -88,8 +97,13 @@ def read_sources(module: str) -> CodeVersion:
 def module_name(given: str) -> str:
     """Return the name of a module given by name or by path: ``tasks/svm.py`` is ``tasks.svm``, ``my_study/`` too."""
     if given.endswith((".py", "/")):
+        if (place := Path(os.path.relpath(given))).parts[0] == os.pardir:
+            raise UsageError(
+                f"{short(given, 200)} lies outside of this folder, whose studies are named by their place in it; "
+                f"go to {place.parent} and give {place.name}"
+            )
         given = ".".join(Path(os.path.relpath(given.removesuffix(".py"))).parts)
-    return given.strip(".")
+    return given.strip(".").removesuffix(".__init__")
 
 
 def cores_per_trial(modules: Iterable[str]) -> int:
@@ -131,12 +145,29 @@ def failed_sources(module: str, error: BaseException) -> CodeVersion:
     return code
 
 
-def _refuse_no_file(name: str) -> None:
-    """Raise UsageError for the running program, and for a notebook: a worker could not import them."""
+def _takes_values(objective: Callable[..., Any]) -> bool:
+    """Return False if a call with one argument cannot be right."""
+    try:
+        inspect.signature(objective).bind(None) if not wants_context(objective) else None
+    except TypeError:
+        return False
+    except ValueError:
+        # A function of C, of which nothing is known.
+        return True
+    return True
+
+
+def _refuse_no_module(name: str) -> None:
+    """Raise UsageError for the running program, a notebook, and a name that no import statement can have."""
     if name == "__main__" or name.endswith(".ipynb"):
         raise UsageError(
             f"{name} is no module that a worker could import; save SPACE and objective in a file of their own, such as "
             "my_study.py, and give that"
+        )
+    if bad := [part for part in name.split(".") if part and not part.isidentifier()]:
+        raise UsageError(
+            f"{short(name, 200)} is no name of a module, because of {short(bad[0], 60)!r}; rename the file so that it "
+            "has letters, digits and underscores only, such as my_study.py"
         )
 
 

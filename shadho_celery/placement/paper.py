@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, deque
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from itertools import groupby
 from operator import itemgetter
 from typing import NamedTuple, TypeVar
@@ -17,6 +17,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 from shadho_celery.core.trial import Trial
+from shadho_celery.placement.pool import Pool
 from shadho_celery.predictors.features import Array, complexity, features
 from shadho_celery.space.split import Subspace
 
@@ -230,6 +231,7 @@ class PaperPolicy:
         self._news: Counter[str] = Counter()
         self._results = 0
         self._generator = generator
+        self.pool: Pool | None = None
         self._classes: tuple[str, ...] = ()
         #: subspaces by class, the highest ranked first
         self.mapping: dict[str, list[str]] = {}
@@ -256,7 +258,9 @@ class PaperPolicy:
         if self._results >= REFRESH_RESULTS and not following:
             self._refresh()
 
-    def pick(self, compute_class: str, backlogs: Mapping[str, float]) -> str:
+    def pick(
+        self, compute_class: str, backlogs: Mapping[str, float], fits: Callable[[Trial], bool] = lambda trial: True
+    ) -> str | Trial:
         ranked = [name for name in self.mapping.get(compute_class, ()) if name in backlogs]
         if not ranked:
             return next(iter(backlogs))

@@ -16,9 +16,9 @@ from shadho_celery.core.trial import Trial, TrialState
 
 Array = NDArray[np.float64]
 
-#: failures without a success after which a subspace gets half its share: it offers nothing
+#: failures without a success after which a subspace only fails
 HOPELESS = 5
-#: part of its share that the least promising subspace keeps
+#: part of its share that a subspace keeps that only fails, or is the least promising
 FLOOR = 0.1
 #: losses before a subspace can be judged; latest ones it is judged by; the part of them, the lowest, that is its tail
 MIN_LOSSES, LOSSES, TAIL = 10, 200, 0.25
@@ -56,7 +56,7 @@ class UniformShares:
 
     Trials are dealt out by Webster's (Sainte-Laguë's) rule: the next one goes to the subspace with the greatest
     p / (2 d + 1), d the trials it has. So the first n trials of a longer study are those of a study of n. Failed trials
-    are made up for as long as they are a minority; a subspace that only fails gets half its share.
+    are made up for as long as they are a minority, where no limit on trials fixes the counts.
     """
 
     fixed = True
@@ -68,11 +68,11 @@ class UniformShares:
         # Plain numbers: one subspace changes at a time, and numpy's price is by the call.
         self._dealt = [0.0] * len(self._names)
         self._failed = [0.0] * len(self._names)
-        self._only_fails = [False] * len(self._names)
-        self._ended: Counter[tuple[str, bool]] = Counter()
         #: by subspace, the trials that it has had in units of its share; and p / (2 d + 1), negative
         self._progress = [0.0] * len(self._names)
         self._turns = [0.0] * len(self._names)
+        #: the quotas that were asked for last, and their number of trials
+        self._quotas: tuple[int, dict[str, int]] = (0, {})
         self._count(*range(len(self._names)))
 
     def deal(self, subspace: str) -> None:
@@ -83,14 +83,10 @@ class UniformShares:
     def tell(self, trial: Trial) -> None:
         if trial.subspace not in self._place or trial.state is TrialState.CANCELLED:
             return
-        place, has_failed = self._place[trial.subspace], trial.state is TrialState.FAILED
-        self._failed[place] += has_failed
-        self._ended[trial.subspace, has_failed] += 1
-        only_fails = self._ended[trial.subspace, True] >= HOPELESS and not self._ended[trial.subspace, False]
-        # Nothing else changes with a success, and most results are one.
-        if has_failed or only_fails is not self._only_fails[place]:
-            self._only_fails[place] = only_fails
-            self._count(place)
+        # Nothing changes with a success, and most results are one.
+        if trial.state is TrialState.FAILED:
+            self._failed[self._place[trial.subspace]] += 1
+            self._count(self._place[trial.subspace])
 
     def backlogs(self) -> dict[str, float]:
         furthest = max(self._progress)
@@ -100,21 +96,69 @@ class UniformShares:
     def _count(self, *places: int) -> None:
         """Update the progress of these subspaces."""
         for place in places:
-            dealt, failed, weight = self._dealt[place], self._failed[place], float(self._weights[place])
-            made_up = max(0.0, min(failed, dealt - failed))
-            had = 2 * dealt if self._only_fails[place] else dealt - made_up
+            had, weight = self._had(place), float(self._weights[place])
             self._progress[place] = had / (weight * len(self._names))
             self._turns[place] = -weight / (2 * had + 1)
 
+    def _had(self, place: int) -> float:
+        """Return the trials of a subspace that count as its own."""
+        dealt, failed = self._dealt[place], self._failed[place]
+        return dealt - max(0.0, min(failed, dealt - failed))
+
     def quotas(self, trials: int) -> dict[str, int]:
-        # The rule reaches a rounded multiple of the probabilities after as many trials: start from there, step on.
-        counts = np.floor(self._weights * max(0, trials - len(self._names)) + 0.5)
+        if self._quotas[0] != trials or not self._quotas[1]:
+            self._quotas = trials, self._dealt_by(self._weights, trials)
+        return self._quotas[1]
+
+    def _dealt_by(self, weights: Array, trials: int) -> dict[str, int]:
+        """Return the trials by subspace where the rule has dealt out so many by `weights`, which add up to 1."""
+        # The rule reaches a rounded multiple of the weights after as many trials: start from there, step on.
+        counts = np.floor(weights * max(0, trials - len(self._names)) + 0.5)
         for _ in range(trials - int(counts.sum())):
-            counts[np.argmax(self._weights / (2 * counts + 1))] += 1
+            counts[np.argmax(weights / (2 * counts + 1))] += 1
         return {name: int(n) for name, n in zip(self._names, counts, strict=True)}
 
 
-class PromiseShares(UniformShares):
+class EvenShares(UniformShares):
+    """Uniform, but a subspace whose trials only fail gets a tenth of its share until one succeeds, never nothing.
+
+    A component of it is broken, or a library is missing, while somebody waits for the study. Under a limit on trials
+    the others get what it leaves. As long as none only fails, these shares are uniform.
+    """
+
+    def __init__(self, probabilities: Mapping[str, float]) -> None:
+        #: by subspace and whether it has failed, the trials that have ended
+        self._ended: Counter[tuple[str, bool]] = Counter()
+        self._only_fails = [False] * len(probabilities)
+        super().__init__(probabilities)
+
+    def tell(self, trial: Trial) -> None:
+        super().tell(trial)
+        if trial.subspace not in self._place or trial.state is TrialState.CANCELLED:
+            return
+        name, place = trial.subspace, self._place[trial.subspace]
+        self._ended[name, trial.state is TrialState.FAILED] += 1
+        failing = only_fails(self._ended[name, True], self._ended[name, False])
+        if failing is not self._only_fails[place]:
+            self._only_fails[place] = failing
+            self._quotas = (0, {})
+            self._count(place)
+
+    def _had(self, place: int) -> float:
+        return self._dealt[place] / FLOOR if self._only_fails[place] else super()._had(place)
+
+    def _dealt_by(self, weights: Array, trials: int) -> dict[str, int]:
+        lowered = weights * np.where(self._only_fails, FLOOR, 1.0)
+        return super()._dealt_by(lowered / lowered.sum(), trials)
+
+
+class PaperShares(UniformShares):
+    """None of their own: policy `paper` draws each trial's subspace by its rank, so that the ranks decide the mix."""
+
+    fixed = False
+
+
+class PromiseShares(EvenShares):
     """By promise: a subspace that can hardly beat the best loss gets less, down to a tenth of its share, never nothing.
 
     A subspace's promise is the chance that its next trial is the best so far, see `promise`. Old deals
@@ -148,15 +192,25 @@ class PromiseShares(UniformShares):
             if self._new >= RENEW_RESULTS:
                 self._weigh()
 
+    def _had(self, place: int) -> float:
+        # What only fails has a low weight here.
+        return UniformShares._had(self, place)
+
     def _weigh(self) -> None:
         self._new = 0
         chances = np.array([promise(self._losses[name], self._best) for name in self._names])
         # An unjudged subspace is as promising as the best one; if none is promising, they are all alike.
         most = float(np.nan_to_num(chances).max())
         relative = np.where(np.isnan(chances), 1.0, chances / most) if most > 0 else np.ones(len(chances))
+        relative = np.where(self._only_fails, 0.0, relative)
         weights = self._even * (FLOOR + (1.0 - FLOOR) * relative)
         self._weights = weights / weights.sum()
         self._count(*range(len(self._names)))
+
+
+def only_fails(failed: int, succeeded: int) -> bool:
+    """Return whether a subspace with so many ended trials only fails."""
+    return failed >= HOPELESS and not succeeded
 
 
 def promise(losses: Sequence[float] | deque[float], best: float) -> float:
@@ -187,4 +241,12 @@ def promise(losses: Sequence[float] | deque[float], best: float) -> float:
 def make_shares(name: str, probabilities: Mapping[str, float]) -> Shares:
     """Return the shares called `name`. Raises UsageError for unknown ones."""
     check_name("kind of shares", name, SHARES)
-    return PromiseShares(probabilities) if name == "promise" else UniformShares(probabilities)
+    return KINDS[name](probabilities)
+
+
+KINDS: Mapping[str, type[UniformShares]] = {
+    "even": EvenShares,
+    "uniform": UniformShares,
+    "promise": PromiseShares,
+    "paper": PaperShares,
+}

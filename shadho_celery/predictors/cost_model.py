@@ -8,11 +8,13 @@ from itertools import groupby
 
 import numpy as np
 
-from shadho_celery.core.trial import Params, Trial, TrialState
+from shadho_celery.core.hardware import shortages, uses_gpus
+from shadho_celery.core.trial import Memory, Params, Trial, TrialState
 from shadho_celery.predictors.durations import Durations
 from shadho_celery.predictors.feasibility import MemoryBound
 from shadho_celery.predictors.features import Array, complexity, features
 from shadho_celery.predictors.neighbours import MEMORY, Neighbours
+from shadho_celery.predictors.param_effects import ParamEffects
 from shadho_celery.space.split import Subspace
 
 #: (subspace, params) -> a number that the seconds are thought to be in proportion to
@@ -46,17 +48,26 @@ class CostModel:
         self._declared = declared or _by_complexity(subspaces)
         self._durations = Durations(len(subspaces))
         self._past = {s.name: Neighbours(len(s.domains) + 1) for s in subspaces}
-        #: by subspace and class
-        self._memory: dict[tuple[str, str], Neighbours] = {}
-        self._bounds = {s.name: MemoryBound(s.domains) for s in subspaces}
-        #: trials that ran out of memory, by number and class
-        self._outgrown: set[tuple[int, str]] = set()
+        self._effects = {s.name: ParamEffects(s) for s in subspaces}
+        #: subspaces of which the effects of params have been asked for
+        self._asked: dict[str, ParamEffects] = {}
+        #: number of changes of the belief in them
+        self._reads = 0
+        #: by subspace, class and kind
+        self._memory: dict[tuple[str, str, Memory], Neighbours] = {}
+        self._bounds = {(s.name, memory): MemoryBound(s.domains) for s in subspaces for memory in Memory}
+        #: trials that ran out of memory, by number, class and kind
+        self._outgrown: set[tuple[int, str, Memory]] = set()
 
     @property
     def version(self) -> int:
         """Number that changes with the belief about the classes' speeds."""
-        self._durations.estimate()
-        return self._durations.version
+        estimate = self._durations.estimate()
+        for name, effects in self._asked.items():
+            if effects.is_due:
+                effects.read(estimate.mean[self._row[name]])
+                self._reads += 1
+        return self._durations.version + self._reads
 
     def tell(self, *trials: Trial, following: Mapping[str, int] | None = None) -> None:
         """Learn from finished trials in their order; from many at once far faster than from one after the other.
@@ -76,25 +87,29 @@ class CostModel:
 
     def _tell(self, trial: Trial, row: Array | None) -> None:
         """Learn from one trial; without its row of features only the seconds of its subspace on its class."""
-        for outgrown in trial.outgrown.split(",") if trial.outgrown else ():
-            self.tell_out_of_memory(trial, outgrown)
+        for name, memory in shortages(trial.outgrown, trial.outgrown_memory):
+            self.tell_out_of_memory(trial, name, memory)
         outcome, compute_class = trial.outcome, trial.compute_class
         is_complete = trial.state is TrialState.COMPLETE and trial.subspace in self._row
         if not is_complete or outcome is None or compute_class is None:
             return
         if row is not None:
-            self._bounds[trial.subspace].tell(trial.params, compute_class, fits=True)
+            for memory in Memory:
+                if memory is Memory.HOST or uses_gpus(compute_class):
+                    self._bounds[trial.subspace, memory].tell(trial.params, compute_class, fits=True)
         # An earlier version measured by the time of day, which may have been set back within the trial.
         if outcome.seconds is not None and outcome.seconds >= 0:
             place, column, value = self._timing(trial, compute_class, outcome.seconds)
             self._durations.tell(place, column, value)
             if row is not None:
                 self._past[trial.subspace].tell(row, value, column, self._durations.estimate().mean[place])
-        if outcome.memory and row is not None:
-            key = trial.subspace, compute_class
-            if key not in self._memory:
-                self._memory[key] = Neighbours(len(row))
-            self._memory[key].tell(row, math.log(outcome.memory), 0, _ONE_GROUP)
+                self._effects[trial.subspace].tell(trial.params, column, value)
+        for memory, peak in ((Memory.HOST, outcome.memory), (Memory.GPU, outcome.gpu_memory)):
+            if peak and row is not None:
+                key = trial.subspace, compute_class, memory
+                if key not in self._memory:
+                    self._memory[key] = Neighbours(len(row))
+                self._memory[key].tell(row, math.log(peak), 0, _ONE_GROUP)
 
     def watch(self, running: Iterable[tuple[Trial, float]]) -> None:
         """Learn from the trials that run now, which take at least the seconds beside them: those they have run."""
@@ -137,15 +152,17 @@ class CostModel:
         subspace: str,
         params_list: Sequence[Params],
         classes: Sequence[str],
+        memory: Memory = Memory.HOST,
         *,
         quantile: float = 0.5,
         budget: float | None = None,
     ) -> Array | None:
         """Return the predicted peak bytes of n sets of params, shape (n,); None before a trial has measured any.
 
-        `classes` are those whose memory is of one kind, a GPU's or a host's; the one that took most is believed.
+        `classes` are those on which a trial takes as much of the memory; the one that took most is believed.
         """
-        pasts = [self._memory[subspace, name] for name in classes if (subspace, name) in self._memory]
+        keys = [(subspace, name, memory) for name in classes]
+        pasts = [self._memory[key] for key in keys if key in self._memory]
         if not pasts:
             return None
         rows, levels = self._rows(subspace, params_list, [budget]), np.array([quantile])
@@ -154,30 +171,47 @@ class CostModel:
         ]
         return np.asarray(np.exp(np.max(logs, axis=0)))
 
-    def tell_out_of_memory(self, trial: Trial, compute_class: str) -> None:
-        """Learn that a trial did not fit the memory of a class; a second call for it has no effect."""
-        if trial.subspace in self._bounds and (trial.number, compute_class) not in self._outgrown:
-            self._outgrown.add((trial.number, compute_class))
-            self._bounds[trial.subspace].tell(trial.params, compute_class, fits=False)
+    def tell_out_of_memory(self, trial: Trial, compute_class: str, memory: Memory) -> None:
+        """Learn that a trial did not fit a memory of a class; a second call for it has no effect."""
+        told = trial.number, compute_class, memory
+        if trial.subspace in self._subspaces and told not in self._outgrown:
+            self._outgrown.add(told)
+            self._bounds[trial.subspace, memory].tell(trial.params, compute_class, fits=False)
 
-    def outgrows(self, subspace: str, params: Params, compute_class: str, classes_by_memory: Sequence[str]) -> float:
-        """Return the chance that a trial runs out of memory on a class; `classes_by_memory` begin with the smallest.
+    def outgrows(
+        self, subspace: str, params: Params, compute_class: str, classes_by_memory: Sequence[str], memory: Memory
+    ) -> float:
+        """Return the chance that a trial runs out of a memory on a class; `classes_by_memory` begin with the smallest.
 
-        0 as long as no trial of the subspace ran out of memory on the class or a larger one.
+        0 as long as no trial of the subspace ran out of it on the class or a larger one.
         """
-        return self._bounds[subspace].chance(params, compute_class, classes_by_memory)
+        return self._bounds[subspace, memory].chance(params, compute_class, classes_by_memory)
 
-    def efficiencies(self, classes: Sequence[str], optimism: float = 0.0) -> dict[str, dict[str, float]]:
-        """Return by class and subspace the fastest class's seconds over this class's: 1 if no class is faster.
+    def log_seconds(self, classes: Sequence[str], optimism: float = 0.0) -> dict[str, Array]:
+        """Return by subspace the log seconds on classes, shape (classes,), whatever the params.
 
-        With `optimism` a pair counts as so many standard deviations faster than it is believed to be, so that little
-        known pairs get tried (an upper confidence bound).
+        They are beside the declared cost, which is the same on all classes. With `optimism` a pair counts as so many
+        standard deviations faster than it is believed to be, so that little known pairs get tried (an upper confidence
+        bound).
         """
         columns = [self._column_of(name) for name in classes]
         estimate = self._durations.estimate()
-        logs = estimate.mean[:, columns] - optimism * estimate.deviation[:, columns]
-        ratios = np.exp(logs.min(axis=1, keepdims=True) - logs)
-        return {c: dict(zip(self._row, ratios[:, place].tolist(), strict=True)) for place, c in enumerate(classes)}
+        return dict(zip(self._row, estimate.mean[:, columns] - optimism * estimate.deviation[:, columns], strict=True))
+
+    def functions(self, subspace: str, params_list: Sequence[Params]) -> Array:
+        """Return what `log_seconds_of` needs to know of n sets of params, shape (n, functions); it does not change."""
+        effects = self._asked[subspace] = self._effects[subspace]
+        return effects.functions(params_list)
+
+    def log_seconds_of(self, subspace: str, functions: Array, classes: Sequence[str]) -> Array:
+        """Return the log seconds of n sets of params on classes, shape (n, classes), as believed at the last `version`.
+
+        They are beside declared cost and budget, which are the same on all classes.
+        """
+        columns = [self._column_of(name) for name in classes]
+        centres = self._durations.estimate().mean[self._row[subspace]]
+        departures = self._effects[subspace].departures(functions, len(centres))
+        return np.asarray((centres + departures)[:, columns])
 
     def slowness(self, compute_class: str) -> float:
         """Return the log seconds of a class beside the mean of all classes, its slowness in any subspace."""

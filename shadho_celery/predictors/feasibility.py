@@ -2,8 +2,7 @@
 
 A Gaussian process classifier at its mode: the log odds are a sum of functions of one label and of pairs of labels, so
 that one bad option among ten labels is found as fast as one of three, and a limit on a product of two is found too.
-Sources: Rasmussen, Williams, "Gaussian Processes for Machine Learning", 2006, algorithms 3.1 and 3.2; Duvenaud,
-Nickisch, Rasmussen, "Additive Gaussian Processes", NeurIPS 2011.
+Source: Rasmussen, Williams, "Gaussian Processes for Machine Learning", 2006, algorithms 3.1 and 3.2.
 """
 
 from __future__ import annotations
@@ -20,12 +19,11 @@ from scipy.special import expit, logit
 
 from shadho_celery.core.trial import Params
 from shadho_celery.predictors.features import Array, features
+from shadho_celery.predictors.likeness import likeness
 from shadho_celery.space.domains import Domain
 
 #: variances of the log odds: of their level, of the sum of one label's functions, of the sum of the pairs'
 LEVEL, SINGLE, PAIR = 4.0, 100.0, 50.0
-#: reach of a numeric label's function, in units of its range; and the part of it that is a straight line
-LENGTH, STRAIGHT = 0.2, 0.5
 #: Newton steps at most, and the step below which the mode is reached
 STEPS, SMALL_STEP = 30, 1e-3
 #: trials that are remembered, with those that have come since the last fit: a fit then takes a millisecond or two, and
@@ -76,28 +74,8 @@ class Classifier:
 
     def _kernel(self, left: Array, right: Array) -> Array:
         """Return covariances of the log odds, shape (left, right): level, sum over labels, sum over pairs of labels."""
-        single = np.zeros((len(left), len(right)))
-        squares = np.zeros_like(single)
-        labels = len(self._is_numeric)
-        for place, is_numeric in enumerate(self._is_numeric):
-            alike = _alike(left[:, place, None], right[:, place], is_numeric)
-            single += alike
-            squares += alike**2
-        pairs = (single**2 - squares) / 2.0  # Newton's identity: each product of two, once
-        return LEVEL + SINGLE / max(labels, 1) * single + PAIR / max(math.comb(labels, 2), 1) * pairs
-
-
-def _alike(left: Array, right: Array, is_numeric: bool) -> Array:
-    """Return the likeness of trials in one label: 1 for the same option, and if the label is inactive in both."""
-    if is_numeric:
-        curved = np.exp(-0.5 * ((left - right) / LENGTH) ** 2)
-        alike = (1.0 - STRAIGHT) * curved + STRAIGHT * 4.0 * (left - 0.5) * (right - 0.5)
-    else:
-        alike = (left == right).astype(float)
-    inactive = np.isnan(left), np.isnan(right)
-    if inactive[0].any() or inactive[1].any():
-        alike = np.where(inactive[0] | inactive[1], inactive[0] & inactive[1], alike)
-    return alike
+        single, pairs = likeness(left, right, self._is_numeric)
+        return LEVEL + SINGLE * single + PAIR * pairs
 
 
 class FailureModel:

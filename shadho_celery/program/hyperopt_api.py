@@ -11,7 +11,8 @@ import os
 import pickle
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -25,12 +26,15 @@ from hyperopt.pyll.base import Apply
 from hyperopt.utils import coarse_utcnow
 
 from shadho_celery.core.checks import short
-from shadho_celery.errors import ShadhoError, UsageError
+from shadho_celery.errors import ShadhoError, SpaceError, UsageError
 from shadho_celery.program.study import AskedTrial, Study
 from shadho_celery.program.words import python_words
 from shadho_celery.samplers.random import RandomSampler
 from shadho_celery.samplers.tpe import TpeSampler
 from shadho_celery.scheduler.proposals import MakeSampler
+from shadho_celery.space.compile import compile_space
+from shadho_celery.space.points import complete
+from shadho_celery.space.split import split
 
 #: one of hyperopt's documents of a trial
 Document = dict[str, Any]
@@ -50,9 +54,43 @@ _MAX_SEED = 2**31 - 1
 class Trials(hyperopt.Trials):  # type: ignore[misc]  # hyperopt has no types
     """hyperopt's ``Trials``; its method `fmin` is this package's too."""
 
-    def fmin(self, fn: Callable[..., Any], space: Any, **options: Any) -> Any:
-        """Minimise `fn`, as `fmin` does, and keep the trials here."""
-        return fmin(fn, space, trials=self, **options)
+    def fmin(  # noqa: PLR0917  # hyperopt's own signature
+        self,
+        fn: Callable[..., Any],
+        space: Any,
+        algo: Any = None,
+        max_evals: float | None = None,
+        timeout: float | None = None,
+        loss_threshold: float | None = None,
+        max_queue_len: int = 1,
+        rstate: np.random.Generator | np.random.RandomState | int | None = None,
+        verbose: bool = False,
+        pass_expr_memo_ctrl: bool | None = None,
+        catch_eval_exceptions: bool = False,
+        return_argmin: bool = True,
+        show_progressbar: Any = True,
+        early_stop_fn: Callable[..., tuple[bool, Iterable[Any]]] | None = None,
+        trials_save_file: str = "",
+    ) -> Any:
+        """Minimise `fn`, as `fmin` does, and keep the trials here; silently, unless `verbose`."""
+        return fmin(
+            fn,
+            space,
+            algo,
+            max_evals,
+            timeout,
+            loss_threshold,
+            self,
+            rstate,
+            pass_expr_memo_ctrl=pass_expr_memo_ctrl,
+            catch_eval_exceptions=catch_eval_exceptions,
+            verbose=verbose,
+            return_argmin=return_argmin,
+            max_queue_len=max_queue_len,
+            show_progressbar=show_progressbar,
+            early_stop_fn=early_stop_fn,
+            trials_save_file=trials_save_file,
+        )
 
 
 @python_words()
@@ -108,7 +146,7 @@ def fmin(  # noqa: PLR0917  # hyperopt's own signature
     search.run(sys.maxsize if max_evals is None else int(max_evals), timeout, loss_threshold)
     if return_argmin:
         if not len(trials):
-            raise NoTrials
+            raise NoTrials(None if trials._dynamic_trials else "no trial was run, so there is no argmin: see max_evals")
         return trials.argmin
     return space_eval(space, trials.argmin) if len(trials) else None
 
@@ -140,20 +178,13 @@ class _Sampled:
         #: trials that were proposed and are not told yet, by hyperopt's numbers
         self._asked: dict[int, AskedTrial] = {}
         # A trial that still runs was interrupted, and is never ended.
-        lasting = (each for each in trials._dynamic_trials if each["state"] != base.JOB_STATE_RUNNING)
-        known = [each for each in lasting if self._enqueued(each)]
-        for document in known:
-            self._asked[document["tid"]] = self._study.ask()
-            if document["state"] != base.JOB_STATE_NEW:
-                self.tell(document)
-
-    def _enqueued(self, document: Document) -> bool:
-        """Put a trial of an earlier search, or a known point, first; return False for one outside of the space."""
-        try:
-            return bool(self._study.enqueue([base.spec_from_misc(document["misc"])]))
-        except UsageError:
-            # hyperopt evaluates it all the same, and so do we; a sampler cannot learn from it.
-            return False
+        lasting = [each for each in trials._dynamic_trials if each["state"] != base.JOB_STATE_RUNNING]
+        known = [*_within(space, lasting)]
+        ended = [document for document in known if document["state"] != base.JOB_STATE_NEW]
+        self._study.add(map(_point, ended), map(_loss, ended))
+        waiting = [document for document in known if document["state"] == base.JOB_STATE_NEW]
+        self._study.enqueue(map(_point, waiting))
+        self._asked.update((document["tid"], self._study.ask()) for document in waiting)
 
     def ask(self, number: int) -> Mapping[str, Any]:
         trial = self._asked[number] = self._study.ask()
@@ -161,17 +192,36 @@ class _Sampled:
 
     def tell(self, document: Document) -> None:
         trial = self._asked.pop(document["tid"], None)
-        if trial is None:
-            return
-        loss = document["result"].get("loss")
-        is_ok = document["state"] == base.JOB_STATE_DONE and document["result"].get("status") == STATUS_OK
-        if is_ok and loss is not None and math.isfinite(loss):
-            self._study.tell(trial, float(loss))
-        else:
-            self._study.tell(trial, error="failed")
+        if trial is not None:
+            self._study.tell(trial, _loss(document))
 
     def close(self) -> None:
         self._study.close()
+
+
+def _point(document: Document) -> Mapping[str, Any]:
+    point: Mapping[str, Any] = base.spec_from_misc(document["misc"])
+    return point
+
+
+def _loss(document: Document) -> float:
+    """Return the loss of a trial that has ended; NaN for a failure."""
+    loss = document["result"].get("loss")
+    is_ok = document["state"] == base.JOB_STATE_DONE and document["result"].get("status") == STATUS_OK
+    return float(loss) if is_ok and loss is not None else math.nan
+
+
+def _within(space: Any, documents: Iterable[Document]) -> Iterator[Document]:
+    """Yield the trials of an earlier search, and the known points, that lie in the space.
+
+    hyperopt evaluates the others all the same, and so do we; a sampler cannot learn from them.
+    """
+    compiled = compile_space(space)
+    subspaces, generator = split(compiled), np.random.default_rng(0)
+    for document in documents:
+        with suppress(SpaceError):
+            complete(compiled, subspaces, _point(document), generator)
+            yield document
 
 
 class _Annealed:
@@ -366,7 +416,9 @@ def _annotated(fn: Callable[..., Any]) -> tuple[Callable[..., Any], dict[str, An
 def _trials(given: Any, points: list[dict[str, Any]] | None, save_file: str) -> hyperopt.Trials:
     """Return the trials to fill: those given, those of the file, the points to evaluate, or none."""
     if given is not None:
-        if not isinstance(given, hyperopt.Trials) or given.asynchronous:
+        if not isinstance(given, hyperopt.Trials):
+            raise UsageError(f"trials is {short(given, 60)}; give Trials(), which is filled, or leave it out")
+        if given.asynchronous:
             raise UsageError(
                 f"trials of {type(given).__name__} are evaluated by other processes; pass Trials(), or run the "
                 "study on workers of this package"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import sys
 import threading
 from collections.abc import Iterable, Mapping
@@ -59,7 +60,9 @@ def minimize(
     `max_failures`: it also ends, and says so, if its first trials, so many, all fail in one way; 0 for never.
     `seed`: makes the search repeatable.
     `sampler`: "random", the default, or "tpe". `policy`: places trials on classes of workers.
-    `shares`: divides the trials among subspaces: "uniform", by the space's own law, or by "promise".
+    `shares`: divides the trials among subspaces: "even", the default, by the space's own law, but a tenth to a subspace
+        that only fails; "uniform"; "promise"; or "paper", with that policy. With `resume` sampler, policy and shares
+        are those of before, unless they are given.
     `rungs`: such as ``{"least": 1, "most": 9, "eta": 3}``; many trials get a small ``context.budget``, and the best of
         them are promoted to larger ones (successive halving). For workers it stands in the study file.
     `enqueue`: known points to begin with, see `Study.enqueue`.
@@ -132,7 +135,7 @@ def _run_on_workers(
     """Run a study file to its end, on embedded workers or on a fleet."""
     # None of it is needed by a search in this process.
     from shadho_celery.cli import connection_options
-    from shadho_celery.cli.session import Options, Session
+    from shadho_celery.cli.session import STOPPED, Options, Session
 
     if threading.current_thread() is not threading.main_thread():
         raise UsageError("a study on workers runs in the main thread, which gets Ctrl-C; run it there, or by itself")
@@ -152,7 +155,10 @@ def _run_on_workers(
             **names,
         )
         with Session(options, study_file.load(module)) as session:
-            session.search()
+            code = session.search()
+        if code == STOPPED[signal.SIGTERM]:
+            # It is meant for the whole program; Ctrl-C for the search alone.
+            raise SystemExit(code)
         return session.results
     finally:
         # The addresses, those of embedded servers too, are those of this run alone.

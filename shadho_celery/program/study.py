@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import sys
-import warnings
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -14,16 +13,17 @@ from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from shadho_celery.core.checks import as_record, short
+from shadho_celery.core.folders import CHECKPOINTS
 from shadho_celery.core.settings import StudySettings
-from shadho_celery.core.trial import Lost, Outcome, TrialState, whole
+from shadho_celery.core.trial import Attempt, Lost, Outcome, TrialState, whole
 from shadho_celery.errors import StoreError, UsageError
 from shadho_celery.executors.base import Executor
 from shadho_celery.executors.by_hand import ByHandExecutor
 from shadho_celery.executors.inline import InlineExecutor
-from shadho_celery.objective.call import Objective, describe
-from shadho_celery.objective.context import CHECKPOINTS
+from shadho_celery.objective.call import MAX_ERROR, Objective, describe
 from shadho_celery.objective.result import Unreadable, read
-from shadho_celery.program.words import python_words
+from shadho_celery.program.interrupts import Interrupts
+from shadho_celery.program.words import python_words, warn
 from shadho_celery.results.study import StudyResults
 from shadho_celery.results.trial import TrialResult
 from shadho_celery.scheduler import known_points
@@ -39,6 +39,9 @@ from shadho_celery.study.open import open_study
 
 #: bounds of a study that its caller ends
 _ENDLESS = Limits(target=-math.inf)
+
+#: in place of a result; None is what an objective without a return has returned
+_NOTHING: Any = object()
 
 
 class _Names(Struct, frozen=True, kw_only=True):
@@ -92,18 +95,19 @@ class Study(StudyResults):
         study: str | None = None,
         resume: bool = False,
         seed: int | None = None,
-        sampler: str | MakeSampler = DEFAULT_SETTINGS.sampler,
-        policy: str = DEFAULT_SETTINGS.policy,
-        shares: str = DEFAULT_SETTINGS.shares,
+        sampler: str | MakeSampler | None = None,
+        policy: str | None = None,
+        shares: str | None = None,
         rungs: Mapping[str, object] | None = None,
         enqueue: Iterable[Mapping[str, Any]] = (),
     ) -> None:
         """Begin or resume a study of `space`, a hyperopt expression.
 
         `store` is a database URL; by default trials are kept in memory and end with the program. `study` names the
-        study there, and with `resume` it is continued. `seed` makes the search repeatable. `sampler` is "random" or
-        "tpe", or a function of subspace and entropy that makes one (`samplers.base.Sampler`). `shares` divides the
-        trials among subspaces: "uniform", by the space's own law, or by "promise". With
+        study there, and with `resume` it is continued. `seed` makes the search repeatable. `sampler` is "random",
+        the default, or "tpe", or a function of subspace and entropy that makes one (`samplers.base.Sampler`). `shares`
+        divides the trials among subspaces: "uniform", by the space's own law, or by "promise". A study that is
+        continued has those of before unless others are given. With
         `rungs`, such as ``{"least": 1, "most": 9, "eta": 3}``, many trials get a small budget, and the best of them are
         promoted to larger ones. `policy` matters to workers only. `enqueue` are known points to begin
         with, see the method of that name.
@@ -112,31 +116,40 @@ class Study(StudyResults):
         # Invalid arguments are refused before a study is recorded.
         names = as_record({"store": store, "study": study, "resume": resume, "seed": seed}, _Names)
         self._make_sampler = sampler if callable(sampler) else None
-        named = {} if callable(sampler) else {"sampler": sampler}
-        settings = as_record({**named, "policy": policy, "shares": shares}, StudySettings)
-        self._settings = replace(settings, rungs=rungs)
-        check_settings(self._settings)
+        named = {"sampler": None if callable(sampler) else sampler, "policy": policy, "shares": shares}
+        self._given = {name: value for name, value in named.items() if value is not None}
+        self._rungs = rungs
+        self._settle({}, {})
         self._space = compile_space(space)
         points = _listed(enqueue)
         completed(self._space, self._settings, points)
-        self._database = SqlStore(names.store)
+        self._interrupts = Interrupts()
         with ExitStack() as opened:
-            opened.callback(self._database.close)
-            self._study = open_study(
-                self._database,
-                self._space.describe(),
-                name=names.study,
-                resume=names.resume,
-                seed=names.seed,
-                tree=to_json(self._space),
-            )
+            # An interrupted study is closed here: nobody has it yet.
+            with self._interrupts:
+                self._open(names, opened)
+                self.enqueue(points)
             opened.pop_all()
+
+    def _open(self, names: _Names, opened: ExitStack) -> None:
+        """Open store and study, to be closed in reverse order."""
+        self._database = SqlStore(names.store)
+        opened.callback(self._database.close)
+        self._study = open_study(
+            self._database,
+            self._space.describe(),
+            name=names.study,
+            resume=names.resume,
+            seed=names.seed,
+            settle=self._settle,
+            tree=to_json(self._space),
+        )
         super().__init__(self._database, self._study.record, self._space.evaluate)
         self._by_hand = ByHandExecutor(self._study.clock)
         #: made at the first `ask`
         self._loop: Scheduler | None = None
         self._is_open = True
-        self.enqueue(points)
+        opened.callback(self.close)
 
     def __enter__(self) -> Study:
         return self
@@ -153,9 +166,26 @@ class Study(StudyResults):
         """
         self._refuse_if_closed()
         points = _listed(points)
-        # Its shares and samplers count the trials when it is made.
-        self._loop = None
-        return known_points.enqueue(self._study, self._space, self._settings, points)
+        with self._interrupts:
+            # Its shares and samplers count the trials when it is made.
+            self._loop = None
+            return known_points.enqueue(self._study, self._space, self._settings, points)
+
+    @python_words()
+    def add(self, points: Iterable[Mapping[str, Any]], results: Iterable[Any]) -> None:
+        """Record trials that were evaluated elsewhere: their points, as `enqueue` takes them, and what they returned.
+
+        The search learns from all of them at once, far faster than it proposed them.
+        Raises as `enqueue`.
+        """
+        self._refuse_if_closed()
+        points, outcomes = _listed(points), [_outcome(result, None) for result in results]
+        if len(points) != len(outcomes):
+            raise UsageError(f"{len(points)} points cannot have {len(outcomes)} results; give one for each")
+        with self._interrupts:
+            # It learns from them when it is made.
+            self._loop = None
+            known_points.adopt(self._study, self._space, self._settings, points, outcomes)
 
     @python_words()
     def ask(self) -> AskedTrial:
@@ -164,6 +194,18 @@ class Study(StudyResults):
         Raises UsageError if, with rungs, the next trial depends on results that were not told yet.
         """
         self._refuse_if_closed()
+        with self._interrupts:
+            attempt = self._ask()
+        return AskedTrial(
+            number=attempt.number,
+            params=dict(attempt.params),
+            values=self._space.evaluate(attempt.params),
+            seed=attempt.seed,
+            budget=whole(attempt.budget),
+            study=self.key,
+        )
+
+    def _ask(self) -> Attempt:
         loop = self._scheduler()
         self._by_hand.ask_for_one(is_asked=True)
         try:
@@ -179,29 +221,27 @@ class Study(StudyResults):
         finally:
             self._by_hand.ask_for_one(is_asked=False)
         loop.turn()
-        return AskedTrial(
-            number=attempt.number,
-            params=dict(attempt.params),
-            values=self._space.evaluate(attempt.params),
-            seed=attempt.seed,
-            budget=whole(attempt.budget),
-            study=self.key,
-        )
+        return attempt
 
     @python_words()
-    def tell(self, trial: AskedTrial, result: Any = None, *, error: BaseException | str | None = None) -> TrialResult:
+    def tell(
+        self, trial: AskedTrial, result: Any = _NOTHING, *, error: BaseException | str | None = None
+    ) -> TrialResult:
         """Record the result of a trial that was asked for; return the trial as it is recorded.
 
         `result` is a loss, or a dict with `loss` and further metrics, as an objective returns it; a result that cannot
-        be read, such as NaN, is a failure. `error` is the reason of a failure: an exception, or a text.
+        be read, such as NaN or None, is a failure. `error` is the reason of a failure: an exception, or a text.
         Raises UsageError for a trial that was told before, or is one of another study.
         """
         self._refuse_if_closed()
         number = self._number_of(trial)
-        if (result is None) == (error is None):
+        if result is None and error is not None:
+            result = _NOTHING
+        if (result is _NOTHING) == (error is None):
             raise UsageError(f"tell trial {number} either a result or an error")
-        self._by_hand.bring(number, _outcome(result, error))
-        self._scheduler().turn()
+        with self._interrupts:
+            self._by_hand.bring(number, _outcome(result, error))
+            self._scheduler().turn()
         return self.trial(number)
 
     def run(
@@ -230,21 +270,37 @@ class Study(StudyResults):
             limits = Limits.of(as_record(bounds, StudySettings))
             if self._by_hand.fetched:
                 raise UsageError(f"tell the results of {self._asked} first")
-            folder = CHECKPOINTS / self.key
-            executor = InlineExecutor(objective, self._space.evaluate, checkpoints=folder, study=self.name)
-            self._loop = None
-            scheduler = self._scheduler_of(executor, limits)
-            try:
-                _run(scheduler, progress, on_turn)
-            except KeyboardInterrupt:
-                for attempt in [*self._study.attempts]:
-                    lost = Lost(number=attempt.number, attempt=attempt.attempt, reason="interrupted", claimed=False)
-                    self._study.tell(lost)
-                warnings.warn(f"interrupted: {self._study.counted} trials have ended", stacklevel=4)
-            self._study.commit()
-            if scheduler.hopeless:
-                warnings.warn(f"stopped: {scheduler.hopeless} (max_failures)", stacklevel=3)
+            with self._interrupts:
+                self._run(objective, limits, progress, on_turn)
         return self
+
+    def _run(self, objective: Objective, limits: Limits, progress: bool | None, on_turn: Callable[[], None]) -> None:
+        executor = InlineExecutor(
+            self._interrupts.at_once(objective),
+            self._space.evaluate,
+            checkpoints=CHECKPOINTS / self.key,
+            study=self.name,
+        )
+        self._loop = None
+        scheduler = self._scheduler_of(executor, limits)
+
+        def after_turn() -> None:
+            on_turn()
+            self._interrupts.deliver()
+
+        try:
+            _turn(scheduler, progress, after_turn)
+        except KeyboardInterrupt:
+            if self._interrupts.is_torn:
+                raise
+            self._interrupts.forget()
+            for attempt in [*self._study.attempts]:
+                lost = Lost(number=attempt.number, attempt=attempt.attempt, reason="interrupted", claimed=False)
+                self._study.tell(lost)
+            warn(f"interrupted: {self._study.counted} trials have ended")
+        self._study.commit()
+        if scheduler.hopeless:
+            warn(f"stopped: {scheduler.hopeless} (max_failures)")
 
     @python_words()
     def close(self) -> None:
@@ -252,19 +308,41 @@ class Study(StudyResults):
         if not self._is_open:
             return
         self._is_open = False
+        with self._interrupts:
+            try:
+                self._leave()
+            finally:
+                self._database.close()
+
+    def _leave(self) -> None:
+        """Record what is left, unless a second Ctrl-C has torn it, and unlock the study in any case."""
+        if self._interrupts.is_torn:
+            self._study.unlock()
+            return
         try:
             if self._by_hand.fetched:
                 self._by_hand.give_back()
                 self._scheduler().turn()
-            self._study.close()
         finally:
-            self._database.close()
+            self._study.close()
 
     def __del__(self) -> None:
         # An error that leaves a loop must not keep the study locked for the rest of the program.
         if getattr(self, "_is_open", False) and not sys.is_finalizing():
             with suppress(StoreError):
                 self.close()
+
+    def _settle(self, _: Mapping[str, Any], in_force: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Set the settings in force, given those `in_force` in earlier runs; return those to keep."""
+        is_own = self._make_sampler is not None
+        if in_force.get("sampler", "") is None and not is_own and "sampler" not in self._given:
+            raise UsageError(
+                'this study was begun with a sampler of its own: pass that function again, or name one, sampler="tpe"'
+            )
+        before = {name: value for name, value in in_force.items() if value is not None}
+        self._settings = replace(as_record({**before, **self._given}, StudySettings), rungs=self._rungs)
+        check_settings(self._settings)
+        return self._settings.in_force() | ({"sampler": None} if is_own else {})
 
     @property
     def _asked(self) -> str:
@@ -309,7 +387,7 @@ def _listed(points: object) -> list[Any]:
     return list(points)
 
 
-def _run(scheduler: Scheduler, progress: bool | None, on_turn: Callable[[], None]) -> None:
+def _turn(scheduler: Scheduler, progress: bool | None, on_turn: Callable[[], None]) -> None:
     # rich takes a while to import, which a search without a bar need not wait for.
     if progress is False or (progress is None and not (sys.stderr.isatty() or "ipykernel" in sys.modules)):
         scheduler.run(on_turn)
@@ -332,7 +410,7 @@ def _run(scheduler: Scheduler, progress: bool | None, on_turn: Callable[[], None
 
 def _outcome(result: Any, error: BaseException | str | None) -> Outcome:
     if error is not None:
-        text = describe(error) if isinstance(error, BaseException) else short(error, 8000)
+        text = describe(error) if isinstance(error, BaseException) else str(error)[:MAX_ERROR]
         return Outcome(state=TrialState.FAILED, error=text)
     try:
         loss, metrics, warning = read(result)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import re
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -20,6 +22,9 @@ _WORDS = (
     (re.compile(r"--seed \d+; leave --seed out"), "another seed; leave seed out"),
     (re.compile(r"(?<![\w-])--([a-z]+(?:-[a-z]+)*)"), lambda found: found[1].replace("-", "_") + "="),
 )
+
+#: packages whose frames lie between a caller and a warning: this one, and that of the decorator `python_words`
+_OURS = {__name__.partition(".")[0], "contextlib"}
 
 
 def in_python(text: str) -> str:
@@ -39,3 +44,11 @@ def python_words() -> Iterator[None]:
     except ShadhoError as error:
         error.args = tuple(in_python(each) if isinstance(each, str) else each for each in error.args)
         raise
+
+
+def warn(text: str) -> None:
+    """Warn, naming the line outside of this package that has called it."""
+    level, frame = 1, inspect.currentframe()
+    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _OURS:
+        level, frame = level + 1, frame.f_back
+    warnings.warn(text, stacklevel=level)

@@ -45,8 +45,8 @@ def make_frame(trials: Iterable[TrialResult], values: Values) -> pd.DataFrame:
         frame[name] = pd.to_datetime(
             pd.Series([getattr(trial, name) for trial in rows], dtype=float), unit="s", utc=True
         )
-    frame["error"] = pd.Series([trial.error for trial in rows], dtype=object)
-    frame["warning"] = pd.Series([trial.warning for trial in rows], dtype=object)
+    frame["error"] = pd.Series(_column([trial.error for trial in rows]), dtype=object)
+    frame["warning"] = pd.Series(_column([trial.warning for trial in rows]), dtype=object)
     for name in ("loss", "budget", "seconds"):
         frame[name] = frame[name].astype(float)
     return frame
@@ -70,15 +70,17 @@ def _column(column: list[Any]) -> Any:
         return pd.array(column, dtype="Int64") if None in column else column
     if kinds == {bool}:
         return pd.array(column, dtype="boolean") if None in column else column
-    if kinds == {str} or (kinds <= {int, float} and all(abs(value) <= 2**53 for value in whole)):
+    if kinds == {str}:
+        # Half a surrogate pair is no text to a file.
+        return [None if value is None else value.encode("utf-8", "backslashreplace").decode() for value in column]
+    if kinds <= {int, float} and all(abs(value) <= 2**53 for value in whole):
         return column
     return [None if value is None else _text(value) for value in column]
 
 
 def _text(value: Any) -> str:
-    if isinstance(value, str):
-        return str(value)
     try:
-        return json.dumps(value, ensure_ascii=False)
+        text = str(value) if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     except (TypeError, ValueError):
-        return repr(value)
+        text = repr(value)
+    return text.encode("utf-8", "backslashreplace").decode()

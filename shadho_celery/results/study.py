@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import shutil
 import socket
 import time
@@ -13,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct
 
 from shadho_celery.core.checks import short
+from shadho_celery.core.folders import CHECKPOINTS, EMBEDDED, FOLDERS, LOCK
 from shadho_celery.core.trial import TrialState
 from shadho_celery.errors import StudyLocked, UsageError
-from shadho_celery.objective.context import CHECKPOINTS, SHIPPED_CODE
 from shadho_celery.results.frame import make_frame
 from shadho_celery.results.trial import TrialResult, TrialResults
 from shadho_celery.results.values import Evaluate, Values
@@ -25,9 +26,6 @@ from shadho_celery.store.sql import SqlStore
 
 if TYPE_CHECKING:
     import pandas as pd
-
-#: folder of everything that runs keep in their working directory
-STATE = Path(".shadho")
 
 
 class StudySummary(Struct, frozen=True, kw_only=True):
@@ -53,6 +51,8 @@ class Deleted(Struct, frozen=True, kw_only=True):
     trials: int
     #: folders of this machine that were removed
     folders: Sequence[str]
+    #: folders of this machine that could not be removed
+    left: Sequence[str]
     #: machines whose workers may keep its checkpoints, and the folder below their working directories
     hosts: Sequence[str]
     folder_there: str
@@ -98,6 +98,14 @@ class StudyResults:
         return self._record.settings
 
     @property
+    def in_force(self) -> Mapping[str, Any]:
+        """Sampler, policy and shares of its latest run, defaults too; a sampler of one's own is None.
+
+        Empty for a study of a version up to 0.5.
+        """
+        return self._record.in_force or {}
+
+    @property
     def space(self) -> Mapping[str, str]:
         """Domain and condition of each label, in words."""
         return self._record.space
@@ -131,7 +139,12 @@ class StudyResults:
         """Return the trial of that number. Raises UsageError if there is none."""
         for trial in self._store.trials(self.key, [number]):
             return TrialResult(trial, self._values, self._store, self.key)
-        raise UsageError(f"study {self.name!r} has no trial {short(number)}; its trials go from 0")
+        raise UsageError(f"study {self.name!r} has no trial {short(number)}; {self._range}")
+
+    @property
+    def _range(self) -> str:
+        trials = self.trials
+        return f"its trials go from {trials[0].number} to {trials[-1].number}" if trials else "it has none yet"
 
     @property
     def best(self) -> TrialResult | None:
@@ -157,24 +170,25 @@ class StudyResults:
             store.find(self.name)
             if (where := store.holder(self.key, time.time())) is not None:
                 raise StudyLocked(f"study {self.name!r} is run by the scheduler on {where}; stop it first")
+            if _is_locked(EMBEDDED / self.key / LOCK):
+                raise StudyLocked(f"the workers of study {self.name!r} are still ending; try again in some seconds")
             fence = store.lock(self.key, holder_name(), time.time())
             trials, hosts = sum(store.counts(self.key).values()), store.hosts(self.key)
             store.delete(self.key, fence)
+        # Where its checkpoints are not here, workers of this machine have kept them in another folder.
+        here = {"this process"} | ({socket.gethostname()} if (CHECKPOINTS / self.key).is_dir() else set())
+        found = [folder for each in FOLDERS if (folder := each / self.key).is_dir()]
+        for folder in found:
+            # It refuses a link, which leads to a folder that may be another's, too.
+            shutil.rmtree(folder, ignore_errors=True)
         return Deleted(
             name=self.name,
             trials=trials,
-            folders=[str(folder) for folder in self._folders if _remove(folder)],
-            hosts=[host for host in hosts if host not in {socket.gethostname(), "this process"}],
+            folders=[str(folder) for folder in found if not folder.exists()],
+            left=[str(folder) for folder in found if folder.exists()],
+            hosts=[host for host in hosts if host not in here],
             folder_there=str(CHECKPOINTS / self.key),
         )
-
-    @property
-    def _folders(self) -> list[Path]:
-        """Its folders below the working directory: checkpoints, and the files of its embedded servers."""
-        state = STATE / self.name
-        # A name that came with a store from elsewhere might lead out of the folder, or to all checkpoints.
-        is_own = state.parent == STATE and state.name not in {"", "..", CHECKPOINTS.name, SHIPPED_CODE.name}
-        return [*(folder / self.key for folder in (CHECKPOINTS, SHIPPED_CODE, STATE)), *([state] if is_own else [])]
 
     def __repr__(self) -> str:
         return f"<study {self.name!r} in {self.store}>"
@@ -210,9 +224,14 @@ def _summary(study: StudyResults) -> StudySummary:
     )
 
 
-def _remove(folder: Path) -> bool:
-    """Remove a folder with all it holds; return whether it was there."""
-    if folder.is_symlink() or not folder.is_dir():
-        return False
-    shutil.rmtree(folder, ignore_errors=True)
-    return not folder.exists()
+def _is_locked(path: Path) -> bool:
+    """Return whether a living process keeps the lock of a file."""
+    try:
+        with path.open() as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        # There is no such file, or its file system has no locks.
+        pass
+    return False

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, overload
 
-from shadho_celery.core.trial import Attempt, Report, Trial, TrialState
+from shadho_celery.core.hardware import shortages
+from shadho_celery.core.trial import Attempt, Memory, Report, Trial, TrialState
 from shadho_celery.results.values import Values
 from shadho_celery.store.base import StudyRecord
 from shadho_celery.store.sql import PAGE, SqlStore
@@ -83,8 +84,18 @@ class TrialResult:
 
     @property
     def memory(self) -> int | None:
-        """Peak bytes of the objective."""
+        """Peak bytes of the objective's resident memory."""
         return self._trial.memory
+
+    @property
+    def gpu_memory(self) -> int | None:
+        """Peak bytes of the objective's GPU memory; None if it used none."""
+        return self._trial.gpu_memory
+
+    @property
+    def outgrown(self) -> Sequence[tuple[str, Memory]]:
+        """Compute classes on which it ran out of memory, each with the kind, equal to the str "gpu" or "host"."""
+        return shortages(self._trial.outgrown, self._trial.outgrown_memory)
 
     @property
     def seed(self) -> int:

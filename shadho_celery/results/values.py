@@ -46,8 +46,9 @@ class Values:
             return value
 
     def shown(self, params: Params, label: str) -> Any:
-        """Return the value of one active label as a table shows it."""
-        return self._restored.shown(params, label) if self._restored else params[label]
+        """Return the value of one active label as a table shows it; never None, which is an inactive one there."""
+        value = self._restored.shown(params, label) if self._restored else params[label]
+        return "None" if value is None else value
 
     @cached_property
     def _restored(self) -> RestoredSpace | None:

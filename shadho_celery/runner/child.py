@@ -24,7 +24,7 @@ from msgspec.structs import replace
 
 from shadho_celery.core.checks import as_record, short
 from shadho_celery.core.code import CodeVersion
-from shadho_celery.core.trial import GangCall, Outcome, TrialState, whole
+from shadho_celery.core.trial import GangCall, Memory, Outcome, TrialState, whole
 from shadho_celery.errors import UsageError
 from shadho_celery.objective import study_file
 from shadho_celery.objective.call import Objective, call, describe, joined
@@ -123,7 +123,7 @@ class Child:
         with self._sending:
             is_over = True
             # A process that has run out of memory may still hold some.
-            is_unfit = bool(left) or outcome.out_of_memory
+            is_unfit = bool(left) or outcome.out_of_memory is not None
             record = protocol.Ended(
                 order=order.order, outcome=outcome, is_unfit=is_unfit, is_recalled=self._is_recalled
             )
@@ -159,7 +159,7 @@ class Child:
     def _interrupt(self, *_: object) -> None:
         if self._is_in_objective and self._timed_out.is_set():
             self._is_in_objective = False
-            raise TrialTimeout("the trial has reached its time limit (--trial-timeout)")
+            raise TrialTimeout("the trial has reached its time limit (trial timeout)")
 
     def _context(self, order: protocol.RunAttempt, tell: Callable[[protocol.FromChild], None]) -> LocalContext:
         attempt, seat = order.attempt, order.replica
@@ -234,7 +234,8 @@ class Child:
             outcome = Outcome(state=TrialState.CANCELLED, error="its gang needs it no more", seconds=0.0)
         if timeout is not None:
             faulthandler.cancel_dump_traceback_later()
-        return replace(outcome, memory=peak.read(), code=self._codes[order.module].digest)
+        memory, gpu_memory = peak.read(Memory.HOST), peak.read(Memory.GPU)
+        return replace(outcome, memory=memory, gpu_memory=gpu_memory, code=self._codes[order.module].digest)
 
     def _interruptible(self, objective: Objective) -> Objective:
         """Return the objective as a function that a time limit may interrupt."""

@@ -18,6 +18,7 @@ from contextlib import suppress
 import msgspec
 
 from shadho_celery.core.code import CodeVersion
+from shadho_celery.core.trial import Memory
 from shadho_celery.objective.memory import system_kills
 from shadho_celery.runner.output import Output
 from shadho_celery.runner.process_tree import MARK, kill_marked
@@ -166,26 +167,26 @@ class TrialProcess:
         self.was_killed |= self._code is None
         self._end()
 
-    def death(self) -> tuple[str, bool]:
-        """Return how it ended, and whether it ran out of memory."""
+    def death(self) -> tuple[str, Memory | None]:
+        """Return how it ended, and the memory that ran out, if that was the cause."""
         self._reaper.send_signal(signal.SIGCONT)
         with suppress(subprocess.TimeoutExpired):
             self._reaper.wait(timeout=END_SECONDS)
         code = self._end()
         if self.was_killed:
-            return "the trial's process was killed", False
+            return "the trial's process was killed", None
         if code == PIPE_LOST:
-            return "the trial closed the pipe between its process and the worker", False
+            return "the trial closed the pipe between its process and the worker", None
         if code >= 0:
-            return f"the trial's process ended with exit code {code}", False
+            return f"the trial's process ended with exit code {code}", None
         # Real-time signals have numbers and no names.
         name = next((each.name for each in signal.Signals if each == -code), -code)
         text = f"the trial's process ended with signal {name}"
         if code != -signal.SIGKILL:
-            return text, False
+            return text, None
         if system_kills() > self._system_kills:
-            return f"{text}: the system killed it because memory ran out", True
-        return f"{text}, which this worker did not send: perhaps memory ran out", True
+            return f"{text}: the system killed it because memory ran out", Memory.HOST
+        return f"{text}, which this worker did not send: perhaps memory ran out", Memory.HOST
 
     def _end(self) -> int:
         """End the process and its reaper in any state; return the reaper's exit code."""

@@ -303,7 +303,7 @@ class _TimeLimit:
         with self._changed:
             if not self._over.is_set():
                 self.reason = (
-                    f"timed out after {seconds:g} s (--trial-timeout): it ignored its interruption "
+                    f"timed out after {seconds:g} s (trial timeout): it ignored its interruption "
                     f"and was killed {HARD_SECONDS:g} s later"
                 )
                 self.process.kill()

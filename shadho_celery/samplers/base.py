@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from typing import Protocol
 
 from shadho_celery.core.trial import Params, Trial
@@ -13,8 +14,12 @@ class Sampler(Protocol):
     #: True if the proposals depend on the losses; else the set of trials is fixed by the seed alone
     adaptive: bool
 
-    def ask(self, index: int) -> Params:
-        """Return the params of the subspace's trial number `index` (from 0): the drawn value of every active label."""
+    def ask(self, n: int, pending: Collection[Trial]) -> list[Params]:
+        """Return the params of the subspace's next `n` trials: the drawn value of every active label.
 
-    def tell(self, trial: Trial) -> None:
-        """Learn from a finished trial of this subspace, of this run or of an earlier one."""
+        `pending` are its trials that have not finished, those that wait to be sent included. With those told, they are
+        all trials so far: their number is the place of the next trial in the subspace's seeded stream.
+        """
+
+    def tell(self, trials: Sequence[Trial]) -> None:
+        """Learn from finished trials of this subspace, each once, of this run or of an earlier one."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 
@@ -15,7 +15,7 @@ BLOCK = 64
 
 
 class RandomSampler:
-    """Random search. Trial `index` of a subspace has the same params whenever it is asked for."""
+    """Random search. A subspace's trials are a prefix of one stream, however they are asked for."""
 
     adaptive = False
 
@@ -24,13 +24,19 @@ class RandomSampler:
         self._entropy = tuple(entropy)
         self._block = -1
         self._draws: list[dict[str, Value]] = []
+        self._told = 0
 
-    def ask(self, index: int) -> Params:
+    def ask(self, n: int, pending: Collection[Trial]) -> list[Params]:
+        first = self._told + len(pending)
+        return [self._draw(index) for index in range(first, first + n)]
+
+    def tell(self, trials: Sequence[Trial]) -> None:
+        self._told += len(trials)
+
+    def _draw(self, index: int) -> Params:
+        """Return trial number `index` of the stream."""
         block, place = divmod(index, BLOCK)
         if block != self._block:
             self._draws = self._subspace.sample(np.random.default_rng([*self._entropy, block]), BLOCK)
             self._block = block
         return self._draws[place]
-
-    def tell(self, trial: Trial) -> None:
-        pass

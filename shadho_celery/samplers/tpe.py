@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from bisect import insort
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -74,22 +74,30 @@ class TpeSampler:
         self._successes = 0
         self._avoidance = FailureAvoidance(subspace)
         self._tried: set[_Key] = set()
-        #: asked, and without a result yet
-        self._pending: dict[_Key, list[float]] = {}
+        #: trials told, cancelled ones included
+        self._count_told = 0
 
-    def ask(self, index: int) -> Params:
-        generator = np.random.default_rng([*self._entropy, index])
+    def ask(self, n: int, pending: Collection[Trial]) -> list[Params]:
+        first = self._count_told + len(pending)
         can_guess = self._axes and len(self._told) >= self._random
-        params = self._guess(generator) if can_guess else self._avoidance.draw(generator)
-        key = self._key(params)
-        self._pending[key] = _row(key)
-        return params
+        # The keys of trials without a result, those that are asked for here included.
+        waiting = dict.fromkeys(self._key(trial.params) for trial in pending) if can_guess else {}
+        asked = []
+        for index in range(first, first + n):
+            generator = np.random.default_rng([*self._entropy, index])
+            params = self._guess(generator, waiting) if can_guess else self._avoidance.draw(generator)
+            waiting[self._key(params)] = None
+            asked.append(params)
+        return asked
 
-    def tell(self, trial: Trial) -> None:
+    def tell(self, trials: Sequence[Trial]) -> None:
+        for trial in trials:
+            self._count_told += 1
+            if trial.state is not TrialState.CANCELLED:
+                self._learn(trial)
+
+    def _learn(self, trial: Trial) -> None:
         key = self._key(trial.params)
-        self._pending.pop(key, None)
-        if trial.state is TrialState.CANCELLED:
-            return
         self._avoidance.tell(trial, guessed=len(self._told) >= self._random)
         loss = math.inf  # a failed trial is worse than any other, so that regions that fail are left
         if trial.state is TrialState.COMPLETE and trial.loss is not None and not math.isnan(trial.loss):
@@ -101,28 +109,28 @@ class TpeSampler:
     def _key(self, params: Params) -> _Key:
         return tuple(params.get(label) for label in self._axes)
 
-    def _guess(self, generator: np.random.Generator) -> Params:
+    def _guess(self, generator: np.random.Generator, waiting: Mapping[_Key, None]) -> Params:
         """Return the candidate of greatest l / g, and so of greatest expected improvement ([B], equation 3).
 
-        The terms for failures are added to its logarithm.
+        The terms for failures are added to its logarithm. `waiting` are the keys of the pending trials.
         """
-        good, bad = self._split(generator)
+        good, bad = self._split(generator, waiting)
         candidates = self._candidates(good, generator)
         points = np.array([_row(self._key(params)) for params in candidates])
         ratios = self._log_density(good, points) - self._log_density(bad, points)
         worth = ratios + self._avoidance.weights(candidates, generator)
         best_first = [candidates[place] for place in np.argsort(-worth, kind="stable")]
         # Params that were tried or are pending are not tried again while there are others.
-        fresh = (p for p in best_first if (key := self._key(p)) not in self._tried and key not in self._pending)
+        fresh = (p for p in best_first if (key := self._key(p)) not in self._tried and key not in waiting)
         return next(fresh, best_first[0])
 
-    def _split(self, generator: np.random.Generator) -> tuple[Array, Array]:
+    def _split(self, generator: np.random.Generator, waiting: Mapping[_Key, None]) -> tuple[Array, Array]:
         """Return the values of good and of bad trials ([B], equation 2), each of shape (trials, labels)."""
         rows = [row for _, _, row in self._told]
         share = GOOD_SHARE * len(rows) if self._gamma is None else self._gamma * math.sqrt(len(rows))
         count = min(math.ceil(share), MOST_GOOD, self._successes)
         # Pending trials count as bad, so that many slots do not all get the same point.
-        pending = list(self._pending.values())[-MOST_BAD:]
+        pending = [_row(key) for key in list(waiting)[-MOST_BAD:]]
         bad, room = rows[count:], MOST_BAD - len(pending)
         if len(bad) > room:
             bad = [bad[place] for place in generator.choice(len(bad), room, replace=False)]

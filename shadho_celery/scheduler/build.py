@@ -10,6 +10,7 @@ from shadho_celery import samplers
 from shadho_celery.core.checks import check_name
 from shadho_celery.core.hardware import DEFAULT_CLASSES
 from shadho_celery.core.settings import POLICIES, SHARES, StudySettings
+from shadho_celery.errors import UsageError
 from shadho_celery.executors.base import Executor
 from shadho_celery.placement.policies import make_policy
 from shadho_celery.placement.shares import make_shares
@@ -34,7 +35,9 @@ def check_settings(settings: StudySettings) -> None:
     """Raise UsageError unless every name exists and the rungs are a valid ladder."""
     check_name("sampler", settings.sampler, samplers.SAMPLERS)
     check_name("policy", settings.policy, POLICIES)
-    check_name("kind of shares", settings.shares, SHARES)
+    check_name("kind of shares", settings.shares_in_force, SHARES)
+    if settings.shares == "paper" != settings.policy:
+        raise UsageError("shares 'paper' are those of --policy paper, which has ranks; choose even, uniform or promise")
     make_rounds(settings.rungs)
 
 
@@ -70,7 +73,7 @@ def make_scheduler(
         study,
         subspaces,
         policy=make_policy(settings.policy, subspaces, cost_model, generator),
-        shares=make_shares(settings.shares, {subspace.name: subspace.probability for subspace in subspaces}),
+        shares=make_shares(settings.shares_in_force, {subspace.name: subspace.probability for subspace in subspaces}),
         rounds=make_rounds(settings.rungs),
         make_sampler=make_sampler or samplers.SAMPLERS[settings.sampler],
         limits=limits,

@@ -7,8 +7,9 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from shadho_celery.core.settings import StudySettings
-from shadho_celery.core.trial import Params
+from shadho_celery.core.trial import Outcome, Params, Result, Trial
 from shadho_celery.errors import SpaceError, UsageError
+from shadho_celery.executors.inline import HOST, INLINE_CLASS
 from shadho_celery.scheduler.proposals import trial_seed
 from shadho_celery.scheduler.widths import make_width
 from shadho_celery.space.points import complete
@@ -25,15 +26,32 @@ def enqueue(study: Study, space: Space, settings: StudySettings, points: Iterabl
 
     Each takes the place of a draw of its subspace. Nothing is added if one of them is refused: raises as `completed`.
     """
+    added = _add(study, space, settings, points)
+    for trial in added:
+        study.hold_back(trial)
+    study.commit()
+    return len(added)
+
+
+def adopt(
+    study: Study, space: Space, settings: StudySettings, points: Iterable[object], outcomes: Iterable[Outcome]
+) -> None:
+    """Add a finished trial for each point, which was evaluated elsewhere, with its outcome. Raises as `completed`."""
+    for trial, outcome in zip(_add(study, space, settings, points), outcomes, strict=True):
+        attempt, at = study.send(trial, INLINE_CLASS), study.clock.wall()
+        study.tell(Result(number=trial.number, attempt=attempt.attempt, outcome=outcome, host=HOST, at=at))
+    study.commit()
+
+
+def _add(study: Study, space: Space, settings: StudySettings, points: Iterable[object]) -> list[Trial]:
     found = completed(space, settings, points, [study.record.seed, _STREAM, len(study)])
     subspaces = split(space)
     places = {subspace.name: place for place, subspace in enumerate(subspaces)}
     width = make_width(settings.slots, space, subspaces)
-    for name, params in found:
-        seed = trial_seed(study.record.seed, places[name], study.asked(name))
-        study.hold_back(study.add(name, params, seed, slots=width(params)))
-    study.commit()
-    return len(found)
+    return [
+        study.add(name, params, trial_seed(study.record.seed, places[name], study.asked(name)), slots=width(params))
+        for name, params in found
+    ]
 
 
 def completed(

@@ -1,11 +1,18 @@
-"""Fit of trials to the memory of classes, and the retry after an out-of-memory."""
+"""Fit of trials to the memories of classes, and the retry after an out-of-memory.
+
+Each memory has an order of its own: a trial that has run out of GPU memory needs a class with larger GPUs, however much
+RAM the others have. A class without GPUs takes it only once no class with GPUs is left for it: the last resort.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from shadho_celery.core.hardware import ComputeClass
-from shadho_celery.core.trial import Result, Retry, Trial
+from msgspec.structs import replace
+
+from shadho_celery.core.hardware import ComputeClass, shortages
+from shadho_celery.core.trial import WELL, Memory, Result, Retry, Trial
+from shadho_celery.objective.call import joined
 from shadho_celery.predictors.cost_model import CostModel
 
 #: probability of an out-of-memory above which a trial goes to a larger class at once
@@ -13,56 +20,131 @@ TOO_LIKELY = 0.5
 
 
 class MemoryFit:
-    """Classes of one study in the order of their memory."""
+    """Classes of one study in the orders of their memories."""
 
     def __init__(self, cost_model: CostModel, expected: Sequence[str]) -> None:
         """Order classes of equal or unknown memory by `expected`, the strongest first."""
         self._model = cost_model
         self._strength = {name: place for place, name in enumerate(expected)}
         self._live: Sequence[ComputeClass] = ()
-        #: the classes seen so far, and their names by memory, the smallest first
+        #: the classes seen so far, and by memory the names of those that have it, the smallest first
         self._seen: dict[str, ComputeClass] = {}
-        self._order: list[str] = []
+        self._orders: Mapping[Memory, list[str]] = {memory: [] for memory in Memory}
+        #: what has been decided as the last resort, a sentence each
+        self.notices: dict[str, None] = {}
 
     def see(self, classes: Sequence[ComputeClass]) -> None:
         """Replace the live classes."""
         self._live = classes
         self._seen |= {known.name: known for known in classes}
-        self._order = sorted(self._seen, key=self._size)
+        with_gpus = [name for name, known in self._seen.items() if known.gpu_memory]
+        self._orders = {
+            Memory.GPU: sorted(with_gpus, key=lambda name: self._size(name, Memory.GPU)),
+            Memory.HOST: sorted(self._seen, key=lambda name: self._size(name, Memory.HOST)),
+        }
 
     def fits(self, trial: Trial, compute_class: ComputeClass) -> bool:
-        """Return False if the class has too few slots, or likely too little memory and a larger one is wide enough."""
+        """Return False if the class has too few slots, or likely too little memory and a better one is wide enough."""
         if trial.slots > compute_class.slots:
             return False
-        if not self._larger(compute_class.name, trial.slots):
-            return True
-        if trial.outgrown and not set(self._upwards(compute_class.name)).isdisjoint(trial.outgrown.split(",")):
+        classes = self._classes_for(trial)
+        if trial.outgrown and all(each.name != compute_class.name for each in classes):
             return False
-        if self._model.outgrows(trial.subspace, trial.params, compute_class.name, self._order) > TOO_LIKELY:
+        if self._gives_way(trial, compute_class, Memory.GPU, classes):
             return False
-        if compute_class.memory >= max(known.memory for known in self._live if known.slots >= trial.slots):
+        if not self._gives_way(trial, compute_class, Memory.HOST, classes):
             return True
-        alike = [known.name for known in self._live if bool(known.gpu_memory) == bool(compute_class.gpu_memory)]
-        needed = self._model.memory(trial.subspace, [trial.params], alike, budget=trial.budget)
-        return needed is None or not compute_class.memory or float(needed[0]) <= compute_class.memory
+        # More RAM is of use only beside a GPU that is large enough: of two classes, one with the larger GPU and one
+        # with more RAM, one must take the trial.
+        large = [each for each in classes if not self._gives_way(trial, each, Memory.GPU, classes)]
+        return not self._larger(compute_class, Memory.HOST, large)
 
     def retry(self, result: Result, trial: Trial) -> Retry | None:
-        """Return the reason to try a trial on a larger class, if it ran out of memory and there is one."""
-        if not result.outcome.out_of_memory or result.compute_class is None:
+        """Return the reason to try a trial on another class, if it ran out of memory and there is one."""
+        if result.outcome.out_of_memory is None or result.compute_class is None:
             return None
-        self._model.tell_out_of_memory(trial, result.compute_class)
-        if not self._larger(result.compute_class, trial.slots):
+        name = result.compute_class
+        memory = self._kind(name, result.outcome.out_of_memory)
+        self._model.tell_out_of_memory(trial, name, memory)
+        told = [*self._shortages(trial), (name, memory)]
+        left = [each for each in self._wide_enough(trial) if not self._is_outgrown(each, told)]
+        if not left:
             return None
-        return Retry(reason=f"out of memory on {result.compute_class}", outgrown=result.compute_class)
+        reason = f"out of {memory.words} on {name}"
+        if any(kind is Memory.GPU for _, kind in told) and not any(each.gpu_memory for each in left):
+            others = ", ".join(sorted(each.name for each in left))
+            reason += f": no live class has a GPU that could hold them, so {others}, without one, is the last resort"
+            self.notices[f"trials run {reason}; a worker with a larger GPU would take them"] = None
+        return Retry(reason=reason, outgrown=name, memory=memory)
 
-    def _larger(self, compute_class: str, slots: int) -> list[str]:
-        """Return the live classes of so many slots with more memory than this one, which may be gone."""
-        wide_enough = {known.name for known in self._live if known.slots >= slots}
-        return [name for name in self._upwards(compute_class)[1:] if name in wide_enough]
+    def warned(self, result: Result, trial: Trial) -> Result:
+        """Return a result, with a warning if its trial ended well on a class that was the last resort."""
+        seen = self._seen.get(str(result.compute_class))
+        if result.outcome.state not in WELL or not trial.outgrown or seen is None or seen.gpu_memory:
+            return result
+        lacking = [name for name, memory in self._shortages(trial) if memory is Memory.GPU]
+        if not lacking:
+            return result
+        said = f"ran on {seen.name}, which has no GPU, after it ran out of GPU memory on {', '.join(lacking)}"
+        return replace(result, outcome=replace(result.outcome, warning=joined(result.outcome.warning, said)))
 
-    def _upwards(self, compute_class: str) -> list[str]:
-        """Return the class and all with more memory, live or not; none if it was never seen."""
-        return self._order[self._order.index(compute_class) :] if compute_class in self._seen else []
+    def _classes_for(self, trial: Trial) -> Sequence[ComputeClass]:
+        """Return the live classes for a trial: wide enough, and not outgrown unless all of them are."""
+        classes = self._wide_enough(trial)
+        if not trial.outgrown:
+            return classes
+        told = self._shortages(trial)
+        classes = [each for each in classes if not self._is_outgrown(each, told)] or classes
+        if any(memory is Memory.GPU for _, memory in told):
+            return [each for each in classes if each.gpu_memory] or classes
+        return classes
 
-    def _size(self, name: str) -> tuple[int, int, str]:
-        return self._seen[name].memory, -self._strength.get(name, len(self._strength)), name
+    def _gives_way(
+        self, trial: Trial, compute_class: ComputeClass, memory: Memory, classes: Sequence[ComputeClass]
+    ) -> bool:
+        """Return whether the class is believed to have too little of a memory, and one of `classes` has more of it."""
+        larger = self._larger(compute_class, memory, classes)
+        if not larger:
+            return False
+        order, has = self._orders[memory], compute_class.bytes_of(memory)
+        if self._model.outgrows(trial.subspace, trial.params, compute_class.name, order, memory) > TOO_LIKELY:
+            return True
+        if not has or all(each.bytes_of(memory) <= has for each in larger):
+            return False
+        # Beside a GPU a trial takes less RAM than without.
+        alike = [each.name for each in self._live if bool(each.gpu_memory) == bool(compute_class.gpu_memory)]
+        needed = self._model.memory(trial.subspace, [trial.params], alike, memory, budget=trial.budget)
+        return needed is not None and float(needed[0]) > has
+
+    def _wide_enough(self, trial: Trial) -> list[ComputeClass]:
+        return [each for each in self._live if each.slots >= trial.slots]
+
+    def _larger(
+        self, compute_class: ComputeClass, memory: Memory, classes: Sequence[ComputeClass]
+    ) -> list[ComputeClass]:
+        """Return those of `classes` that have more of a memory; none if it is GPU memory and the class has no GPU."""
+        order = self._orders[memory]
+        if compute_class.name not in order:
+            return []
+        above = order[order.index(compute_class.name) + 1 :]
+        return [each for each in classes if each.name in above]
+
+    def _is_outgrown(self, compute_class: ComputeClass, told: Sequence[tuple[str, Memory]]) -> bool:
+        """Return whether the class has no more memory than one of those that a trial ran out of memory on."""
+        for name, memory in told:
+            order = self._orders[memory]
+            if name in order and compute_class.name in order[: order.index(name) + 1]:
+                return True
+        return False
+
+    def _shortages(self, trial: Trial) -> list[tuple[str, Memory]]:
+        """Return the classes that a trial has outgrown, each with the memory that it had too little of."""
+        told = shortages(trial.outgrown, trial.outgrown_memory)
+        return [(name, self._kind(name, memory)) for name, memory in told]
+
+    def _kind(self, name: str, memory: Memory) -> Memory:
+        """Return the memory that ran out on a class: without a GPU that is known it can only be the host's."""
+        return memory if name in self._orders[Memory.GPU] or name not in self._seen else Memory.HOST
+
+    def _size(self, name: str, memory: Memory) -> tuple[int, int, str]:
+        return self._seen[name].bytes_of(memory), -self._strength.get(name, len(self._strength)), name

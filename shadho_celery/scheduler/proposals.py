@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
 
 import numpy as np
 
 from shadho_celery.core.hardware import ComputeClass
-from shadho_celery.core.trial import Trial, TrialState
+from shadho_celery.core.trial import Params, Trial, TrialState
 from shadho_celery.placement.policies import Policy
 from shadho_celery.placement.shares import Shares
 from shadho_celery.samplers.base import Sampler
@@ -54,6 +55,7 @@ class Proposals:
         #: samplers by subspace
         self.samplers = {s.name: make_sampler(s, (self._seed, place)) for place, s in enumerate(subspaces)}
         self.policy = policy
+        self._pool = policy.pool
         self.shares = shares
         self.rounds = rounds
         self._limits = limits
@@ -62,8 +64,6 @@ class Proposals:
         self._widest = 0
         self._narrowest: dict[str, int] = {}
         self._adaptive = any(sampler.adaptive for sampler in self.samplers.values())
-        #: trials by subspace for a total, of which there is one at a time
-        self._quotas = lru_cache(maxsize=1)(shares.quotas)
         for name in study.drawn():
             shares.deal(name)
         if rounds.size is not None:
@@ -74,6 +74,10 @@ class Proposals:
         """Update the live classes, the strongest first."""
         self.policy.see_classes([compute_class.name for compute_class in classes])
         self._widest = max((compute_class.slots for compute_class in classes), default=0)
+        if self._pool is not None:
+            slots = sum(compute_class.slots for compute_class in classes)
+            probabilities = {s.name: s.probability for s in self._subspaces}
+            self._pool.share_out(slots, probabilities, is_adaptive=self._adaptive)
 
     def ask(self, compute_class: str, fits: Callable[[Trial], bool], left: float) -> Trial | None:
         """Return a new trial that `fits` a class; None if none is wanted now.
@@ -81,14 +85,20 @@ class Proposals:
         Trials that do not fit wait in the study. `left` bounds the trials that are still to be sent, with the waiting
         ones.
         """
+        self._draw_ahead(left)
         for _ in range(DRAWS):
-            wanted = self.rounds.ask()
-            if wanted is None or self._study.count(TrialState.WAITING) >= left:
-                return None
-            trial = self._made(wanted, compute_class)
-            if trial is None:
-                return None
-            self.rounds.add(trial)
+            wanted = self._wanted(left)
+            if wanted is not None and wanted.origin is not None:
+                trial = self._promoted(self._study.trial(wanted.origin), wanted)
+                self.rounds.add(trial)
+            else:
+                picked = self._picked(wanted, compute_class, fits)
+                if isinstance(picked, Trial):
+                    return self._taken(picked)
+                if picked is None or wanted is None:
+                    return None
+                [trial] = self._drawn(picked, wanted)
+                self.shares.deal(picked)
             if fits(trial):
                 return trial
             self._study.hold_back(trial)
@@ -99,42 +109,79 @@ class Proposals:
         # Losses compare at one budget only, and the trials on higher rungs are a selection.
         lowest = [trial for trial in trials if not trial.rung]
         self.policy.tell(*lowest, following=following)
+        by_subspace: defaultdict[str, list[Trial]] = defaultdict(list)
         for trial in lowest:
             self.shares.tell(trial)
-            if trial.subspace in self.samplers:
-                self.samplers[trial.subspace].tell(trial)
+            by_subspace[trial.subspace].append(trial)
+        for name, told in by_subspace.items():
+            if name in self.samplers:
+                self.samplers[name].tell(told)
         for trial in trials:
             self.rounds.tell(trial)
 
-    def _made(self, wanted: Wanted, compute_class: str) -> Trial | None:
-        """Add the wanted trial to the study; None if no subspace may get a new one."""
-        if wanted.origin is not None:
-            return self._promoted(self._study.trial(wanted.origin), wanted)
-        backlogs = {name: behind for name, behind in self._backlogs(wanted.drawn).items() if self._may_wait(name)}
-        return self._drawn(self.policy.pick(compute_class, backlogs), wanted) if backlogs else None
+    def _wanted(self, left: float) -> Wanted | None:
+        """Return what the rounds want next; None if no further trial may wait."""
+        return None if self._study.count(TrialState.WAITING) >= left else self.rounds.ask()
+
+    def _draw_ahead(self, left: float) -> None:
+        """Draw the trials that are missing in the policy's pool; their shares count them when they are sent."""
+        if self._pool is None:
+            return
+        for name, missing in self._pool.missing().items():
+            wanted = self._wanted(left)
+            if wanted is None or wanted.origin is not None:
+                return
+            may_wait = left - self._study.count(TrialState.WAITING)
+            number = min(missing, may_wait, self.rounds.left, self._quota_left(name, wanted.drawn))
+            if number > 0:
+                self._pool.add(name, self._drawn(name, wanted, int(number)))
+
+    def _picked(self, wanted: Wanted | None, compute_class: str, fits: Callable[[Trial], bool]) -> str | Trial | None:
+        """Return a trial of the pool that fits, or a subspace that may get a new trial; None if there is neither."""
+        backlogs = self.shares.backlogs()
+        may_draw = [] if wanted is None else [n for n in backlogs if self._quota_left(n, wanted.drawn) > 0] or backlogs
+        may_draw = [name for name in may_draw if self._may_wait(name)]
+        pooled = () if self._pool is None else self._pool.subspaces
+        backlogs = {name: behind for name, behind in backlogs.items() if name in may_draw or name in pooled}
+        picked = self.policy.pick(compute_class, backlogs, fits) if backlogs else None
+        return picked if isinstance(picked, Trial) or picked in may_draw else None
+
+    def _taken(self, trial: Trial) -> Trial:
+        """Take a trial out of the pool, for it to be sent, and let another go that has waited there too long."""
+        assert self._pool is not None
+        self.shares.deal(trial.subspace)
+        overdue = self._pool.take(trial)
+        if overdue is not None:
+            self.shares.deal(overdue.subspace)
+            self._study.hold_back(overdue)
+        return trial
 
     def _promoted(self, origin: Trial, wanted: Wanted) -> Trial:
         """Add the trial again, on a higher rung."""
         draw = (origin.subspace, origin.params, origin.seed)
         return self._study.add(*draw, wanted.budget, slots=origin.slots, rung=wanted.rung, origin=origin.number)
 
-    def _drawn(self, name: str, wanted: Wanted) -> Trial:
-        """Add a new trial in the subspace called `name`."""
-        place = self._study.asked(name)
-        params = self.samplers[name].ask(place)
-        self.shares.deal(name)
-        seed = trial_seed(self._seed, self._index[name], place)
-        return self._study.add(name, params, seed, wanted.budget, slots=self._width(params), rung=wanted.rung)
+    def _drawn(self, name: str, wanted: Wanted, number: int = 1) -> list[Trial]:
+        """Add so many new trials in the subspace called `name`."""
+        asked = self.samplers[name].ask(number, self._study.pending(name))
+        return [self._added(name, params, wanted) for params in asked]
+
+    def _added(self, name: str, params: Params, wanted: Wanted) -> Trial:
+        seed = trial_seed(self._seed, self._index[name], self._study.asked(name))
+        trial = self._study.add(name, params, seed, wanted.budget, slots=self._width(params), rung=wanted.rung)
+        self.rounds.add(trial)
+        return trial
 
     def _may_wait(self, name: str) -> bool:
         """Return True if another trial of a subspace may wait; the waiting ones are too large for the class.
 
         Trials too wide for every class do not count, as long as the subspace has narrower ones.
         """
-        waiting = self._study.count(TrialState.WAITING, subspace=name)
+        drawn_ahead = [] if self._pool is None else self._pool.of(name)
+        waiting = self._study.count(TrialState.WAITING, subspace=name) - len(drawn_ahead)
         if waiting < WAITING_PER_SUBSPACE:
             return True
-        too_wide = self._study.count_wider(self._widest, name)
+        too_wide = self._study.count_wider(self._widest, name) - sum(t.slots > self._widest for t in drawn_ahead)
         if waiting - too_wide >= WAITING_PER_SUBSPACE or self._least_slots(name) > self._widest:
             return False
         return too_wide < TOO_WIDE * (1 + self._study.asked(name) - too_wide)
@@ -146,20 +193,18 @@ class Proposals:
             self._narrowest[name] = min(self._width(params) for params in draws)
         return self._narrowest[name]
 
-    def _backlogs(self, drawn: int | None) -> dict[str, float]:
-        """Return the backlog of each subspace that may get a trial, the one whose turn it is first.
+    def _quota_left(self, name: str, drawn: int | None) -> float:
+        """Return how many more trials may be drawn in a subspace.
 
         If the proposals do not depend on the losses, a limit on trials fixes the number of each subspace. The policy
         then decides only on their order and place, and the seed on the set. In rounds, the limit is the number `drawn`
         by the end of each.
         """
-        backlogs = self.shares.backlogs()
         limit = self._limits.trials if drawn is None else drawn
         if limit is None or not self.shares.fixed or self._adaptive:
-            return backlogs
+            return math.inf
         total = limit + (self._study.count(TrialState.CANCELLED) if drawn is None else 0)
-        quotas = self._quotas(total)
-        return {n: behind for n, behind in backlogs.items() if self._study.asked(n) < quotas[n]} or backlogs
+        return self.shares.quotas(total)[name] - self._study.asked(name)
 
 
 def trial_seed(seed: int, subspace: int, index: int) -> int:

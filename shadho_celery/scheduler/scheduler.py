@@ -163,6 +163,10 @@ class Scheduler:
         """The reason why no trial of this study can succeed; None while one has, or may."""
         return self._hopelessness.reason if not self.study.count(*WELL) else None
 
+    def notices(self) -> Sequence[str]:
+        """Return what a user should know of the placement of trials, a sentence each."""
+        return [*self._memory_fit.notices]
+
     def _stop_at_limit(self) -> None:
         if not self.stopping and (self._limit_reached() or self.hopeless):
             self.stop(running=self._target_reached() or self.hopeless is not None)
@@ -181,8 +185,9 @@ class Scheduler:
         """Return a result, with a reason if its trial is to be tried again on a class with more memory."""
         if not self.study.is_current(result.number, result.attempt):
             return result
-        retry = self._memory_fit.retry(result, self.study.trial(result.number))
-        return result if retry is None else replace(result, retry=retry)
+        trial = self.study.trial(result.number)
+        retry = self._memory_fit.retry(result, trial)
+        return self._memory_fit.warned(result, trial) if retry is None else replace(result, retry=retry)
 
     def _learn(self, *trials: Trial, following: Mapping[str, int] | None = None) -> None:
         self.cost_model.tell(*trials, following=following)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import keyword
 import math
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import numpy as np
 from msgspec import Meta, Struct, field
@@ -17,6 +18,8 @@ from shadho_celery.core.checks import as_record, misfit_at, plain, short
 from shadho_celery.errors import UsageError
 from shadho_celery.executors.simulated import LEASE_SECONDS, Change
 from shadho_celery.simulation.example import MOST_TRIALS
+from shadho_celery.simulation.expression import Expression, Value
+from shadho_celery.simulation.params import PARAMS, Param
 from shadho_celery.space.split import DEFAULT_MAX_SUBSPACES
 
 if sys.version_info >= (3, 11):
@@ -32,8 +35,12 @@ LARGEST, LARGEST_SEED, MOST_WORKERS = 1e15, 2**64, 10**6
 #: least time of a trial: without it a simulation would not advance
 LEAST_SECONDS = 1e-3
 
+#: draws of a family's params for which its expressions must give seconds
+CHECKED_DRAWS = 100
+
 _FORM = "--example shows the form"
 
+_L = TypeVar("_L")
 _Amount = Annotated[float, Meta(ge=0, le=LARGEST)]
 _Signed = Annotated[float, Meta(ge=-LARGEST, le=LARGEST)]
 _Part = Annotated[float, Meta(ge=0, le=1)]
@@ -138,13 +145,24 @@ class _Loss(_Table, frozen=True, kw_only=True):
 class Family(_Loss, frozen=True, kw_only=True):
     """Similar trials: one subspace."""
 
-    #: mean seconds of a trial by class
-    seconds: Mapping[str, float]
+    #: mean seconds of a trial by class; an expression makes them of the trial's params
+    seconds: Mapping[str, float | Expression]
+    #: params of a trial beside the one that its loss depends on
+    params: Mapping[str, Param] = {}
     #: share of the trials, relative to the other families
     share: float = 1.0
     failure_rate: float = 0.0
     #: peak bytes of a trial; 0 to ignore memory
     memory: int = 0
+
+    def seconds_on(self, compute_class: str, values: Mapping[str, Value]) -> float:
+        """Return the mean seconds of a trial with these values of its params. Raises ValueError if there are none."""
+        seconds = self.seconds[compute_class]
+        return seconds(values) if isinstance(seconds, Expression) else seconds
+
+    def values(self, masses: Sequence[float]) -> dict[str, Value]:
+        """Return values of the params, one mass of its law for each."""
+        return {name: law.quantile(mass) for (name, law), mass in zip(self.params.items(), masses, strict=True)}
 
 
 class _Bounds(Struct, frozen=True, kw_only=True):
@@ -198,6 +216,7 @@ class _Class(_Table, frozen=True, kw_only=True):
 
 class _Family(_Table, frozen=True, kw_only=True):
     seconds: dict[str, object]
+    params: dict[str, object] = {}
     share: Annotated[float, Meta(ge=1e-6, le=1e6)] = 1.0
     memory_gib: _Amount = 0.0
     failure_rate: _Part | None = None
@@ -274,8 +293,10 @@ def _family(name: str, value: object, classes: Sequence[str], rate: float) -> Fa
         raise UsageError(f"{where}.{unknown[0]}: there is no such key; known are {', '.join(classes)}")
     if missing := [key for key in classes if key not in table.seconds]:
         raise UsageError(f"{where}.{missing[0]}: it is missing; {_FORM}")
+    params = {key: _param(f"families.{name}.params.{key}", key, law) for key, law in table.params.items()}
     return Family(
-        seconds={key: as_record(table.seconds[key], _Seconds, f"{where}.{key}", _FORM) for key in classes},
+        seconds={key: _seconds(f"{where}.{key}", table.seconds[key], params) for key in classes},
+        params=params,
         share=table.share,
         failure_rate=rate if table.failure_rate is None else table.failure_rate,
         memory=int(table.memory_gib * GIB),
@@ -283,7 +304,29 @@ def _family(name: str, value: object, classes: Sequence[str], rate: float) -> Fa
     )
 
 
-def _law(where: str, value: object, known: Mapping[str, type[Law]]) -> Law:
+def _param(where: str, name: str, value: object) -> Param:
+    if not name.isidentifier() or keyword.iskeyword(name):
+        raise UsageError(f"{where}: expressions cannot name {short(name, 60)}; use letters, digits and underscores")
+    return _law(where, value, PARAMS)
+
+
+def _seconds(where: str, value: object, params: Mapping[str, Param]) -> float | Expression:
+    """Return a number of seconds, or an expression that gives one for draws of the params."""
+    if not isinstance(value, str) or not params:
+        return as_record(value, _Seconds, where, _FORM)
+    generator = np.random.default_rng(0)
+    try:
+        expression = Expression(value, params)
+        for _ in range(CHECKED_DRAWS):
+            values = {name: law.quantile(float(generator.random())) for name, law in params.items()}
+            if not LEAST_SECONDS <= (seconds := expression(values)) <= LARGEST:
+                raise ValueError(f"it gives {seconds:g} for {values}, and must give {LEAST_SECONDS:g} to {LARGEST:g}")
+    except ValueError as error:
+        raise UsageError(f"{where}: {short(value, 60)} is refused: {error}; {_FORM}") from None
+    return expression
+
+
+def _law(where: str, value: object, known: Mapping[str, type[_L]]) -> _L:
     name = as_record(value, _Named, where, _FORM).law
     if not isinstance(name, str) or name not in known:
         raise UsageError(f"{where}.law: there is no law {short(name, 60)}; choose one of {', '.join(known)}")

@@ -17,9 +17,11 @@ from msgspec.structs import replace
 from shadho_celery.core.clock import ManualClock
 from shadho_celery.core.settings import StudySettings
 from shadho_celery.core.trial import Attempt, Outcome, Trial, TrialState
+from shadho_celery.errors import UsageError
 from shadho_celery.executors.simulated import Play, SimulatedExecutor
 from shadho_celery.scheduler.build import DEFAULT_SETTINGS, make_scheduler
-from shadho_celery.simulation.cluster_file import LEAST_SECONDS, Cluster
+from shadho_celery.simulation.cluster_file import LEAST_SECONDS, Cluster, Family
+from shadho_celery.simulation.expression import Value
 from shadho_celery.space.compile import compile_space
 from shadho_celery.store.base import StudyRecord
 from shadho_celery.store.memory import MemoryStore
@@ -103,7 +105,7 @@ def simulate(
     cluster: Cluster,
     *,
     policy: str = DEFAULT_SETTINGS.policy,
-    shares: str = DEFAULT_SETTINGS.shares,
+    shares: str | None = DEFAULT_SETTINGS.shares,
     sampler: str = DEFAULT_SETTINGS.sampler,
     rungs: Mapping[str, Any] | None = None,
     speculate: bool = True,
@@ -146,7 +148,7 @@ def simulate(
     best = study.best
     return Simulation(
         policy=policy,
-        shares=shares,
+        shares=choice.shares_in_force,
         seed=seed,
         seconds=clock.now(),
         complete={name: study.count(TrialState.COMPLETE, subspace=subspace) for name, subspace in by_name.items()},
@@ -172,10 +174,29 @@ def _placed(cluster: Cluster, study: Study) -> dict[str, dict[str, int]]:
 
 
 def make_space(cluster: Cluster) -> Any:
-    """Return the search space of a cluster: a choice of families, and one number within each."""
+    """Return the search space of a cluster: a choice of families, and one number and the file's params within each."""
     total = sum(cluster.shares.values())
-    options = {name: {"family": name, "x": hp.uniform(f"x {name}", 0, 1)} for name in cluster.families}
+    options = {
+        name: {
+            "family": name,
+            "x": hp.uniform(f"x {name}", 0, 1),
+            "params": {param: law.node(_label(param, name)) for param, law in family.params.items()},
+        }
+        for name, family in cluster.families.items()
+    }
     return hp.pchoice("family", [(share / total, options[name]) for name, share in cluster.shares.items()])
+
+
+def _label(param: str, family: str) -> str:
+    """Return the label of a family's param; a param called x would have the label of the number otherwise."""
+    return f"{param} of {family}"
+
+
+def _seconds_of(name: str, family: Family, compute_class: str, values: Mapping[str, Value]) -> float:
+    try:
+        return family.seconds_on(compute_class, values)
+    except ValueError as error:
+        raise UsageError(f"families.{name}.seconds.{compute_class}: {error}; change the expression") from None
 
 
 def make_play(cluster: Cluster, seed: int) -> Play:
@@ -193,7 +214,8 @@ def make_play(cluster: Cluster, seed: int) -> Play:
         family = cluster.families[name]
         draw = attempt.seed % DRAWS
         factor = sizes[draw] * delays[(draw + (attempt.attempt - 1) * NEXT_ATTEMPT) % DRAWS] * (attempt.budget or 1.0)
-        seconds = max(LEAST_SECONDS, family.seconds[compute_class] * factor)
+        values = {param: law.value(attempt.params[_label(param, name)]) for param, law in family.params.items()}
+        seconds = max(LEAST_SECONDS, _seconds_of(name, family, compute_class, values) * factor)
         memory = cluster.memory[compute_class]
         if memory and family.memory > memory:
             return Outcome(state=TrialState.FAILED, error="out of memory", seconds=OUT_OF_MEMORY_AT * seconds)

@@ -15,6 +15,8 @@ from shadho_celery.space.tree import Call, Dict, Literal, Node, Param, Sequence,
 
 #: a longer text is replaced by its beginning and its hash
 MAX_TEXT = 200
+#: nested tuples and dicts that are shown of an option
+MAX_LEVELS = 5
 #: bits of an int above which Python may refuse to write it in decimals
 LONG_INT = 14_000
 
@@ -23,8 +25,7 @@ def structure(root: Node) -> dict[Node, str]:
     """Return a text for every node under `root`: the computation, and the labels it is made from."""
     texts: dict[Node, str] = {}
     for node in nodes(root):
-        text = _node_text(node, texts)
-        texts[node] = text if len(text) <= MAX_TEXT else f"{text[: MAX_TEXT - 20]}... {digest(text)}"
+        texts[node] = _cut(_node_text(node, texts))
     return texts
 
 
@@ -78,6 +79,29 @@ def _node_text(node: Node, texts: dict[Node, str]) -> str:
             return f"{name}({', '.join(parts[: len(args)] + named)})"
         case _:
             return parts[0]
+
+
+def option_text(option: Node) -> str:
+    """Return an option as a person reads it: constants as Python writes them, and an ellipsis for what is drawn."""
+    return _cut(_option_text(unshared(option), MAX_LEVELS))
+
+
+def _option_text(node: Node, levels: int) -> str:
+    match node:
+        case Literal(value=value):
+            return literal_text(value)
+        case Sequence(items=items) if levels:
+            parts = [_option_text(unshared(item), levels - 1) for item in items]
+            return f"({parts[0]},)" if len(parts) == 1 else f"({', '.join(parts)})"
+        case Dict(items=items) if levels:
+            pairs = [f"{key!r}: {_option_text(unshared(item), levels - 1)}" for key, item in items]
+            return f"{{{', '.join(pairs)}}}"
+        case _:
+            return "..."
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= MAX_TEXT else f"{text[: MAX_TEXT - 20]}... {digest(text)}"
 
 
 def digest(text: str) -> str:

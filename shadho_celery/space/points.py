@@ -66,7 +66,11 @@ def _value(space: Space, label: object, value: Any) -> Any:
     if isinstance(domain, Continuous) and type(value) is int:
         value = float(value) if abs(value) < _LARGEST else value
     if not domain.contains(value):
-        raise SpaceError(f"{label!r}: {short(value, 60)} is outside {domain.describe()}")
+        ends = ""
+        if isinstance(domain, Continuous):
+            least, most = domain.from_unit([0.0, 1.0]).tolist()
+            ends = f", which draws from {least:g} to {most:g}"
+        raise SpaceError(f"{label!r}: {short(value, 60)} is outside {domain.describe()}{ends}")
     return value
 
 

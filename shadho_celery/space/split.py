@@ -64,7 +64,8 @@ def split(space: Space, max_subspaces: int = DEFAULT_MAX_SUBSPACES) -> tuple[Sub
     if len(combinations) > max_subspaces:
         chosen = within.outermost(max_subspaces)
         only = ", ".join(chosen) or "none"
-        logger.warning("the space has more than %d combinations of choices: split on %s only", max_subspaces, only)
+        # No warning: it is searched as any other, and there is nothing to mend.
+        logger.info("the space has more than %d combinations of choices: split on %s only", max_subspaces, only)
         combinations = list(within.combinations(chosen))
     return tuple(map(within.subspace, within.names(combinations), combinations))
 

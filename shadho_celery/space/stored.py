@@ -17,7 +17,7 @@ from msgspec import Struct, convert, to_builtins
 
 from shadho_celery.core.trial import Params
 from shadho_celery.space import tree
-from shadho_celery.space.describe import literal_text, option_names, outermost_calls
+from shadho_celery.space.describe import literal_text, option_names, option_text, outermost_calls
 from shadho_celery.space.space import Space
 from shadho_celery.space.tree import Memo, Node, Value
 
@@ -243,15 +243,15 @@ def _call(record: Call, at: Callable[[int], Node], find: Callable[[str], Callabl
 def _options(label: str, switch: tree.Switch) -> list[Any]:
     """Return a choice's options as a person reads them: a constant itself, else its name or its text."""
     found: list[Any] = []
-    for option, name in zip(switch.options, option_names(label, switch.options), strict=True):
+    for place, (option, name) in enumerate(zip(switch.options, option_names(label, switch.options), strict=True)):
         plain = tree.unshared(option)
         value = plain.value if isinstance(plain, tree.Literal) else None
         value = value.item() if isinstance(value, np.generic) else value
         is_constant = all(not isinstance(part, (tree.Param, tree.Call, tree.Switch)) for part in tree.nodes(option))
         if isinstance(plain, tree.Literal) and _fits_json(value):
             found.append(value)
-        elif is_constant and isinstance(plain, (tree.Literal, tree.Sequence)):
-            found.append(literal_text(option.evaluate({}, {})))
+        elif name == str(place) or (is_constant and isinstance(plain, tree.Sequence)):
+            found.append(option_text(option))
         else:
             found.append(name)
     return found

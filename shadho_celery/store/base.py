@@ -14,7 +14,7 @@ DEFAULT_STORE = "sqlite:///shadho.db"
 
 @dataclass(frozen=True, kw_only=True)
 class StudyRecord:
-    """A study without its trials; only its `settings` change."""
+    """A study without its trials; only its settings change."""
 
     #: globally unique: studies of several stores may share one Redis
     key: str
@@ -28,6 +28,8 @@ class StudyRecord:
     created_at: float
     #: options that its command lines have given so far: name -> value
     settings: Mapping[str, Any] = field(default_factory=dict)
+    #: `settings.IN_FORCE` of its latest run, the sampler None if it was a function; None in a study up to version 0.5
+    in_force: Mapping[str, Any] | None = None
     #: the space in machine-readable form, `space.stored`; None in a study of an earlier version
     tree: Mapping[str, Any] | None = None
 

@@ -13,6 +13,7 @@ import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
+from difflib import get_close_matches
 from functools import lru_cache
 from operator import itemgetter
 from typing import Any, TypeVar
@@ -187,10 +188,12 @@ class SqlStore:
                 raise StudyLocked
             return fence
 
-    def keep_settings(self, key: str, fence: int, settings: Mapping[str, Any]) -> None:
+    def keep_settings(
+        self, key: str, fence: int, settings: Mapping[str, Any], in_force: Mapping[str, Any] | None
+    ) -> None:
         """Replace the settings of the study's record, unless another scheduler has taken the study over."""
         with self._begin() as connection:
-            _set(connection, key, fence, settings=dict(settings))
+            _set(connection, key, fence, settings=settings, in_force=in_force)
 
     def keep_tree(self, key: str, fence: int, tree: Mapping[str, Any]) -> None:
         """Set the machine-readable space of the study's record, unless another scheduler has taken the study over."""
@@ -317,7 +320,13 @@ class SqlStore:
         query = sa.select(studies.c.name).where(studies.c.name.startswith(name, autoescape=True))
         # SQLite's LIKE knows no capitals.
         fitting = sorted(row.name for row in self._fetched(query) if row.name.startswith(name))
-        if name in fitting or not fitting:
+        if name in fitting:
+            return name
+        if not fitting:
+            names = [row.name for row in self._fetched(sa.select(studies.c.name))]
+            near = get_close_matches(name, names, n=3) if len(names) < 10_000 else []
+            if near:
+                raise StudyNotFound(f"there is no study {name!r} in {self.safe_url}; did you mean {' or '.join(near)}?")
             return name
         if len(fitting) > 1:
             more = f" and {len(fitting) - MAX_LISTED} more" if len(fitting) > MAX_LISTED else ""

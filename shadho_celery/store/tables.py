@@ -26,6 +26,8 @@ studies = sa.Table(
     sa.Column("created_at", sa.Float, nullable=False),
     #: options that its command lines have given so far
     sa.Column("settings", json),
+    #: sampler, policy and shares of its latest run, whether they were given or defaults; null before version 0.6
+    sa.Column("in_force", sa.JSON(none_as_null=True)),
     #: the space in machine-readable form, by which values are made from params
     sa.Column("tree", sa.JSON(none_as_null=True)),
     sa.Column("holder", sa.String(255)),
@@ -53,8 +55,10 @@ trials = sa.Table(
     sa.Column("started_at", sa.Float),
     sa.Column("finished_at", sa.Float),
     sa.Column("seconds", sa.Float),
-    #: bytes, at the trial's peak
+    #: bytes of resident memory at the trial's peak; up to version 0.5 of GPU memory if it ran on a GPU
     sa.Column("memory", sa.BigInteger),
+    #: bytes of GPU memory at the trial's peak
+    sa.Column("gpu_memory", sa.BigInteger),
     sa.Column("budget", sa.Float),
     #: slots that it takes; null for one
     sa.Column("slots", sa.Integer),
@@ -63,6 +67,8 @@ trials = sa.Table(
     sa.Column("origin", sa.Integer),
     #: compute classes that it ran out of memory on, joined by commas
     sa.Column("outgrown", sa.Text),
+    #: the memory that each of them had too little of, gpu or host; null before version 0.6
+    sa.Column("outgrown_memory", sa.Text),
     sa.Column("warning", sa.Text),
     #: the last lines of its output, if it has failed
     sa.Column("log", sa.Text),

@@ -12,6 +12,7 @@ import numpy as np
 
 from shadho_celery.core.checks import short
 from shadho_celery.core.clock import Clock, SystemClock
+from shadho_celery.core.settings import EARLIER_DEFAULTS
 from shadho_celery.core.trial import Summary, Trial
 from shadho_celery.errors import ShadhoError, SpaceChanged, StoreError, StudyExists, StudyNotFound, UsageError
 from shadho_celery.store.base import StudyRecord
@@ -19,11 +20,11 @@ from shadho_celery.store.lock import holder_name
 from shadho_celery.store.sql import SqlStore
 from shadho_celery.study.study import RENEW_SECONDS, Study
 
-#: names of folders below .shadho, where an embedded study has one of its own name
-RESERVED = ("checkpoints", "code")
-
-#: most bytes of a study's name: those of a folder's name are 255
+#: most bytes of a study's name, so that it fits a line of a table
 MAX_NAME = 200
+
+#: (settings given so far, settings in force in the earlier runs, {} for a new study) -> those in force now
+Settle = Callable[[Mapping[str, Any], Mapping[str, Any]], Mapping[str, Any]]
 
 #: characters of the key in a name that was not given
 SHORT = 4
@@ -38,6 +39,7 @@ def open_study(
     resume: bool = False,
     seed: int | None = None,
     settings: Mapping[str, Any] | None = None,
+    settle: Settle | None = None,
     tree: Mapping[str, Any] | None = None,
     clock: Clock | None = None,
     repaired: Callable[[str], None] | None = None,
@@ -46,28 +48,26 @@ def open_study(
 
     `space` is `Space.describe()`, and `tree` its machine-readable form, which is kept. With `resume` the study is the
     one called `name`, else the module's latest. `settings` (JSON values) are added to those of earlier runs in its
-    record. With `repaired` trials that are missing or cannot be read are moved away, and it is told what was done;
-    without they are refused.
+    record. `settle` decides what is in force, and that is kept, too. With `repaired` trials that are missing or cannot
+    be read are moved away, and it is told what was done; without they are refused.
     Raises StudyExists, StudyNotFound, StudyLocked, SpaceChanged, UsageError (another seed) or StoreError.
     """
     clock = clock or SystemClock()
     if name is not None:
         _check_name(name)
-    if name in RESERVED and not resume:
-        raise UsageError(f"{name} cannot name a study: .shadho/{name} is a folder of all studies; give another name")
     if resume:
         record = store.find(name) if name else store.latest(module)
         _compare(record, space, module, seed)
+        before, record = record, _settled(record, settings, settle, _earlier(record.in_force))
     else:
         record = replace(_new_record(space, module, name, seed, clock), tree=tree)
-        record = _create(store, record, is_named=name is not None)
+        before = record = _create(store, _settled(record, settings, settle, {}), is_named=name is not None)
     fence = store.lock(record.key, holder_name(), clock.wall())
     try:
         if repaired is not None:
             repaired(store.repair(record.key, fence, clock.wall()))
-        if settings:
-            record = replace(record, settings={**record.settings, **settings})
-            store.keep_settings(record.key, fence, record.settings)
+        if record != before:
+            store.keep_settings(record.key, fence, record.settings, record.in_force)
         if record.tree is None and tree is not None:
             # A study of an earlier version.
             store.keep_tree(record.key, fence, tree)
@@ -79,6 +79,20 @@ def open_study(
         with suppress(StoreError):
             store.unlock(record.key, fence)
         raise
+
+
+def _settled(
+    record: StudyRecord, given: Mapping[str, Any] | None, settle: Settle | None, in_force: Mapping[str, Any]
+) -> StudyRecord:
+    settings = {**record.settings, **(given or {})}
+    if settle is None:
+        return replace(record, settings=settings)
+    return replace(record, settings=settings, in_force=dict(settle(settings, in_force)))
+
+
+def _earlier(in_force: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    """Return what was in force in an earlier run; what its version did not keep was a default of then."""
+    return {**EARLIER_DEFAULTS, **(in_force or {})}
 
 
 def _whole(store: SqlStore, key: str, fence: int, moved: Collection[int], clock: Clock) -> Iterator[Trial | Summary]:
@@ -127,7 +141,7 @@ def _create(store: SqlStore, record: StudyRecord, *, is_named: bool) -> StudyRec
 
 
 def _check_name(name: str) -> None:
-    """Raise UsageError for a name that no folder or database can have."""
+    """Raise UsageError for a name that cannot be shown, typed or recorded."""
     is_odd = any(ord(char) < 32 or char in "/\\" or 0xD800 <= ord(char) < 0xE000 for char in name)
     if is_odd or not name.strip() or name[0] in ".-" or len(name.encode()) > MAX_NAME:
         raise UsageError(

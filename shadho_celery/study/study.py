@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import partial
 from heapq import merge
 from itertools import chain
@@ -96,6 +96,8 @@ class Study:
         #: slots that live attempts take, by every class that attempts were sent to
         self._taken: Counter[str] = Counter()
         self._asked: Counter[str] = Counter()
+        #: by subspace, its trials that have not finished, without promoted ones, by number
+        self._pending: defaultdict[str, dict[int, Trial]] = defaultdict(dict)
         self._fence = fence
         #: numbers of the trials that `commit` has to write; True for a new one
         self._unwritten: dict[int, bool] = {}
@@ -204,6 +206,10 @@ class Study:
     def asked(self, subspace: str) -> int:
         """Return the number of trials drawn in `subspace` so far, without promotions to a higher rung."""
         return self._asked[subspace]
+
+    def pending(self, subspace: str) -> Collection[Trial]:
+        """Return a view of the trials of a subspace that have not finished, without promotions to a higher rung."""
+        return self._pending[subspace].values()
 
     @property
     def subspaces(self) -> list[str]:
@@ -378,9 +384,15 @@ class Study:
         self._pause = min(2 * self._pause, LONGEST_PAUSE)
 
     def close(self) -> None:
-        """Write the last changes and unlock the study. Raises StoreError, also if the store is away."""
-        if not self.commit() and self.trouble is not None:
-            raise self.trouble
+        """Write the last changes and unlock the study, written or not. Raises StoreError, also if the store is away."""
+        try:
+            if not self.commit() and self.trouble is not None:
+                raise self.trouble
+        finally:
+            self.unlock()
+
+    def unlock(self) -> None:
+        """Unlock the study as it is recorded; the changes since the last `commit` are left to the next run."""
         self.store.unlock(self.record.key, self._fence)
 
     def _write(self, now: float) -> None:
@@ -449,7 +461,11 @@ class Study:
         self._count_attempt(attempt, -1)
         trial = replace(trial, lost=trial.lost + event.claimed)
         if retry is not None and retry.outgrown is not None:
-            trial = replace(trial, outgrown=",".join(filter(None, (trial.outgrown, retry.outgrown))))
+            trial = replace(
+                trial,
+                outgrown=",".join(filter(None, (trial.outgrown, retry.outgrown))),
+                outgrown_memory=",".join(filter(None, (trial.outgrown_memory, retry.memory))) or None,
+            )
         if retry is not None and retry.failed_on is not None:
             trial = replace(trial, failed_on=(*trial.failed_on, retry.failed_on))
         if not self._live.lose(trial.number, event.attempt):
@@ -487,9 +503,12 @@ class Study:
             self._count_open(before, -1)
         if trial.state.is_finished:
             self._running_since.pop(trial.number, None)
+            self._pending[trial.subspace].pop(trial.number, None)
             self.trials.add(trial)
         else:
             self._open[trial.number] = trial
+            if trial.origin is None:
+                self._pending[trial.subspace][trial.number] = trial
             self._count_open(trial, +1)
 
     def _count_open(self, trial: Trial, by: int) -> None:

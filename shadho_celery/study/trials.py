@@ -21,8 +21,8 @@ Read = Callable[[Sequence[int]], Iterable[Trial]]
 #: trials that are read at a time
 BLOCK = 2000
 
-#: columns of a finished trial, and their types. NaN and -1 stand for None; subspace, class and outgrown are places in a
-#: list of names
+#: columns of a finished trial, and their types. NaN and -1 stand for None; subspace, class and what it has outgrown
+#: are places in a list of names
 _TYPES = {
     "number": "q",
     "origin": "q",
@@ -31,9 +31,11 @@ _TYPES = {
     "seconds": "d",
     "budget": "d",
     "memory": "q",
+    "gpu_memory": "q",
     "subspace": "I",
     "compute_class": "I",
     "outgrown": "I",
+    "outgrown_memory": "I",
     "rung": "h",
     "state": "B",
     "warned": "B",
@@ -257,9 +259,11 @@ class FinishedTrials:
             math.nan if trial.seconds is None else trial.seconds,
             math.nan if trial.budget is None else trial.budget,
             -1 if trial.memory is None else trial.memory,
+            -1 if trial.gpu_memory is None else trial.gpu_memory,
             self._place(trial.subspace),
             self._place(trial.compute_class),
             self._place(trial.outgrown),
+            self._place(trial.outgrown_memory),
             -1 if trial.rung is None else trial.rung,
             _PLACES[trial.state],
             trial.warning is not None,
@@ -293,25 +297,28 @@ class FinishedTrials:
         return ranked
 
     def _recalled(self, row: tuple[Any, ...], params: _Block) -> Trial:
-        number, origin, at, loss, seconds, budget, memory, subspace, compute_class, outgrown, rung, state, _ = row
+        number, origin, at, loss, seconds, budget, memory, gpu_memory, *places, rung, state, _ = row
+        subspace, compute_class, outgrown, outgrown_memory = [self._names[place] for place in places]
         outcome = Outcome(
             state=_STATES[state],
             loss=_known(loss),
             seconds=_known(seconds),
             memory=None if memory < 0 else memory,
+            gpu_memory=None if gpu_memory < 0 else gpu_memory,
         )
         return Trial(
             number=number,
-            subspace=str(self._names[subspace]),
+            subspace=str(subspace),
             params=_Params(number, params),
             budget=_known(budget),
             origin=None if origin < 0 else origin,
-            compute_class=self._names[compute_class],
+            compute_class=compute_class,
             state=outcome.state,
             outcome=outcome,
             finished_at=at,
             rung=None if rung < 0 else rung,
-            outgrown=self._names[outgrown],
+            outgrown=outgrown,
+            outgrown_memory=outgrown_memory,
         )
 
     def _whole(self, numbers: Sequence[int]) -> Iterator[Trial]:

@@ -27,7 +27,7 @@ from shadho_celery.transport.tls import is_untrusted, remedy
 from shadho_celery.transport.urls import BROKER
 
 #: version of the protocol that scheduler and worker must share: the form of messages and of the channel's records
-PROTOCOL = 9
+PROTOCOL = 10
 
 #: name of the Celery task that runs a trial
 TASK = "shadho.trial"

@@ -24,7 +24,7 @@ from shadho_celery.core.checks import decoder
 from shadho_celery.core.clock import Clock, SystemClock
 from shadho_celery.core.payload import StudyKey
 from shadho_celery.core.trial import Number, Place
-from shadho_celery.transport.redis import Redis, is_spoilt
+from shadho_celery.transport.redis import Redis, is_spoilt, run_on
 from shadho_celery.transport.signing import UNSIGNED, Signer
 
 #: seconds for which a request, and its answers, are kept
@@ -33,7 +33,7 @@ KEPT_SECONDS = 30
 #: requests that a worker reads at once
 MAX_REQUESTS = 10
 
-#: most characters of a log in an answer: more than a log has; and of a request, and of an answer with its escapes
+#: most characters of a log in an answer: more than a log has; and most bytes of a request, and of an answer as JSON
 MAX_SENT = 2_500_000
 MAX_REQUEST, MAX_ANSWER = 1000, 7 * MAX_SENT
 
@@ -80,7 +80,7 @@ class WorkerLogs:
     def requests(self) -> list[LogRequest]:
         """Take the first requests that wait, and return them. Raises redis-py's errors."""
         try:
-            texts = self._client.lpop(self._requests, MAX_REQUESTS) or []
+            texts = run_on(self._client, "take_requests", [self._requests], MAX_REQUESTS, MAX_REQUEST)
         except redis.ResponseError as error:
             if not is_spoilt(error):
                 raise

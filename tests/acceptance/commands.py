@@ -239,12 +239,12 @@ class Desk:
 
     def states_folder(self) -> Path:
         """The state folder of the one embedded study."""
-        [folder] = [path for path in (self.folder / ".shadho").iterdir() if path.name != "checkpoints"]
+        [folder] = (self.folder / ".shadho/embedded").iterdir()
         return folder
 
     def logs(self) -> str:
         """Return the logs of the embedded processes."""
-        return "\n".join(f"{path.name}: {path.read_text()}" for path in self.folder.glob(".shadho/*/*.log"))
+        return "\n".join(f"{path.name}: {path.read_text()}" for path in self.folder.glob(".shadho/embedded/*/*.log"))
 
     # Commands
 

@@ -103,7 +103,7 @@ def test_a_study_finishes_without_any_server_and_stdout_is_one_json_object(desk:
     ]
     assert tried(desk) == reference(desk, 20, 0)
     desk.nothing_left()
-    assert (desk.folder / ".shadho" / report["study"]).is_dir(), "the state folder stays"
+    assert desk.states_folder().is_dir(), "the state folder stays"
 
 
 def test_workers_of_ones_own_choice_have_the_slots_asked_for(desk: Desk) -> None:
@@ -113,7 +113,8 @@ def test_workers_of_ones_own_choice_have_the_slots_asked_for(desk: Desk) -> None
     words = ["--workers", "cpu=2", "--workers", "rack 7/fast=1", "--json", "--study", "short"]
     command = desk.launch("my_study", "--trials", "12", "--seed", "1", *words)
     desk.await_runs(1)
-    assert (desk.folder / ".shadho" / "short" / "redis.sock").is_socket()
+    socket = desk.states_folder() / "redis.sock"
+    assert socket.is_socket()
     command.wait()
     assert command.code == 0, desk.said()
     classes = command.json()["classes"]
@@ -123,7 +124,7 @@ def test_workers_of_ones_own_choice_have_the_slots_asked_for(desk: Desk) -> None
     assert len(desk.slots()) == 3, "each slot has a process that is used again and again"
     assert "play" not in command.err
     until(lambda: not desk.processes(), 20, lambda: f"{desk.processes()}")
-    assert not (desk.folder / ".shadho" / "short" / "redis.sock").exists()
+    assert not socket.exists()
 
 
 def test_the_svm_task_runs_from_the_checkout(desk: Desk) -> None:
@@ -321,12 +322,13 @@ def test_after_sigkill_of_the_scheduler_nothing_is_left_and_resume_finishes_exac
         "shadho_celery.runner",
         "sleep 60",
     ):
-        assert desk.pids(kind), desk.processes()
+        # Between two trials there is none of their children.
+        until(lambda kind=kind: desk.pids(kind), 5, lambda: f"{desk.processes()}")
     assert desk.sockets()
     command.send(signal.SIGKILL)
     command.wait(5)
     print(f"SIGKILL of the scheduler: all gone after {desk.nothing_left():.1f} s")
-    assert (desk.folder / ".shadho" / "killed").is_dir()
+    assert desk.states_folder().is_dir()
     finished = {trial["number"] for trial in desk.trials() if trial["state"] == "COMPLETE"}
     again = desk.launch("my_study", "--resume", "--trials", "15", "--json", "--demo").wait()
     assert again.code == 0, desk.said()
@@ -405,19 +407,19 @@ def test_a_state_folder_that_another_one_uses_is_refused_with_its_process(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(embedded, "LOCK_SECONDS", 0.2)
-    with closing(Embedded(Path(".shadho/s"), {"cpu": 1}, [], 1)) as first:
-        pid = (tmp_path / ".shadho/s/lock").read_text()
-        with pytest.raises(ServiceError, match=rf"\.shadho/s is in use .*process {pid}\).*--study"):
-            Embedded(Path(".shadho/s"), {"cpu": 1}, [], 1)
+    with closing(Embedded(Path(".shadho/embedded/s"), {"cpu": 1}, [], 1)) as first:
+        pid = (tmp_path / ".shadho/embedded/s/lock").read_text()
+        with pytest.raises(ServiceError, match=rf"\.shadho/embedded/s is in use .*process {pid}\); wait"):
+            Embedded(Path(".shadho/embedded/s"), {"cpu": 1}, [], 1)
         first.raise_if_dead()
-    Embedded(Path(".shadho/s"), {"cpu": 1}, [], 1).close()
+    Embedded(Path(".shadho/embedded/s"), {"cpu": 1}, [], 1).close()
 
 
 def test_long_logs_are_cut_while_their_processes_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_orphans: None
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    folder = tmp_path / ".shadho/s"
+    folder = tmp_path / ".shadho/embedded/s"
     with closing(Embedded(folder, {"cpu": 1}, [], 1)) as fleet:
         until(lambda: len([*folder.glob("*.log")]) == 3, 30, str)
         for log in folder.glob("*.log"):

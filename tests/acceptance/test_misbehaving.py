@@ -163,7 +163,7 @@ DEEDS = {
     "writes_garbage": "no record",
     "prints_much": "after ten megabytes",
     "returns_nan": "'loss' is nan",
-    "returns_nothing": "NoneType",
+    "returns_nothing": "return value is None",
     "returns_what_cannot_be_kept": "",
     "closes_standard_files": "",
     "replaces_stdout": "",

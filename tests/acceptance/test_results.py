@@ -9,7 +9,12 @@ from pathlib import Path
 import pytest
 from acceptance.commands import Command, Desk, until
 from acceptance.commands import desk as open_desk
+from click.testing import CliRunner
 
+from shadho_celery.cli.group import commands
+from shadho_celery.core.code import CodeVersion
+from shadho_celery.core.hardware import Machine
+from shadho_celery.transport.broker import PROTOCOL
 from shadho_celery.transport.redis import connect
 from shadho_celery.transport.registry import Registry, Worker
 
@@ -76,3 +81,16 @@ def test_the_status_of_a_fleet_needs_no_study(desk: Desk, amqp_url: str, redis_u
     facts = told.wait().json()["classes"]["rack 7"]
     assert (facts["workers"], facts["slots"], facts["busy"], facts["queue"]) == (1, 3, 0, 0)
     assert facts["imports"] == ["my_study"]
+
+
+def test_the_status_names_the_machines_that_have_other_code(amqp_url: str, redis_url: str) -> None:
+    registry = Registry(connect(redis_url), Worker)
+    for host, digest in (("a", "0" * 12), ("b", "1" * 12), ("c", "1" * 12), ("d", "")):
+        codes = {"my_study": CodeVersion(digest=digest), "other": CodeVersion(digest="2" * 12)}
+        machine = Machine(host=host)
+        registry.announce(host, Worker(protocol=PROTOCOL, compute_class="cpu", machine=machine, codes=codes))
+    urls = {"CELERY_BROKER_URL": amqp_url, "SHADHO_REDIS_URL": redis_url}
+    shown = CliRunner().invoke(commands, ["status"], env=urls)
+    told = f"3 versions of its code, and a study uses one: {'0' * 12} on a; {'1' * 12} on b, c; one that fails on d"
+    assert told in shown.output
+    assert "other has" not in shown.output

@@ -1,7 +1,7 @@
 """Clusters made from public measurements, and the best that any placement could do on them.
 
 Speeds: Gavel's measured GPU rates (stanford-futuredata/gavel, MIT). Sizes: run times of Microsoft's Philly clusters
-(alibaba/clusterdata, CC BY 4.0). SVM times: SHADHO's own record (prijatelj/shadho).
+(alibaba/clusterdata, CC BY 4.0); see data/README.md. SVM times: SHADHO's own record (prijatelj/shadho).
 """
 
 from __future__ import annotations
@@ -15,6 +15,10 @@ import numpy as np
 from scipy.optimize import linprog
 
 from shadho_celery.simulation.cluster_file import Cluster, parse
+
+#: the tables that come with the benchmarks, and the name of the one with the rates
+DATA = Path(__file__).parent / "data"
+RATES = "gavel_single_gpu.json"
 
 FOUR = ("ResNet-50 (batch size 64)", "LM (batch size 20)", "Recommendation (batch size 2048)", "A3C")
 #: mean seconds of a family's trial over the classes

@@ -1,11 +1,14 @@
-"""How much of the best possible throughput each policy reaches: ``python tests/benchmarks/placement.py DATA``.
+"""How much of the best possible throughput each policy reaches: ``python tests/benchmarks/placement.py [DATA]``.
 
-DATA is a folder with gavel_single_gpu.json, philly_quantiles.json and svm_trace_*.csv.gz. Every run is the real
-scheduler with its cost model, which learns the speeds from nothing, on simulated slots. Other fleets and tables:
+DATA is a folder with gavel_single_gpu.json and philly_quantiles.json, tests/benchmarks/data by default; with an
+svm_trace_*.csv.gz in it, times to a target loss are measured, too. Every run is the real scheduler with its cost model,
+which learns the speeds from nothing, on simulated slots. Split cases have families of known seconds; in flat ones the
+seconds depend on params (flat.py). Other fleets and tables:
 
-  python tests/benchmarks/placement.py DATA --fleet 15/45/90
-  python tests/benchmarks/placement.py DATA --cluster my_cluster.toml   # as `python -m shadho_celery.simulate` takes it
-  python tests/benchmarks/placement.py DATA --rates my_rates.json --fleet 8/2     # {family: {class: trials a second}}
+  python tests/benchmarks/placement.py --fleet 15/45/90
+  python tests/benchmarks/placement.py --cluster my_cluster.toml   # as `python -m shadho_celery.simulate` takes it
+  python tests/benchmarks/placement.py --laws my_laws.toml   # a cluster file with params; only this is played
+  python tests/benchmarks/placement.py --rates my_rates.json --fleet 8/2     # {family: {class: trials a second}}
 """
 
 from __future__ import annotations
@@ -18,15 +21,16 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
+import flat
 import fleets
 import numpy as np
 from figures import finish, goal, quartiles
 from fleets import most
 from msgspec.structs import replace
 from playing import play_study
-from replay import KERNELS, Record, read, space
 from rich.console import Console
 from rich.table import Table
+from svm_record import KERNELS, Record, read, space
 
 from shadho_celery.core.trial import Attempt, Outcome, TrialState
 from shadho_celery.placement.shares import UniformShares
@@ -121,7 +125,7 @@ def hours_to_target(trace: Path, cluster: Cluster, target: float, policy: str, s
         outcome = timed(attempt.evolve(subspace=f"family={name}", params={f"x {name}": 0.0}), compute_class)
         if outcome.state is TrialState.FAILED:
             return outcome
-        return replace(outcome, loss=record.nearest(attempt.subspace, attempt.params, "cores4").loss)
+        return replace(outcome, loss=record.nearest(attempt.subspace, attempt.params).loss)
 
     # A few runs are unlucky: they are given ten times the time that a target takes on average.
     end = 10 / TARGET_CHANCE / most(cluster) * (cluster.seconds or 0.0)
@@ -133,7 +137,7 @@ def target_of(trace: Path) -> float:
     """The loss that TARGET_CHANCE of an even mix of draws reach."""
     record, generator = Record(read(trace)), np.random.default_rng(0)
     losses = [
-        record.nearest(subspace.name, params, "cores4").loss
+        record.nearest(subspace.name, params).loss
         for subspace in split(compile_space(space()))
         for params in subspace.sample(generator, 5000)
     ]
@@ -149,7 +153,7 @@ def cases(given: argparse.Namespace) -> dict[str, Cluster]:
         return {path.stem: load(path) for path in given.cluster}
     philly = given.data / "philly_quantiles.json"
     values = fleets.sizes(philly) if philly.exists() else ()
-    table = fleets.seconds_of(fleets.rates(given.rates or given.data / "gavel_single_gpu.json"))
+    table = fleets.seconds_of(fleets.rates(given.rates or given.data / fleets.RATES))
     classes = list(next(iter(table.values())))
     four = {family: table[family] for family in fleets.FOUR if family in table}
     found = {}
@@ -216,16 +220,25 @@ def goals(results: Mapping[tuple[str, str], list[Run]]) -> dict[str, dict[str, o
 def main() -> None:
     """Run everything in parallel processes and print the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("data", type=Path, help="folder with the tables")
+    parser.add_argument("data", type=Path, nargs="?", default=fleets.DATA, help="folder with the tables")
     parser.add_argument("--fleet", action="append", help="workers by class, as 50/50/50; may be repeated")
     parser.add_argument("--cluster", type=Path, action="append", help="a cluster file instead; may be repeated")
     parser.add_argument("--rates", type=Path, help="another table of rates, JSON: {family: {class: rate}}")
+    parser.add_argument("--laws", type=Path, action="append", help="a cluster file whose seconds are expressions")
+    parser.add_argument("--flat-seeds", type=int, default=2, help="runs of each flat case (default: %(default)s)")
     parser.add_argument("--hours", type=float, default=3.0, help="simulated hours (default: %(default)s)")
     parser.add_argument("--seeds", type=int, default=5, help="runs of each case (default: %(default)s)")
     parser.add_argument("--target-seeds", type=int, default=20, help="runs to a target loss (default: %(default)s)")
     parser.add_argument("--pictures", type=Path, help="folder for placement.svg and gantt.png")
     parser.add_argument("--jobs", type=int, help="processes (default: one for each core)")
     given = parser.parse_args()
+    if given.laws:
+        with ProcessPoolExecutor(given.jobs) as pool:
+            figures, reach = play_flat({path.stem: load(path) for path in given.laws}, given.flat_seeds, pool)
+        finish(figures, reach, {"seeds": given.flat_seeds})
+        return
+    if not given.cluster and not (rates := given.rates or given.data / fleets.RATES).is_file():
+        parser.error(f"there is no {rates}: name a folder such as {fleets.DATA}, which has it")
     wanted = cases(given)
     with ProcessPoolExecutor(given.jobs) as pool:
         runs: dict[tuple[str, str], list[Future[Run]]] = {
@@ -236,6 +249,10 @@ def main() -> None:
         results = {key: [future.result() for future in futures] for key, futures in runs.items()}
         show(results)
         reach = goals(results)
+        of_flat, more = {}, {}
+        if not (given.cluster or given.rates or given.fleet):
+            of_flat, more = play_flat(flat.flat_cases(given.hours), given.flat_seeds, pool, given.hours)
+        reach |= more
         times = time_to_target(given, *next(iter(wanted.items())), pool)
     if times:
         reach["time to target: fifo's beside cost's with shares by promise"] = show_times(times)
@@ -250,7 +267,27 @@ def main() -> None:
         }
         for (case, policy), each in results.items()
     }
-    finish(figures | {"hours_to_target": times}, reach, {"hours": given.hours, "seeds": given.seeds})
+    finish(figures | of_flat | {"hours_to_target": times}, reach, {"hours": given.hours, "seeds": given.seeds})
+
+
+def play_flat(
+    wanted: Mapping[str, Cluster], seeds: int, pool: ProcessPoolExecutor, hours: float = 0.0
+) -> tuple[dict[str, object], dict[str, dict[str, object]]]:
+    """Play flat spaces, and with `hours` also the one with structural options; return figures and goals."""
+    futures = {
+        (name, how): [pool.submit(flat.run, cluster, how, seed) for seed in range(seeds)]
+        for name, cluster in wanted.items()
+        for how in flat.ways(cluster)
+    }
+    shares = [pool.submit(flat.structural, "cost", seed, hours) for seed in range(seeds)] if hours else []
+    results = {key: [future.result() for future in each] for key, each in futures.items()}
+    flat.show(results)
+    reach = flat.goals(results)
+    if shares:
+        found = float(np.mean([future.result() for future in shares]))
+        print(f"forty structural options, not split: {found:.3f} of the bound")
+        reach["forty structural options: share of bound"] = goal(found, at_least=0.95)
+    return {f"{case}, {how}": [run._asdict() for run in runs] for (case, how), runs in results.items()}, reach
 
 
 def show_times(times: Mapping[str, list[float]]) -> dict[str, object]:
@@ -267,6 +304,8 @@ def time_to_target(
 ) -> dict[str, list[float]]:
     """Hours by policy and shares; nothing where there is no trace, or no four families."""
     traces = sorted(given.data.glob("svm_trace_*.csv.gz"))
+    if not traces:
+        print(f"no svm_trace_*.csv.gz in {given.data}: the times to a target loss are left out")
     if not traces or len(cluster.families) != len(KERNELS) or not given.target_seeds:
         return {}
     target = target_of(traces[0])

@@ -1,6 +1,7 @@
-"""The real stack beside its simulation: ``python tests/benchmarks/twin.py DATA [--policy cost] [--broker rabbitmq]``.
+"""The real stack beside its simulation: ``python tests/benchmarks/twin.py [DATA] [--policy cost] [--broker rabbitmq]``.
 
-DATA is Gavel's table of GPU rates, or the folder that holds its gavel_single_gpu.json. Real workers of three classes
+DATA is Gavel's table of GPU rates, or the folder that holds its gavel_single_gpu.json, tests/benchmarks/data by
+default. Real workers of three classes
 run trials that sleep for the seconds of four families on three GPUs, scaled to about half a second, times a
 straggler's factor. The simulator plays the same cluster on its own clock, with the same policy, for as long. Compared
 are the trials an hour that are complete when the time is up, of each family and of all: the simulator should tell what
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from figures import finish, goal
-from fleets import FOUR, bound, describe, rates, seconds_of
+from fleets import DATA, FOUR, RATES, bound, describe, rates, seconds_of
 from idle import Fleet, lent_rabbitmq, lent_redis
 
 from shadho_celery.simulation.simulation import simulate
@@ -49,7 +50,9 @@ Table = Mapping[str, Mapping[str, float]]
 def main() -> None:
     """Measure, simulate and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("data", type=Path, metavar="DATA", help="gavel_single_gpu.json, or its folder")
+    parser.add_argument(
+        "data", type=Path, nargs="?", default=DATA, metavar="DATA", help="gavel_single_gpu.json, or its folder"
+    )
     parser.add_argument("--policy", action="append", help="policy to run; may be repeated [cost and fifo]")
     parser.add_argument("--seconds", type=float, default=50.0, help="seconds that a study lasts [50]")
     parser.add_argument("--slots", type=int, default=4, help="slots of each of the three classes [4]")
@@ -65,7 +68,9 @@ def main() -> None:
     )
     given = parser.parse_args()
     policies = given.policy or ["cost", "fifo"]
-    path = given.data / "gavel_single_gpu.json" if given.data.is_dir() else given.data
+    path = given.data / RATES if given.data.is_dir() else given.data
+    if not path.is_file():
+        parser.error(f"there is no {path}: name a folder such as {DATA}, which has it")
     table = {
         family: {name: given.scale * row[name] for name in CLASSES}
         for family, row in seconds_of(rates(path)).items()

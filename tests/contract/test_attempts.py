@@ -12,7 +12,7 @@ import pytest
 from services.channels import Channel
 
 from shadho_celery.core.attempts import Attempts
-from shadho_celery.core.trial import WELL, Outcome, Result, Started, TrialState
+from shadho_celery.core.trial import WELL, Memory, Outcome, Result, Started, TrialState
 from shadho_celery.transport.channel import Claim, SchedulerChannel, keys
 from shadho_celery.transport.redis import connect
 
@@ -25,7 +25,7 @@ OUTCOMES = {
     "completes": Outcome(state=TrialState.COMPLETE, loss=0.5),
     "is pruned": Outcome(state=TrialState.PRUNED),
     "fails": Outcome(state=TrialState.FAILED, error="ValueError: x"),
-    "wants memory": Outcome(state=TrialState.FAILED, error="MemoryError", out_of_memory=True),
+    "wants memory": Outcome(state=TrialState.FAILED, error="MemoryError", out_of_memory=Memory.HOST),
     "is cancelled": Outcome(state=TrialState.CANCELLED, error="cancelled"),
 }
 

@@ -64,6 +64,7 @@ FULL = Trial(
     rung=2,
     origin=3,
     outgrown="cpu,gpu_small",
+    outgrown_memory="host,gpu",
     live=(
         Attempt(
             number=7,
@@ -89,7 +90,8 @@ OUTCOME = Outcome(
     metrics={"z": 1, "a": {"nested": [1, 2.5, None, True, {"ü": "ß"}]}, "1": "str", "tokens": 2**53 + 1},
     error='Traceback: "quoted" 文字 \U0001f600\nsecond line',
     seconds=1e-9,
-    memory=80 * 2**30,
+    memory=3 * 2**30,
+    gpu_memory=80 * 2**30,
     warning="a metric was dropped: ü",
 )
 
@@ -168,12 +170,15 @@ def test_the_latest_study_of_a_module_is_the_youngest_of_that_module(store: SqlS
 
 def test_what_its_command_lines_have_asked_for_is_kept_with_a_study(store: SqlStore) -> None:
     store.create(record("k1"))
-    assert store.find("study k1").settings == {}
+    assert (store.find("study k1").settings, store.find("study k1").in_force) == ({}, None)
     fence = store.lock("k1", holder_name(), NOW)
-    store.keep_settings("k1", fence, {"trials": 12, "target": 0.1 + 0.2, "sampler": "tpe"})
-    assert store.find("study k1").settings == {"trials": 12, "target": 0.1 + 0.2, "sampler": "tpe"}
-    store.keep_settings("k1", fence - 1, {"trials": 1})
+    given, in_force = {"trials": 12, "target": 0.1 + 0.2, "sampler": "tpe"}, {"sampler": "tpe", "policy": "cost"}
+    store.keep_settings("k1", fence, given, in_force)
+    assert (store.find("study k1").settings, store.find("study k1").in_force) == (given, in_force)
+    store.keep_settings("k1", fence - 1, {"trials": 1}, None)
     assert store.latest("tasks.svm").settings["trials"] == 12
+    store.create(record("k2", in_force=in_force))
+    assert store.find("study k2").in_force == in_force
 
 
 def test_a_name_that_is_taken_is_refused_with_the_remedy(store: SqlStore) -> None:
@@ -484,7 +489,7 @@ def test_a_step_may_count_tokens(store: SqlStore) -> None:
 
 # A database of an earlier version
 
-NEWER = {"memory", "budget", "settings"}
+NEWER = {"memory", "gpu_memory", "outgrown_memory", "budget", "settings", "in_force"}
 
 
 def written_by_an_earlier_version(url: str) -> None:
@@ -509,7 +514,14 @@ def written_by_an_earlier_version(url: str) -> None:
 
 #: its trials, without what it did not know yet
 KEPT = [
-    replace(ENDED, number=0, origin=None, budget=None, outcome=replace(OUTCOME, memory=None)),
+    replace(
+        ENDED,
+        number=0,
+        origin=None,
+        budget=None,
+        outgrown_memory=None,
+        outcome=replace(OUTCOME, memory=None, gpu_memory=None),
+    ),
     trial(1, asked_at=NOW),
 ]
 

@@ -14,8 +14,8 @@ import services
 from shadho_celery.core.clock import ManualClock
 from shadho_celery.node.logs import LOOK_SECONDS, LogServer
 from shadho_celery.runner.trial_log import log_path
-from shadho_celery.transport.logs import KEPT_SECONDS, MAX_REQUESTS, LogAnswer, LogClient, WorkerLogs
-from shadho_celery.transport.redis import connect
+from shadho_celery.transport.logs import KEPT_SECONDS, MAX_REQUEST, MAX_REQUESTS, LogAnswer, LogClient, WorkerLogs
+from shadho_celery.transport.redis import connect, run_on
 from shadho_celery.transport.signing import UNSIGNED, Signer
 
 SIGNER = Signer(b"a key of sixteen bytes")
@@ -104,6 +104,16 @@ def test_a_malformed_request_is_refused_once_in_the_log(
     assert logs.refused == 2
     assert caplog.text.count("requests for logs are refused") == 1
     assert client.keys("shadho:*:log:*") == []
+
+
+def test_a_request_of_many_bytes_is_dropped_in_redis(client: Any, tmp_path: Path) -> None:
+    """Of each the worker would read all, before it could refuse it."""
+    key = "shadho:worker:cpu@h.1:logs"
+    client.rpush(key, "é" * MAX_REQUEST, "x" * MAX_REQUEST)
+    assert run_on(client, "take_requests", [key], MAX_REQUESTS, MAX_REQUEST) == ["", "x" * MAX_REQUEST]
+    assert run_on(client, "take_requests", [key], MAX_REQUESTS, MAX_REQUEST) == []
+    client.rpush(key, "x" * (MAX_REQUEST + 1))
+    assert serve(client, tmp_path).refused == 1
 
 
 def test_a_key_of_a_wrong_type_is_removed(client: Any, tmp_path: Path) -> None:

@@ -405,23 +405,24 @@ def fake_worker(url: str, name: str, **facts: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "machines", "memory"),
+    ("kind", "machines", "memory", "gpu_memory"),
     [
-        ("gpu", [Machine(gpu_memory=24, memory=64), Machine(gpu_memory=16, memory=512)], 16),
-        ("gpu", [Machine(gpu_memory=0, memory=64), Machine(gpu_memory=0, memory=32)], 32),
-        ("cpu", [Machine(gpu_memory=24, memory=64), Machine(gpu_memory=0, memory=128)], 64),
+        ("gpu", [Machine(gpu_memory=24, memory=64), Machine(gpu_memory=16, memory=512)], 64, 16),
+        ("gpu", [Machine(gpu_memory=0, memory=64), Machine(gpu_memory=0, memory=32)], 32, 0),
+        ("cpu", [Machine(gpu_memory=24, memory=64), Machine(gpu_memory=0, memory=128)], 64, 0),
     ],
     ids=["of the smallest GPU", "of the smallest machine", "a cpu class on a machine with GPUs"],
 )
 def test_a_classs_memory_is_what_a_trial_may_use_on_the_smallest_of_its_machines(
-    on_redis: Place, unique: Callable[[str], str], kind: str, machines: list[Machine], memory: int
+    on_redis: Place, unique: Callable[[str], str], kind: str, machines: list[Machine], memory: int, gpu_memory: int
 ) -> None:
     compute_class = unique(kind)
     names = [f"{compute_class}-{place}" for place in range(len(machines))]
     for name, machine in zip(names, machines, strict=True):
         fake_worker(on_redis.redis, name, compute_class=compute_class, machine=machine)
     with on_redis.executor(unique("study")) as executor:
-        assert of(compute_class, executor).memory == memory
+        found = of(compute_class, executor)
+        assert (found.memory, found.gpu_memory) == (memory, gpu_memory)
     with connect(on_redis.redis) as client:
         for name in names:
             Registry(client, Worker).withdraw(name)

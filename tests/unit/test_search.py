@@ -22,7 +22,7 @@ from shadho_celery.errors import SpaceError, StoreError, StudyExists, StudyNotFo
 from shadho_celery.executors.inline import InlineExecutor
 from shadho_celery.objective.context import Context
 from shadho_celery.placement.policies import POLICIES, CostPolicy
-from shadho_celery.placement.shares import UniformShares
+from shadho_celery.placement.shares import EvenShares
 from shadho_celery.results.study import StudyResults
 from shadho_celery.samplers import SAMPLERS
 from shadho_celery.scheduler.build import make_scheduler
@@ -211,10 +211,12 @@ def scheduler_of(**options: Any) -> Scheduler:
 
 
 def test_by_default_trials_are_placed_by_cost_and_shared_out_evenly() -> None:
-    assert (StudySettings().policy, StudySettings().shares) == ("cost", "uniform")
+    assert (StudySettings().policy, StudySettings().shares_in_force) == ("cost", "even")
+    assert StudySettings(policy="paper").shares_in_force == "paper"
+    assert StudySettings(policy="paper", shares="uniform").shares_in_force == "uniform"
     scheduler = scheduler_of()
     assert type(scheduler._proposals.policy) is CostPolicy
-    assert type(scheduler._proposals.shares) is UniformShares
+    assert type(scheduler._proposals.shares) is EvenShares
 
 
 def test_the_cost_that_the_study_file_tells_is_what_is_believed_before_any_trial() -> None:
@@ -243,7 +245,7 @@ def test_a_cost_that_makes_no_sense_is_refused() -> None:
         ({"trials": 0}, "trials: 0"),
         ({"trials": 1, "sampler": "oracle"}, "oracle"),
         ({"trials": 1, "policy": "best"}, "best.*cost, paper, fifo"),
-        ({"trials": 1, "shares": "fair"}, "fair.*uniform, promise"),
+        ({"trials": 1, "shares": "fair"}, "fair.*even, uniform, promise, paper"),
         ({"trials": 1, "seed": -1}, "seed"),
         ({"trials": 1, "study": "a/b"}, "a/b"),
     ],

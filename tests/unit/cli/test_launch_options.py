@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import importlib
+import json
+import sqlite3
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -121,7 +124,7 @@ def test_the_option_comes_before_the_study_file_and_both_before_the_default(opti
         return over.policy, over.shares, over.cost
 
     default = StudySettings()
-    assert chosen(plain, {}) == (default.policy, default.shares, default.cost) == ("cost", "uniform", None)
+    assert chosen(plain, {}) == (default.policy, default.shares, default.cost) == ("cost", None, None)
     assert chosen(plain, settings) == ("paper", "promise", {"all": 3.0})
     assert chosen(given, settings) == ("fifo", "uniform", {"all": 3.0})
 
@@ -291,6 +294,56 @@ def test_the_study_file_of_today_holds_where_no_run_was_given_anything(
     importlib.invalidate_caches()
     second, _ = settled(monkeypatch, study_file, "--resume")
     assert (second.policy, second.weight, second.trial_timeout) == ("fifo", 3, 60)
+
+
+def resumed_after(monkeypatch: pytest.MonkeyPatch, study_file: str, in_force: str | None) -> tuple[str, str, str]:
+    """Sampler, policy and shares of a resumed study whose store has this of what was in force."""
+    settled(monkeypatch, study_file)
+    with closing(sqlite3.connect("shadho.db")) as store, store:
+        store.execute("UPDATE studies SET in_force = ?", (in_force,))
+    settings, _ = settled(monkeypatch, study_file, "--resume")
+    with closing(sqlite3.connect("shadho.db")) as store:
+        [(kept,)] = store.execute("SELECT in_force FROM studies")
+    assert json.loads(kept) == settings.in_force(), "what is in force now is kept"
+    return settings.sampler, settings.policy, settings.shares
+
+
+@pytest.mark.parametrize(
+    ("in_force", "goes_on_with"),
+    [
+        ('{"sampler": "tpe", "policy": "fifo", "shares": "promise"}', ("tpe", "fifo", "promise")),
+        ('{"policy": "fifo"}', ("random", "fifo", "uniform")),
+        (None, ("random", "cost", "uniform")),
+    ],
+    ids=["other defaults", "some were not kept then", "up to version 0.5"],
+)
+def test_a_study_begun_under_other_defaults_goes_on_with_them(
+    study_file: str, monkeypatch: pytest.MonkeyPatch, in_force: str | None, goes_on_with: tuple[str, str, str]
+) -> None:
+    assert resumed_after(monkeypatch, study_file, in_force) == goes_on_with
+
+
+def test_a_study_of_an_earlier_version_goes_on_with_that_versions_defaults(
+    study_file: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not with those of today, which may be others."""
+    then = {"sampler": "tpe", "policy": "paper", "shares": "promise"}
+    monkeypatch.setattr("shadho_celery.study.open.EARLIER_DEFAULTS", then)
+    assert resumed_after(monkeypatch, study_file, None) == ("tpe", "paper", "promise")
+
+
+def test_what_was_in_force_gives_way_to_the_study_file_and_both_to_what_was_given(options: Captured) -> None:
+    in_force = {"sampler": "tpe", "policy": "fifo", "shares": "promise"}
+    found = options("tasks.svm", "--sampler", "random").over({"policy": "paper", "sampler": "tpe"}, {}, in_force)
+    assert (found.sampler, found.policy, found.shares) == ("random", "paper", "promise")
+
+
+def test_what_was_in_force_and_is_unknown_here_is_refused(study_file: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    settled(monkeypatch, study_file)
+    with closing(sqlite3.connect("shadho.db")) as store, store:
+        store.execute("""UPDATE studies SET in_force = '{"sampler": "oracle"}'""")
+    assert "'oracle'" in refused(study_file, "--resume")
+    assert settled(monkeypatch, study_file, "--resume", "--sampler", "tpe")[0].sampler == "tpe"
 
 
 def test_a_resumption_that_is_refused_changes_nothing_of_what_is_kept(

@@ -6,6 +6,8 @@ import csv
 import io
 import json
 import os
+import re
+import sqlite3
 import sys
 from collections.abc import Iterator
 from contextlib import closing
@@ -142,10 +144,29 @@ def test_a_study_is_shown_as_its_run_has_ended() -> None:
     for text in ("what the objective got", "best: {", "svm-1a2b: 9 complete, 3 failed", "store: sqlite:///shadho.db"):
         assert text in shown
     assert "cannot be" in shown
-    assert shown.splitlines()[-1] == "ended"
+    assert shown.splitlines()[-2:] == ["settings: sampler random, policy cost, shares even", "ended"]
     told = found("show", "svm-1a")
+    assert told["in_force"] == {"sampler": "random", "policy": "cost", "shares": "even"}
     assert told["trials"] == {"complete": 9, "failed": 3}
     assert told["best"] == {key: value for key, value in found("best", "svm-1a").items() if key != "study"}
+
+
+def test_a_trial_is_shown_with_the_memories_that_it_took_and_ran_out_of() -> None:
+    with closing(sqlite3.connect("shadho.db")) as store, store:
+        store.execute(
+            "UPDATE trials SET memory = 1048576, gpu_memory = 2097152, outgrown = 'gpu,cpu', "
+            "outgrown_memory = 'gpu,host' WHERE number = 0"
+        )
+    lines = answer("trial", "svm-1a", "0").splitlines()
+    for line in (
+        "memory: 1.0 MiB at its peak",
+        "GPU memory: 2.0 MiB at its peak",
+        "ran out of GPU memory on: gpu",
+        "ran out of host memory on: cpu",
+    ):
+        assert line in lines
+    told = found("trial", "svm-1a", "0")
+    assert (told["gpu_memory"], told["outgrown"]) == (2**21, [["gpu", "gpu"], ["cpu", "host"]])
 
 
 def test_a_study_is_shown_while_it_runs_without_its_lock(running: Study) -> None:
@@ -199,6 +220,41 @@ def test_failed_trials_are_shown_with_their_errors() -> None:
     shown = answer("trials", "svm-1a", "--failed")
     assert "ValueError: trial 7 cannot be" in shown
     assert "3 trials" in shown
+    assert "code" not in shown
+
+
+@pytest.mark.parametrize(("columns", "machines"), [("80", 1), ("50", 0)])
+def test_in_a_narrow_terminal_the_values_give_way_and_not_the_facts(
+    columns: str, machines: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    shown = answer("trials", "svm-1a", "--failed")
+    assert "ValueError" in shown
+    assert re.search(r"│ +7 │ failed │ +- │ +\S+ │", shown)
+    assert shown.count("class") == machines
+    assert re.search(r"│ +0 │ +0\.\d+ │ local │ ", answer("show", "svm-1a"))
+
+
+def test_nearly_the_name_of_a_study_or_command_is_answered_with_the_name() -> None:
+    assert "did you mean svm-1a2b" in refused("best", "svm-1a3b")
+    assert "did you mean trials?" in refused("trails", "svm")
+    assert "its trials go from 0 to 11" in refused("trial", "svm-1a", "99")
+
+
+def test_half_a_surrogate_pair_can_be_exported(here: Path) -> None:
+    with shadho_celery.Study(hp.uniform("x", 0, 1), store="sqlite:///odd.db", study="odd") as study:
+        study.tell(study.ask(), {"loss": 1.0, "text": "\ud800é", "list": ["\udfff"]})
+    for kind in ("csv", "parquet", "json"):
+        words = ["export", "odd", "-o", f"odd.{kind}", "--store", "sqlite:///odd.db"]
+        assert CliRunner().invoke(commands, words).exit_code == 0
+    assert "é" in (here / "odd.csv").read_text(encoding="utf-8")
+
+
+def test_failures_of_code_that_was_changed_since_are_told_by_its_version(here: Path) -> None:
+    with closing(sqlite3.connect(here / "shadho.db")) as store, store:
+        store.execute("UPDATE trials SET code = 'a1b2c3d4e5f6' WHERE number = 7")
+    shown = answer("trials", "svm-1a", "--failed")
+    assert [line.count("a1b2c3d4e5f6") for line in shown.splitlines() if "ValueError" in line] == [0, 1, 0]
 
 
 def test_a_trial_is_shown_with_all_that_is_known_of_it() -> None:

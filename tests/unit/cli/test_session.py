@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -27,12 +27,17 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def warnings(
-    known_for: float, embedded: object = None, live: Mapping[str, Worker] | None = None, **workers: int
+    known_for: float,
+    embedded: object = None,
+    live: Mapping[str, Worker] | None = None,
+    notices: Sequence[str] = (),
+    **workers: int,
 ) -> list[str]:
     """Return the warnings where these workers are announced, known for so many seconds."""
     executor = SimpleNamespace(known_for=known_for, notices=list, other_code=list, workers=live or {}, unsigned=0)
     session: Any = SimpleNamespace(
         _executor=executor,
+        _scheduler=SimpleNamespace(notices=lambda: notices),
         _embedded=embedded,
         _options=SimpleNamespace(workers=workers),
         _file=SimpleNamespace(module="m"),
@@ -55,12 +60,18 @@ def test_missing_workers_are_warned_of_once_they_have_had_the_time_to_announce_t
     assert "no worker serves the queue cpu" in cpu
 
 
+def test_it_is_said_where_trials_go_as_the_last_resort() -> None:
+    assert warnings(0.0, notices=["they go to cpu"]) == ["Warning: they go to cpu"]
+
+
 def test_workers_that_sign_with_another_key_are_not_called_missing() -> None:
     live = {"w": Worker(protocol=PROTOCOL, key="12345678", compute_class="gpu", imports=["m"])}
     [only] = warnings(MISSING_SECONDS, live=live)
     assert "another key" in only
     others = {"w": Worker(protocol=PROTOCOL, compute_class="gpu", imports=["other"])}
-    assert len(warnings(MISSING_SECONDS, live=others)) == 3, "workers of other modules are no answer"
+    none, cpu = warnings(MISSING_SECONDS, live=others)
+    assert "no live worker has m" in none
+    assert "no worker serves the queue cpu" in cpu
 
 
 def test_on_one_machine_no_command_for_a_node_is_advised() -> None:

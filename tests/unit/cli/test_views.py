@@ -209,7 +209,7 @@ def test_the_summary_tells_what_was_lost_refused_and_left_and_each_warning_once(
         study.tell(Result(number=attempt.number, attempt=1, outcome=ended, at=1e9))
     screen, text = console()
     views.summary(study, space, screen, "go on")
-    assert "trial 10: [/a] metric out" in text.getvalue()
+    assert "trial 10 and 1 more: [/a] metric out" in text.getvalue()
     assert text.getvalue().count("metric out") == 1
     assert "lost" not in text.getvalue()
     assert "refused" not in text.getvalue()

@@ -174,7 +174,8 @@ def test_a_short_value_is_shown_as_it_is() -> None:
 
 def test_text_of_several_lines_becomes_one_that_is_cut_off() -> None:
     assert one_line("a \n  b\tc") == "a b c"
-    assert one_line("abcdef", 3) == "abc"
+    assert one_line("abcdefgh", 6) == "abc..."
+    assert one_line("abcdef", 6) == "abcdef"
     assert one_line(ValueError("a\nb")) == "a b"
 
 

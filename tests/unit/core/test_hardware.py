@@ -20,8 +20,10 @@ from shadho_celery.core.hardware import (
     Machine,
     by_strength,
     detect,
+    shortages,
     uses_gpus,
 )
+from shadho_celery.core.trial import Memory
 
 GIB = 2**30
 
@@ -240,3 +242,20 @@ def test_shadho_cores_bounds_the_cores(monkeypatch: pytest.MonkeyPatch, told: st
     unbounded = with_gpus(monkeypatch, [])[0].cores
     monkeypatch.setenv("SHADHO_CORES", told)
     assert detect().cores == (cores or unbounded)
+
+
+@pytest.mark.parametrize(
+    ("outgrown", "memories", "found"),
+    [
+        (None, None, []),
+        ("gpu,cpu", "host,host", [("gpu", Memory.HOST), ("cpu", Memory.HOST)]),
+        ("gpu,cpu", None, [("gpu", Memory.GPU), ("cpu", Memory.HOST)]),
+        ("gpu,cpu,big", "host", [("gpu", Memory.GPU), ("cpu", Memory.HOST), ("big", Memory.HOST)]),
+        (None, "gpu", []),
+    ],
+    ids=["none", "recorded", "of an earlier version", "begun by an earlier version", "damaged"],
+)
+def test_a_shortage_is_of_the_memory_that_was_recorded_else_of_the_classs_own(
+    outgrown: str | None, memories: str | None, found: list[tuple[str, Memory]]
+) -> None:
+    assert shortages(outgrown, memories) == found

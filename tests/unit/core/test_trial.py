@@ -7,7 +7,7 @@ from itertools import product
 
 import pytest
 
-from shadho_celery.core.trial import FINISHED, LAWFUL, Attempt, Outcome, Trial, TrialState, digest_of
+from shadho_celery.core.trial import FINISHED, LAWFUL, Attempt, Memory, Outcome, Trial, TrialState, digest_of
 
 S = TrialState
 
@@ -88,7 +88,7 @@ def test_what_an_attempt_that_was_stopped_gave_does_not_count() -> None:
     ended = Outcome(state=S.COMPLETE, loss=0.5, seconds=9.0, memory=7)
     assert ended.cancelled() == Outcome(state=S.CANCELLED, error="cancelled", seconds=9.0, memory=7)
     assert ended.cancelled(2.0).seconds == 2.0
-    failed = Outcome(state=S.FAILED, error="out of memory", out_of_memory=True)
+    failed = Outcome(state=S.FAILED, error="out of memory", out_of_memory=Memory.HOST)
     assert failed.cancelled(0.0) == Outcome(state=S.CANCELLED, error="cancelled", seconds=0.0)
 
 

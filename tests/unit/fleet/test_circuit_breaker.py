@@ -11,7 +11,7 @@ import redis
 from msgspec.structs import replace
 
 from shadho_celery.core.failures import kind_of
-from shadho_celery.core.trial import Outcome, Result, TrialState
+from shadho_celery.core.trial import Memory, Outcome, Result, TrialState
 from shadho_celery.fleet.circuit_breaker import MAX_OPINIONS, PATIENCE, CircuitBreaker
 from shadho_celery.transport.quarantine import Quarantine
 
@@ -194,7 +194,7 @@ def test_a_failure_that_took_longer_than_trials_take_is_believed(judge: Judge) -
 
 @pytest.mark.parametrize(
     ("worker", "changes"),
-    [("w", {"out_of_memory": True}), ("w", {"state": S.CANCELLED}), ("", {})],
+    [("w", {"out_of_memory": Memory.HOST}), ("w", {"state": S.CANCELLED}), ("", {})],
     ids=["out of memory", "cancelled", "of an unknown worker"],
 )
 def test_other_ends_say_nothing_of_a_worker(judge: Judge, worker: str, changes: Mapping[str, Any]) -> None:

@@ -23,7 +23,8 @@ import pytest
 from services.clocks import MachineTime
 
 from shadho_celery.core.clock import ManualClock
-from shadho_celery.core.trial import Outcome, TrialState
+from shadho_celery.core.failures import read_failure
+from shadho_celery.core.trial import Memory, Outcome, TrialState
 from shadho_celery.objective.call import MAX_ERROR, call, wants_context
 from shadho_celery.objective.context import MAX_REPORTS, LocalContext, TrialTimeout
 from shadho_celery.objective.result import MAX_KEYS, MAX_METRICS, MAX_WARNING, read
@@ -368,7 +369,7 @@ def test_a_loss_that_raises_when_it_is_read_fails_its_trial() -> None:
         outcome = call_it(lambda _, returned=returned: returned)
         assert outcome.state is TrialState.FAILED
         assert "CUDA error" in str(outcome.error)
-        assert outcome.out_of_memory, "an asynchronous device tells it here"
+        assert outcome.out_of_memory is Memory.GPU, "an asynchronous device tells it here"
     outcome = call_it(lambda _: {"loss": 0.5, "metric": RudeNumber()})
     assert (outcome.state, outcome.metrics) == (TrialState.COMPLETE, {})
     assert "'metric' (RuntimeError" in str(outcome.warning)
@@ -405,7 +406,20 @@ def test_the_memory_is_for_others_to_measure() -> None:
 def test_a_bad_return_value_is_a_failed_outcome_in_one_line() -> None:
     outcome = call_it(lambda params: None)
     assert (outcome.state, outcome.loss) == (TrialState.FAILED, None)
-    assert outcome.error == "the objective's return value is no number but NoneType: None"
+    assert (
+        outcome.error == "the objective's return value is None; let it return its loss, a number, or a dict with 'loss'"
+    )
+
+
+def test_of_a_long_message_head_and_tail_are_kept_and_the_users_line() -> None:
+    text = "\n".join(["Error(s) in loading:", *(f"\tsize mismatch for layer {n} of many" for n in range(1000))])
+    error = str(call_it(raising(RuntimeError(text))).error)
+    assert len(error) < MAX_ERROR + 100
+    assert "size mismatch for layer 999" in error
+    assert "characters are left out" in error
+    failure = read_failure(error)
+    assert failure.headline == "RuntimeError: Error(s) in loading:"
+    assert failure.place.startswith("test_context.py:")
 
 
 @pytest.mark.parametrize(
@@ -426,6 +440,7 @@ def test_an_exception_is_a_failed_outcome_with_its_traceback(error: BaseExceptio
     assert "Traceback" in str(outcome.error)
     assert type(error).__name__ in str(outcome.error)
     assert "raise error" in str(outcome.error)
+    assert "shadho_celery/objective" not in str(outcome.error), "the user's own lines come first"
 
 
 def test_endless_recursion_is_a_failed_outcome() -> None:
@@ -480,6 +495,16 @@ def test_of_a_long_error_the_end_is_kept() -> None:
     assert outcome.error.strip().endswith("the end")
 
 
+GPU, HOST = Memory.GPU, Memory.HOST
+
+
+class Unprintable(MemoryError):
+    """Has no message that can be read."""
+
+    def __str__(self) -> str:
+        raise ValueError("no")
+
+
 class OutOfMemoryError(RuntimeError):
     """As torch names its own."""
 
@@ -491,37 +516,58 @@ def caused_by(error: BaseException) -> BaseException:
 
 
 @pytest.mark.parametrize(
-    ("error", "hungry"),
+    ("error", "lacking"),
     [
-        (MemoryError(), True),
-        (type("_ArrayMemoryError", (MemoryError,), {})("Unable to allocate 8. PiB"), True),
-        (OutOfMemoryError("Tried to allocate 2 GiB"), True),
-        (RuntimeError("CUDA out of memory. Tried to allocate 20.00 MiB"), True),
-        (RuntimeError("CUDA error: out of memory"), True),
-        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), True),
-        (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate"), True),
-        (OSError(errno.ENOMEM, "Cannot allocate memory"), True),
-        (RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed."), True),
-        (Exception("A worker process was unexpectedly terminated. The exit codes are {SIGKILL(-9)}"), True),
-        (caused_by(MemoryError()), True),
-        (RuntimeError("CUDA error: an illegal memory access was encountered"), False),
-        (Exception("A process in the process pool was terminated abruptly"), False),
-        (OSError(errno.ENOSPC, "No space left on device"), False),
-        (ValueError("bad"), False),
-        (KeyError("memory"), False),
+        (MemoryError(), HOST),
+        (type("_ArrayMemoryError", (MemoryError,), {})("Unable to allocate 8. PiB"), HOST),
+        (OutOfMemoryError("Tried to allocate 2 GiB"), GPU),
+        (RuntimeError("CUDA out of memory. Tried to allocate 20.00 MiB"), GPU),
+        (RuntimeError("CUDA error: out of memory"), GPU),
+        (RuntimeError("HIP out of memory. Tried to allocate 20.00 MiB"), GPU),
+        (type("OutOfMemoryError", (MemoryError,), {})("Out of memory allocating 8 bytes"), GPU),
+        (MemoryError("std::bad_alloc: out_of_memory: CUDA error at: cuda_memory_resource.hpp"), GPU),
+        (RuntimeError("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 8 bytes."), HOST),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), GPU),
+        (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate"), HOST),
+        (OSError(errno.ENOMEM, "Cannot allocate memory", "/data/cuda out of memory"), HOST),
+        (RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed."), HOST),
+        (Exception("A worker process was unexpectedly terminated. The exit codes are {SIGKILL(-9)}"), HOST),
+        (caused_by(MemoryError()), HOST),
+        (caused_by(OutOfMemoryError()), GPU),
+        (RuntimeError("CUDA error: an illegal memory access was encountered"), None),
+        (Exception("A process in the process pool was terminated abruptly"), None),
+        (OSError(errno.ENOSPC, "No space left on device"), None),
+        (ValueError("bad"), None),
+        (KeyError("memory"), None),
     ],
     ids=lambda value: str(value)[:40],
 )
-def test_want_of_memory_is_told_from_other_failures(error: BaseException, hungry: bool) -> None:
+def test_want_of_each_memory_is_told_from_other_failures(
+    monkeypatch: pytest.MonkeyPatch, error: BaseException, lacking: Memory | None
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     outcome = call_it(raising(error))
-    assert (outcome.state, outcome.out_of_memory) == (TrialState.FAILED, hungry)
+    assert (outcome.state, outcome.out_of_memory) == (TrialState.FAILED, lacking)
     assert type(error).__name__ in str(outcome.error)
+
+
+def test_a_library_that_does_not_say_whose_memory_ran_out_means_the_gpu_of_a_slot_that_has_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    jax = RuntimeError("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 8 bytes.")
+    assert call_it(raising(jax)).out_of_memory is GPU
+    assert call_it(raising(MemoryError("out of memory"))).out_of_memory is HOST, "Python's own"
+
+
+def test_a_want_of_memory_that_cannot_be_printed_is_told_by_its_type() -> None:
+    assert call_it(raising(Unprintable())).out_of_memory is HOST
 
 
 def test_an_error_in_a_circle_of_causes_is_an_outcome() -> None:
     error = ValueError("bad")
     error.__cause__ = error
-    assert call_it(raising(error)).out_of_memory is False
+    assert call_it(raising(error)).out_of_memory is None
 
 
 def test_a_caller_may_let_nothing_pass_through() -> None:
@@ -538,7 +584,7 @@ def test_after_its_time_limit_a_loss_still_counts_and_anything_else_timed_out() 
     for objective in (raising(TrialTimeout()), lambda _: None):
         outcome = call_it(objective, **limit)
         assert (outcome.state, outcome.loss) == (TrialState.FAILED, None)
-        assert str(outcome.error).startswith("timed out after 90 s (--trial-timeout)\n")
+        assert str(outcome.error).startswith("timed out after 90 s (trial timeout)\n")
     assert call_it(lambda _: 0.5, stopped=lambda: True, **limit).state is TrialState.CANCELLED
     assert LocalContext(**limit).should_stop()
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from shadho_celery.core.trial import Memory
 from shadho_celery.objective import memory
 from shadho_celery.objective.memory import PeakMemory
 
@@ -70,25 +71,25 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 @linux
 def test_the_peak_is_seen_though_it_has_passed_and_the_next_measure_begins_anew() -> None:
     first = PeakMemory()
-    before = first.read() or 0
+    before = first.read(Memory.HOST) or 0
     len(b"x" * 200 * MB)
-    after = first.read() or 0
+    after = first.read(Memory.HOST) or 0
     assert before > 0
     assert after >= before + 150 * MB
-    assert (PeakMemory().read() or 0) <= after - 150 * MB
+    assert (PeakMemory().read(Memory.HOST) or 0) <= after - 150 * MB
 
 
 @linux
 def test_what_a_child_process_uses_is_not_counted() -> None:
     peak = PeakMemory()
-    before = peak.read() or 0
+    before = peak.read(Memory.HOST) or 0
     subprocess.run([sys.executable, "-c", f"b'x' * {200 * MB}"], check=True)
-    assert (peak.read() or 0) <= before + 100 * MB
+    assert (peak.read(Memory.HOST) or 0) <= before + 100 * MB
 
 
 @pytest.mark.usefixtures("elsewhere")
 def test_where_the_peak_cannot_be_set_back_it_is_unknown() -> None:
-    assert PeakMemory().read() is None
+    assert PeakMemory().read(Memory.HOST) is None
 
 
 # The GPU's memory
@@ -98,7 +99,7 @@ def test_on_a_gpu_the_peak_is_that_of_torchs_tensors_since_the_trial_began(cuda:
     for size in (8 * 10**9, 10**9):
         peak = PeakMemory()
         cuda.use(size)
-        assert peak.read() == size
+        assert peak.read(Memory.GPU) == size
 
 
 def test_what_an_earlier_trial_left_on_the_gpu_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,26 +107,30 @@ def test_what_an_earlier_trial_left_on_the_gpu_is_counted(monkeypatch: pytest.Mo
     cuda = with_torch(monkeypatch, FakeCuda(held=10**9))
     peak = PeakMemory()
     cuda.use(2 * 10**9)
-    assert peak.read() == 3 * 10**9
+    assert peak.read(Memory.GPU) == 3 * 10**9
 
 
 def test_the_trial_that_first_uses_the_gpu_is_measured_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
     cuda = with_torch(monkeypatch, FakeCuda(initialised=False))
     peak = PeakMemory()
     cuda.use(10**9)
-    assert peak.read() == 10**9
+    assert peak.read(Memory.GPU) == 10**9
 
 
 def test_the_trial_that_first_loads_torch_is_measured_on_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "torch", raising=False)
     peak = PeakMemory()
     with_torch(monkeypatch, FakeCuda()).use(10**9)
-    assert peak.read() == 10**9
+    assert peak.read(Memory.GPU) == 10**9
 
 
 @linux
-def test_a_trial_that_took_nothing_on_the_gpu_has_the_processs_peak(cuda: FakeCuda) -> None:
-    assert (PeakMemory().read() or 0) > MB
+def test_the_memory_of_the_gpu_and_of_the_process_are_two(cuda: FakeCuda) -> None:
+    peak = PeakMemory()
+    assert peak.read(Memory.GPU) is None, "it took nothing there"
+    cuda.use(10**15)
+    assert peak.read(Memory.GPU) == 10**15
+    assert MB < (peak.read(Memory.HOST) or 0) < 10**14
 
 
 @pytest.mark.usefixtures("elsewhere")
@@ -136,13 +141,14 @@ def test_a_trial_that_took_nothing_on_the_gpu_has_the_processs_peak(cuda: FakeCu
 )
 def test_whatever_has_become_of_torch_measuring_raises_nothing(monkeypatch: pytest.MonkeyPatch, torch: Any) -> None:
     monkeypatch.setitem(sys.modules, "torch", torch)
-    assert PeakMemory().read() is None
+    assert PeakMemory().read(Memory.GPU) is None
 
 
 def test_torch_is_not_loaded_and_cuda_not_begun_for_the_measure() -> None:
     code = (
         "import sys; from shadho_celery.objective.memory import PeakMemory; "
-        "PeakMemory().read(); print('torch' in sys.modules)"
+        "from shadho_celery.core.trial import Memory; "
+        "PeakMemory().read(Memory.GPU); print('torch' in sys.modules)"
     )
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert told.strip() == "False"

@@ -61,6 +61,33 @@ def test_the_sources_are_the_module_and_what_it_imports_below_its_folder(write: 
     assert code.root == str(Path.cwd())
 
 
+def test_modules_below_the_working_directory_count_wherever_python_finds_them(
+    write: Callable[[str, str], Path], tmp_path: Path
+) -> None:
+    """A folder such as src is on Python's path; of two modules of one name the one that Python takes counts."""
+    sys.path.insert(0, str(tmp_path / "src"))
+    write("mine_a.py", "import mine_b, mine_c, mine_pack.one\n" + STUDY)
+    write("src/mine_b.py", "another = 1")
+    write("src/mine_c.py", "x = 1")
+    write("src/mine_pack/__init__.py", "")
+    write("src/mine_pack/one.py", "")
+    write("mine_b.py", "x = 2")
+    code = load("mine_a").code
+    found = {"src/mine_c.py", "src/mine_pack/__init__.py", "src/mine_pack/one.py"}
+    assert code.files.keys() == {"mine_a.py", "mine_b.py", *found}
+    assert sources.contents(code)["src/mine_c.py"] == b"x = 1"
+    assert sys.modules["mine_b"].x == 2
+    sys.path.insert(0, "/usr")
+    assert read_sources("mine_a").files == code.files, "what lies elsewhere is no part of the study"
+
+
+def test_a_star_may_import_the_modules_of_a_package(write: Callable[[str, str], Path]) -> None:
+    write("mine_a.py", "from mine_pack import *\n" + STUDY)
+    write("mine_pack/__init__.py", "__all__ = ['one']")
+    write("mine_pack/one.py", "")
+    assert load("mine_a").code.files.keys() == {"mine_a.py", "mine_pack/__init__.py", "mine_pack/one.py"}
+
+
 def test_a_study_may_be_a_package_or_lie_in_one(write: Callable[[str, str], Path]) -> None:
     write("mine_pack/__init__.py", "from mine_pack import other\n" + STUDY)
     write("mine_pack/other.py", STUDY)
@@ -153,6 +180,45 @@ def test_the_watch_names_the_edited_file_and_not_one_that_was_only_touched(write
     assert watch.edited(code) is None, "it is as it was"
     path.unlink()
     assert watch.edited(code) == str(path)
+
+
+@pytest.mark.parametrize("edited", ["mine_a.py", "mine_b.py"])
+@pytest.mark.parametrize("importer", [load, importlib.import_module])
+def test_a_study_that_was_edited_after_its_import_is_refused(
+    write: Callable[[str, str], Path], importer: Callable[[str], object], edited: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever has imported it: `load`, or Python itself, whose cached bytecode tells so."""
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    write("mine_a.py", "import mine_b\n" + STUDY)
+    write("mine_b.py", "x = 1")
+    monkeypatch.syspath_prepend(str(Path.cwd()))
+    importer("mine_a")
+    path = Path.cwd() / edited
+    path.write_text(path.read_text() + "y = 1\n")
+    for _ in range(2):
+        with pytest.raises(UsageError, match=rf"^{path} was edited after this Python imported it; restart Python"):
+            load("mine_a")
+
+
+@pytest.mark.parametrize("importer", [load, importlib.import_module])
+def test_a_study_that_is_as_it_was_imported_may_be_loaded_again(
+    write: Callable[[str, str], Path], importer: Callable[[str], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    path = write("mine_a.py", STUDY)
+    monkeypatch.syspath_prepend(str(Path.cwd()))
+    importer("mine_a")
+    for _ in range(2):
+        assert load("mine_a").code.files == {"mine_a.py": digest_of(path.read_bytes())}
+
+
+def test_a_module_that_is_reloaded_is_as_it_is_on_the_disk(write: Callable[[str, str], Path]) -> None:
+    path = write("mine_a.py", STUDY)
+    load("mine_a")
+    path.write_text(STUDY.replace("1", "2"))
+    importlib.reload(sys.modules["mine_a"])
+    loaded = load("mine_a")
+    assert (loaded.space, loaded.code.files) == ({"x": 2}, {"mine_a.py": digest_of(path.read_bytes())})
 
 
 def test_a_missing_module_counts_as_edited_once_it_is_there(write: Callable[[str, str], Path]) -> None:

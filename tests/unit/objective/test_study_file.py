@@ -145,6 +145,26 @@ def test_a_path_names_its_module(given: str, name: str) -> None:
     assert module_name(str(Path("tasks/svm.py").absolute())) == "tasks.svm"
 
 
+@pytest.mark.parametrize("name", ["my-study.py", "my-study", "2nd.py", "tasks/my study.py", "a;b"])
+def test_a_name_that_no_import_can_have_is_refused(name: str) -> None:
+    assert "letters, digits and underscores" in refusal(name)
+
+
+def test_a_file_outside_of_the_folder_is_refused_with_the_place_to_go_to() -> None:
+    assert "go to ../mine and give model.py" in refusal("../mine/model.py")
+
+
+def test_an_objective_that_takes_no_values_is_refused(write: Callable[..., str]) -> None:
+    name = write("SPACE = 1\ndef objective(): return 0.0\n", "takes_none")
+    assert "takes no argument; it gets the values" in refusal(name)
+    for place, taken in enumerate(("*args", "values", "values, context", "values, *, more=1", "**values")):
+        name = write(f"SPACE = 1\ndef objective({taken}): return 0.0\n", f"takes_{place}")
+        if taken == "**values":
+            assert "takes no argument" in refusal(name)
+        else:
+            assert load(name).module == name
+
+
 @pytest.mark.parametrize("name", ["no_such_study", "tasks.no_such_study", "no.such.study", "no_such_study.py", "", "."])
 def test_a_module_that_is_not_there_is_refused(name: str) -> None:
     assert "there is no module" in refusal(name)

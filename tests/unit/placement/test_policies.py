@@ -27,6 +27,7 @@ from shadho_celery.placement.policies import (
 from shadho_celery.placement.shares import Shares, UniformShares
 from shadho_celery.predictors import features
 from shadho_celery.predictors.cost_model import CostModel
+from shadho_celery.predictors.features import Array
 from shadho_celery.space.compile import compile_space
 from shadho_celery.space.split import Subspace, split
 
@@ -99,9 +100,8 @@ class Known(CostModel):
         super().__init__(complex_last())
         self.table = table
 
-    def efficiencies(self, classes: Sequence[str], optimism: float = 0.0) -> dict[str, dict[str, float]]:
-        fastest = {name: min(self.table[c][name] for c in classes) for name in NAMES}
-        return {c: {name: fastest[name] / self.table[c][name] for name in NAMES} for c in classes}
+    def log_seconds(self, classes: Sequence[str], optimism: float = 0.0) -> dict[str, Array]:
+        return {name: np.log([self.table[c][name] for c in classes]) for name in NAMES}
 
 
 def index(table: Table, live: Sequence[str], compute_class: str, subspace: str, backlog: float) -> float:

@@ -20,6 +20,8 @@ from shadho_celery.placement.shares import (
     MIN_LOSSES,
     RENEW_RESULTS,
     SHARES,
+    EvenShares,
+    PaperShares,
     PromiseShares,
     Shares,
     UniformShares,
@@ -198,12 +200,16 @@ def test_failures_are_made_up_for_while_they_are_a_minority(in_flight: int) -> N
 @pytest.mark.parametrize(
     "probabilities", [flat(2), flat(10), {"s0": 0.2, "s1": 0.7, "s2": 0.1}], ids=["two", "ten", "uneven"]
 )
-def test_a_subspace_that_always_fails_gets_about_half_its_share_and_the_others_never_starve(
+def test_a_subspace_that_always_fails_gets_a_tenth_of_its_share_unless_they_are_uniform_and_the_others_never_starve(
     name: str, probabilities: dict[str, float], others: Law
 ) -> None:
     laws: dict[str, Law] = dict.fromkeys(probabilities, others)
     counts = dealt_out(make_shares(name, probabilities), {**laws, "s0": fails}, 2000)
-    assert 0 < counts["s0"] <= 0.75 * probabilities["s0"] * 2000 + 2 * HOPELESS
+    if name in ("uniform", "paper"):
+        assert counts["s0"] == pytest.approx(probabilities["s0"] * 2000, abs=2)
+    else:
+        left = {"even": FLOOR, "promise": 0.75}[name] * probabilities["s0"]
+        assert 0 < counts["s0"] <= 2000 * left / (left + 1 - probabilities["s0"]) + 2 * HOPELESS
     for other in list(probabilities)[1:]:
         assert counts[other] > 0.5 * FLOOR * probabilities[other] * 2000
 
@@ -213,6 +219,19 @@ def test_uniform_shares_leave_the_others_in_proportion_whatever_fails() -> None:
     laws: dict[str, Law] = {"s0": fails, "s1": fails_at_times(0.0), "s2": fails_at_times(0.0)}
     counts = dealt_out(UniformShares(probabilities), laws, 2000)
     assert counts["s1"] == pytest.approx(7 * counts["s2"], rel=0.05)
+
+
+def test_quotas_leave_a_tenth_to_a_subspace_that_only_fails_until_one_of_its_trials_succeeds() -> None:
+    even, uniform = EvenShares(flat(4)), UniformShares(flat(4))
+    for shares in (even, uniform):
+        for _ in range(HOPELESS):
+            assert shares.quotas(310) == uniform.quotas(310), "failures are no reason yet"
+            shares.tell(ended("s0", None))
+    assert even.quotas(310) == {"s0": 10, "s1": 100, "s2": 100, "s3": 100}
+    even.tell(ended("s0", None, S.CANCELLED))
+    assert even.quotas(310)["s0"] == 10
+    even.tell(ended("s0", 0.5))
+    assert even.quotas(310) == uniform.quotas(310)
 
 
 @pytest.mark.parametrize("name", SHARES)
@@ -453,10 +472,13 @@ def test_of_too_few_losses_there_is_no_promise() -> None:
 def test_shares_are_made_by_name_and_an_unknown_one_is_refused_with_the_known() -> None:
     assert type(make_shares("uniform", flat(2))) is UniformShares
     assert type(make_shares("promise", flat(2))) is PromiseShares
-    with pytest.raises(UsageError, match=r"'even'.*uniform, promise"):
-        make_shares("even", flat(2))
+    assert type(make_shares("even", flat(2))) is EvenShares
+    with pytest.raises(UsageError, match=r"'fair'.*even, uniform, promise, paper"):
+        make_shares("fair", flat(2))
 
 
-def test_only_uniform_shares_are_fixed_by_the_number_of_trials() -> None:
+def test_only_uniform_and_even_shares_are_fixed_by_the_number_of_trials() -> None:
     assert UniformShares(flat(2)).fixed
+    assert EvenShares(flat(2)).fixed
+    assert not PaperShares(flat(2)).fixed
     assert not PromiseShares(flat(2)).fixed

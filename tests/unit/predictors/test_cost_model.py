@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from shadho_celery.core.trial import Outcome, Trial, TrialState
+from shadho_celery.core.trial import Memory, Outcome, Trial, TrialState
 from shadho_celery.predictors import features
 from shadho_celery.predictors.cost_model import COMPLEXITY_RATIO, LEAST_SECONDS, QUANTILES, CostModel
 from shadho_celery.predictors.declared_cost import declared_cost
@@ -118,6 +118,13 @@ TRUE = np.exp([[ROW[name] + COLUMN[c] for c in CLASSES] for name in NAMES])
 # Before there are trials
 
 
+def efficiencies(model: CostModel, classes: Sequence[str], optimism: float = 0.0) -> dict[str, dict[str, float]]:
+    """By class and subspace, the fastest class's seconds over this class's."""
+    logs = model.log_seconds(classes, optimism)
+    ratios = {name: np.exp(row.min() - row).tolist() for name, row in logs.items()}
+    return {c: {name: row[place] for name, row in ratios.items()} for place, c in enumerate(classes)}
+
+
 def test_before_any_trial_the_seconds_follow_the_rank_of_complexity_about_one_second() -> None:
     model = CostModel(SUBSPACES)
     ordered = sorted(SUBSPACES, key=lambda s: features.complexity(s.domains.values()))
@@ -161,7 +168,7 @@ def test_a_wrong_declared_cost_is_outweighed_by_what_trials_take() -> None:
 
 def test_before_any_trial_all_classes_are_equal_and_memory_is_unknown() -> None:
     model = CostModel(SUBSPACES)
-    assert model.efficiencies(CLASSES) == {c: dict.fromkeys(NAMES, 1.0) for c in CLASSES}
+    assert efficiencies(model, CLASSES) == {c: dict.fromkeys(NAMES, 1.0) for c in CLASSES}
     assert [model.slowness(c) for c in CLASSES] == [0.0, 0.0]
     assert [model.timed(c) for c in CLASSES] == [0, 0]
     assert model.memory(NET, drawn(NET, np.random.default_rng(0)), ALL) is None
@@ -294,7 +301,7 @@ def test_the_order_in_which_trials_come_barely_matters() -> None:
 def test_the_same_trials_give_the_same_predictions_to_the_bit() -> None:
     one, other = told(trials_of(by_width, 60)), told(trials_of(by_width, 60))
     assert (medians(one) == medians(other)).all()
-    assert one.efficiencies(CLASSES, 1.0) == other.efficiencies(CLASSES, 1.0)
+    assert efficiencies(one, CLASSES, 1.0) == efficiencies(other, CLASSES, 1.0)
 
 
 @settings(max_examples=40, deadline=None)
@@ -325,7 +332,7 @@ def test_whatever_it_is_told_predictions_are_finite_and_ascend(news: list[tuple[
             assert (np.diff(predicted, axis=1) >= 0).all()
             needed = model.memory(name, params, ALL, budget=budget)
             assert needed is None or (np.isfinite(needed).all() and (needed > 0).all())
-    for by_name in model.efficiencies([*CLASSES, "late"], 1.0).values():
+    for by_name in efficiencies(model, [*CLASSES, "late"], 1.0).values():
         assert set(by_name) == set(NAMES)
         assert all(0 < value <= 1 for value in by_name.values())
 
@@ -378,17 +385,17 @@ def test_no_params_ask_for_no_predictions() -> None:
 
 def test_efficiencies_are_the_fastest_classs_seconds_over_ones_own() -> None:
     model = told(trials_of(by_pair, 100))
-    efficiencies = model.efficiencies(CLASSES)
-    assert list(efficiencies["gpu"].values()) == [1.0] * 3
+    found = efficiencies(model, CLASSES)
+    assert list(found["gpu"].values()) == [1.0] * 3
     for name in NAMES:
-        assert efficiencies["cpu"][name] == pytest.approx(math.exp(-1.5), rel=0.2)
-    assert model.efficiencies(["cpu"]) == {"cpu": dict.fromkeys(NAMES, 1.0)}
+        assert found["cpu"][name] == pytest.approx(math.exp(-1.5), rel=0.2)
+    assert efficiencies(model, ["cpu"]) == {"cpu": dict.fromkeys(NAMES, 1.0)}
 
 
 def test_optimism_favours_the_pair_that_is_known_least() -> None:
     trials = [t for t in trials_of(by_pair, 60) if (t.subspace, t.compute_class) != (NET, "cpu")]
     model = told(trials)
-    plain, hopeful = (model.efficiencies(CLASSES, optimism)["cpu"] for optimism in (0.0, 1.0))
+    plain, hopeful = (efficiencies(model, CLASSES, optimism)["cpu"] for optimism in (0.0, 1.0))
     gain = {name: hopeful[name] / plain[name] for name in NAMES}
     assert max(gain, key=gain.__getitem__) == NET
     assert gain[NET] > 1.05
@@ -492,6 +499,7 @@ def test_negative_seconds_teach_nothing() -> None:
 # Out of memory, without a byte known
 
 SIZES = ["small", "middling", "large"]
+GPU, HOST = Memory.GPU, Memory.HOST
 
 
 def net(width: float, number: int = 0) -> Trial:
@@ -505,41 +513,67 @@ def ended_net(width: float, compute_class: str, number: int = 0, **values: Any) 
 
 def test_nothing_outgrows_a_class_before_a_trial_ran_out_of_memory() -> None:
     model = told([ended_net(w, "small") for w in (10.0, 50.0, 140.0)])
-    assert model.outgrows(NET, net(140.0).params, "small", SIZES) == 0.0
+    assert model.outgrows(NET, net(140.0).params, "small", SIZES, HOST) == 0.0
 
 
 def test_a_trial_that_ran_out_of_memory_bounds_its_class_and_those_with_less() -> None:
     model = CostModel(SUBSPACES)
-    model.tell_out_of_memory(net(140.0), "middling")
-    small, middling, large = (model.outgrows(NET, net(140.0).params, name, SIZES) for name in SIZES)
+    model.tell_out_of_memory(net(140.0), "middling", HOST)
+    small, middling, large = (model.outgrows(NET, net(140.0).params, name, SIZES, HOST) for name in SIZES)
     assert small == middling > 0.5
     assert large == 0.0
-    assert model.outgrows(NET, net(1.5).params, "middling", SIZES) < 0.5
-    assert model.outgrows(SVM, drawn(SVM, np.random.default_rng(0))[0], "small", SIZES) == 0.0
+    assert model.outgrows(NET, net(1.5).params, "middling", SIZES, HOST) < 0.5
+    assert model.outgrows(SVM, drawn(SVM, np.random.default_rng(0))[0], "small", SIZES, HOST) == 0.0
 
 
 def test_trials_that_fitted_move_the_bound() -> None:
     model = CostModel(SUBSPACES)
-    model.tell_out_of_memory(net(140.0), "middling")
-    before = model.outgrows(NET, net(60.0).params, "middling", SIZES)
+    model.tell_out_of_memory(net(140.0), "middling", HOST)
+    before = model.outgrows(NET, net(60.0).params, "middling", SIZES, HOST)
     for number in range(3):
         model.tell(ended_net(70.0, "small", number + 1))
-    assert model.outgrows(NET, net(60.0).params, "middling", SIZES) < before
+    assert model.outgrows(NET, net(60.0).params, "middling", SIZES, HOST) < before
 
 
 def test_a_trial_that_ran_out_of_memory_is_counted_once_though_told_again_when_it_ends() -> None:
     once, twice = CostModel(SUBSPACES), CostModel(SUBSPACES)
-    trial = ended_net(140.0, "large", 7, outgrown="small,middling")
+    trial = ended_net(140.0, "large", 7, outgrown="small,middling", outgrown_memory="host,host")
     once.tell(trial)
-    twice.tell_out_of_memory(trial, "small")
-    twice.tell_out_of_memory(trial, "middling")
+    twice.tell_out_of_memory(trial, "small", HOST)
+    twice.tell_out_of_memory(trial, "middling", HOST)
     twice.tell(trial)
-    chances = [[m.outgrows(NET, net(100.0).params, name, SIZES) for name in SIZES] for m in (once, twice)]
+    chances = [[m.outgrows(NET, net(100.0).params, name, SIZES, HOST) for name in SIZES] for m in (once, twice)]
     assert chances[0] == chances[1]
     assert chances[0][0] > chances[0][2] == 0.0
 
 
+def test_the_bounds_of_the_two_memories_are_learned_apart() -> None:
+    model = CostModel(SUBSPACES)
+    model.tell_out_of_memory(net(140.0), "middling", GPU)
+    assert model.outgrows(NET, net(140.0).params, "small", SIZES, GPU) > 0.5
+    assert model.outgrows(NET, net(140.0).params, "small", SIZES, HOST) == 0.0
+    model.tell_out_of_memory(net(140.0), "middling", HOST)
+    assert model.outgrows(NET, net(140.0).params, "small", SIZES, HOST) > 0.5
+
+
+def test_the_peaks_of_the_two_memories_are_learned_apart() -> None:
+    trials = [ended_net(50.0, "large", number) for number in range(20)]
+    model = told([t.evolve(outcome=replace(t.outcome, memory=2**30, gpu_memory=2**35)) for t in trials if t.outcome])
+    for memory, peak in ((HOST, 2**30), (GPU, 2**35)):
+        found = model.memory(NET, [net(50.0).params], ["large"], memory)
+        assert found is not None
+        assert float(found[0]) == pytest.approx(peak, rel=0.01)
+
+
+def test_what_ran_out_before_its_memory_was_recorded_was_the_gpus_where_the_class_uses_gpus() -> None:
+    model = told([ended_net(140.0, "large", outgrown="gpu,cpu")])
+    for name, memory in (("gpu", GPU), ("cpu", HOST)):
+        chances = {each: model.outgrows(NET, net(140.0).params, name, [name], each) for each in Memory}
+        assert chances[memory] > 0.5
+        assert sum(chances.values()) == chances[memory]
+
+
 def test_out_of_memory_teaches_nothing_of_seconds() -> None:
     model = CostModel(SUBSPACES)
-    model.tell_out_of_memory(net(140.0), "small")
+    model.tell_out_of_memory(net(140.0), "small", HOST)
     assert model.timed("small") == 0

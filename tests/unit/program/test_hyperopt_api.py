@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import pickle
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +17,8 @@ from hyperopt.exceptions import AllTrialsFailed, InvalidLoss
 from hyperopt.tests.unit import test_fmin as theirs
 
 from shadho_celery import STATUS_FAIL, STATUS_OK, Trials, anneal, fmin, hp, rand, space_eval, tpe
-from shadho_celery.errors import UsageError
+from shadho_celery.errors import ShadhoError, UsageError
+from shadho_celery.samplers.tpe import TpeSampler
 
 SPACE = {"x": hp.uniform("x", -1, 1)}
 quiet = functools.partial(fmin, verbose=False)
@@ -113,6 +115,42 @@ def test_hyperopts_own_trials_are_taken_too_and_ours_have_our_fmin() -> None:
     ours = Trials()
     assert ours.fmin(x_squared, SPACE, algo=rand.suggest, max_evals=5, rstate=0, verbose=False) == best
     assert ours.vals == trials.vals
+
+
+def test_the_fmin_of_trials_takes_its_arguments_in_hyperopts_order() -> None:
+    theirs, ours = (inspect.signature(each.fmin).parameters for each in (hyperopt.Trials, Trials))
+    assert [(name, each.default) for name, each in ours.items()] == [
+        (name, each.default) for name, each in theirs.items()
+    ]
+    trials = Trials()
+    trials.fmin(x_squared, SPACE, tpe.suggest, 9, None, None, 2, 0)
+    assert len(trials) == 9
+
+
+def test_known_trials_are_learned_from_without_being_proposed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    trials = Trials()
+    quiet(x_squared, SPACE, tpe.suggest, 30, trials=trials, rstate=0)
+    asked, told = [], []
+    ask, tell = TpeSampler.ask, TpeSampler.tell
+    monkeypatch.setattr(TpeSampler, "ask", lambda self, n, pending: asked.append(n) or ask(self, n, pending))
+    monkeypatch.setattr(
+        TpeSampler, "tell", lambda self, trials: told.extend(trial.loss for trial in trials) or tell(self, trials)
+    )
+    quiet(x_squared, SPACE, tpe.suggest, 32, trials=trials, rstate=1)
+    assert asked == [1, 1]
+    assert told == trials.losses()
+
+
+def test_many_choices_are_no_matter_for_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    many = {f"c{n}": hp.choice(f"c{n}", [hp.uniform(f"c{n}_{k}", 0, 1) for k in range(4)]) for n in range(5)}
+    quiet(lambda values: 0.0, many, tpe.suggest, 3, rstate=0)
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("wrong", [[], {}, "trials"])
+def test_trials_that_are_none_are_refused(wrong: Any) -> None:
+    with pytest.raises(UsageError, match=r"trials is .*; give Trials\(\), which is filled, or leave it out"):
+        quiet(x_squared, SPACE, tpe.suggest, 3, trials=wrong)
 
 
 def test_failed_trials_have_no_loss_and_without_any_success_there_is_no_argmin() -> None:
@@ -288,3 +326,8 @@ def test_trials_that_other_processes_evaluate_are_refused() -> None:
 def test_an_unknown_argument_is_pythons_own_error() -> None:
     with pytest.raises(TypeError, match="max_eval"):
         fmin(x_squared, SPACE, rand.suggest, max_eval=3)  # type: ignore[call-arg]
+
+
+def test_without_a_trial_there_is_no_argmin_and_the_error_says_why() -> None:
+    with pytest.raises(ShadhoError, match=r"no trial was run.*max_evals"):
+        fmin(lambda x: x, hp.uniform("x", 0, 1), max_evals=0, verbose=False)

@@ -62,12 +62,38 @@ def test_a_result_is_what_an_objective_returns_or_an_error() -> None:
         assert study.tell(study.ask(), math.nan).state is S.FAILED
         assert study.tell(study.ask(), {"los": 1}).state is S.FAILED
         assert "the disk" in str(study.tell(study.ask(), error=OSError("the disk")).error)
-        assert study.tell(study.ask(), error="by hand").error == "'by hand'"
+        assert study.tell(study.ask(), None, error="by hand").error == "by hand"
         trial = study.ask()
         for wrong in ({}, {"result": 1.0, "error": "both"}):
             with pytest.raises(UsageError, match="either a result or an error"):
                 study.tell(trial, **wrong)
         study.tell(trial, 0.5)
+
+
+def test_a_result_of_none_is_the_failure_that_it_is_in_a_run() -> None:
+    with Study(SPACE, seed=0) as study:
+        told = study.tell(study.ask(), None)
+        study.run(lambda values: None, trials=2)
+        assert [trial.state for trial in study.trials] == [S.FAILED] * 2
+        assert [told.error] * 2 == [trial.error for trial in study.trials]
+        assert str(told.error).startswith("the objective's return value is None; let it return its loss")
+
+
+def test_trials_that_were_evaluated_elsewhere_are_learned_from_at_once() -> None:
+    points = [{"x": place / 100} for place in range(100)]
+    with Study(SPACE, seed=0, sampler="tpe") as study:
+        study.add(points, [{"loss": abs(point["x"] - 0.7), "size": 3} for point in points[:-1]] + [math.nan])
+        assert study.count("COMPLETE") == 99
+        assert study.trials[99].state is S.FAILED
+        assert study.best is not None
+        assert (study.best.values, study.best.metrics) == ({"x": 0.7}, {"size": 3})
+        with pytest.raises(UsageError, match="100 points cannot have 1 results"):
+            study.add(points, [0.0])
+        with pytest.raises(UsageError, match="point 0"):
+            study.add([{"y": 1}], [0.0])
+        asked = [study.ask() for _ in range(20)]
+        assert [trial.number for trial in asked] == [*range(100, 120)]
+        assert sum(abs(trial.params["x"] - 0.7) < 0.3 for trial in asked) > 10
 
 
 def test_a_trial_is_told_once_and_to_its_own_study() -> None:
@@ -107,6 +133,29 @@ def test_the_trials_of_a_process_that_died_are_asked_again(monkeypatch: pytest.M
     study._database.unlock(study.key, study._study.fence)
     with Study(SPACE, store=STORE, study="mine", resume=True) as study:
         assert study.ask().params == lost.params
+
+
+def test_a_continued_study_has_the_settings_of_before_unless_others_are_given() -> None:
+    def opened(**given: Any) -> dict[str, Any]:
+        with Study(SPACE, store=STORE, study="mine", **given) as study:
+            return dict(study.in_force)
+
+    begun = {"sampler": "tpe", "policy": "cost", "shares": "promise"}
+    assert opened(sampler="tpe", shares="promise") == begun
+    assert opened(resume=True) == begun
+    assert opened(resume=True, shares="uniform") == {**begun, "shares": "uniform"}
+    assert opened(resume=True, shares="uniform") == {**begun, "shares": "uniform"}
+    assert load_study(STORE, "mine").in_force == {**begun, "shares": "uniform"}
+
+
+def test_a_study_with_a_sampler_of_its_own_is_not_continued_with_another_one_unasked() -> None:
+    with Study(SPACE, store=STORE, study="mine", seed=0, sampler=TpeSampler) as study:
+        assert study.in_force["sampler"] is None
+    with pytest.raises(UsageError, match="a sampler of its own: pass that function again"):
+        Study(SPACE, store=STORE, study="mine", resume=True)
+    for sampler, kept in ((TpeSampler, None), ("tpe", "tpe")):
+        with Study(SPACE, store=STORE, study="mine", resume=True, sampler=sampler) as study:
+            assert study.in_force["sampler"] == kept
 
 
 def test_rungs_await_the_results_that_they_depend_on() -> None:
@@ -250,3 +299,23 @@ def test_a_refusal_names_arguments_and_no_option_of_the_command_line(wrong: dict
 )
 def test_options_become_arguments(text: str, words: str) -> None:
     assert in_python(text) == words
+
+
+def missing_key(values: dict[str, float]) -> float:
+    return values["y"]
+
+
+def minimize_missing() -> None:
+    minimize(missing_key, SPACE, trials=20)
+
+
+def run_missing() -> None:
+    with Study(SPACE) as study:
+        study.run(missing_key, trials=20)
+
+
+@pytest.mark.parametrize("run", [minimize_missing, run_missing])
+def test_a_warning_names_the_line_of_the_caller(run: Any) -> None:
+    with pytest.warns(UserWarning, match="stopped: the first 10 trials") as warned:
+        run()
+    assert [each.filename for each in warned] == [__file__]

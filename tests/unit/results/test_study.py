@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import math
+import socket
 import sqlite3
 import sys
 from contextlib import closing
@@ -14,6 +16,7 @@ from hyperopt import hp
 from hyperopt.pyll import scope
 
 import shadho_celery
+from shadho_celery.core.folders import EMBEDDED, LOCK
 from shadho_celery.core.trial import TrialState
 from shadho_celery.errors import StoreError, StudyLocked, StudyNotFound, UsageError
 from shadho_celery.results.study import load_study
@@ -95,7 +98,7 @@ def test_values_of_unlike_kinds_are_one_column_of_texts() -> None:
     space = hp.choice("o", [1, "a", None, (2, 3)])
     study = shadho_celery.minimize(lambda value: {"loss": 0.0, "m": [1]}, space, trials=20, seed=0)
     frame = study.dataframe()
-    assert set(frame["o"].dropna()) == {"1", "a", "(2, 3)"}
+    assert {*frame["o"]} == {"1", "a", "None", "(2, 3)"}
     assert set(frame["m"]) == {"[1]"}
     frame.to_parquet("trials.parquet")
 
@@ -147,12 +150,16 @@ def test_a_deleted_study_leaves_nothing_and_others_alone(tmp_path: Path) -> None
     searched(trials=2)
     other = searched(study="other", trials=2)
     study = shadho_celery.load_study(STORE, "first")
-    for folder in (f".shadho/checkpoints/{study.key}/0", f".shadho/checkpoints/{other.key}", ".shadho/first"):
+    for folder in (
+        f".shadho/checkpoints/{study.key}/0",
+        f".shadho/checkpoints/{other.key}",
+        f".shadho/embedded/{study.key}",
+    ):
         (tmp_path / folder).mkdir(parents=True)
     deleted = study.delete()
     assert (deleted.name, deleted.trials, deleted.hosts) == ("first", 2, [])
-    assert sorted(deleted.folders) == [f".shadho/checkpoints/{study.key}", ".shadho/first"]
-    assert [path.name for path in (tmp_path / ".shadho").iterdir()] == ["checkpoints"]
+    assert sorted(deleted.folders) == [f".shadho/checkpoints/{study.key}", f".shadho/embedded/{study.key}"]
+    assert list((tmp_path / ".shadho/embedded").iterdir()) == []
     assert [path.name for path in (tmp_path / ".shadho/checkpoints").iterdir()] == [other.key]
     assert [summary.name for summary in shadho_celery.list_studies(STORE)] == ["other"]
     with closing(sqlite3.connect("shadho.db")) as store:
@@ -161,15 +168,33 @@ def test_a_deleted_study_leaves_nothing_and_others_alone(tmp_path: Path) -> None
         study.delete()
 
 
-def test_a_study_named_like_the_folder_of_all_checkpoints_takes_only_its_own(tmp_path: Path) -> None:
-    """An earlier version gave any name."""
-    searched(study="s", trials=1)
-    with closing(sqlite3.connect("shadho.db")) as store, store:
-        store.execute("UPDATE studies SET name = 'checkpoints'")
-    study = load_study("sqlite:///shadho.db", "checkpoints")
-    (tmp_path / ".shadho/checkpoints/another").mkdir(parents=True)
+def test_of_two_studies_with_one_name_in_two_stores_each_has_its_own_folders(tmp_path: Path) -> None:
+    searched(study="checkpoints", trials=1)
+    other = searched(study="checkpoints", trials=1, store="sqlite:///other.db")
+    folder = tmp_path / EMBEDDED / other.key
+    folder.mkdir(parents=True)
+    load_study(STORE, "checkpoints").delete()
+    assert folder.is_dir()
+
+
+def test_a_study_whose_workers_are_still_ending_is_not_deleted(tmp_path: Path) -> None:
+    study = searched(trials=1)
+    folder = tmp_path / EMBEDDED / study.key
+    folder.mkdir(parents=True)
+    with (folder / LOCK).open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.raises(StudyLocked, match="still ending; try again"):
+            study.delete()
     study.delete()
-    assert (tmp_path / ".shadho/checkpoints/another").is_dir()
+    assert not folder.exists()
+
+
+def test_a_folder_that_cannot_be_removed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    study = searched(trials=1)
+    (tmp_path / EMBEDDED / study.key).mkdir(parents=True)
+    monkeypatch.setattr("shutil.rmtree", lambda folder, ignore_errors: None)
+    deleted = study.delete()
+    assert (deleted.folders, deleted.left) == ([], [f".shadho/embedded/{study.key}"])
 
 
 def test_the_disks_of_other_machines_are_named() -> None:
@@ -178,6 +203,10 @@ def test_the_disks_of_other_machines_are_named() -> None:
         store.execute("UPDATE trials SET host = 'node-7'")
     deleted = study.delete()
     assert deleted.hosts == ["node-7"]
+    here = searched(trials=1)
+    with closing(sqlite3.connect("shadho.db")) as store, store:
+        store.execute("UPDATE trials SET host = ?", (socket.gethostname(),))
+    assert here.delete().hosts == [socket.gethostname()], "workers here may have run in another folder"
     assert deleted.folder_there == f".shadho/checkpoints/{study.key}"
 
 
@@ -194,7 +223,7 @@ def test_a_store_of_an_earlier_version_is_read_without_a_change() -> None:
     searched(trials=5)
     with closing(sqlite3.connect("shadho.db")) as store, store:
         store.execute("PRAGMA journal_mode = DELETE")
-        for table, column in (("studies", "tree"), ("studies", "settings"), ("trials", "warning"), ("trials", "live")):
+        for table, column in (("studies", "tree"), ("studies", "in_force"), ("trials", "warning"), ("trials", "live")):
             store.execute(f"ALTER TABLE {table} DROP COLUMN {column}")
         store.execute("DROP TABLE schema_version")
         store.execute("DROP TABLE unreadable")
@@ -233,6 +262,18 @@ def test_options_that_are_no_json_come_from_the_studys_module(tmp_path: Path, mo
     assert repr(gone.trials[0].values["f"]).startswith("builtins.")
     assert "no module gone" in str(gone.values_note)
     assert changed.values_note is None
+
+
+def test_a_table_tells_the_option_none_from_an_inactive_label() -> None:
+    space = {
+        "depth": hp.choice("depth", [None, 8]),
+        "kind": hp.choice("kind", [{"a": 1}, {"b": hp.uniform("b", 0, 1)}]),
+    }
+    points = [{"depth": 0, "kind": 0}, {"depth": 1, "kind": 1, "b": 0.5}]
+    frame = shadho_celery.minimize(lambda values: 0.0, space, trials=2, enqueue=points).dataframe()
+    assert [*frame["depth"]] == ["None", "8"]
+    assert [*frame["kind"]] == ["{'a': 1}", "{'b': ...}"]
+    assert [*frame["b"].isna()] == [True, False]
 
 
 KEPT: dict[str, Any] = {"store": STORE, "study": "first"}

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from shadho_celery.core.code import CodeVersion
-from shadho_celery.core.trial import Attempt, GangCall, Outcome, ReplicaSeat, TrialState
+from shadho_celery.core.trial import Attempt, GangCall, Memory, Outcome, ReplicaSeat, TrialState
 from shadho_celery.runner.protocol import (
     MAX_TEXT,
     Ended,
@@ -70,7 +70,7 @@ def test_what_is_sent_to_the_process_is_read_there_in_one_line(record: ToChild) 
             order=1,
             outcome=Outcome(state=TrialState.COMPLETE, loss=0.1, metrics={"a\nb": "ü"}, memory=2**62, warning="w"),
         ),
-        Ended(order=1, outcome=Outcome(state=TrialState.FAILED, error="e", out_of_memory=True), is_unfit=True),
+        Ended(order=1, outcome=Outcome(state=TrialState.FAILED, error="e", out_of_memory=Memory.HOST), is_unfit=True),
     ],
     ids=lambda record: type(record).__name__,
 )

@@ -18,7 +18,7 @@ import services
 from services.clocks import MachineTime
 
 from shadho_celery.core.code import CodeVersion, digest_of
-from shadho_celery.core.trial import Attempt, GangCall, Outcome, ReplicaSeat, TrialState
+from shadho_celery.core.trial import Attempt, GangCall, Memory, Outcome, ReplicaSeat, TrialState
 from shadho_celery.runner import trial_log
 from shadho_celery.runner.protocol import Reported, RunAttempt, encode
 from shadho_celery.runner.runner import OtherCode, Runner
@@ -694,7 +694,7 @@ def test_a_trial_that_forks_and_returns_twice_has_one_outcome(shared: Runner) ->
 def test_want_of_memory_is_told_and_costs_the_process(shared: Runner, deed: str) -> None:
     before = run(shared, "plain").metrics["pid"]
     outcome = run(shared, deed)
-    assert (outcome.state, outcome.out_of_memory) == (TrialState.FAILED, True)
+    assert (outcome.state, outcome.out_of_memory) == (TrialState.FAILED, Memory.HOST)
     after = run(shared, "plain")
     assert not after.out_of_memory
     assert after.metrics["pid"] != before, "the old one may still hold some"
@@ -910,7 +910,7 @@ def test_at_its_limit_a_trial_is_interrupted_and_its_process_stays(shared: Runne
     pid = run(shared, "plain").metrics["pid"]
     outcome = run(shared, "endless", timeout=0.2)
     assert (outcome.state, outcome.loss) == (TrialState.FAILED, None)
-    assert str(outcome.error).startswith("timed out after 0.2 s (--trial-timeout)\nTraceback")
+    assert str(outcome.error).startswith("timed out after 0.2 s (trial timeout)\nTraceback")
     assert "in endless" in str(outcome.error)
     assert run(shared, "plain").metrics["pid"] == pid
 
@@ -922,7 +922,7 @@ def test_what_it_returns_after_its_limit_counts_with_a_warning(shared: Runner) -
     assert outcome.warning == "cut off at its time limit of 0.2 s"
     outcome = run(shared, "cut_off_with_nothing", timeout=0.2)
     assert outcome.state is TrialState.FAILED
-    assert "timed out after 0.2 s (--trial-timeout)" in str(outcome.error)
+    assert "timed out after 0.2 s (trial timeout)" in str(outcome.error)
 
 
 def test_while_a_trial_waits_for_replicas_its_limit_stands_still(shared: Runner) -> None:
@@ -945,15 +945,15 @@ def test_a_trial_that_waits_for_replicas_is_not_said_to_hang(shared: Runner) -> 
 def test_a_trial_that_swallows_its_interruption_is_killed(shared: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shadho_celery.runner.runner.HARD_SECONDS", 0.3)
     outcome = run(shared, "swallowing", timeout=0.2)
-    assert (outcome.state, outcome.out_of_memory) == (TrialState.FAILED, False)
-    assert str(outcome.error).startswith("timed out after 0.2 s (--trial-timeout)")
+    assert (outcome.state, outcome.out_of_memory) == (TrialState.FAILED, None)
+    assert str(outcome.error).startswith("timed out after 0.2 s (trial timeout)")
     assert run(shared, "plain").state is TrialState.COMPLETE
 
 
 def test_a_trial_that_python_cannot_interrupt_is_killed_and_shows_where_it_hung(shared: Runner) -> None:
     outcome = run(shared, "hanging_in_c", timeout=0.2)
     assert outcome.state is TrialState.FAILED
-    assert str(outcome.error).startswith("timed out after 0.2 s (--trial-timeout)")
+    assert str(outcome.error).startswith("timed out after 0.2 s (trial timeout)")
     assert "in hanging_in_c" in str(outcome.error)
     assert run(shared, "plain").state is TrialState.COMPLETE
 

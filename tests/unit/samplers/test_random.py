@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from hyperopt import hp
 
-from shadho_celery.core.trial import Outcome, Trial, TrialState
+from shadho_celery.core.trial import Outcome, Params, Trial, TrialState
 from shadho_celery.samplers import make_sampler
 from shadho_celery.samplers.base import Sampler
 from shadho_celery.samplers.random import BLOCK
@@ -20,28 +18,37 @@ def sampler(seed: int = 0, place: int = 1) -> Sampler:
     return make_sampler("random", split(compile_space(SPACE))[place], (seed, place))
 
 
-def test_a_trials_params_depend_on_its_number_alone() -> None:
-    in_order, backwards = sampler(), sampler()
-    indices = range(0, 3 * BLOCK, 7)
-    asked = [in_order.ask(index) for index in indices]
-    assert asked == [backwards.ask(index) for index in reversed(indices)][::-1]
-    assert len({str(params) for params in asked}) == len(asked)
+def trial(params: Params, state: TrialState = TrialState.WAITING) -> Trial:
+    return Trial(number=0, subspace="kernel=1", params=params, state=state)
+
+
+def test_its_trials_are_a_prefix_of_one_stream_however_they_are_asked_for() -> None:
+    whole = sampler().ask(3 * BLOCK, [])
+    assert len({str(params) for params in whole}) == len(whole)
+    pieces, pending, asked = sampler(), [], []
+    for number in (1, 5, BLOCK, 0, 20):
+        drawn = pieces.ask(number, pending)
+        asked += drawn
+        pending += [trial(params) for params in drawn]
+        if number == 5:  # some of them end, in whatever way
+            pieces.tell([trial(pending.pop(2).params, TrialState.CANCELLED), trial(pending.pop().params)])
+    assert asked == whole[: len(asked)]
 
 
 def test_another_seed_or_subspace_draws_otherwise() -> None:
-    assert sampler(seed=0).ask(0) != sampler(seed=1).ask(0)
-    assert sampler(place=0).ask(0) != sampler(place=1).ask(0)
+    assert sampler(seed=0).ask(1, []) != sampler(seed=1).ask(1, [])
+    assert sampler(place=0).ask(1, []) != sampler(place=1).ask(1, [])
 
 
 def test_results_change_nothing() -> None:
     told = sampler()
-    params: Any = told.ask(0)
+    [params] = told.ask(1, [])
     outcome = Outcome(state=TrialState.COMPLETE, loss=0.0)
-    told.tell(Trial(number=0, subspace="kernel=1", params=params, state=outcome.state, outcome=outcome))
-    assert told.ask(1) == sampler().ask(1)
+    told.tell([Trial(number=0, subspace="kernel=1", params=params, state=outcome.state, outcome=outcome)])
+    assert told.ask(1, []) == sampler().ask(2, [])[1:]
     assert not told.adaptive
 
 
 def test_pinned_choices_are_among_the_params() -> None:
-    assert sampler(place=1).ask(3)["kernel"] == 1
-    assert set(sampler(place=0).ask(3)) == {"kernel", "C"}
+    assert sampler(place=1).ask(1, [])[0]["kernel"] == 1
+    assert set(sampler(place=0).ask(1, [])[0]) == {"kernel", "C"}

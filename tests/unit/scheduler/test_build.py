@@ -24,7 +24,7 @@ SPACE = compile_space({"x": hp.uniform("x", 0, 1)})
 UNKNOWN = [
     (StudySettings(sampler="grid"), "there is no sampler 'grid'; choose one of random, tpe"),
     (StudySettings(policy="best"), "there is no policy 'best'; choose one of cost, paper, fifo"),
-    (StudySettings(shares="even"), "there is no kind of shares 'even'; choose one of uniform, promise"),
+    (StudySettings(shares="fair"), "there is no kind of shares 'fair'; choose one of even, uniform, promise, paper"),
 ]
 
 

@@ -123,7 +123,7 @@ def test_where_every_trial_is_too_wide_only_a_few_are_made(study: Study) -> None
 def test_where_a_sampler_proposes_nothing_narrow_enough_it_is_not_asked_for_ever(study: Study) -> None:
     proposals = mixed_widths(study, lambda params: 1 if params["x"] < 0.3 else 2)
     [sampler] = proposals.samplers.values()
-    sampler.ask = lambda index: {"x": 0.9}  # type: ignore[method-assign]
+    sampler.ask = lambda n, pending: n * [{"x": 0.9}]  # type: ignore[method-assign]
     for _ in range(100):
         assert proposals.ask("cpu", narrow, math.inf) is None
     assert len(study) == TOO_WIDE

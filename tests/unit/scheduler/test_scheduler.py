@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,12 +18,12 @@ from msgspec.structs import replace
 from shadho_celery.core.clock import ManualClock
 from shadho_celery.core.hardware import ComputeClass
 from shadho_celery.core.settings import StudySettings
-from shadho_celery.core.trial import Attempt, Event, Lost, Outcome, Result, Retry, Started, Trial, TrialState
+from shadho_celery.core.trial import Attempt, Event, Lost, Memory, Outcome, Result, Retry, Started, Trial, TrialState
 from shadho_celery.errors import StoreOutage
 from shadho_celery.executors.base import Executor
 from shadho_celery.executors.simulated import Play, SimulatedExecutor
 from shadho_celery.placement.policies import POLICIES, FifoPolicy
-from shadho_celery.placement.shares import FLOOR, SHARES, UniformShares
+from shadho_celery.placement.shares import FLOOR, HOPELESS, SHARES, UniformShares
 from shadho_celery.predictors.cost_model import CostModel
 from shadho_celery.scheduler.build import make_scheduler
 from shadho_celery.scheduler.proposals import WAITING_PER_SUBSPACE, Proposals
@@ -189,7 +190,7 @@ def test_every_class_gets_its_slots_and_what_waits_ahead_but_no_more() -> None:
 
 def test_near_the_end_nothing_waits_behind_a_busy_slot() -> None:
     """A trial that waits is better sent to whichever slot falls free first."""
-    study = Search(trials=40, slots={"gpu": 2, "cpu": 2}, ahead=4, play=lasting(uneven)).run().study
+    study = Search(trials=40, slots={"gpu": 2, "cpu": 2}, ahead=4, play=lasting(uneven), policy="fifo").run().study
     waited = [(trial.started_at or 0.0) - (trial.asked_at or 0.0) for trial in study]
     assert max(waited[4:36]) > 1.0
     assert waited[36:] == [0.0] * 4
@@ -320,17 +321,17 @@ def test_whichever_limit_comes_first_ends_the_study() -> None:
 
 
 def test_stop_takes_back_what_waits_and_resuming_completes_the_set() -> None:
-    search = Search(trials=40, play=lasting(uneven), ahead=6).run(lambda search: search.study.counted >= 10)
+    search = Search(trials=60, play=lasting(uneven), ahead=6).run(lambda search: search.study.counted >= 10)
     search.scheduler.stop()
     search.run()
     stopped_with = len(search.study)
     waiting = search.study.count(S.WAITING)
     assert waiting > 0
-    assert search.study.counted + waiting == stopped_with < 40
+    assert search.study.counted + waiting == stopped_with < 60
     assert search.study.in_flight == 0
-    again = search.resumed(trials=40, slots={"other": 7}).run()
-    assert again.study.count(S.COMPLETE) == len(again.study) == 40
-    assert drawn(again.study) == drawn(Search(trials=40).run().study)
+    again = search.resumed(trials=60, slots={"other": 7}).run()
+    assert again.study.count(S.COMPLETE) == len(again.study) == 60
+    assert drawn(again.study) == drawn(Search(trials=60).run().study)
 
 
 def test_a_scheduler_that_died_is_continued_with_the_same_set() -> None:
@@ -785,7 +786,9 @@ def test_few_trials_wait_for_the_large_class_however_much_smaller_it_is_than_the
     search, _ = measuring(ROOM, nets_need_much, seconds=1000.0, slots={"large": 1, "small": 10}, play=lasting(10.0))
 
     def check(search: Search) -> bool:
-        assert search.study.count(S.WAITING) <= WAITING_PER_SUBSPACE
+        pool = search.scheduler._proposals.policy.pool
+        assert pool is not None
+        assert search.study.count(S.WAITING) - len(pool) <= WAITING_PER_SUBSPACE
         return False
 
     search.run(check)
@@ -935,9 +938,50 @@ def test_no_slot_is_idle_while_a_trial_that_fits_it_waits_in_another_classs_queu
 
 # Shares
 
+#: policies with the shares that they have
+BOTH = [(policy, shares) for policy in POLICIES for shares in SHARES if shares != "paper" or policy == "paper"]
 
-@pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("shares", SHARES)
+
+def counts_of(policy: str, shares: str, trials: int = 300) -> Counter[str]:
+    """Trials by subspace of a study whose subspaces differ in complexity, and the rough one in performance."""
+    names = ("rough", "flat", "other")
+    space = compile_space(hp.choice("model", [{"name": name, "x": hp.uniform(name, 0, 1)} for name in names]))
+
+    def play(trial: Attempt, compute_class: str) -> Outcome:
+        x = float(next(value for label, value in trial.params.items() if label != "model"))
+        return Outcome(state=S.COMPLETE, loss=math.sin(9 * x) if "rough" in trial.subspace else 1.0, seconds=1.0)
+
+    slots = {"a": 2, "b": 2, "c": 2}
+    study = Search(space, trials=trials, slots=slots, policy=policy, shares=shares, play=play).run().study
+    assert study.counted == trials
+    return Counter({name: study.asked(f"model={name}") for name in names})
+
+
+def test_under_the_papers_shares_the_ranks_decide_the_mix_with_a_limit_on_trials_too() -> None:
+    """A subspace whose loss varies with its params ranks first; under uniform shares that decides only the order."""
+    assert set(counts_of("paper", "uniform").values()) == {100}
+    ranked = counts_of("paper", "paper")
+    assert ranked["rough"] > 1.2 * max(ranked["flat"], ranked["other"])
+
+
+def test_a_subspace_whose_trials_only_fail_is_not_waited_for() -> None:
+    space = compile_space(hp.choice("model", [{"name": name, "x": hp.uniform(name, 0, 1)} for name in "abcd"]))
+
+    def asked(shares: str, trials: int, fails: Callable[[Attempt], bool]) -> dict[str, int]:
+        play = lasting(1.0, fails=fails)
+        study = Search(space, trials=trials, slots={"a": 4}, shares=shares, play=play).run().study
+        assert study.counted == trials
+        return {name: study.asked(f"model={name}") for name in "abcd"}
+
+    broken = asked("even", 310, lambda attempt: attempt.subspace == "model=a")
+    assert HOPELESS <= broken["a"] <= 20
+    assert max(broken[name] for name in "bcd") - min(broken[name] for name in "bcd") <= 10
+    assert asked("uniform", 310, lambda attempt: attempt.subspace == "model=a")["a"] in (77, 78)
+    half = asked("even", 308, lambda attempt: attempt.subspace == "model=a" and attempt.number % 8 < 4)
+    assert set(half.values()) == {77}, "as long as one succeeds, counts are fixed"
+
+
+@pytest.mark.parametrize(("policy", "shares"), BOTH)
 def test_a_whole_study_by_promise_gives_the_best_subspace_more_and_uniform_shares_do_not(
     policy: str, shares: str
 ) -> None:
@@ -953,8 +997,8 @@ def test_a_whole_study_by_promise_gives_the_best_subspace_more_and_uniform_share
     study = search.run().study
     asked = {name: study.asked(name) for name in far}
     assert sum(asked.values()) == study.counted == 450
-    assert min(asked.values()) >= FLOOR * 150 * 0.8
-    if shares == "uniform":
+    assert min(asked.values()) >= FLOOR * 150 * 0.8 or shares == "paper"
+    if shares in ("uniform", "even"):
         assert set(asked.values()) == {150}
     elif policy != "paper":
         # The paper's policy draws by its own ranks.
@@ -980,7 +1024,7 @@ def needing(limits: Mapping[str, float]) -> Play:
 
     def play(trial: Attempt, compute_class: str) -> Outcome:
         if trial.params["x"] > limits[compute_class]:
-            return Outcome(state=S.FAILED, error="MemoryError", out_of_memory=True, seconds=0.1)
+            return Outcome(state=S.FAILED, error="MemoryError", out_of_memory=Memory.HOST, seconds=0.1)
         return Outcome(state=S.COMPLETE, loss=trial.params["x"], seconds=1.0)
 
     return play
@@ -1035,12 +1079,67 @@ def test_a_resumed_study_remembers_what_was_too_large_for_which_class() -> None:
         assert again.study.trial(number).outgrown == "cpu"
 
 
+GIB = 2**30
+#: the node without GPUs has most memory of all
+NODES: dict[str, dict[str, int]] = {
+    "gpu_small": {"gpu_memory": 8 * GIB, "memory": 64 * GIB},
+    "gpu_large": {"gpu_memory": 80 * GIB, "memory": 128 * GIB},
+    "cpu": {"memory": 256 * GIB},
+}
+
+
+def with_memories(executor: SimulatedExecutor) -> Executor:
+    """Let the classes have the memories of `NODES`."""
+    plain_classes = executor.classes
+    executor.classes = lambda: [  # type: ignore[method-assign]
+        dataclasses.replace(each, **NODES[each.name]) for each in plain_classes()
+    ]
+    return executor
+
+
+def on_gpus(trial: Attempt, compute_class: str) -> Outcome:
+    """A trial needs the more GPU memory, the larger x is; without a GPU it is slow, and always fits."""
+    holds = {"gpu_small": -0.3, "gpu_large": 0.5, "cpu": 1.0}
+    if trial.params["x"] > holds[compute_class]:
+        return Outcome(state=S.FAILED, error="CUDA out of memory", out_of_memory=Memory.GPU, seconds=0.1)
+    return Outcome(state=S.COMPLETE, loss=trial.params["x"], seconds=30.0 if compute_class == "cpu" else 1.0)
+
+
+def unlike_memories(**changes: Any) -> dict[str, Any]:
+    slots = {"gpu_large": 2, "gpu_small": 4, "cpu": 2}
+    return {"trials": 80, "slots": slots, "play": on_gpus, "wrap": with_memories, **changes}
+
+
+def test_out_of_gpu_memory_a_trial_goes_to_a_larger_gpu_and_without_one_to_the_last_resort_which_is_said() -> None:
+    search = Search(plain(), **unlike_memories()).run()
+    study = search.study
+    assert (study.count(S.COMPLETE), len(study)) == (80, 80)
+    escalated = [trial for trial in study if trial.outgrown]
+    for trial in escalated:
+        assert trial.compute_class == ("gpu_large" if trial.params["x"] <= 0.5 else "cpu")
+        assert {*str(trial.outgrown_memory).split(",")} == {"gpu"}
+        assert ("which has no GPU" in (trial.warning or "")) == (trial.compute_class == "cpu")
+    assert {trial.compute_class for trial in escalated} == {"gpu_large", "cpu"}
+    [notice] = search.scheduler.notices()
+    assert "so cpu, without one, is the last resort" in notice
+
+
+def test_a_resumed_study_remembers_which_memory_ran_out() -> None:
+    search = Search(plain(), **unlike_memories())
+    search.run(lambda s: any(t.outgrown == "gpu_small" and t.state is S.WAITING for t in s.study))
+    waiting = [trial.number for trial in search.study if trial.outgrown and trial.state is S.WAITING]
+    assert waiting
+    again = search.resumed(**unlike_memories()).run()
+    for trial in (again.study.trial(number) for number in waiting):
+        assert trial.compute_class == ("gpu_large" if trial.params["x"] <= 0.5 else "cpu")
+
+
 def test_an_out_of_memory_reaches_the_samplers_only_where_it_is_final() -> None:
     told: list[Trial] = []
     search = Search(plain(), trials=40, slots={"cpu": 1, "gpu_large": 1}, play=needing(LIMITS))
     [sampler] = search.scheduler._proposals.samplers.values()
     before = sampler.tell
-    sampler.tell = lambda trial: (told.append(trial), before(trial))  # type: ignore[method-assign, func-returns-value]
+    sampler.tell = lambda trials: (told.extend(trials), before(trials))  # type: ignore[method-assign, func-returns-value]
     search.run()
     assert {trial.state for trial in told} == {S.COMPLETE}
     assert len(told) == 40
@@ -1060,13 +1159,13 @@ def test_samplers_and_policy_learn_each_finished_trial_once_and_after_a_resume_a
             self.subspace = subspace
             self.generator = np.random.default_rng(entropy)
 
-        def ask(self, index: int) -> dict[str, Any]:
-            return dict(self.subspace.sample(self.generator, 1)[0])
+        def ask(self, n: int, pending: Collection[Trial]) -> list[Mapping[str, Any]]:
+            return list(self.subspace.sample(self.generator, n))
 
-        def tell(self, trial: Trial) -> None:
-            assert trial.subspace == self.name
-            assert trial.state.is_finished
-            told.append(trial.number)
+        def tell(self, trials: Sequence[Trial]) -> None:
+            assert {trial.subspace for trial in trials} == {self.name}
+            assert all(trial.state.is_finished for trial in trials)
+            told.extend(trial.number for trial in trials)
 
     def scheduler_of(search: Search) -> Scheduler:
         subspaces = split(search.space)

@@ -11,7 +11,7 @@ from hyperopt import hp
 
 from shadho_celery.core.clock import ManualClock
 from shadho_celery.core.settings import SlotsSetting, StudySettings
-from shadho_celery.core.trial import Attempt, Outcome, TrialState
+from shadho_celery.core.trial import Attempt, Memory, Outcome, TrialState
 from shadho_celery.errors import UsageError
 from shadho_celery.executors.simulated import Change, Play, SimulatedExecutor
 from shadho_celery.scheduler.build import make_scheduler
@@ -153,7 +153,7 @@ def test_two_classes_are_not_reserved_for_one_gang() -> None:
 def test_gangs_that_run_out_of_memory_where_no_larger_class_is_wide_enough_fail_and_the_rest_goes_on() -> None:
     def play(trial: Attempt, compute_class: str) -> Outcome:
         if trial.slots == 3 and trial.params["x"] > 0.5:
-            return Outcome(state=TrialState.FAILED, error="MemoryError", out_of_memory=True, seconds=1.0)
+            return Outcome(state=TrialState.FAILED, error="MemoryError", out_of_memory=Memory.HOST, seconds=1.0)
         return lasting(trial, compute_class)
 
     memory = {"large": 2**35, "small": 2**33}

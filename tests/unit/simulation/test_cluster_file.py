@@ -130,6 +130,7 @@ def test_the_example_says_all_there_is_and_is_understood() -> None:
     network, forest = cluster.families["network"], cluster.families["forest"]
     assert (network.share, network.memory, network.failure_rate, network.best) == (2, 6 * GIB, 0.02, 0.0)
     assert (forest.share, forest.memory, forest.failure_rate, forest.spread) == (1, 0, 0.1, 0.5)
+    assert cluster.families["flat"].seconds_on("cpu", {"width": 0.5}) == 220.0
     assert cluster.changes == [
         Change(at=3600, compute_class="cpu", slots=-10),
         Change(at=5400, compute_class="cpu", slots=15),

@@ -193,6 +193,7 @@ def test_a_gigantic_space_is_split_in_milliseconds() -> None:
 
 
 def test_what_fits_the_bound_exactly_is_split_in_full(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
     assert len(subspaces_of(golden_mixed(), 12)) == 12
     assert not caplog.records
     assert len(subspaces_of(golden_mixed(), 11)) == 8

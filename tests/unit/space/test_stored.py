@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 import numpy as np
@@ -59,6 +60,16 @@ def test_an_unknown_function_is_a_text_too() -> None:
         (hp.choice("o", ["adam", "sgd"]), {"o": 1}, "sgd"),
         (hp.choice("o", [{"name": "a"}, {"name": "b", "x": hp.uniform("x", 0, 1)}]), {"o": 1, "x": 0.5}, "b"),
         (hp.choice("o", [(32,), (64, 64)]), {"o": 1}, "(64, 64)"),
+        (hp.choice("o", [(64, 32), (128,), [16, 16]]), {"o": 1}, "(128,)"),
+        (hp.choice("o", [("a", 1), ("b", ())]), {"o": 1}, "('b', ())"),
+        (
+            hp.choice("o", [{"loss": 3}, {"deep": ((None,), {}), "loss": 4}]),
+            {"o": 1},
+            "{'deep': ((None,), {}), 'loss': 4}",
+        ),
+        (hp.choice("o", [{"k": 3}, {"k": 3, "x": hp.uniform("x", 0, 1)}]), {"o": 1, "x": 0.5}, "{'k': 3, 'x': ...}"),
+        (hp.choice("o", [1.0, math.nan]), {"o": 1}, "nan"),
+        (hp.choice("o", [None, 2 * hp.uniform("x", 0, 1)]), {"o": 1, "x": 0.5}, "..."),
         (hp.choice("o", [len, max]), {"o": 0}, "builtins.len"),
         (hp.choice("o", [np.int64(8), np.int64(16)]), {"o": 1}, 16),
         (scope.int(hp.quniform("o", 1, 9, 1)), {"o": 5.0}, 5),

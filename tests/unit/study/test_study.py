@@ -20,6 +20,7 @@ from shadho_celery.core.trial import (
     Attempt,
     Event,
     Lost,
+    Memory,
     Outcome,
     Report,
     Result,
@@ -369,14 +370,14 @@ def test_of_those_that_wait_the_wide_ones_are_counted_until_they_are_sent() -> N
 def test_a_result_that_is_to_be_tried_again_takes_only_its_attempt_away() -> None:
     study = begin()
     trial = sent(study)
-    failed = result(trial, state=S.FAILED, retry=Retry(reason="out of memory on cpu", outgrown="cpu"))
+    failed = result(trial, state=S.FAILED, retry=Retry(reason="out of memory", outgrown="cpu", memory=Memory.HOST))
     waiting = study.tell(failed)
     assert waiting is not None
     assert (waiting.state, waiting.lost, waiting.outgrown, waiting.outcome) == (S.WAITING, 0, "cpu", None)
     assert study.tell(failed) is None, "it was told before"
     again = study.send(study.trial(0), "gpu")
-    study.tell(result(again, state=S.FAILED, retry=Retry(reason="out of memory on gpu", outgrown="gpu")))
-    assert study.trial(0).outgrown == "cpu,gpu"
+    study.tell(result(again, state=S.FAILED, retry=Retry(reason="out of memory", outgrown="gpu", memory=Memory.GPU)))
+    assert (study.trial(0).outgrown, study.trial(0).outgrown_memory) == ("cpu,gpu", "host,gpu")
     last = study.send(study.trial(0), "large")
     assert study.tell(result(last)).state is S.COMPLETE  # type: ignore[union-attr]
     assert study.trial(0).outgrown == "cpu,gpu"
@@ -616,7 +617,7 @@ def test_a_seed_that_cannot_be_kept_is_refused_before_anything_is_recorded(seed:
 
 @pytest.mark.parametrize(
     "name",
-    ["", " ", "a/b", "a\\b", "..", ".hidden", "two\nlines", "nul\0", "x" * 201, "\x1b[31m", "code", "checkpoints"],
+    ["", " ", "a/b", "a\\b", "..", ".hidden", "two\nlines", "nul\0", "x" * 201, "\x1b[31m"],
 )
 def test_a_bad_name_is_refused_in_one_line(name: str) -> None:
     with pytest.raises(UsageError, match="cannot name a study") as caught:

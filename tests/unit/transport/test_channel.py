@@ -20,6 +20,7 @@ from shadho_celery.core.trial import (
     GangCall,
     GangEvent,
     Lost,
+    Memory,
     Outcome,
     ReplicaFailed,
     Report,
@@ -49,7 +50,9 @@ EVENTS: list[Event | GangEvent] = [
     STARTED,
     Report(number=0, attempt=1, step=-(2**63), loss=-math.inf, at=0.0),
     RESULT,
-    Result(number=0, attempt=1, outcome=Outcome(state=TrialState.FAILED, error="a\nb", out_of_memory=True), at=0.0),
+    Result(
+        number=0, attempt=1, outcome=Outcome(state=TrialState.FAILED, error="a\nb", out_of_memory=Memory.HOST), at=0.0
+    ),
     Lost(number=0, attempt=1, reason="silence", claimed=False),
     Called(number=0, attempt=1, call=2, gang=GangCall(address="h:1", token="t", backups=1, assembled=True), at=0.0),
     ReplicaFailed(number=0, attempt=1, call=1, rank=2, error="e", host="h", at=0.0),

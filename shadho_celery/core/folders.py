@@ -1,0 +1,17 @@
+"""Folders below the working directory; in each a study has one that is named by its key, which no other store has."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+#: checkpoints and logs
+CHECKPOINTS = Path(".shadho/checkpoints")
+#: code that studies have shipped to a worker
+SHIPPED_CODE = Path(".shadho/code")
+#: files of a study's own Redis and workers
+EMBEDDED = Path(".shadho/embedded")
+#: all of them
+FOLDERS = (CHECKPOINTS, SHIPPED_CODE, EMBEDDED)
+
+#: file that an embedded supervisor keeps locked while it lives
+LOCK = "lock"

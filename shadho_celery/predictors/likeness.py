@@ -1,0 +1,54 @@
+"""Likeness of trials by their params: the kernel of the models that learn a function of params.
+
+A function of params is taken for a sum of functions of one label and of pairs of labels, so that one option of ten
+labels is learned as fast as one of three, and a product of two labels is found too. Source: Duvenaud, Nickisch,
+Rasmussen, "Additive Gaussian Processes", NeurIPS 2011.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from shadho_celery.predictors.features import Array
+
+#: reach of a numeric label's function, in units of its range; and the part of it that is a straight line
+LENGTH, STRAIGHT = 0.2, 0.5
+
+
+def likeness(left: Array, right: Array, is_numeric: Sequence[bool]) -> tuple[Array, Array]:
+    """Return how alike trials are in one label and in a pair of labels: means over labels and over pairs.
+
+    `left` and `right` are rows of features, shapes (n, labels) and (m, labels), NaN for an inactive label; both results
+    have shape (n, m).
+    """
+    labels = len(is_numeric)
+    alike = _alike(left[:, None, :], right[None, :, :], is_numeric)
+    if labels == 1:
+        return alike[:, :, 0], np.zeros(alike.shape[:2])
+    single, squares = alike.sum(axis=2), np.square(alike).sum(axis=2)
+    pairs = (single**2 - squares) / 2.0  # Newton's identity: each product of two, once
+    return single / max(labels, 1), pairs / max(math.comb(labels, 2), 1)
+
+
+def _alike(left: Array, right: Array, is_numeric: Sequence[bool]) -> Array:
+    """Return the likeness in each label: 1 for the same option, and if the label is inactive in both."""
+    if all(is_numeric):
+        alike = _near(left, right)
+    else:
+        alike = (left == right).astype(float)
+        if any(is_numeric):
+            alike = np.where(is_numeric, _near(left, right), alike)
+    inactive = np.isnan(left), np.isnan(right)
+    if inactive[0].any() or inactive[1].any():
+        alike = np.where(inactive[0] | inactive[1], inactive[0] & inactive[1], alike)
+    return alike
+
+
+def _near(left: Array, right: Array) -> Array:
+    """Return the likeness of numbers: a curve around each, and a straight line."""
+    curve = np.exp(-0.5 * ((left - right) / LENGTH) ** 2)
+    line = 4.0 * (left - 0.5) * (right - 0.5)
+    return np.asarray((1.0 - STRAIGHT) * curve + STRAIGHT * line)

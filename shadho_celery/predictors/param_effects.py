@@ -1,0 +1,224 @@
+"""Effects of params on the seconds of a subspace's trials, which differ between compute classes.
+
+Log seconds = centre of the class + f(params) + g_c(params) + noise. f is common to all classes, g_c is class c's own:
+where g_c is flat for all c, the classes differ in speed only. Both are Gaussian processes of the kernel in `likeness`,
+written as linear in a few functions, and the variances of f, of g_c and of the noise are estimated from the trials
+(empirical Bayes), so params that tell nothing are left out by themselves. Sources: Williams, Seeger, "Using the Nyström
+Method to Speed Up Kernel Machines", NeurIPS 2001; Bishop, "Pattern Recognition and Machine Learning", 2006, sections
+3.3 and 9.3.4.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shadho_celery.core.trial import Params
+from shadho_celery.predictors.features import Array, features
+from shadho_celery.predictors.likeness import likeness
+from shadho_celery.space.split import Subspace
+
+#: draws of the subspace that its functions are made of; the share of a function's variance that they hold, and the most
+#: of them
+DRAWS, MASS, MOST = 200, 0.995, 100
+#: part of pairs of labels in a function of params
+PAIRS = 0.3
+#: prior belief in the variances of f, of g_c and of the noise; and the number of functions or trials each counts for
+SHARED, OWN, NOISE, BELIEF = 0.5, 0.1, 0.25, 4.0
+#: prior variances of the common and of a class's own departure from the centre
+LEVEL, OWN_LEVEL = 100.0, 0.5
+#: a trial further out than this many standard deviations counts as one just so far out: stragglers happen
+FAR_OUT = 4.0
+#: trials before any of them counts as far out
+MIN_TRIALS = 30
+#: a fit is made anew once the trials have grown by this share; by so many at least, and at most
+GROWTH, LEAST_NEW, MOST_NEW = 0.15, 4, 1000
+
+
+class Basis:
+    """Functions of one subspace's params, of which the kernel is made: a pivoted Cholesky decomposition over draws."""
+
+    def __init__(self, subspace: Subspace) -> None:
+        self._domains = subspace.domains
+        self._is_numeric = [domain.is_numeric for domain in subspace.domains.values()]
+        draws = self.rows(subspace.sample(np.random.default_rng(0), DRAWS))
+        pivots, factor = self._decomposed(draws)
+        self._pivots = draws[pivots]
+        self._weights = np.linalg.inv(factor[pivots]).T
+        #: the functions are 0 on average
+        self._mean = factor.mean(axis=0)
+
+    @property
+    def size(self) -> int:
+        """Number of functions."""
+        return len(self._mean)
+
+    def rows(self, params_list: Sequence[Params]) -> Array:
+        """Return rows of features, NaN for an inactive label; shape (n, labels)."""
+        return features(params_list, self._domains, inactive=math.nan)
+
+    def functions(self, rows: Array) -> Array:
+        """Return the values of the functions, shape (n, size), at rows of features."""
+        return np.asarray(self._kernel(rows, self._pivots) @ self._weights - self._mean)
+
+    def _decomposed(self, draws: Array) -> tuple[list[int], Array]:
+        """Return the places of the draws that the others follow from, and their factor, shape (draws, pivots).
+
+        The draw of which least is known is taken next, until they hold nearly all of the kernel's variance. Source:
+        Harbrecht, Peters, Schneider, "On the Low-Rank Approximation by the Pivoted Cholesky Decomposition", 2012.
+        """
+        kernel = self._kernel(draws, draws)
+        unknown = kernel.diagonal().copy()
+        enough = (1.0 - MASS) * float(unknown.sum())
+        pivots: list[int] = []
+        factor = np.zeros((len(draws), 0))
+        while len(pivots) < MOST and float(unknown.sum()) > max(enough, 1e-9):
+            place = int(unknown.argmax())
+            column = (kernel[:, place] - factor @ factor[place]) / math.sqrt(float(unknown[place]))
+            pivots.append(place)
+            factor = np.column_stack([factor, column])
+            unknown = np.maximum(unknown - column**2, 0.0)
+        return pivots, factor
+
+    def _kernel(self, left: Array, right: Array) -> Array:
+        single, pairs = likeness(left, right, self._is_numeric)
+        return (1.0 - PAIRS) * single + PAIRS * pairs
+
+
+class Regression:
+    """Bayesian linear regression with a common part and one of each group; what it has been told is kept as sums."""
+
+    def __init__(self, functions: int, groups: int) -> None:
+        size = functions + 1
+        #: by group: sums of products of functions, of functions times value, of squared values; number of trials
+        self._products = np.zeros((groups, size, size))
+        self._sums = np.zeros((groups, size))
+        self._squares = np.zeros(groups)
+        self._counts = np.zeros(groups)
+        self._shared, self._own, self._noise = SHARED, OWN, NOISE
+        #: coefficients by group, shape (groups, functions + 1), the level first; and the centres that they are beside
+        self._coefficients = np.zeros((groups, size))
+        #: the common part of the coefficients
+        self._common = np.zeros(size)
+        self._centres = np.zeros(groups)
+
+    def add_groups(self, groups: int) -> None:
+        """Add groups of which only the common part is known, up to so many."""
+        more, size = groups - len(self._counts), self._sums.shape[1]
+        if more <= 0:
+            return
+        self._products = np.concatenate([self._products, np.zeros((more, size, size))])
+        self._sums = np.concatenate([self._sums, np.zeros((more, size))])
+        self._coefficients = np.concatenate([self._coefficients, np.tile(self._common, (more, 1))])
+        self._squares = np.append(self._squares, np.zeros(more))
+        self._counts = np.append(self._counts, np.zeros(more))
+        self._centres = np.append(self._centres, np.zeros(more))
+
+    def tell(self, functions: Array, groups: NDArray[np.intp], values: Array) -> None:
+        """Learn from n trials: functions of their params, shape (n, functions), groups and values, shape (n,)."""
+        rows = _with_level(functions)
+        if self._counts.sum() >= MIN_TRIALS:
+            expected = self._centres[groups] + (rows * self._coefficients[groups]).sum(axis=1)
+            reach = FAR_OUT * math.sqrt(self._noise + self._own)
+            values = expected + (values - expected).clip(-reach, reach)
+        for group in np.unique(groups):
+            mine = groups == group
+            self._products[group] += rows[mine].T @ rows[mine]
+            self._sums[group] += rows[mine].T @ values[mine]
+            self._squares[group] += float(np.square(values[mine]).sum())
+            self._counts[group] += int(mine.sum())
+
+    def fit(self, centres: Array) -> None:
+        """Estimate the coefficients beside each group's centre, and make one step of expectation-maximisation.
+
+        The groups' own parts v_c are eliminated, then the common part u is solved for: Bishop, equations 3.53 and 3.54,
+        in blocks. The centres may be of today: the sums of departures from them follow from the sums kept.
+        """
+        self._centres = centres.copy()
+        sums = self._sums - centres[:, None] * self._products[:, :, 0]
+        squares = self._squares - 2.0 * centres * self._sums[:, 0] + centres**2 * self._counts
+        size = sums.shape[1]
+        shared, own = np.full(size, 1.0 / self._shared), np.full(size, 1.0 / self._own)
+        shared[0], own[0] = 1.0 / LEVEL, 1.0 / OWN_LEVEL
+        precision = self._products / self._noise
+        inner = np.linalg.inv(precision + np.diag(own))
+        taken = inner @ precision
+        left = np.eye(size) - taken
+        covariance = np.linalg.inv((precision @ left).sum(axis=0) + np.diag(shared))
+        pulls = sums / self._noise
+        common = self._common = covariance @ (left.transpose(0, 2, 1) @ pulls[:, :, None]).sum(axis=0)[:, 0]
+        own_pull = (inner @ pulls[:, :, None])[:, :, 0]
+        found = self._coefficients = left @ common + own_pull
+        spread = left @ covariance @ left.transpose(0, 2, 1) + inner
+        own_spread = ((taken @ covariance) * taken).sum(axis=2) + inner.diagonal(axis1=1, axis2=2)
+        explained = (found * (2.0 * sums - (self._products @ found[:, :, None])[:, :, 0])).sum(axis=1)
+        self._update(
+            common**2 + covariance.diagonal(),
+            (own_pull - taken @ common) ** 2 + own_spread,
+            squares - explained + (spread * self._products).sum(axis=(1, 2)),
+        )
+
+    def _update(self, shared: Array, own: Array, errors: Array) -> None:
+        """Update the variances by the expected squares of the coefficients, levels apart, and of the errors."""
+        functions = len(shared) - 1
+        self._shared = (float(shared[1:].sum()) + BELIEF * SHARED) / (functions + BELIEF)
+        # Groups without trials say nothing, and would keep the prior belief up.
+        tried = self._counts > 0
+        self._own = (float(own[tried, 1:].sum()) + BELIEF * OWN) / (functions * int(tried.sum()) + BELIEF)
+        errors_sum = max(float(errors.sum()), 0.0)
+        self._noise = (errors_sum + BELIEF * NOISE) / (float(self._counts.sum()) + BELIEF)
+
+    def predict(self, functions: Array) -> Array:
+        """Return the expected departures from the centres, shape (n, groups)."""
+        return np.asarray(_with_level(functions) @ self._coefficients.T)
+
+
+class ParamEffects:
+    """What params do to the log seconds of one subspace's trials; made and fitted when it is asked for."""
+
+    def __init__(self, subspace: Subspace) -> None:
+        self._subspace = subspace
+        self._basis: Basis | None = None
+        self._regression = Regression(0, 0)
+        #: trials since the last fit: features, column of the class, log seconds
+        self._untold: deque[tuple[Params, int, float]] = deque(maxlen=2 * MOST_NEW)
+        self._told = 0
+
+    def tell(self, params: Params, column: int, log_seconds: float) -> None:
+        """Learn from a trial that took so long on the class of a column."""
+        self._untold.append((params, column, log_seconds))
+
+    def functions(self, params_list: Sequence[Params]) -> Array:
+        """Return the values of the functions of params, shape (n, functions), which do not change."""
+        if self._basis is None:
+            self._basis = Basis(self._subspace)
+            self._regression = Regression(self._basis.size, 0)
+        return self._basis.functions(self._basis.rows(params_list))
+
+    @property
+    def is_due(self) -> bool:
+        """Sign that the trials told since the last `read` are many."""
+        return len(self._untold) >= min(max(LEAST_NEW, GROWTH * self._told), MOST_NEW)
+
+    def read(self, centres: Array) -> None:
+        """Learn from the trials told since the last call; `centres` are the classes' mean log seconds, by column."""
+        params_list, columns, values = zip(*self._untold, strict=True)
+        functions = self.functions(params_list)
+        self._regression.add_groups(len(centres))
+        self._regression.tell(functions, np.array(columns), np.array(values))
+        self._regression.fit(centres)
+        self._told += len(self._untold)
+        self._untold.clear()
+
+    def departures(self, functions: Array, classes: int) -> Array:
+        """Return the departures of log seconds from the centres of so many classes, shape (n, classes)."""
+        self._regression.add_groups(classes)
+        return self._regression.predict(functions)
+
+
+def _with_level(functions: Array) -> Array:
+    return np.concatenate([np.ones((len(functions), 1)), functions], axis=1)

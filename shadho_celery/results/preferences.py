@@ -1,0 +1,142 @@
+"""Classes that trials go to by their params: the one param of each subspace that decides most about it."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+from msgspec import Struct
+from numpy.typing import NDArray
+
+from shadho_celery.core.trial import Params, Trial, TrialState
+
+#: trials of a subspace from which on its params are looked at
+LEAST_TRIALS = 60
+#: least association (Cramer's V) of a param and the class that is worth a line: 0 for none, 1 for a law
+LEAST_ASSOCIATION = 0.2
+#: chance of such an association where there is none
+SIGNIFICANCE = 1e-3
+#: parts that the range of a number is cut into; a param of no more values has a part for each
+PARTS = 6
+#: options that a line names
+OPTIONS = 4
+
+
+class Part(Struct, frozen=True, kw_only=True):
+    """Trials with alike values of the param."""
+
+    #: these values in words, such as ``24 to 64``
+    values: str
+    trials: int
+    #: the class that got more of them than of all others, and its share of them
+    compute_class: str
+    share: float
+
+
+class Preference(Struct, frozen=True, kw_only=True):
+    """The param of a subspace by which its trials went to classes."""
+
+    subspace: str
+    label: str
+    parts: Sequence[Part]
+
+    def __str__(self) -> str:
+        parts = (f"{part.values} -> {part.compute_class} {100 * part.share:.0f} %" for part in self.parts)
+        return f"{self.label} {', '.join(parts)}"
+
+
+def preferences(trials: Iterable[Trial], shown: Callable[[Params, str], Any]) -> list[Preference]:
+    """Return the preference of each subspace whose COMPLETE trials went to classes by a param, the plainest first.
+
+    `shown` returns the value of one active label as the objective got it.
+    """
+    by_subspace: dict[str, list[Trial]] = defaultdict(list)
+    for trial in trials:
+        if trial.state is TrialState.COMPLETE and trial.compute_class is not None:
+            by_subspace[trial.subspace].append(trial)
+    found = [best for name, told in by_subspace.items() if (best := _strongest(name, told, shown)) is not None]
+    return [preference for _, preference in sorted(found, key=lambda pair: -pair[0])]
+
+
+def _strongest(
+    subspace: str, trials: Sequence[Trial], shown: Callable[[Params, str], Any]
+) -> tuple[float, Preference] | None:
+    """Return the param with the strongest association to the class, if any has one, and its strength."""
+    classes, places = np.unique([str(trial.compute_class) for trial in trials], return_inverse=True)
+    if len(trials) < LEAST_TRIALS or len(classes) < 2:
+        return None
+    # A label of some trials only stands for the choice of these, which is looked at itself.
+    labels = [label for label in trials[0].params if all(label in trial.params for trial in trials)]
+    strongest: tuple[float, Preference] | None = None
+    for label in labels:
+        values = [shown(trial.params, label) for trial in trials]
+        groups, words = _groups(values)
+        table = np.zeros((len(words), len(classes)))
+        np.add.at(table, (groups, places), 1)
+        strength = _association(table)
+        if strength >= LEAST_ASSOCIATION and (strongest is None or strength > strongest[0]):
+            parts = _parts(table, words, [str(name) for name in classes])
+            strongest = strength, Preference(subspace=subspace, label=label, parts=parts)
+    return strongest
+
+
+def _groups(values: Sequence[Any]) -> tuple[NDArray[np.intp], list[tuple[Any, ...]]]:
+    """Return the group of each value, and of each group its least and greatest number, or else its option in words."""
+    if not all(type(value) in (int, float) and math.isfinite(value) for value in values):
+        options, groups = np.unique([str(value) for value in values], return_inverse=True)
+        return groups, [(str(option),) for option in options]
+    numbers = np.array(values, float)
+    distinct, groups = np.unique(numbers, return_inverse=True)
+    if len(distinct) > PARTS:
+        edges = np.quantile(numbers, np.arange(1, PARTS) / PARTS)
+        groups = np.unique(np.searchsorted(edges, numbers), return_inverse=True)[1]
+    members = [numbers[groups == group] for group in range(groups.max() + 1)]
+    return groups, [(float(each.min()), float(each.max())) for each in members]
+
+
+def _association(table: NDArray[np.float64]) -> float:
+    """Return Cramer's V of a table of counts; 0 where chance alone may have made it."""
+    if min(table.shape) < 2:
+        return 0.0
+    # It takes a third of a second to import.
+    from scipy.stats import chi2_contingency
+
+    result = chi2_contingency(table)
+    if result.pvalue > SIGNIFICANCE:
+        return 0.0
+    return math.sqrt(float(result.statistic) / (table.sum() * (min(table.shape) - 1)))
+
+
+def _parts(table: NDArray[np.float64], words: Sequence[tuple[Any, ...]], classes: Sequence[str]) -> list[Part]:
+    """Return the parts: neighbouring numbers, or any options, that prefer the same class are one."""
+    overall = table.sum(axis=0) / table.sum()
+    preferred = np.argmax(table / table.sum(axis=1, keepdims=True) / overall, axis=1).tolist()
+    order = range(len(words)) if len(words[0]) > 1 else sorted(range(len(words)), key=preferred.__getitem__)
+    parts = []
+    for place, members in groupby(order, preferred.__getitem__):
+        groups = [*members]
+        counts = table[groups].sum(axis=0)
+        parts.append(
+            Part(
+                values=_in_words([words[group] for group in groups]),
+                trials=int(counts.sum()),
+                compute_class=classes[place],
+                share=float(counts[place] / counts.sum()),
+            )
+        )
+    return parts
+
+
+def _in_words(found: Sequence[tuple[Any, ...]]) -> str:
+    if len(found[0]) == 1:
+        more = f" and {len(found) - OPTIONS} more" if len(found) > OPTIONS else ""
+        return ", ".join(option for (option,) in found[:OPTIONS]) + more
+    least, most = (
+        str(int(number)) if number.is_integer() and abs(number) < 1e9 else f"{number:.3g}"
+        for number in (found[0][0], found[-1][-1])
+    )
+    return least if least == most else f"{least} to {most}"

@@ -1,0 +1,313 @@
+"""Flat spaces for the placement benchmark: one family whose seconds depend on params, the same cut by hand, the bound.
+
+A case is a cluster file of the simulator (`--laws FILE` takes others). Cut by hand means a family for each part of the
+params that the seconds depend on: each option of a choice, quarters of one number, halves of two. What comes of a flat
+space is compared with that, with `fifo`, and with the linear program over kinds of trials whose seconds are known.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+from unittest.mock import patch
+
+import numpy as np
+from figures import goal
+from fleets import bound
+from hyperopt import hp
+from msgspec.structs import replace
+from playing import play_study
+from rich.console import Console
+from rich.table import Table
+from scipy.stats import qmc
+
+from shadho_celery.core.trial import Attempt, Outcome, Params, TrialState
+from shadho_celery.predictors.cost_model import CostModel
+from shadho_celery.predictors.features import Array
+from shadho_celery.simulation.cluster_file import Cluster, Family, parse
+from shadho_celery.simulation.expression import Expression
+from shadho_celery.simulation.params import Choice, Integer, LogUniform, Param, Uniform
+from shadho_celery.simulation.simulation import Simulation, simulate
+from shadho_celery.space.compile import compile_space
+
+#: kinds of trials of one family that the linear program tells apart
+KINDS = 512
+#: a proposal of TPE takes ten milliseconds: it is played for an hour at most
+TPE_SECONDS = 3600.0
+#: 150 workers, and the fleet of the issue that asked for this
+FLEET, SMALL = {"gpu": 40, "cpu": 110}, {"gpu": 4, "cpu": 12}
+THREE = {"large": 25, "small": 50, "cpu": 75}
+
+W = {"law": "uniform", "low": 0, "high": 1}
+ONE = {"gpu": "20 + 10 * w", "cpu": "20 + 400 * w"}
+#: seconds of forty options on two classes, of which neither is the faster one at all
+OPTIONS = {
+    f"m{place:02d}": seconds
+    for place, seconds in enumerate(
+        np.exp(np.random.default_rng(40).normal((3.0, 4.0), 0.8, (40, 2))).round(1).tolist()
+    )
+}
+TABLE = {
+    name: str({option: seconds[place] for option, seconds in OPTIONS.items()}) + "[m]"
+    for place, name in enumerate(("gpu", "cpu"))
+}
+
+
+class Result(NamedTuple):
+    """What came of one run."""
+
+    #: trials completed, in the mix of the families
+    count: float
+    #: that, as a share of the linear program's bound
+    share: float
+    #: longest wait of a drawn trial, in trials sent meanwhile
+    waited: int
+
+
+def flat_cases(hours: float) -> dict[str, Cluster]:
+    """Return the standard cases."""
+    made = {
+        "one number": (FLEET, ONE, {"w": W}),
+        "one number, 16 workers": (SMALL, ONE, {"w": W}),
+        "two numbers": (FLEET, {"gpu": "20 + 15 * w * d", "cpu": "15 + 600 * w * d"}, {"w": W, "d": W}),
+        "one of ten options": (FLEET, _first(10), {"m": {"law": "choice", "options": list(OPTIONS)[:10]}}),
+        "one of forty options": (FLEET, TABLE, {"m": {"law": "choice", "options": list(OPTIONS)}}),
+        "batch size": (
+            FLEET,
+            {"gpu": "10 + 2000 / b", "cpu": "5 + 60 / sqrt(b) + b / 2"},
+            {"b": {"law": "loguniform", "low": 8, "high": 512}},
+        ),
+        "three classes": (
+            THREE,
+            {"large": "20 + 10 * w", "small": "15 + 60 * w * d", "cpu": "10 + 400 * w * d"},
+            {"w": W, "d": W},
+        ),
+        USELESS: (FLEET, {"gpu": "30", "cpu": "90"}, {"w": W, "d": W, "e": W}),
+        SPEED_ONLY: (FLEET, {"gpu": "20 + 100 * w", "cpu": "60 + 300 * w"}, {"w": W}),
+    }
+    return {name: describe(*each, hours) for name, each in made.items()}
+
+
+USELESS, SPEED_ONLY = "params that tell nothing", "speed only"
+
+
+def _first(options: int) -> dict[str, str]:
+    names = list(OPTIONS)[:options]
+    return {
+        name: str({option: OPTIONS[option][place] for option in names}) + "[m]"
+        for place, name in enumerate(("gpu", "cpu"))
+    }
+
+
+def describe(fleet: Mapping[str, int], seconds: Mapping[str, Any], params: Mapping[str, Any], hours: float) -> Cluster:
+    """Return a cluster with one family."""
+    return parse(
+        {
+            "seconds": hours * 3600,
+            "classes": {name: {"workers": workers} for name, workers in fleet.items()},
+            "families": {"flat": {"seconds": dict(seconds), "params": dict(params)}},
+            "size": {"law": "lognormal", "sigma": 0.3},
+            "straggler": {"law": "halfnormal", "scale": 0.5},
+        }
+    )
+
+
+def best(cluster: Cluster, values: Mapping[str, Sequence[Mapping[str, Any]]] | None = None) -> float:
+    """Return the most trials in the families' mix that any placement could complete in the cluster's time.
+
+    `values` are those of the params of each family's trials; draws from their laws by default.
+    """
+    assert cluster.seconds is not None
+    needed: dict[str, dict[str, float]] = {}
+    mix: dict[str, float] = {}
+    for name, family in cluster.families.items():
+        drawn = (values or {}).get(name) or _kinds(family)
+        for place, each in enumerate(drawn):
+            kind = f"{name} {place}"
+            needed[kind] = {c: family.seconds_on(c, each) / (1.0 - family.failure_rate) for c in cluster.slots}
+            mix[kind] = family.share / len(drawn)
+    there = {name: workers * 1.0 for name, workers in cluster.slots.items()}
+    for change in cluster.changes:
+        there[change.compute_class] += change.slots * max(0.0, 1.0 - change.at / cluster.seconds)
+    return bound(needed, there, mix) * cluster.seconds
+
+
+def _kinds(family: Family) -> list[dict[str, Any]]:
+    """Return values of the params that cover their laws evenly."""
+    if not family.params:
+        return [{}]
+    points = qmc.Sobol(len(family.params), seed=0).random(KINDS)
+    return [family.values(point) for point in points.tolist()]
+
+
+# Cut by hand
+
+
+def cut(cluster: Cluster) -> Cluster:
+    """Return the cluster with each family cut into parts by the params that its seconds depend on."""
+    families: dict[str, Family] = {}
+    for name, family in cluster.families.items():
+        parts = _parts(family)
+        for place, params in enumerate(parts):
+            part = replace(family, params={**family.params, **params}, share=family.share / len(parts))
+            families[f"{name} {place}" if len(parts) > 1 else name] = part
+    return replace(cluster, families=families)
+
+
+def _parts(family: Family) -> list[dict[str, Param]]:
+    used = {word for each in family.seconds.values() if isinstance(each, Expression) for word in _words(each.text)}
+    chosen = [(name, law) for name, law in family.params.items() if name in used]
+    numbers = [name for name, law in chosen if not isinstance(law, Choice)][:2]
+    each = {1: 4, 2: 2}.get(len(numbers), 1)
+    pieces = [
+        [{name: piece} for piece in _pieces(law, each)]
+        for name, law in chosen
+        if name in numbers or isinstance(law, Choice)
+    ]
+    return [{k: v for piece in combination for k, v in piece.items()} for combination in itertools.product(*pieces)]
+
+
+def _words(text: str) -> list[str]:
+    return re.findall(r"[A-Za-z_]\w*", text)
+
+
+def _pieces(law: Param, number: int) -> list[Param]:
+    if isinstance(law, Choice):
+        return [Choice(options=[option]) for option in law.options]
+    if isinstance(law, LogUniform):
+        ends = np.exp(np.linspace(math.log(law.low), math.log(law.high), number + 1)).tolist()
+        return [LogUniform(low=low, high=high) for low, high in itertools.pairwise(ends)]
+    if isinstance(law, Uniform):
+        ends = np.linspace(law.low, law.high, number + 1).tolist()
+        return [Uniform(low=low, high=high) for low, high in itertools.pairwise(ends)]
+    assert isinstance(law, Integer)
+    ends = np.linspace(law.low, law.high + 1, min(number, law.high + 1 - law.low) + 1).round().astype(int).tolist()
+    return [Integer(low=low, high=high - 1) for low, high in itertools.pairwise(ends)]
+
+
+# Runs
+
+
+def run(cluster: Cluster, how: str, seed: int) -> Result:
+    """Play a cluster: `how` is cost, fifo, hand-split, tpe, or shuffled, which is cost with a wrong model."""
+    if how == "hand-split":
+        return run(cut(cluster), "cost", seed)
+    if how == "tpe":
+        cluster = replace(cluster, seconds=min(cluster.seconds or TPE_SECONDS, TPE_SECONDS))
+    policy = "fifo" if how == "fifo" else "cost"
+    sampler = "tpe" if how == "tpe" else "random"
+    with patch("shadho_celery.scheduler.build.CostModel", Shuffled if how == "shuffled" else CostModel):
+        played = simulate(cluster, policy=policy, sampler=sampler, seed=seed)
+    shares = cluster.shares
+    count = min(played.complete[name] * sum(shares.values()) / share for name, share in shares.items())
+    values = _values(cluster, played, seed) if how == "tpe" else None
+    return Result(
+        count, count / best(cluster, values) * (cluster.seconds or 0.0) / played.seconds, _longest_wait(played)
+    )
+
+
+class Shuffled(CostModel):
+    """A model that is told and asked of the params of other trials: what it learns is wrong."""
+
+    def functions(self, subspace: str, params_list: Sequence[Params]) -> Array:
+        found = super().functions(subspace, params_list)
+        return found[np.random.default_rng(len(params_list)).permutation(len(found))][:, ::-1]
+
+
+def _values(cluster: Cluster, played: Simulation, seed: int) -> dict[str, list[dict[str, Any]]]:
+    """Return the values of some trials' params by family: an adaptive sampler's own mix."""
+    found: dict[str, list[dict[str, Any]]] = {name: [] for name in cluster.families}
+    trials = list(played.study)
+    for place in np.random.default_rng(seed).choice(len(trials), min(4 * KINDS, len(trials)), replace=False):
+        trial = trials[place]
+        name = trial.subspace.removeprefix("family=")
+        laws = cluster.families[name].params
+        found[name].append({param: law.value(trial.params[f"{param} of {name}"]) for param, law in laws.items()})
+    return {name: values for name, values in found.items() if values}
+
+
+def _longest_wait(played: Simulation) -> int:
+    """Return by how many later draws of its subspace a trial was passed over, at most."""
+    longest = 0
+    by_subspace: dict[str, list[tuple[float, int]]] = {}
+    for trial in played.study.trials:
+        by_subspace.setdefault(trial.subspace, []).append((trial.started_at or 0.0, trial.number))
+    for started in by_subspace.values():
+        numbers = [number for _, number in sorted(started)]
+        places = {number: place for place, number in enumerate(sorted(numbers))}
+        longest = max(longest, *(place - places[number] for place, number in enumerate(numbers)))
+    return longest
+
+
+# Forty structural options
+
+
+def structural(policy: str, seed: int, hours: float) -> float:
+    """Return the share of the bound where forty options with params of their own are too many to be split."""
+    options = [{"k": place, "width": hp.uniform(f"width {place}", 0, 1)} for place in range(len(OPTIONS))]
+    space = {
+        "a": hp.choice("a", [{"b": hp.uniform("b", 0, 1)}, {"c": hp.uniform("c", 0, 1)}]),
+        "n": hp.choice("n", options),
+    }
+    table = np.array(list(OPTIONS.values()))
+
+    def seconds(params: Params) -> Array:
+        option = int(params["n"])
+        return table[option] * (0.5 + float(params[f"width {option}"]))
+
+    def play(attempt: Attempt, compute_class: str) -> Outcome:
+        luck = np.random.default_rng([attempt.seed, attempt.attempt])
+        took = seconds(attempt.params)[list(FLEET).index(compute_class)] * luck.lognormal(-0.045, 0.3)
+        return Outcome(state=TrialState.COMPLETE, loss=float(luck.random()), seconds=float(took))
+
+    study = play_study(space, FLEET, play, hours * 3600, policy=policy, seed=seed)
+    draws = compile_space(space).sample(np.random.default_rng(0), 4 * KINDS)
+    kinds = {str(place): dict(zip(FLEET, seconds(params).tolist(), strict=True)) for place, params in enumerate(draws)}
+    return study.count(TrialState.COMPLETE) / (bound(kinds, FLEET) * study.clock.now())
+
+
+# The table
+
+
+WAYS = ("cost", "fifo", "hand-split", "tpe", "shuffled")
+
+
+def ways(cluster: Cluster) -> tuple[str, ...]:
+    """Return the ways in which a case is played."""
+    return WAYS if any(family.params for family in cluster.families.values()) else WAYS[:2]
+
+
+def show(results: Mapping[tuple[str, str], Sequence[Result]]) -> None:
+    """Print one row for each case and way."""
+    table = Table("flat space", "way", "trials", "share of bound (seeds)", "longest wait, trials")
+    for (case, how), runs in results.items():
+        shares = [each.share for each in runs]
+        table.add_row(
+            case,
+            how,
+            f"{np.mean([each.count for each in runs]):.0f}",
+            f"{np.mean(shares):.3f} ({min(shares):.3f}-{max(shares):.3f})",
+            str(max(each.waited for each in runs)),
+        )
+    Console(width=118).print(table)
+
+
+def goals(results: Mapping[tuple[str, str], Sequence[Result]]) -> dict[str, dict[str, object]]:
+    """Return the goals of each case."""
+    found = {}
+    means = {key: float(np.mean([each.count for each in runs])) for key, runs in results.items()}
+    shares = {key: float(np.mean([each.share for each in runs])) for key, runs in results.items()}
+    for case in dict.fromkeys(case for case, _ in results):
+        beside = means[case, "cost"] / means[case, "fifo"]
+        if case in (USELESS, SPEED_ONLY):
+            found[f"{case}: beside fifo"] = goal(beside, at_least=0.99 if case == USELESS else 0.98)
+        elif (case, "hand-split") in means:
+            found[f"{case}: share of bound"] = goal(shares[case, "cost"], at_least=0.95)
+            found[f"{case}: beside hand-split"] = goal(means[case, "cost"] / means[case, "hand-split"], at_least=0.98)
+            found[f"{case}: tpe, share of bound"] = goal(shares[case, "tpe"], at_least=0.90)
+        if (case, "shuffled") in means:
+            found[f"{case}: shuffled beside fifo"] = goal(means[case, "shuffled"] / means[case, "fifo"], at_least=0.98)
+    return found

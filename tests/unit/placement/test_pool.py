@@ -1,0 +1,236 @@
+"""Of the drawn trials a slot takes the one its class is comparatively good at, and none waits for ever."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+from hyperopt import hp
+
+from shadho_celery.core.trial import Outcome, Params, Trial, TrialState
+from shadho_celery.placement.policies import CostPolicy
+from shadho_celery.placement.pool import LEAST, MOST, PATIENCE, REFILL, Pool
+from shadho_celery.predictors.cost_model import CostModel
+from shadho_celery.predictors.features import Array
+from shadho_celery.space.compile import compile_space
+from shadho_celery.space.split import Subspace, split
+
+FLAT = split(compile_space({"w": hp.uniform("w", 0, 1)}))
+HALVES = split(
+    compile_space(
+        hp.choice("h", [{"a": hp.uniform("a", 0, 1), "b": hp.uniform("b", 0, 1)}, {"w": hp.uniform("w", 0, 1)}])
+    )
+)
+CLASSES = ["gpu", "cpu"]
+#: seconds of params by class
+Seconds = Callable[[Params], Sequence[float]]
+
+
+def by_width(params: Params) -> tuple[float, float]:
+    return 20 + 10 * float(params["w"]), 20 + 400 * float(params["w"])
+
+
+def crossing(params: Params) -> tuple[float, float]:
+    return 20.0, 40 * float(params["w"])
+
+
+class Known(CostModel):
+    """Seconds that are known for certain; its functions of params are their log seconds."""
+
+    def __init__(self, subspaces: Sequence[Subspace], seconds: Seconds = by_width) -> None:
+        super().__init__(subspaces)
+        self.known = seconds
+
+    def functions(self, subspace: str, params_list: Sequence[Params]) -> Array:
+        return np.log([self.known(params) for params in params_list])
+
+    def log_seconds_of(self, subspace: str, functions: Array, classes: Sequence[str]) -> Array:
+        return functions[:, [CLASSES.index(name) for name in classes]]
+
+
+def drawn(number: int, w: float = 0.5, subspace: str = "all", slots: int = 1) -> Trial:
+    return Trial(number=number, subspace=subspace, params={"w": w}, slots=slots)
+
+
+def pool_of(*trials: Trial, slots: int = 16, model: CostModel | None = None) -> Pool:
+    pool = Pool(model or Known(FLAT))
+    pool.see_classes(CLASSES)
+    pool.share_out(slots, {"all": 1.0})
+    pool.add("all", trials)
+    return pool
+
+
+def policy_of(*trials: Trial, model: CostModel | None = None, slots: int = 16) -> tuple[CostPolicy, Pool]:
+    policy = CostPolicy(model or Known(FLAT))
+    assert policy.pool is not None
+    policy.see_classes(CLASSES)
+    policy.pool.share_out(slots, {"all": 1.0})
+    policy.pool.add("all", trials)
+    return policy, policy.pool
+
+
+# Its size
+
+
+@pytest.mark.parametrize(
+    ("slots", "size", "size_adaptive"), [(2, 8, None), (16, 32, 4), (64, 32, 16), (150, 37, 37), (10_000, MOST, MOST)]
+)
+def test_it_holds_32_trials_or_a_quarter_of_the_slots_and_fewer_on_small_fleets(
+    slots: int, size: int, size_adaptive: int | None
+) -> None:
+    assert pool_of(slots=slots).missing() == {"all": size}
+    pool = pool_of()
+    pool.share_out(slots, {"all": 1.0}, is_adaptive=True)
+    assert pool.missing() == ({} if size_adaptive is None else {"all": size_adaptive})
+
+
+def test_without_a_choice_of_classes_nothing_is_drawn_ahead() -> None:
+    pool = pool_of()
+    for classes in ([], ["gpu"]):
+        pool.see_classes(classes)
+        pool.share_out(16, {"all": 1.0})
+        assert pool.missing() == {}
+
+
+def test_each_subspace_has_its_part_and_the_smallest_ones_have_none() -> None:
+    pool = pool_of()
+    pool.share_out(16, {"half": 0.5, "quarter": 0.25, "least": 0.05})
+    assert pool.missing() == {"half": 16, "quarter": 8}
+    pool.share_out(16, {"half": 0.5, "quarter": 0.25, "least": 0.05}, is_adaptive=True)
+    assert pool.missing() == {"half": 2}
+
+
+def test_what_is_missing_is_drawn_some_at_a_time() -> None:
+    pool = pool_of(*map(drawn, range(LEAST)))
+    for number in range(LEAST // REFILL - 1):
+        pool.take(pool.trials[number])
+        assert pool.missing() == {}
+    pool.take(pool.trials[0])
+    assert pool.missing() == {"all": LEAST // REFILL}
+
+
+# What it holds
+
+
+def test_it_keeps_the_order_and_the_seconds_of_its_trials_whatever_is_taken() -> None:
+    trials = [drawn(number, number / 10) for number in range(10)]
+    pool = pool_of(*trials)
+    for number in (3, 0, 9, 5):
+        pool.take(trials[number])
+    assert [trial.number for trial in pool.trials] == [1, 2, 4, 6, 7, 8]
+    assert pool.log_seconds() == pytest.approx(np.log([by_width(trial.params) for trial in pool.trials]))
+    pool.see_classes(["cpu"])
+    assert pool.log_seconds() == pytest.approx(np.log([by_width(trial.params)[1:] for trial in pool.trials]))
+    pool.see_classes([])
+    assert pool.log_seconds().shape == (6, 0)
+
+
+def test_what_is_learned_counts_for_the_trials_that_are_there() -> None:
+    model = CostModel(FLAT)
+    pool = pool_of(drawn(0, 0.05), drawn(1, 0.95), model=model)
+    assert np.ptp(pool.log_seconds()) == 0.0
+    generator = np.random.default_rng(0)
+    for number in range(200):
+        w, column = float(generator.random()), int(generator.integers(2))
+        outcome = Outcome(state=TrialState.COMPLETE, seconds=by_width({"w": w})[column])
+        ended = drawn(number + 2, w).evolve(compute_class=CLASSES[column])
+        model.tell(
+            Trial(
+                **{
+                    **{f: getattr(ended, f) for f in ended.__struct_fields__},
+                    "state": outcome.state,
+                    "outcome": outcome,
+                }
+            )
+        )
+    ratios = np.diff(pool.log_seconds(), axis=1)[:, 0]
+    assert ratios == pytest.approx([np.log(40 / 20.5), np.log(400 / 29.5)], abs=0.3)
+
+
+# The choice
+
+
+def test_a_class_takes_what_it_is_comparatively_good_at() -> None:
+    small, large = drawn(0, 0.1), drawn(1, 0.9)
+    model = Known(FLAT, crossing)
+    for order in ([small, large], [large, small]):
+        policy, _ = policy_of(*order, model=model)
+        assert policy.pick("gpu", {"all": 0.0}) == large
+        assert policy.pick("cpu", {"all": 0.0}) == small
+
+
+def test_of_trials_alike_the_oldest_is_taken() -> None:
+    for model in (CostModel(FLAT), Known(FLAT, lambda params: (7.0, 21.0))):
+        policy, _ = policy_of(*(drawn(number, number / 9) for number in range(9)), model=model)
+        assert [policy.pick(name, {"all": 0.0}) for name in CLASSES] == [drawn(0, 0.0)] * 2
+
+
+def test_of_what_fits_the_best_is_taken_and_a_new_one_is_wanted_only_if_nothing_fits() -> None:
+    policy, _ = policy_of(drawn(0, 0.1), drawn(1, 0.3), drawn(2, 0.9), model=Known(FLAT, crossing))
+    assert policy.pick("gpu", {"all": 0.0}, lambda trial: trial.number < 2) == drawn(1, 0.3)
+    assert policy.pick("gpu", {"all": 0.0}, lambda trial: False) == "all"
+
+
+def test_a_subspace_far_behind_comes_first_drawn_ahead_or_not() -> None:
+    names = [subspace.name for subspace in HALVES]
+    policy = CostPolicy(Known(HALVES, lambda params: (10.0, 20.0)))
+    policy.see_classes(CLASSES)
+    assert policy.pool is not None
+    policy.pool.share_out(16, dict.fromkeys(names, 0.5))
+    ahead = drawn(0, subspace=names[0])
+    policy.pool.add(names[0], [ahead])
+    assert policy.pick("gpu", {names[0]: 0.0, names[1]: 100.0}) == names[1]
+    assert policy.pick("gpu", {names[0]: 100.0, names[1]: 0.0}) == ahead
+
+
+@pytest.mark.parametrize("fleet", [(4, 12), (40, 110), (1, 15)])
+def test_the_prices_keep_every_class_busy_with_what_it_is_good_at(fleet: tuple[int, int]) -> None:
+    """Known seconds, a slot after the other: nearly the trials an hour of the best threshold between the classes."""
+    generator = np.random.default_rng(3)
+    policy, pool = policy_of()
+    pool.share_out(sum(fleet), {"all": 1.0})
+    free = sorted((0.0, place, CLASSES[place >= fleet[0]]) for place in range(sum(fleet)))
+    count = number = 0
+    while free[0][0] < 20_000.0:
+        for _ in range(pool.missing().get("all", 0)):
+            pool.add("all", [drawn(number, float(generator.random()))])
+            number += 1
+        now, place, name = free.pop(0)
+        trial = policy.pick(name, {"all": 0.0})
+        assert isinstance(trial, Trial)
+        pool.take(trial)
+        seconds = by_width(trial.params)[CLASSES.index(name)]
+        free = sorted([*free, (now + seconds, place, name)])
+        count += 1
+    assert count / 20_000 > 0.95 * best_threshold(fleet)
+
+
+def best_threshold(fleet: tuple[int, int]) -> float:
+    """Trials a second if the CPUs do those up to a width, and the GPUs the others: the best such width."""
+    widths = np.linspace(0.001, 0.999, 999)
+    cpu, gpu = widths * (20 + 400 * widths / 2), (1 - widths) * (20 + 10 * (1 + widths) / 2)
+    return float(np.minimum(fleet[1] / cpu, fleet[0] / gpu).max())
+
+
+# The wait
+
+
+def test_a_trial_that_no_class_wants_leaves_after_so_many_others() -> None:
+    unwanted = drawn(0, 0.5)
+    pool = pool_of(unwanted, *(drawn(number) for number in range(1, LEAST)))
+    for number in range(1, PATIENCE * LEAST):
+        assert pool.take(pool.trials[-1]) is None
+        pool.add("all", [drawn(number + LEAST)])
+    assert pool.take(pool.trials[-1]) == unwanted
+    assert unwanted not in pool.trials
+
+
+def test_the_wait_counts_trials_of_its_own_subspace() -> None:
+    pool = pool_of()
+    pool.share_out(16, {"all": 0.5, "rare": 0.125})
+    pool.add("rare", [drawn(0, subspace="rare")])
+    for number in range(1, 500):
+        pool.add("all", [drawn(number)])
+        assert pool.take(pool.of("all")[0]) is None
+    assert len(pool) == 1

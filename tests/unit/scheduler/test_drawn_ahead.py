@@ -1,0 +1,239 @@
+"""Trials that are drawn ahead run all the same: the same set whatever the fleet, each within a bounded wait."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+from hyperopt import hp
+
+from shadho_celery.core.clock import ManualClock
+from shadho_celery.core.settings import StudySettings
+from shadho_celery.core.trial import Attempt, Outcome, TrialState
+from shadho_celery.executors.simulated import Change, SimulatedExecutor
+from shadho_celery.placement.pool import LEAST, PATIENCE
+from shadho_celery.predictors.cost_model import CostModel
+from shadho_celery.scheduler.build import make_scheduler
+from shadho_celery.scheduler.scheduler import Scheduler
+from shadho_celery.space.compile import Space, compile_space
+from shadho_celery.store.sql import SqlStore
+from shadho_celery.study.limits import Limits
+from shadho_celery.study.open import open_study
+from shadho_celery.study.study import Study
+
+FLEET = {"gpu": 4, "cpu": 12}
+Seconds = Callable[[Mapping[str, Any]], Mapping[str, float]]
+
+
+def flat() -> Space:
+    return compile_space({"w": hp.uniform("w", 0, 1)})
+
+
+def by_width(params: Mapping[str, Any]) -> Mapping[str, float]:
+    return {"gpu": 20 + 10 * params["w"], "cpu": 20 + 400 * params["w"], "late": 30.0}
+
+
+class Search:
+    """A study on simulated machines, whose trials take the seconds of their params."""
+
+    def __init__(
+        self,
+        space: Space | None = None,
+        *,
+        seconds: Seconds = by_width,
+        slots: Mapping[str, int] = FLEET,
+        changes: tuple[Change, ...] = (),
+        store: SqlStore | None = None,
+        resume: bool = False,
+        settings: StudySettings | None = None,
+        trials: int | None = None,
+        limits: Limits | None = None,
+    ) -> None:
+        self.space, self.seconds, self.clock = space or flat(), seconds, ManualClock(0.0)
+        self.store = store or SqlStore("sqlite://")
+        self.study: Study = open_study(
+            self.store, self.space.describe(), name="s", seed=None if resume else 7, clock=self.clock, resume=resume
+        )
+        self.machines = SimulatedExecutor(slots, self.play, self.clock, changes=changes)
+        self.scheduler: Scheduler = make_scheduler(
+            self.space,
+            self.study,
+            self.machines,
+            limits or Limits(trials=trials),
+            settings or StudySettings(speculate=False),
+        )
+
+    def play(self, attempt: Attempt, compute_class: str) -> Outcome:
+        seconds = self.seconds(attempt.params)[compute_class]
+        loss = float(attempt.params.get("w", 0.5))
+        return Outcome(state=TrialState.COMPLETE, loss=loss, seconds=seconds)
+
+    def run(self, until: Callable[[], bool] = lambda: False) -> Search:
+        while not self.scheduler.done and not until():
+            self.scheduler.turn()
+        return self
+
+    @property
+    def pooled(self) -> int:
+        pool = self.scheduler._proposals.policy.pool
+        return 0 if pool is None else len(pool)
+
+
+def drawn(study: Study) -> list[tuple[str, int, tuple[tuple[str, Any], ...]]]:
+    return sorted((trial.subspace, trial.seed, tuple(trial.params.items())) for trial in study)
+
+
+def test_a_flat_space_is_searched_faster_than_first_come_first_served() -> None:
+    counts = {}
+    for policy in ("cost", "fifo"):
+        search = Search(settings=StudySettings(policy=policy, speculate=False), trials=1500)
+        counts[policy] = search.run().clock.now()
+    assert counts["fifo"] / counts["cost"] > 1.12
+
+
+@pytest.mark.parametrize("trials", [1, 2, 15, 16, 17, 100])
+def test_a_limit_on_trials_gives_the_set_of_first_come_first_served(trials: int) -> None:
+    sets = []
+    for slots, policy in ((FLEET, "fifo"), (FLEET, "cost"), ({"gpu": 1, "cpu": 1}, "cost"), ({"cpu": 3}, "cost")):
+        search = Search(slots=slots, settings=StudySettings(policy=policy, speculate=False), trials=trials).run()
+        assert search.study.count(TrialState.COMPLETE) == len(search.study) == trials
+        sets.append(drawn(search.study))
+    assert all(each == sets[0] for each in sets)
+
+
+def test_with_several_subspaces_each_runs_a_prefix_of_its_own_stream() -> None:
+    space = compile_space(
+        hp.pchoice("k", [(0.6, {"w": hp.uniform("w", 0, 1)}), (0.3, {"v": hp.uniform("v", 0, 1)}), (0.1, {"c": 3})])
+    )
+
+    def seconds(params: Mapping[str, Any]) -> Mapping[str, float]:
+        w = params.get("w", params.get("v", 0.1))
+        return {"gpu": 20.0 + w, "cpu": 20 + 300 * w}
+
+    sets = [
+        drawn(
+            Search(space, seconds=seconds, settings=StudySettings(policy=policy, speculate=False), trials=90)
+            .run()
+            .study
+        )
+        for policy in ("fifo", "cost")
+    ]
+    assert sets[0] == sets[1]
+
+
+def passed_over(study: Study) -> int:
+    """By how many later draws the trial that waited longest was passed over."""
+    order = [trial.number for trial in sorted(study.trials, key=lambda trial: trial.started_at or 0.0)]
+    return max(place - number for place, number in enumerate(order))
+
+
+def test_no_trial_waits_for_more_than_its_bound() -> None:
+    """With sizes that no class is good at, and nothing learned that would tell."""
+    search = Search(trials=1500, slots={"gpu": 1, "cpu": 15}).run()
+    # Those that leave the pool together go one by one.
+    assert passed_over(search.study) <= PATIENCE * LEAST + sum(FLEET.values())
+
+
+@pytest.mark.parametrize("at", [1, 40, 200])
+def test_a_resumed_study_runs_what_had_been_drawn_and_draws_nothing_twice(at: int) -> None:
+    first = Search(trials=300)
+    first.run(lambda: first.study.counted >= at)
+    assert first.pooled > 0
+    waiting = [trial.number for trial in first.study if trial.state is TrialState.WAITING]
+    assert len(waiting) >= first.pooled
+    first.machines.close()
+    first.study.close()
+    again = Search(trials=300, store=first.store, resume=True).run()
+    assert again.study.count(TrialState.COMPLETE) == len(again.study) == 300
+    assert drawn(again.study) == drawn(Search(trials=300).run().study)
+    assert len({trial.seed for trial in again.study}) == 300
+
+
+def test_a_class_that_disappears_or_comes_leaves_nothing_behind_in_the_pool() -> None:
+    changes = (
+        Change(at=300.0, compute_class="gpu", slots=-4),
+        Change(at=900.0, compute_class="late", slots=6),
+        Change(at=1500.0, compute_class="cpu", slots=-12),
+    )
+    search = Search(trials=400, slots={**FLEET, "late": 0}, changes=changes).run()
+    assert search.study.count(TrialState.COMPLETE) == 400
+    assert search.pooled == 0
+    late = [trial for trial in search.study.trials if (trial.started_at or 0.0) > 1600]
+    assert {trial.compute_class for trial in late} == {"late"}
+
+
+def test_one_class_runs_the_stream_in_its_order() -> None:
+    search = Search(trials=60, slots={"cpu": 5}).run()
+    started = sorted(search.study.trials, key=lambda trial: (trial.started_at or 0.0, trial.number))
+    assert [trial.number for trial in started] == list(range(60))
+    assert search.pooled == 0
+
+
+def test_what_no_class_has_the_slots_for_does_not_clog_the_pool() -> None:
+    """Wide trials wait in the study, and the narrow ones go on."""
+    space = compile_space({"w": hp.uniform("w", 0, 1), "n": hp.choice("n", [1, 9])})
+    settings = StudySettings(slots="n", speculate=False)
+    search = Search(space, settings=settings, slots={"gpu": 4, "cpu": 4}, limits=Limits(seconds=20_000.0))
+    search.run()
+    assert search.study.count(TrialState.COMPLETE) > 500
+    assert {trial.slots for trial in search.study.trials} == {1}
+
+
+def test_tpe_is_asked_beside_what_waits_in_the_pool() -> None:
+    settings = StudySettings(sampler="tpe", speculate=False)
+    search = Search(settings=settings, trials=150).run()
+    assert search.study.count(TrialState.COMPLETE) == len(search.study) == 150
+    assert len({trial.params["w"] for trial in search.study}) == 150
+    assert len({trial.seed for trial in search.study}) == 150
+    best = search.study.best
+    assert best is not None
+    assert (best.loss or 0.0) < 0.01
+
+
+def test_rungs_are_complete_before_the_next_begins_whatever_is_drawn_ahead() -> None:
+    settings = StudySettings(rungs={"least": 1, "most": 9, "eta": 3}, speculate=False)
+    study = Search(settings=settings, trials=39).run().study
+    assert study.count(TrialState.COMPLETE) == len(study) == 39
+    rungs = Counter(trial.rung for trial in study)
+    assert rungs == {0: 27, 1: 9, 2: 3}
+
+
+class Wrong(CostModel):
+    """A model that takes each trial's params for those of another."""
+
+    def functions(self, subspace: str, params_list: Any) -> Any:
+        found = super().functions(subspace, params_list)
+        return found[np.random.default_rng(len(params_list)).permutation(len(found))] * -1.0
+
+
+def test_with_a_model_that_is_wrong_on_purpose_nothing_much_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    fifo = Search(settings=StudySettings(policy="fifo", speculate=False), trials=1200).run().clock.now()
+    monkeypatch.setattr("shadho_celery.scheduler.build.CostModel", Wrong)
+    wrong = Search(trials=1200).run().clock.now()
+    assert fifo / wrong > 0.97
+
+
+def test_strings_and_lists_among_the_options_are_placed_by_their_index() -> None:
+    models = ["net", ["a", "list"], {"a": "dict"}, None]
+    table = [(10.0, 200.0), (200.0, 10.0), (10.0, 200.0), (200.0, 10.0)]
+
+    def seconds(params: Mapping[str, Any]) -> Mapping[str, float]:
+        return dict(zip(("gpu", "cpu"), table[params["m"]], strict=True))
+
+    space = compile_space({"m": hp.choice("m", models)})
+    study = Search(space, seconds=seconds, trials=400, slots={"gpu": 4, "cpu": 4}).run().study
+    late = [trial for trial in study.trials[200:] if trial.number < 380]
+    assert {trial.compute_class for trial in late} == {"gpu", "cpu"}
+    right = [trial.compute_class == ("gpu" if trial.params["m"] in {0, 2} else "cpu") for trial in late]
+    assert np.mean(right) > 0.9
+
+
+def test_trials_of_no_time_and_of_very_long_ones_are_placed() -> None:
+    def seconds(params: Mapping[str, Any]) -> Mapping[str, float]:
+        return {"gpu": 0.0 if params["w"] < 0.5 else 1e4, "cpu": 1e-9}
+
+    search = Search(seconds=seconds, trials=100).run()
+    assert search.study.count(TrialState.COMPLETE) == 100
