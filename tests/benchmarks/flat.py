@@ -193,20 +193,17 @@ def _pieces(law: Param, number: int) -> list[Param]:
 
 def run(cluster: Cluster, how: str, seed: int) -> Result:
     """Play a cluster: `how` is cost, fifo, hand-split, tpe, or shuffled, which is cost with a wrong model."""
-    if how == "hand-split":
-        return run(cut(cluster), "cost", seed)
     if how == "tpe":
         cluster = replace(cluster, seconds=min(cluster.seconds or TPE_SECONDS, TPE_SECONDS))
     policy = "fifo" if how == "fifo" else "cost"
     sampler = "tpe" if how == "tpe" else "random"
     with patch("shadho_celery.scheduler.build.CostModel", Shuffled if how == "shuffled" else CostModel):
-        played = simulate(cluster, policy=policy, sampler=sampler, seed=seed)
-    shares = cluster.shares
+        split = cut(cluster) if how == "hand-split" else cluster
+        played = simulate(split, policy=policy, sampler=sampler, seed=seed)
+    shares = split.shares
     count = min(played.complete[name] * sum(shares.values()) / share for name, share in shares.items())
-    values = _values(cluster, played, seed) if how == "tpe" else None
-    return Result(
-        count, count / best(cluster, values) * (cluster.seconds or 0.0) / played.seconds, _longest_wait(played)
-    )
+    most = best(cluster, _values(cluster, played, seed) if how == "tpe" else None)
+    return Result(count, count / most * (cluster.seconds or 0.0) / played.seconds, _longest_wait(played))
 
 
 class Shuffled(CostModel):

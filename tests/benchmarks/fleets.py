@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+from scipy import sparse
 from scipy.optimize import linprog
 
 from shadho_celery.simulation.cluster_file import Cluster, parse
@@ -105,15 +106,12 @@ def bound(
     families, classes = list(seconds), list(fleet)
     part = np.array([1.0 if mix is None else mix[family] for family in families])
     part /= part.sum()
-    pairs = len(families) * len(classes)
-    cost = np.append(np.zeros(pairs), -1.0)
-    work = np.zeros((len(families), pairs + 1))
-    for row, family in enumerate(families):
-        for column, name in enumerate(classes):
-            work[row, row * len(classes) + column] = -1.0 / seconds[family][name]
-    work[:, -1] = part
-    room = np.hstack([np.tile(np.eye(len(classes)), len(families)), np.zeros((len(classes), 1))])
+    rates = np.array([[1.0 / seconds[family][name] for name in classes] for family in families])
+    cost = np.append(np.zeros(rates.size), -1.0)
+    # Sparse, as a flat space has thousands of kinds of trials. Columns: the x_jc by family, and lambda.
+    work = sparse.hstack([sparse.block_diag([-row[None] for row in rates]), part[:, None]])
+    room = sparse.hstack([sparse.kron(np.ones(len(families)), sparse.eye(len(classes))), np.zeros((len(classes), 1))])
     limits = np.append(np.zeros(len(families)), [float(fleet[name]) for name in classes])
-    solution = linprog(cost, A_ub=np.vstack([work, room]), b_ub=limits, method="highs")
+    solution = linprog(cost, A_ub=sparse.vstack([work, room], format="csr"), b_ub=limits, method="highs")
     assert solution.success, solution.message
     return float(-solution.fun)

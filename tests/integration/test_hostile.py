@@ -113,8 +113,10 @@ def test_bytes_that_are_no_text_and_records_that_are_none_end_neither_scheduler_
 
 def test_keys_of_a_wrong_type_are_removed_and_the_study_goes_on(fleet: Fleet) -> None:
     for name in _TYPES:
-        fleet.client.delete(name.format(fleet.study))
-        fleet.client.rpush(name.format(fleet.study), "x")
+        # At once, or the study may write the key between the two.
+        with fleet.client.pipeline(transaction=True) as pipeline:
+            pipeline.delete(name.format(fleet.study)).rpush(name.format(fleet.study), "x")
+            pipeline.execute()
         fleet.await_more_runs()
     assert fleet.ended_well().err.count(NOTICE) == 1
 

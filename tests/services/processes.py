@@ -120,9 +120,9 @@ class Server:
         self.process.wait()
         self.process = None
 
-    def restart(self) -> None:
+    def restart(self, sign: signal.Signals = signal.SIGKILL) -> None:
         """Kill it and start it again, with what it had kept."""
-        self.kill()
+        self.kill(sign)
         self.start()
 
     def stop(self) -> None:
