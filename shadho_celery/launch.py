@@ -30,7 +30,7 @@ from shadho_celery.cli.messages import readable_warnings
 from shadho_celery.cli.points import read_points
 from shadho_celery.core.checks import short
 from shadho_celery.core.hardware import CLASS_NAME, DEFAULT_CLASSES
-from shadho_celery.core.settings import DEFAULT_TRIALS, KEPT, POLICIES, SAMPLERS, SHARES, StudySettings
+from shadho_celery.core.settings import DEFAULT_TRIALS, KEPT, MAX_POOL, POLICIES, SAMPLERS, SHARES, StudySettings
 from shadho_celery.core.trial import MAX_POSITIVE
 from shadho_celery.errors import UsageError
 from shadho_celery.objective import study_file
@@ -107,7 +107,15 @@ _positive = partial(click.option, type=click.FloatRange(min=0, min_open=True, ma
     "[default: even; with --policy paper: paper]",
 )
 @click.option(
+    "--pool",
+    type=click.IntRange(0, MAX_POOL),
+    metavar="N",
+    help="Trials that policy cost draws ahead, to give each slot one that its class is good at; 0 for none.  "
+    "[default: by the number of slots]",
+)
+@click.option(
     "--speculation/--no-speculation",
+    "pool",
     "speculate",
     default=None,
     help="Copy a late trial to an idle slot of another machine; the first result counts.  [default: speculation]",

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from shadho_celery.cli import connection_options
-from shadho_celery.core.settings import POLICIES, SHARES, StudySettings
+from shadho_celery.core.settings import MAX_POOL, POLICIES, SHARES, StudySettings
 from shadho_celery.errors import UsageError
 from shadho_celery.simulation.example import MOST_TRIALS, example
 
@@ -64,6 +64,7 @@ def _example(context: click.Context, _: object, wanted: bool) -> None:
     help=f"May be repeated.  [default: {DEFAULT_SETTINGS.policy}]",
 )
 @click.option("--shares", type=click.Choice(SHARES), help="As in a study.  [default: even; with --policy paper: paper]")
+@click.option("--pool", type=click.IntRange(0, MAX_POOL), help="As in a study.  [default: by the number of slots]")
 @click.option("--seed", type=click.IntRange(min=0), help="Instead of the file's.")
 @click.option("--seconds", type=click.FloatRange(min=0, min_open=True), help="Simulated; instead of the file's.")
 @click.option("--trials", type=click.IntRange(min=1, max=MOST_TRIALS), help="Instead of the file's.")
@@ -74,7 +75,11 @@ def _example(context: click.Context, _: object, wanted: bool) -> None:
 )
 @connection_options.refusals()
 def main(
-    cluster_file: Path, policies: Sequence[str], shares: str | None, out: Path | None, as_json: bool, **given: Any
+    cluster_file: Path,
+    policies: Sequence[str],
+    out: Path | None,
+    as_json: bool,
+    **given: Any,
 ) -> None:
     """Simulate a search on the cluster described in CLUSTER_FILE, without any of its machines.
 
@@ -84,6 +89,7 @@ def main(
     from shadho_celery.simulation.cluster_file import load
     from shadho_celery.simulation.simulation import simulate
 
+    settings = {name: given.pop(name) for name in ("shares", "pool")}
     policies = policies or (DEFAULT_SETTINGS.policy,)
     described = load(cluster_file, {k: value for k, value in given.items() if value is not None})
     if out is not None and len(policies) > 1:
@@ -93,7 +99,7 @@ def main(
     found = []
     for policy in policies:
         with _progress(described, policy) as on_turn:
-            found.append(simulate(described, policy=policy, shares=shares, on_turn=on_turn))
+            found.append(simulate(described, policy=policy, **settings, on_turn=on_turn))
     if out is not None:
         _write(out, found[0])
     if as_json:

@@ -23,6 +23,7 @@ from shadho_celery.cli.result_options import (
 )
 from shadho_celery.core.checks import one_line
 from shadho_celery.core.failures import read_failure
+from shadho_celery.core.settings import UNNAMED
 from shadho_celery.core.trial import COUNTED, Params, TrialState
 from shadho_celery.errors import NoSuccessfulTrial
 
@@ -131,7 +132,8 @@ def show(name: str, store: str, as_json: bool) -> None:
         )
         views.summary(study, _Recorded(values.of), views.make_console(), None if running_on else again, has_run=False)
     if record.in_force:
-        said = ", ".join(f"{name} {value or 'of its own'}" for name, value in record.in_force.items())
+        in_force = record.in_force.items()
+        said = ", ".join(f"{name} {UNNAMED.get(name) if value is None else value}" for name, value in in_force)
         click.echo(f"settings: {said}")
     click.echo(f"running on {running_on}, {study.in_flight} trials in flight" if running_on else "ended")
     if values.note:

@@ -23,6 +23,9 @@ SAMPLERS = ("random", "tpe")
 POLICIES = ("cost", "paper", "fifo")
 SHARES = ("even", "uniform", "promise", "paper")
 
+#: most trials that a study may be told to draw ahead
+MAX_POOL = 1000
+
 #: limit on the trials of a study that is given no limit
 DEFAULT_TRIALS = 100
 
@@ -34,6 +37,7 @@ KEPT = (
     "sampler",
     "policy",
     "shares",
+    "pool",
     "speculate",
     "weight",
     "trial_timeout",
@@ -41,10 +45,11 @@ KEPT = (
 )
 
 #: settings that decide which trials a study runs, and where: those in force are kept, defaults too, so that a study
-#: goes on as it began under a version with other defaults
-IN_FORCE = ("sampler", "policy", "shares")
+#: goes on as it began under a version with other defaults; and what stands for one that is None
+IN_FORCE = ("sampler", "policy", "shares", "pool")
+UNNAMED: Mapping[str, str] = {"sampler": "of its own", "pool": "by the number of slots"}
 #: the defaults of the versions whose stores do not have what was in force: up to 0.5
-EARLIER_DEFAULTS: Mapping[str, Any] = {"sampler": "random", "policy": "cost", "shares": "uniform"}
+EARLIER_DEFAULTS: Mapping[str, Any] = {"sampler": "random", "policy": "cost", "shares": "uniform", "pool": 0}
 
 
 class StudySettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -56,6 +61,10 @@ class StudySettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     sampler: Annotated[_Name, Meta(description="name of the sampler")] = "random"
     policy: Annotated[_Name, Meta(description="name of the placement policy")] = "cost"
     shares: Annotated[_Name | None, Meta(description="how trials are shared out between subspaces")] = None
+    pool: Annotated[
+        Annotated[int, Meta(ge=0, le=MAX_POOL)] | None,
+        Meta(description="trials drawn ahead for policy cost to place by their params, 0 for none"),
+    ] = None
     cost: Annotated[
         Any, Meta(description="seconds by subspace, or a function of params; only their proportions matter")
     ] = None

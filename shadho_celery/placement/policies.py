@@ -69,8 +69,9 @@ class CostPolicy:
     Problem", ACM EC 2009: a class that is wanted more than it can do gets dearer.
     """
 
-    def __init__(self, cost_model: CostModel) -> None:
-        self.pool: Pool | None = Pool(cost_model)
+    def __init__(self, cost_model: CostModel, pool_size: int | None = None) -> None:
+        """Choose from up to `pool_size` trials, by default as many as the slots ask for."""
+        self.pool: Pool | None = Pool(cost_model, pool_size)
         self._pool = self.pool
         self._model = cost_model
         self._classes: tuple[str, ...] = ()
@@ -173,10 +174,14 @@ class FifoPolicy:
 
 
 def make_policy(
-    name: str, subspaces: Sequence[Subspace], cost_model: CostModel, generator: np.random.Generator
+    name: str,
+    subspaces: Sequence[Subspace],
+    cost_model: CostModel,
+    generator: np.random.Generator,
+    pool_size: int | None = None,
 ) -> Policy:
-    """Return the policy called `name`. Raises UsageError for an unknown one."""
+    """Return the policy called `name`, of which cost has a pool. Raises UsageError for an unknown one."""
     check_name("policy", name, POLICIES)
     if name == "paper":
         return PaperPolicy(subspaces, generator)
-    return CostPolicy(cost_model) if name == "cost" else FifoPolicy()
+    return CostPolicy(cost_model, pool_size) if name == "cost" else FifoPolicy()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import groupby
 
 import numpy as np
 
@@ -18,7 +19,7 @@ PART_OF_SLOTS, EACH_SLOT, LEAST, MOST = 4, 4, 32, 64
 LEAST_EACH = 2
 #: part of a subspace's trials that must be missing before others are drawn: together they are predicted faster
 REFILL = 4
-#: trials of its subspace, in units of the subspace's part of the pool, that may be sent before a drawn trial: it then
+#: trials of its part, in units of the part's places in the pool, that may be sent before a drawn trial: it then
 #: leaves the pool and goes to the next slot that fits. So none waits for more than 32 rounds of a fleet of up to 8
 #: slots, 256 trials up to 128 slots, and two rounds of a larger fleet, or of any with an adaptive sampler.
 PATIENCE = 8
@@ -27,21 +28,27 @@ PATIENCE = 8
 class Pool:
     """Drawn trials in the order of their draws, and their predicted log seconds by class."""
 
-    def __init__(self, cost_model: CostModel) -> None:
+    def __init__(self, cost_model: CostModel, size: int | None = None) -> None:
+        """Hold up to `size` trials, by default as many as the slots ask for.
+
+        Its parts are the subspaces, or it is one part if one sampler draws in the whole space.
+        """
         self._model = cost_model
+        self._size = size
         #: the trials, the oldest first
         self.trials: list[Trial] = []
-        #: of each trial, what the cost model knows its params by, and the trials of its subspace that had been sent
-        #: when it was drawn
+        #: of each trial, its part, what the cost model knows its params by, and the trials of its part that had been
+        #: sent when it was drawn
+        self._parts: list[str] = []
         self._functions: list[Array] = []
         self._sent_before: list[int] = []
         #: log seconds of the trials on the live classes, shape (trials, classes), as of a version of the model
         self._log_seconds = np.empty((0, 0))
         self._version = -1
         self._counts: Counter[str] = Counter()
-        #: by subspace, trials that have been sent from the pool
+        #: by part, trials that have been sent from the pool
         self._sent: Counter[str] = Counter()
-        #: by subspace that has a part in the pool, the most of its trials
+        #: by part that is worth drawing ahead for, the most of its trials
         self._sizes: dict[str, int] = {}
         self._classes: tuple[str, ...] = ()
 
@@ -68,39 +75,42 @@ class Pool:
             self._log_seconds = self._predicted()
 
     def share_out(self, slots: int, probabilities: Mapping[str, float], *, is_adaptive: bool = False) -> None:
-        """Share the places of the pool out among subspaces; without a choice of classes there are none."""
+        """Share the places of the pool out among parts; without a choice of classes there are none."""
         size = slots // PART_OF_SLOTS if is_adaptive else max(slots // PART_OF_SLOTS, min(EACH_SLOT * slots, LEAST))
-        size = min(size, MOST) if len(self._classes) > 1 else 0
+        size = min(size, MOST) if self._size is None else self._size
+        size = size if len(self._classes) > 1 else 0
         parts = {name: int(size * probability) for name, probability in probabilities.items()}
         self._sizes = {name: part for name, part in parts.items() if part >= LEAST_EACH}
 
     def missing(self) -> dict[str, int]:
-        """Return by subspace how many trials are to be drawn now."""
-        missing = {name: size - self._counts[name] for name, size in self._sizes.items()}
+        """Return by part how many trials are to be drawn now."""
+        missing = {name: size - self._parts.count(name) for name, size in self._sizes.items()}
         return {name: number for name, number in missing.items() if number >= max(1, self._sizes[name] // REFILL)}
 
-    def add(self, subspace: str, trials: Sequence[Trial]) -> None:
-        """Put drawn trials of a subspace into the pool."""
-        if not trials:
-            return
-        functions = self._model.functions(subspace, [trial.params for trial in trials])
-        self.trials += trials
-        self._functions += list(functions)
-        self._sent_before += [self._sent[subspace]] * len(trials)
-        self._counts[subspace] += len(trials)
-        predicted = self._model.log_seconds_of(subspace, functions, self._classes)
-        self._log_seconds = np.concatenate([self._log_seconds, predicted])
+    def add(self, part: str, trials: Sequence[Trial]) -> None:
+        """Put drawn trials of a part into the pool, in the order of their draws."""
+        for subspace, drawn in groupby(trials, lambda trial: trial.subspace):
+            added = list(drawn)
+            functions = self._model.functions(subspace, [trial.params for trial in added])
+            self.trials += added
+            self._functions += list(functions)
+            self._parts += [part] * len(added)
+            self._sent_before += [self._sent[part]] * len(added)
+            self._counts[subspace] += len(added)
+            predicted = self._model.log_seconds_of(subspace, functions, self._classes)
+            self._log_seconds = np.concatenate([self._log_seconds, predicted])
 
     def take(self, trial: Trial) -> Trial | None:
-        """Remove a trial that is sent; return the one of its subspace that has now waited too long, removed too."""
-        subspace = trial.subspace
-        self._remove(self._place(number=trial.number))
-        self._sent[subspace] += 1
-        if not self._counts[subspace]:
+        """Remove a trial that is sent; return the one of its part that has now waited too long, removed too."""
+        place = next(place for place, pooled in enumerate(self.trials) if pooled.number == trial.number)
+        part = self._parts[place]
+        self._remove(place)
+        self._sent[part] += 1
+        if part not in self._parts:
             return None
-        oldest = self._place(subspace=subspace)
-        most = PATIENCE * max(self._sizes.get(subspace, 0), LEAST_EACH)
-        return self._remove(oldest) if self._sent[subspace] - self._sent_before[oldest] >= most else None
+        oldest = self._parts.index(part)
+        most = PATIENCE * max(self._sizes.get(part, 0), LEAST_EACH)
+        return self._remove(oldest) if self._sent[part] - self._sent_before[oldest] >= most else None
 
     def log_seconds(self) -> Array:
         """Return the trials' log seconds on the live classes, shape (trials, classes), as believed now."""
@@ -118,16 +128,10 @@ class Pool:
             predicted[places] = self._model.log_seconds_of(name, functions, self._classes)
         return predicted
 
-    def _place(self, number: int | None = None, subspace: str | None = None) -> int:
-        """Return the place of the trial of that number, or of the first one of a subspace."""
-        return next(
-            place for place, trial in enumerate(self.trials) if trial.number == number or trial.subspace == subspace
-        )
-
     def _remove(self, place: int) -> Trial:
         trial = self.trials.pop(place)
         self._counts[trial.subspace] -= 1
-        del self._functions[place], self._sent_before[place]
+        del self._parts[place], self._functions[place], self._sent_before[place]
         # In place: `np.delete` takes five times as long.
         self._log_seconds[place:-1] = self._log_seconds[place + 1 :]
         self._log_seconds = self._log_seconds[:-1]

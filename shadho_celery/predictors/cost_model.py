@@ -97,8 +97,9 @@ class CostModel:
             for memory in Memory:
                 if memory is Memory.HOST or uses_gpus(compute_class):
                     self._bounds[trial.subspace, memory].tell(trial.params, compute_class, fits=True)
-        # An earlier version measured by the time of day, which may have been set back within the trial.
-        if outcome.seconds is not None and outcome.seconds >= 0:
+        # An earlier version measured by the time of day, which may have been set back within the trial. What is no
+        # finite time, by an executor's mistake, would spoil all that is known.
+        if outcome.seconds is not None and 0 <= outcome.seconds < math.inf:
             place, column, value = self._timing(trial, compute_class, outcome.seconds)
             self._durations.tell(place, column, value)
             if row is not None:

@@ -1,4 +1,4 @@
-"""The role of a sampler: it proposes params in one subspace, and learns from their losses."""
+"""The role of a sampler: it proposes params, in one subspace or in the whole space, and learns from their losses."""
 
 from __future__ import annotations
 
@@ -9,7 +9,11 @@ from shadho_celery.core.trial import Params, Trial
 
 
 class Sampler(Protocol):
-    """Proposes the params of one subspace's trials. Asks and tells; draws nothing but from its seed."""
+    """Proposes the params of one subspace's trials. Asks and tells; draws nothing but from its seed.
+
+    Each subspace has a sampler of its own, called with the subspace and the words of its seed. Of a class with
+    ``spans_space = True`` there is one, called with the whole space as one subspace: it chooses the subspaces itself.
+    """
 
     #: True if the proposals depend on the losses; else the set of trials is fixed by the seed alone
     adaptive: bool

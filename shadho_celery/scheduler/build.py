@@ -16,7 +16,7 @@ from shadho_celery.placement.policies import make_policy
 from shadho_celery.placement.shares import make_shares
 from shadho_celery.predictors.cost_model import CostModel
 from shadho_celery.predictors.declared_cost import declared_cost
-from shadho_celery.scheduler.proposals import MakeSampler, Proposals
+from shadho_celery.scheduler.proposals import MakeSampler, Proposals, spans_space
 from shadho_celery.scheduler.rounds import Endless, Rounds
 from shadho_celery.scheduler.scheduler import Scheduler
 from shadho_celery.scheduler.widths import make_width
@@ -65,6 +65,9 @@ def make_scheduler(
     `make_sampler` takes the place of the sampler that is named.
     """
     check_settings(settings)
+    make_sampler = make_sampler or samplers.SAMPLERS[settings.sampler]
+    if settings.policy == "paper" and spans_space(make_sampler):
+        raise UsageError("policy 'paper' ranks subspaces, which this sampler chooses itself; choose cost or fifo")
     subspaces = split(space)
     declared = None if settings.cost is None else declared_cost(settings.cost, space, subspaces)
     cost_model = CostModel(subspaces, declared)
@@ -72,10 +75,10 @@ def make_scheduler(
     proposals = Proposals(
         study,
         subspaces,
-        policy=make_policy(settings.policy, subspaces, cost_model, generator),
+        policy=make_policy(settings.policy, subspaces, cost_model, generator, settings.pool),
         shares=make_shares(settings.shares_in_force, {subspace.name: subspace.probability for subspace in subspaces}),
         rounds=make_rounds(settings.rungs),
-        make_sampler=make_sampler or samplers.SAMPLERS[settings.sampler],
+        make_sampler=make_sampler,
         limits=limits,
         width=make_width(settings.slots, space, subspaces),
     )

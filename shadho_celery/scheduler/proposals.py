@@ -15,7 +15,7 @@ from shadho_celery.placement.shares import Shares
 from shadho_celery.samplers.base import Sampler
 from shadho_celery.scheduler.rounds import Rounds, Wanted
 from shadho_celery.scheduler.widths import Width
-from shadho_celery.space.split import Subspace
+from shadho_celery.space.split import Subspace, undivided
 from shadho_celery.study.limits import Limits
 from shadho_celery.study.study import Study
 
@@ -30,6 +30,9 @@ WAITING_PER_SUBSPACE = 4
 TOO_WIDE = 50
 
 MakeSampler = Callable[[Subspace, Sequence[int]], Sampler]
+
+#: in place of a subspace's name, where one sampler draws in the whole space
+WHOLE = ""
 
 
 class Proposals:
@@ -51,9 +54,17 @@ class Proposals:
         self._study = study
         self._seed = study.record.seed
         self._index = {subspace.name: place for place, subspace in enumerate(subspaces)}
-        self._subspaces = subspaces
-        #: samplers by subspace
-        self.samplers = {s.name: make_sampler(s, (self._seed, place)) for place, s in enumerate(subspaces)}
+        self._by_name = {subspace.name: subspace for subspace in subspaces}
+        #: names, in the order of the search space
+        self.subspaces = tuple(self._index)
+        #: True if one sampler draws in the whole space, which leaves nothing to the shares
+        self._spans_space = spans_space(make_sampler)
+        #: by subspace, or one of WHOLE
+        self.samplers = (
+            {WHOLE: make_sampler(undivided(subspaces[0].space), (self._seed,))}
+            if self._spans_space
+            else {s.name: make_sampler(s, (self._seed, place)) for place, s in enumerate(subspaces)}
+        )
         self.policy = policy
         self._pool = policy.pool
         self.shares = shares
@@ -76,8 +87,8 @@ class Proposals:
         self._widest = max((compute_class.slots for compute_class in classes), default=0)
         if self._pool is not None:
             slots = sum(compute_class.slots for compute_class in classes)
-            probabilities = {s.name: s.probability for s in self._subspaces}
-            self._pool.share_out(slots, probabilities, is_adaptive=self._adaptive)
+            parts = {WHOLE: 1.0} if self._spans_space else {s.name: s.probability for s in self._by_name.values()}
+            self._pool.share_out(slots, parts, is_adaptive=self._adaptive)
 
     def ask(self, compute_class: str, fits: Callable[[Trial], bool], left: float) -> Trial | None:
         """Return a new trial that `fits` a class; None if none is wanted now.
@@ -98,7 +109,7 @@ class Proposals:
                 if picked is None or wanted is None:
                     return None
                 [trial] = self._drawn(picked, wanted)
-                self.shares.deal(picked)
+                self.shares.deal(trial.subspace)
             if fits(trial):
                 return trial
             self._study.hold_back(trial)
@@ -109,11 +120,12 @@ class Proposals:
         # Losses compare at one budget only, and the trials on higher rungs are a selection.
         lowest = [trial for trial in trials if not trial.rung]
         self.policy.tell(*lowest, following=following)
-        by_subspace: defaultdict[str, list[Trial]] = defaultdict(list)
+        by_sampler: defaultdict[str, list[Trial]] = defaultdict(list)
         for trial in lowest:
-            self.shares.tell(trial)
-            by_subspace[trial.subspace].append(trial)
-        for name, told in by_subspace.items():
+            if not self._spans_space:
+                self.shares.tell(trial)
+            by_sampler[WHOLE if self._spans_space else trial.subspace].append(trial)
+        for name, told in by_sampler.items():
             if name in self.samplers:
                 self.samplers[name].tell(told)
         for trial in trials:
@@ -138,6 +150,8 @@ class Proposals:
 
     def _picked(self, wanted: Wanted | None, compute_class: str, fits: Callable[[Trial], bool]) -> str | Trial | None:
         """Return a trial of the pool that fits, or a subspace that may get a new trial; None if there is neither."""
+        if self._spans_space:
+            return self._picked_of_all(wanted, compute_class, fits)
         backlogs = self.shares.backlogs()
         may_draw = [] if wanted is None else [n for n in backlogs if self._quota_left(n, wanted.drawn) > 0] or backlogs
         may_draw = [name for name in may_draw if self._may_wait(name)]
@@ -145,6 +159,16 @@ class Proposals:
         backlogs = {name: behind for name, behind in backlogs.items() if name in may_draw or name in pooled}
         picked = self.policy.pick(compute_class, backlogs, fits) if backlogs else None
         return picked if isinstance(picked, Trial) or picked in may_draw else None
+
+    def _picked_of_all(
+        self, wanted: Wanted | None, compute_class: str, fits: Callable[[Trial], bool]
+    ) -> str | Trial | None:
+        """Return a trial of the pool that fits, or WHOLE, if its sampler may draw; None if there is neither."""
+        if self._pool is not None and len(self._pool):
+            picked = self.policy.pick(compute_class, dict.fromkeys(self._pool.subspaces, 0.0), fits)
+            if isinstance(picked, Trial):
+                return picked
+        return WHOLE if wanted is not None and self._may_wait(*self.subspaces) else None
 
     def _taken(self, trial: Trial) -> Trial:
         """Take a trial out of the pool, for it to be sent, and let another go that has waited there too long."""
@@ -162,9 +186,15 @@ class Proposals:
         return self._study.add(*draw, wanted.budget, slots=origin.slots, rung=wanted.rung, origin=origin.number)
 
     def _drawn(self, name: str, wanted: Wanted, number: int = 1) -> list[Trial]:
-        """Add so many new trials in the subspace called `name`."""
-        asked = self.samplers[name].ask(number, self._study.pending(name))
-        return [self._added(name, params, wanted) for params in asked]
+        """Add so many new trials in the subspace called `name`, or in those of WHOLE."""
+        if name != WHOLE:
+            asked = self.samplers[name].ask(number, self._study.pending(name))
+            return [self._added(name, params, wanted) for params in asked]
+        asked = self.samplers[WHOLE].ask(number, self._study.pending())
+        return [self._added(self._subspace_of(params), params, wanted) for params in asked]
+
+    def _subspace_of(self, params: Params) -> str:
+        return next(name for name, subspace in self._by_name.items() if subspace.contains(params))
 
     def _added(self, name: str, params: Params, wanted: Wanted) -> Trial:
         seed = trial_seed(self._seed, self._index[name], self._study.asked(name))
@@ -172,39 +202,46 @@ class Proposals:
         self.rounds.add(trial)
         return trial
 
-    def _may_wait(self, name: str) -> bool:
-        """Return True if another trial of a subspace may wait; the waiting ones are too large for the class.
+    def _may_wait(self, *names: str) -> bool:
+        """Return True if another trial of some subspaces may wait; the waiting ones are too large for the class.
 
-        Trials too wide for every class do not count, as long as the subspace has narrower ones.
+        Trials too wide for every class do not count, as long as the subspaces have narrower ones.
         """
-        drawn_ahead = [] if self._pool is None else self._pool.of(name)
-        waiting = self._study.count(TrialState.WAITING, subspace=name) - len(drawn_ahead)
-        if waiting < WAITING_PER_SUBSPACE:
+        drawn_ahead = [] if self._pool is None else [trial for name in names for trial in self._pool.of(name)]
+        waiting = sum(self._study.count(TrialState.WAITING, subspace=name) for name in names) - len(drawn_ahead)
+        most = WAITING_PER_SUBSPACE * len(names)
+        if waiting < most:
             return True
-        too_wide = self._study.count_wider(self._widest, name) - sum(t.slots > self._widest for t in drawn_ahead)
-        if waiting - too_wide >= WAITING_PER_SUBSPACE or self._least_slots(name) > self._widest:
+        too_wide = sum(self._study.count_wider(self._widest, name) for name in names)
+        too_wide -= sum(trial.slots > self._widest for trial in drawn_ahead)
+        if waiting - too_wide >= most or min(map(self._least_slots, names)) > self._widest:
             return False
-        return too_wide < TOO_WIDE * (1 + self._study.asked(name) - too_wide)
+        return too_wide < TOO_WIDE * (1 + sum(map(self._study.asked, names)) - too_wide)
 
     def _least_slots(self, name: str) -> int:
         """Return the slots of the narrowest trials of a subspace, estimated from some draws."""
         if name not in self._narrowest:
-            draws = self._subspaces[self._index[name]].sample(np.random.default_rng(self._seed), TOO_WIDE)
+            draws = self._by_name[name].sample(np.random.default_rng(self._seed), TOO_WIDE)
             self._narrowest[name] = min(self._width(params) for params in draws)
         return self._narrowest[name]
 
     def _quota_left(self, name: str, drawn: int | None) -> float:
-        """Return how many more trials may be drawn in a subspace.
+        """Return how many more trials may be drawn in a subspace, or in WHOLE.
 
         If the proposals do not depend on the losses, a limit on trials fixes the number of each subspace. The policy
         then decides only on their order and place, and the seed on the set. In rounds, the limit is the number `drawn`
         by the end of each.
         """
         limit = self._limits.trials if drawn is None else drawn
-        if limit is None or not self.shares.fixed or self._adaptive:
+        if limit is None or not self.shares.fixed or self._adaptive or self._spans_space:
             return math.inf
         total = limit + (self._study.count(TrialState.CANCELLED) if drawn is None else 0)
         return self.shares.quotas(total)[name] - self._study.asked(name)
+
+
+def spans_space(make_sampler: MakeSampler) -> bool:
+    """Return True if it makes one sampler for the whole space."""
+    return getattr(make_sampler, "spans_space", False) is True
 
 
 def trial_seed(seed: int, subspace: int, index: int) -> int:

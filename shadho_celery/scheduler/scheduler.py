@@ -55,7 +55,7 @@ class Scheduler:
         self.limits = limits
         self.expected = expected
         #: their names, in the order of the search space
-        self.subspaces = tuple(proposals.samplers)
+        self.subspaces = proposals.subspaces
         #: live classes, strongest first
         self.classes: list[ComputeClass] = []
         #: longest time that one turn waits for an event
@@ -258,9 +258,7 @@ class Scheduler:
         if self.stopping or all(self._reservations.free(each) <= 0 for each in self.classes):
             return []
         alone = (
-            (trial, self.study.running_since(trial))
-            for trial in self.study.alone
-            if trial.subspace in self._proposals.samplers
+            (trial, self.study.running_since(trial)) for trial in self.study.alone if trial.subspace in self.subspaces
         )
         size = self.study.in_flight if self._proposals.rounds.size is None else self._proposals.rounds.size
         most = most_copies(size) - self.study.copies

@@ -108,6 +108,7 @@ def simulate(
     shares: str | None = DEFAULT_SETTINGS.shares,
     sampler: str = DEFAULT_SETTINGS.sampler,
     rungs: Mapping[str, Any] | None = None,
+    pool: int | None = DEFAULT_SETTINGS.pool,
     speculate: bool = True,
     seed: int | None = None,
     on_turn: Callable[[Study], None] = lambda study: None,
@@ -117,7 +118,7 @@ def simulate(
     `on_turn` is called after every turn of the scheduler's loop. Raises UsageError for a name that does not exist.
     """
     seed = cluster.seed if seed is None else seed
-    choice = StudySettings(policy=policy, shares=shares, sampler=sampler, rungs=rungs, speculate=speculate)
+    choice = StudySettings(policy=policy, shares=shares, sampler=sampler, rungs=rungs, pool=pool, speculate=speculate)
     settings = replace(choice, classes=tuple(cluster.slots))
     began = time.process_time()
     clock = ManualClock()

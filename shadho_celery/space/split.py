@@ -70,6 +70,11 @@ def split(space: Space, max_subspaces: int = DEFAULT_MAX_SUBSPACES) -> tuple[Sub
     return tuple(map(within.subspace, within.names(combinations), combinations))
 
 
+def undivided(space: Space) -> Subspace:
+    """Return the whole space as one subspace."""
+    return _Structure(space).subspace(UNDIVIDED, {})
+
+
 class _Structure:
     """Structural choices of one space."""
 

@@ -207,8 +207,10 @@ class Study:
         """Return the number of trials drawn in `subspace` so far, without promotions to a higher rung."""
         return self._asked[subspace]
 
-    def pending(self, subspace: str) -> Collection[Trial]:
-        """Return a view of the trials of a subspace that have not finished, without promotions to a higher rung."""
+    def pending(self, subspace: str | None = None) -> Collection[Trial]:
+        """Return the trials, of one subspace or all, that have not finished, without promotions to a higher rung."""
+        if subspace is None:
+            return [trial for pending in self._pending.values() for trial in pending.values()]
         return self._pending[subspace].values()
 
     @property

@@ -6,6 +6,9 @@ run trials that sleep for the seconds of four families on three GPUs, scaled to 
 straggler's factor. The simulator plays the same cluster on its own clock, with the same policy, for as long. Compared
 are the trials an hour that are complete when the time is up, of each family and of all: the simulator should tell what
 the fleet does within 15 %.
+
+Then the same with a flat space, whose seconds depend on one number, on a second fleet: there `cost` should do more than
+`fifo` by what the simulator tells, within 10 %.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from figures import finish, goal
 from fleets import DATA, FOUR, RATES, bound, describe, rates, seconds_of
 from idle import Fleet, lent_rabbitmq, lent_redis
 
+from shadho_celery.simulation.cluster_file import parse
 from shadho_celery.simulation.simulation import simulate
 
 #: the queues, the strongest first
@@ -42,6 +46,21 @@ def objective(params, context):
     factor = (1 + abs(random.Random(context.seed).gauss(0, {straggling}))) / {mean}
     time.sleep(SECONDS[params["family"]][context.compute_class] * factor)
     return params["x"]
+"""
+
+#: slots, and seconds of a flat space; to be scaled as those of the families
+FLAT_SLOTS = {"gpu": 4, "cpu": 12}
+FLAT_SECONDS = {"gpu": "20 + 10 * w", "cpu": "20 + 400 * w"}
+
+FLAT_STUDY = """
+import random, time
+from hyperopt import hp
+SPACE = {{"w": hp.uniform("w", 0, 1)}}
+def objective(params, context):
+    w = params["w"]
+    factor = (1 + abs(random.Random(context.seed).gauss(0, {straggling}))) / {mean}
+    time.sleep({scale} * {{{seconds}}}[context.compute_class] * factor)
+    return w
 """
 
 Table = Mapping[str, Mapping[str, float]]
@@ -68,6 +87,7 @@ def main() -> None:
     )
     given = parser.parse_args()
     policies = given.policy or ["cost", "fifo"]
+    margins = {}
     path = given.data / RATES if given.data.is_dir() else given.data
     if not path.is_file():
         parser.error(f"there is no {path}: name a folder such as {DATA}, which has it")
@@ -81,10 +101,13 @@ def main() -> None:
     measured = {}
     with lent_redis(given.redis_url) as redis:
         broker = lent_redis(redis) if given.broker == "redis" else lent_rabbitmq(given.broker_url)
-        with broker as url, Fleet(dict.fromkeys(CLASSES, given.slots), url, redis, twin=study_text(table)) as fleet:
-            for policy in policies:
-                print(f"{policy}: {given.seconds:g} s on real workers", flush=True)
-                measured[policy] = run(fleet, policy, given.seconds, given.seed)
+        with broker as url:
+            with Fleet(dict.fromkeys(CLASSES, given.slots), url, redis, twin=study_text(table)) as fleet:
+                for policy in policies:
+                    print(f"{policy}: {given.seconds:g} s on real workers", flush=True)
+                    measured[policy] = run(fleet, policy, given.seconds, given.seed)
+            if {"cost", "fifo"} <= {*policies}:
+                margins = flat_margins(url, redis, given.scale, given.seconds, given.seed)
     goals = {}
     best = 3600 * bound(table, dict.fromkeys(CLASSES, given.slots))
     for policy in policies:
@@ -92,8 +115,13 @@ def main() -> None:
         goals[f"{policy}_all_off"] = goal(off(measured[policy], predicted[policy]), at_most=0.15)
         worst = max(off(measured[policy], predicted[policy], family) for family in table)
         goals[f"{policy}_worst_family_off"] = goal(worst, at_most=0.15)
+    if margins:
+        real, told = margins["real"], margins["simulated"]
+        print(f"\nflat space: cost does {real:.3f} times as many trials as fifo; simulated: {told:.3f}")
+        goals["flat_margin_off"] = goal(abs(real / told - 1.0), at_most=0.10)
     settings = {name: value for name, value in vars(given).items() if name not in {"data", "redis_url", "broker_url"}}
-    finish({"measured_per_hour": measured, "predicted_per_hour": predicted, "bound_per_hour": best}, goals, settings)
+    figures = {"measured_per_hour": measured, "predicted_per_hour": predicted, "bound_per_hour": best}
+    finish(figures | {"flat_margins": margins}, goals, settings)
 
 
 def study_text(table: Table) -> str:
@@ -109,6 +137,32 @@ def run(fleet: Fleet, policy: str, seconds: float, seed: int) -> dict[str, float
     done = fleet.run("twin", *words, timeout=seconds + 90)
     trials = [trial for trial in done.trials if trial["state"] == "COMPLETE"]
     return per_hour(trials, min(trial["started_at"] for trial in trials), seconds)
+
+
+def flat_margins(broker: str, redis: str, scale: float, seconds: float, seed: int) -> dict[str, float]:
+    """Trials that cost completes in a flat space, over those of fifo: on real workers, and simulated."""
+    laws = {name: f"{scale} * ({law})" for name, law in FLAT_SECONDS.items()}
+    cluster = parse(
+        {
+            "seconds": seconds,
+            "classes": {name: {"workers": slots} for name, slots in FLAT_SLOTS.items()},
+            "families": {"flat": {"seconds": laws, "params": {"w": {"law": "uniform", "low": 0, "high": 1}}}},
+            "straggler": {"law": "halfnormal", "scale": STRAGGLING},
+        }
+    )
+    by_class = ", ".join(f"{Fleet.queue(name)!r}: {law}" for name, law in FLAT_SECONDS.items())
+    text = FLAT_STUDY.format(seconds=by_class, scale=scale, straggling=STRAGGLING, mean=STRAGGLER_MEAN)
+    told = {policy: simulate(cluster, policy=policy, seed=seed).complete["flat"] for policy in ("cost", "fifo")}
+    real = {}
+    with Fleet(FLAT_SLOTS, broker, redis, flat_twin=text) as fleet:
+        for policy in ("cost", "fifo"):
+            print(f"flat space, {policy}: {seconds:g} s on real workers", flush=True)
+            words = ("--policy", policy, "--seconds", str(seconds), "--seed", str(seed))
+            trials = fleet.run("flat_twin", *words, timeout=seconds + 90).trials
+            ended = [trial["finished_at"] for trial in trials if trial["state"] == "COMPLETE"]
+            began = min(trial["started_at"] for trial in trials if trial["state"] == "COMPLETE")
+            real[policy] = sum(end - began <= seconds for end in ended)
+    return {"real": real["cost"] / real["fifo"], "simulated": told["cost"] / told["fifo"]}
 
 
 def per_hour(trials: Sequence[Mapping[str, Any]], began: float, seconds: float) -> dict[str, float]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -12,13 +13,16 @@ from hyperopt import hp
 
 from shadho_celery.core.clock import ManualClock
 from shadho_celery.core.settings import StudySettings
-from shadho_celery.core.trial import Attempt, Outcome, TrialState
+from shadho_celery.core.trial import Attempt, Outcome, Params, Trial, TrialState
+from shadho_celery.errors import UsageError
 from shadho_celery.executors.simulated import Change, SimulatedExecutor
-from shadho_celery.placement.pool import LEAST, PATIENCE
+from shadho_celery.placement.pool import LEAST, PATIENCE, REFILL
 from shadho_celery.predictors.cost_model import CostModel
 from shadho_celery.scheduler.build import make_scheduler
+from shadho_celery.scheduler.proposals import MakeSampler
 from shadho_celery.scheduler.scheduler import Scheduler
 from shadho_celery.space.compile import Space, compile_space
+from shadho_celery.space.split import Subspace, split
 from shadho_celery.store.sql import SqlStore
 from shadho_celery.study.limits import Limits
 from shadho_celery.study.open import open_study
@@ -51,6 +55,7 @@ class Search:
         settings: StudySettings | None = None,
         trials: int | None = None,
         limits: Limits | None = None,
+        make_sampler: MakeSampler | None = None,
     ) -> None:
         self.space, self.seconds, self.clock = space or flat(), seconds, ManualClock(0.0)
         self.store = store or SqlStore("sqlite://")
@@ -64,6 +69,7 @@ class Search:
             self.machines,
             limits or Limits(trials=trials),
             settings or StudySettings(speculate=False),
+            make_sampler=make_sampler,
         )
 
     def play(self, attempt: Attempt, compute_class: str) -> Outcome:
@@ -231,9 +237,133 @@ def test_strings_and_lists_among_the_options_are_placed_by_their_index() -> None
     assert np.mean(right) > 0.9
 
 
+@pytest.mark.parametrize("wrong", [math.nan, math.inf, -1.0, None])
+def test_seconds_that_are_none_teach_nothing(wrong: float | None) -> None:
+    """One trial of ten says so, as an executor of one's own may."""
+    space = flat()
+    [subspace] = split(space)
+    model, without = CostModel([subspace]), CostModel([subspace])
+    generator = np.random.default_rng(0)
+    for number, params in enumerate(subspace.sample(generator, 60)):
+        name = "gpu" if number % 2 else "cpu"
+        seconds = wrong if number % 10 == 0 else by_width(params)[name]
+        outcome = Outcome(state=TrialState.COMPLETE, loss=0.0, seconds=seconds)
+        trial = Trial(number=number, subspace="all", params=params, state=TrialState.COMPLETE)
+        trial = trial.evolve(outcome=outcome, compute_class=name)
+        model.tell(trial)
+        if number % 10:
+            without.tell(trial)
+    probes = subspace.sample(generator, 5)
+    functions = [each.functions("all", probes) for each in (model, without)]
+    assert model.version == without.version
+    found, expected = (
+        each.log_seconds_of("all", known, ["gpu", "cpu"]).tolist()
+        for each, known in zip((model, without), functions, strict=True)
+    )
+    assert found == expected
+    assert np.isfinite(found).all()
+
+
 def test_trials_of_no_time_and_of_very_long_ones_are_placed() -> None:
     def seconds(params: Mapping[str, Any]) -> Mapping[str, float]:
         return {"gpu": 0.0 if params["w"] < 0.5 else 1e4, "cpu": 1e-9}
 
     search = Search(seconds=seconds, trials=100).run()
     assert search.study.count(TrialState.COMPLETE) == 100
+
+
+# How many, and who draws them
+
+
+@pytest.mark.parametrize(("pool", "most"), [(0, 0), (5, 5), (200, 200), (None, LEAST)])
+def test_the_number_of_trials_drawn_ahead_can_be_set(pool: int | None, most: int) -> None:
+    settings = StudySettings(pool=pool, speculate=False)
+    search = Search(settings=settings, trials=400)
+    seen = []
+    search.run(lambda: seen.append(search.pooled) or False)  # type: ignore[func-returns-value]
+    # A turn ends with those that were left by its own trials.
+    assert most - most // REFILL - 1 <= max(seen) <= most if most else max(seen) == 0
+    assert drawn(search.study) == drawn(Search(settings=StudySettings(policy="fifo"), trials=400).run().study)
+
+
+TWO = {
+    "k": hp.choice("k", [{"w": hp.uniform("w", 0, 1)}, {"v": hp.uniform("v", 0, 1)}, {"u": hp.uniform("u", 0, 1)}]),
+}
+
+
+class OneForAll:
+    """A sampler of the whole space, which draws nine of ten trials with w, and none with u."""
+
+    adaptive = True
+    spans_space = True
+    made: ClassVar[list[OneForAll]] = []
+
+    def __init__(self, subspace: Subspace, entropy: Sequence[int]) -> None:
+        self.subspace, self.entropy = subspace, tuple(entropy)
+        self.told: list[Trial] = []
+        self.most_pending = 0
+        self.made.append(self)
+
+    def ask(self, n: int, pending: Collection[Trial]) -> list[Params]:
+        self.most_pending = max(self.most_pending, len(pending))
+        first = len(self.told) + len(pending)
+        return [{"k": 1, "v": 0.5} if (first + i) % 10 == 9 else {"k": 0, "w": (first + i) % 7 / 7} for i in range(n)]
+
+    def tell(self, trials: Sequence[Trial]) -> None:
+        self.told += trials
+
+
+def spanning(**given: Any) -> Search:
+    OneForAll.made.clear()
+
+    def seconds(params: Mapping[str, Any]) -> Mapping[str, float]:
+        return by_width({"w": params.get("w", 0.2)})
+
+    return Search(compile_space(TWO), seconds=seconds, make_sampler=OneForAll, **given)
+
+
+@pytest.mark.parametrize("policy", ["cost", "fifo"])
+def test_a_sampler_of_the_whole_space_chooses_the_subspaces_itself(policy: str) -> None:
+    search = spanning(trials=200, settings=StudySettings(policy=policy, speculate=False)).run()
+    [sampler] = OneForAll.made
+    assert (sampler.subspace.name, sampler.entropy) == ("all", (7,))
+    assert set(sampler.subspace.domains) == {"k", "w", "v", "u"}
+    assert Counter(trial.subspace for trial in search.study) == {"k=0": 180, "k=1": 20}
+    assert len({(trial.subspace, trial.seed) for trial in search.study}) == len(search.study) == 200
+    assert sorted(trial.number for trial in sampler.told) == list(range(200))
+    # A quarter of 16 slots, as it learns from losses.
+    assert sampler.most_pending <= 16 + (4 if policy == "cost" else 0)
+
+
+def test_what_it_draws_ahead_is_placed_by_params_and_none_waits_for_ever() -> None:
+    settings = StudySettings(pool=16, speculate=False)
+    cost, fifo = (
+        spanning(trials=1000, settings=each).run() for each in (settings, StudySettings(policy="fifo", speculate=False))
+    )
+    assert fifo.clock.now() / cost.clock.now() > 1.1
+    assert passed_over(cost.study) <= PATIENCE * 16 + sum(FLEET.values())
+
+
+def test_a_resumed_study_goes_on_with_what_it_had_drawn() -> None:
+    first = spanning(trials=100)
+    first.run(lambda: first.study.counted >= 40)
+    assert first.pooled > 0
+    first.machines.close()
+    first.study.close()
+    again = spanning(trials=100, store=first.store, resume=True).run()
+    assert again.study.count(TrialState.COMPLETE) == len(again.study) == 100
+    assert len({(trial.subspace, trial.seed) for trial in again.study}) == 100
+    [sampler] = OneForAll.made
+    assert sorted(trial.number for trial in sampler.told) == list(range(100))
+
+
+def test_what_no_class_has_the_slots_for_does_not_clog_it_either() -> None:
+    settings = StudySettings(slots=lambda params: 9 if "v" in str(params) else 1, speculate=False)
+    search = spanning(settings=settings, slots={"gpu": 4, "cpu": 4}, limits=Limits(seconds=20_000.0)).run()
+    assert search.study.count(TrialState.COMPLETE) > 300
+    assert {trial.subspace for trial in search.study.trials} == {"k=0"}
+
+
+def test_policy_paper_which_ranks_subspaces_is_refused_beside_it() -> None:
+    with pytest.raises(UsageError, match="ranks subspaces, which this sampler chooses itself; choose cost or fifo"):
+        spanning(settings=StudySettings(policy="paper"), trials=1)
