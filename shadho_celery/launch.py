@@ -115,7 +115,6 @@ _positive = partial(click.option, type=click.FloatRange(min=0, min_open=True, ma
 )
 @click.option(
     "--speculation/--no-speculation",
-    "pool",
     "speculate",
     default=None,
     help="Copy a late trial to an idle slot of another machine; the first result counts.  [default: speculation]",

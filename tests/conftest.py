@@ -21,9 +21,10 @@ from shadho_celery.store import engine, sql
 FOLDERS = ("unit", "contract", "integration", "acceptance")
 #: the longest files begin first among those of their folder, so that no process waits for the other at the end
 LONGEST = (
-    "test_embedded",
-    "test_readme",
     "test_training",
+    "test_embedded",
+    "test_readme_long",
+    "test_readme",
     "test_benchmarks",
     "test_kills",
     "test_fleet",
@@ -32,13 +33,17 @@ LONGEST = (
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the tests in the order in which they run; those of a file stay as they are."""
+    """Put the tests in the order in which they run, those of a file as they are; leave long ones to CI."""
 
     def place(item: pytest.Item) -> tuple[int, int]:
         folder = next((FOLDERS.index(name) for name in item.path.parts if name in FOLDERS), -1)
         return folder, LONGEST.index(item.path.stem) if item.path.stem in LONGEST else len(LONGEST)
 
     items.sort(key=place)
+    if not os.environ.get("CI"):
+        for item in items:
+            if item.get_closest_marker("long"):
+                item.add_marker(pytest.mark.skip(reason="takes long: runs with CI=true, as in .ci/run"))
 
 
 @pytest.fixture(scope="session")

@@ -9,47 +9,14 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
+from acceptance import test_readme_long
 from acceptance.commands import ROOT, Desk, until
+from acceptance.documents import COMMANDS, PYTHON, TEXTS, commands, in_tests, last_part, shell
 
 from shadho_celery.transport.redis import connect
 from shadho_celery.transport.registry import Registry, Worker
 
 pytestmark = pytest.mark.timeout(240)
-
-DOCUMENTS = [
-    ROOT / "README.md",
-    *sorted(ROOT.glob("shadho_celery/*/README.md")),
-    *(ROOT / folder / "README.md" for folder in ("deploy", "tests")),
-]
-TEXTS = {path: path.read_text(encoding="utf-8") for path in [*DOCUMENTS, *sorted((ROOT / ".readme").glob("*.md"))]}
-
-
-def blocks(path: Path, language: str) -> list[str]:
-    """Return a document's blocks of code in a language."""
-    found = re.findall(r"^```(\w+)\n(.*?)^```", TEXTS[path], re.MULTILINE | re.DOTALL)
-    return [text for name, text in found if name == language]
-
-
-def commands(path: Path) -> list[str]:
-    """Return a document's commands, each in one line."""
-    return [line for text in blocks(path, "bash") for line in text.replace(" \\\n ", "").splitlines() if line.strip()]
-
-
-COMMANDS = [line for path in DOCUMENTS for line in commands(path)]
-PYTHON = blocks(ROOT / "README.md", "python")
-TRAINING = ROOT / "shadho_celery" / "training" / "README.md"
-
-
-def last_part(command: str) -> str:
-    """Return a command without its install: that needs a network, and CI begins with it."""
-    return command.rsplit(" && ", maxsplit=1)[-1]
-
-
-def shell(desk: Desk, command: str, seconds: float = 120.0, **environment: str) -> str:
-    """Run a command as typed; what it printed."""
-    run = desk.start("bash", "-c", command, **environment).wait(seconds)
-    assert run.code == 0, desk.said()
-    return run.out
 
 
 @pytest.fixture
@@ -59,7 +26,7 @@ def first_study(desk: Desk) -> Desk:
     return desk
 
 
-#: what each command of the documents is run by, below
+#: what each command of the documents is run by, below or in test_readme_long
 RUN_BY = {
     "launch tasks.svm --trials 20": "test_the_options_of_placement_and_samplers",
     "launch tasks.svm": "test_the_main_job",
@@ -93,7 +60,7 @@ def test_every_command_has_its_test() -> None:
     """A command that is added to a document needs a line in the table above, and a test."""
     missing = [line for line in COMMANDS if not any(part in line for part in RUN_BY)]
     assert not missing
-    assert set(RUN_BY.values()) <= set(globals())
+    assert set(RUN_BY.values()) <= {*globals(), *vars(test_readme_long)}
 
 
 @pytest.mark.parametrize("path", TEXTS, ids=lambda path: str(path.relative_to(ROOT)))
@@ -227,60 +194,6 @@ def test_signing_what_travels(first_study: Desk, redis_url: str) -> None:
     assert "5 complete" not in unsigned.out
 
 
-def test_training_in_several_slots(desk: Desk) -> None:
-    """The digits are learned by a gang alone, and as a study whose gangs come from the queue."""
-    lines = [line for line in COMMANDS if "tasks.sync_sgd" in line]
-    alone = next(line for line in lines if "launch" not in line)
-    out = shell(desk, alone, seconds=200)
-    accuracy = re.search(r"accuracy (\S+)", out)
-    assert accuracy
-    assert float(accuracy[1]) > 0.9
-    (study,) = {line for line in lines if "launch" in line}
-    out = shell(desk, study, seconds=230)
-    assert "4 complete, 0 failed" in out
-    assert max(trial["slots"] for trial in desk.trials()) > 1
-
-
-def test_the_gang_of_the_training_readme(desk: Desk) -> None:
-    """The example of a gang is a study file."""
-    desk.write("my_gang.py", blocks(TRAINING, "python")[0])
-    command = next(line for line in COMMANDS if "launch my_gang" in line)
-    assert "4 complete, 0 failed" in shell(desk, command)
-    assert {trial["slots"] for trial in desk.trials()} == {2}
-
-
-@pytest.mark.parametrize("command", [line for line in COMMANDS if line.endswith("--trials 2")])
-def test_the_other_tasks(desk: Desk, command: str) -> None:
-    """Each of the other tasks of training is a study file; the seed keeps to learning rates that do not diverge."""
-    assert "2 complete, 0 failed" in shell(desk, f"{command} --seed 1")
-
-
-def in_tests(command: str, options: str) -> str:
-    """Return a benchmark's command as it is run from another folder, with options that make it short."""
-    return f"{command.replace('tests/', f'{ROOT}/tests/').replace('python', sys.executable, 1)} {options}"
-
-
-def test_the_picture_of_backups(desk: Desk) -> None:
-    """The benchmark of backup replicas draws the picture of the training README."""
-    command = next(line for line in COMMANDS if "--only curve" in line)
-    shell(desk, in_tests(command.replace(".readme/", ""), "--seeds 1"))
-    assert (desk.folder / "backups.png").read_bytes().startswith(b"\x89PNG")
-
-
-@pytest.mark.parametrize(
-    ("script", "options"),
-    [
-        ("backup_sgd.py", "--only 4 --json"),
-        ("modes.py", '--seeds 1 --only "sync, 2-bit"'),
-        ("adsaga.py", "--simulated"),
-    ],
-)
-def test_the_benchmarks_of_training(desk: Desk, script: str, options: str) -> None:
-    """The other benchmarks run and end with their figures; here one part of each."""
-    command = next(line for line in COMMANDS if line.endswith(script))
-    assert "figures" in shell(desk, in_tests(command, options))
-
-
 def test_planning_a_fleet(desk: Desk) -> None:
     """The example of a cluster file is written, played under both policies, and its trials are written."""
     write, play, out = (line for line in COMMANDS if "shadho_celery.simulate" in line and not line.endswith("--help"))
@@ -305,18 +218,6 @@ def test_one_folder_of_tests() -> None:
     assert (ROOT / command.rsplit(" ", 1)[1]).is_dir()
 
 
-@pytest.mark.parametrize("command", [line for line in COMMANDS if "placement.py" in line])
-def test_the_placement_benchmark(desk: Desk, command: str) -> None:
-    """It runs on the data of the checkout, where it leaves out what needs the trace, and draws its two pictures."""
-    script = command.replace(".readme", str(desk.folder))
-    out = shell(desk, in_tests(script, "--hours 0.05 --seeds 1 --flat-seeds 1 --jobs 2"), seconds=230)
-    assert "no svm_trace_*.csv.gz" in out
-    assert len(json.loads(out.splitlines()[-1])["goals"]) >= 10
-    if "--pictures" in command:
-        assert (desk.folder / "gantt.png").read_bytes().startswith(b"\x89PNG")
-        assert "<svg" in (desk.folder / "placement.svg").read_text()
-
-
 def test_a_placement_benchmark_without_its_table(desk: Desk) -> None:
     """It names the table that the folder lacks, and a folder that has it."""
     command = next(line for line in COMMANDS if line.endswith("placement.py tests/benchmarks/data"))
@@ -327,30 +228,12 @@ def test_a_placement_benchmark_without_its_table(desk: Desk) -> None:
     assert "tests/benchmarks/data" in run.err
 
 
-def test_the_picture_of_the_live_view(desk: Desk) -> None:
-    """A real study is run and drawn."""
-    command = next(line for line in COMMANDS if "picture.py" in line)
-    script = in_tests(command.replace(".readme", str(desk.folder)), "")
-    shell(desk, f"cd {ROOT} && {script}", seconds=200)
-    assert "<svg" in (desk.folder / "live.svg").read_text()
-
-
 @pytest.mark.parametrize("command", [line for line in COMMANDS if line.endswith("--help")])
 def test_help(desk: Desk, command: str) -> None:
     """--help lists the options and true examples."""
     out = shell(desk, command.replace("tests/", f"{ROOT}/tests/"))
     assert "Examples:" in out or "benchmarks" in command
     assert ("--url-file" in out) == ("launch" in command or "worker" in command)
-
-
-def test_the_overhead_benchmark(desk: Desk, redis_url: str) -> None:
-    """The benchmark runs to its last line, one JSON object with figures and goals; here with as little as it takes."""
-    command = next(line for line in COMMANDS if "overhead.py" in line)
-    script = command.replace("tests/", f"{ROOT}/tests/").replace("python", sys.executable, 1)
-    out = shell(desk, f"{script} --trials 40 --repeats 1 --broker redis --redis-url {redis_url}", seconds=200)
-    last = json.loads(out.strip().splitlines()[-1])
-    assert set(last) == {"figures", "goals"}
-    assert set(last["goals"]) >= {"redis_study_vs_bare_threads", "redis_study_vs_optuna", "memory_mb_per_100k"}
 
 
 def test_the_picture_is_there() -> None:

@@ -144,9 +144,12 @@ def test_a_study_is_shown_as_its_run_has_ended() -> None:
     for text in ("what the objective got", "best: {", "svm-1a2b: 9 complete, 3 failed", "store: sqlite:///shadho.db"):
         assert text in shown
     assert "cannot be" in shown
-    assert shown.splitlines()[-2:] == ["settings: sampler random, policy cost, shares even", "ended"]
+    assert shown.splitlines()[-2:] == [
+        "settings: sampler random, policy cost, shares even, pool by the number of slots",
+        "ended",
+    ]
     told = found("show", "svm-1a")
-    assert told["in_force"] == {"sampler": "random", "policy": "cost", "shares": "even"}
+    assert told["in_force"] == {"sampler": "random", "policy": "cost", "shares": "even", "pool": None}
     assert told["trials"] == {"complete": 9, "failed": 3}
     assert told["best"] == {key: value for key, value in found("best", "svm-1a").items() if key != "study"}
 

@@ -1,0 +1,49 @@
+"""The documents, the commands in them, and how a test runs one."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+from acceptance.commands import ROOT, Desk
+
+DOCUMENTS = [
+    ROOT / "README.md",
+    *sorted(ROOT.glob("shadho_celery/*/README.md")),
+    *(ROOT / folder / "README.md" for folder in ("deploy", "tests")),
+]
+TEXTS = {path: path.read_text(encoding="utf-8") for path in [*DOCUMENTS, *sorted((ROOT / ".readme").glob("*.md"))]}
+
+
+def blocks(path: Path, language: str) -> list[str]:
+    """Return a document's blocks of code in a language."""
+    found = re.findall(r"^```(\w+)\n(.*?)^```", TEXTS[path], re.MULTILINE | re.DOTALL)
+    return [text for name, text in found if name == language]
+
+
+def commands(path: Path) -> list[str]:
+    """Return a document's commands, each in one line."""
+    return [line for text in blocks(path, "bash") for line in text.replace(" \\\n ", "").splitlines() if line.strip()]
+
+
+COMMANDS = [line for path in DOCUMENTS for line in commands(path)]
+PYTHON = blocks(ROOT / "README.md", "python")
+TRAINING = ROOT / "shadho_celery" / "training" / "README.md"
+
+
+def last_part(command: str) -> str:
+    """Return a command without its install: that needs a network, and CI begins with it."""
+    return command.rsplit(" && ", maxsplit=1)[-1]
+
+
+def shell(desk: Desk, command: str, seconds: float = 120.0, **environment: str) -> str:
+    """Run a command as typed; what it printed."""
+    run = desk.start("bash", "-c", command, **environment).wait(seconds)
+    assert run.code == 0, desk.said()
+    return run.out
+
+
+def in_tests(command: str, options: str) -> str:
+    """Return a benchmark's command as it is run from another folder, with options that make it short."""
+    return f"{command.replace('tests/', f'{ROOT}/tests/').replace('python', sys.executable, 1)} {options}"
