@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
@@ -119,7 +120,8 @@ class CostPolicy:
         costs = self._costs = self._pool.log_seconds() + self._log_prices()
         worth = costs.min(axis=1) - costs[:, column]
         if len(backlogs) > 1:
-            worth += np.log([backlogs[trial.subspace] + PATIENCE for trial in trials])
+            behind = {name: math.log(backlog + PATIENCE) for name, backlog in backlogs.items()}
+            worth += [behind[trial.subspace] for trial in trials]
         worth = worth.round(DIGITS)
         # Mostly the first fits.
         for _ in trials:

@@ -45,7 +45,9 @@ class Pool:
         #: log seconds of the trials on the live classes, shape (trials, classes), as of a version of the model
         self._log_seconds = np.empty((0, 0))
         self._version = -1
+        #: trials by subspace, and by part
         self._counts: Counter[str] = Counter()
+        self._in_part: Counter[str] = Counter()
         #: by part, trials that have been sent from the pool
         self._sent: Counter[str] = Counter()
         #: by part that is worth drawing ahead for, the most of its trials
@@ -84,7 +86,7 @@ class Pool:
 
     def missing(self) -> dict[str, int]:
         """Return by part how many trials are to be drawn now."""
-        missing = {name: size - self._parts.count(name) for name, size in self._sizes.items()}
+        missing = {name: size - self._in_part[name] for name, size in self._sizes.items()}
         return {name: number for name, number in missing.items() if number >= max(1, self._sizes[name] // REFILL)}
 
     def add(self, part: str, trials: Sequence[Trial]) -> None:
@@ -97,6 +99,7 @@ class Pool:
             self._parts += [part] * len(added)
             self._sent_before += [self._sent[part]] * len(added)
             self._counts[subspace] += len(added)
+            self._in_part[part] += len(added)
             predicted = self._model.log_seconds_of(subspace, functions, self._classes)
             self._log_seconds = np.concatenate([self._log_seconds, predicted])
 
@@ -106,7 +109,7 @@ class Pool:
         part = self._parts[place]
         self._remove(place)
         self._sent[part] += 1
-        if part not in self._parts:
+        if not self._in_part[part]:
             return None
         oldest = self._parts.index(part)
         most = PATIENCE * max(self._sizes.get(part, 0), LEAST_EACH)
@@ -131,6 +134,7 @@ class Pool:
     def _remove(self, place: int) -> Trial:
         trial = self.trials.pop(place)
         self._counts[trial.subspace] -= 1
+        self._in_part[self._parts[place]] -= 1
         del self._parts[place], self._functions[place], self._sent_before[place]
         # In place: `np.delete` takes five times as long.
         self._log_seconds[place:-1] = self._log_seconds[place + 1 :]

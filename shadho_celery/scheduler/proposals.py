@@ -207,13 +207,15 @@ class Proposals:
 
         Trials too wide for every class do not count, as long as the subspaces have narrower ones.
         """
-        drawn_ahead = [] if self._pool is None else [trial for name in names for trial in self._pool.of(name)]
-        waiting = sum(self._study.count(TrialState.WAITING, subspace=name) for name in names) - len(drawn_ahead)
+        waiting = sum(self._study.count(TrialState.WAITING, subspace=name) for name in names)
+        if self._pool is not None:
+            waiting -= sum(map(self._pool.count, names))
         most = WAITING_PER_SUBSPACE * len(names)
         if waiting < most:
             return True
         too_wide = sum(self._study.count_wider(self._widest, name) for name in names)
-        too_wide -= sum(trial.slots > self._widest for trial in drawn_ahead)
+        if self._pool is not None:
+            too_wide -= sum(trial.slots > self._widest for name in names for trial in self._pool.of(name))
         if waiting - too_wide >= most or min(map(self._least_slots, names)) > self._widest:
             return False
         return too_wide < TOO_WIDE * (1 + sum(map(self._study.asked, names)) - too_wide)

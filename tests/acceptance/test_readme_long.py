@@ -64,14 +64,14 @@ def test_the_benchmarks_of_training(desk: Desk, script: str, options: str) -> No
 
 @pytest.mark.parametrize("command", [line for line in COMMANDS if "placement.py" in line])
 def test_the_placement_benchmark(desk: Desk, command: str) -> None:
-    """It runs on the data of the checkout, where it leaves out what needs the trace, and draws its two pictures."""
+    """It runs on the data of the checkout, where it leaves out what needs the trace, and draws its three pictures."""
     script = command.replace(".readme", str(desk.folder))
     out = shell(desk, in_tests(script, "--hours 0.02 --seeds 1 --flat-seeds 1 --jobs 2"), seconds=230)
     assert "no svm_trace_*.csv.gz" in out
     assert len(json.loads(out.splitlines()[-1])["goals"]) >= 10
     if "--pictures" in command:
         assert (desk.folder / "gantt.png").read_bytes().startswith(b"\x89PNG")
-        assert "<svg" in (desk.folder / "placement.svg").read_text()
+        assert all("<svg" in (desk.folder / f"{name}.svg").read_text() for name in ("placement", "flat"))
 
 
 def test_the_picture_of_the_live_view(desk: Desk) -> None:

@@ -229,7 +229,7 @@ def main() -> None:
     parser.add_argument("--hours", type=float, default=3.0, help="simulated hours (default: %(default)s)")
     parser.add_argument("--seeds", type=int, default=5, help="runs of each case (default: %(default)s)")
     parser.add_argument("--target-seeds", type=int, default=20, help="runs to a target loss (default: %(default)s)")
-    parser.add_argument("--pictures", type=Path, help="folder for placement.svg and gantt.png")
+    parser.add_argument("--pictures", type=Path, help="folder for placement.svg, gantt.png and flat.svg")
     parser.add_argument("--jobs", type=int, help="processes (default: one for each core)")
     given = parser.parse_args()
     if given.laws:
@@ -257,10 +257,11 @@ def main() -> None:
     if times:
         reach["time to target: fifo's beside cost's with shares by promise"] = show_times(times)
     if given.pictures:
-        from placement_pictures import chart, gantt
+        from placement_pictures import chart, gantt, over_time
 
         chart(results, given.pictures / "placement.svg")
         gantt(next(iter(wanted.values())), given.pictures / "gantt.png")
+        over_time(flat.flat_cases(given.hours)["two numbers"], given.pictures / "flat.svg", given.seeds)
     figures = {
         f"{case}, {policy}": {
             name: quartiles(list(column)) for name, column in zip(Run._fields, zip(*each, strict=True), strict=True)

@@ -1,4 +1,4 @@
-"""Draws the placement benchmark: how near each policy comes to the bound, and who worked on what."""
+"""Draws the placement benchmark: how near each policy comes to the bound, who worked on what, and a flat space."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import matplotlib
 
 matplotlib.use("Agg")
 
+import flat
 import matplotlib.pyplot as plt
 import numpy as np
 from msgspec.structs import replace
@@ -44,6 +45,34 @@ def chart(results: Mapping[tuple[str, str], Sequence[Any]], target: Path) -> Non
     axes.set_xlabel("trials completed in an even mix, as a share of the linear program's bound")
     axes.spines[["top", "right"]].set_visible(False)
     figure.legend(loc="outside upper center", ncols=len(policies), frameon=False)
+    _save(figure, target)
+
+
+#: ways to search a flat space, and parts of an hour between two points of the picture
+WAYS = {"cost": "cost (default)", "hand-split": "cost, split by hand", "fifo": "fifo"}
+STEPS_PER_HOUR = 12
+
+
+def over_time(cluster: Cluster, target: Path, seeds: int) -> None:
+    """Share of the bound that a flat space reaches in each part of an hour; the bands span the seeds."""
+    assert cluster.seconds is not None
+    rate = flat.best(cluster) / cluster.seconds
+    steps = np.linspace(0.0, cluster.seconds, max(2, round(cluster.seconds / 3600 * STEPS_PER_HOUR)) + 1)
+    figure, axes = plt.subplots(figsize=(9.5, 3.4), layout="constrained")
+    for how, colour in zip(WAYS, (COLOURS["cost"], COLOURS["paper"], COLOURS["fifo"]), strict=True):
+        split, policy = flat.cut(cluster) if how == "hand-split" else cluster, "fifo" if how == "fifo" else "cost"
+        played = [simulate(split, policy=policy, seed=seed) for seed in range(seeds)]
+        ended = [[trial.finished_at for trial in each.study.trials if trial.finished_at is not None] for each in played]
+        shares = np.array([np.histogram(each, steps)[0] for each in ended]) / (rate * np.diff(steps))
+        middles = (steps[1:] + steps[:-1]) / 7200
+        axes.plot(middles, shares.mean(axis=0), color=colour, label=WAYS[how])
+        axes.fill_between(middles, shares.min(axis=0), shares.max(axis=0), color=colour, alpha=0.2, linewidth=0)
+    axes.axhline(1.0, color="black", linewidth=1)
+    axes.set_xlim(0, cluster.seconds / 3600)
+    axes.set_xlabel("hours of a search that knows nothing at its start")
+    axes.set_ylabel("trials, share of the bound")
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.legend(loc="outside upper center", ncols=len(WAYS), frameon=False)
     _save(figure, target)
 
 

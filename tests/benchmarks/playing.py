@@ -20,15 +20,17 @@ def play_study(
     space: Any,
     slots: Mapping[str, int],
     play: Play,
-    seconds: float,
+    seconds: float | None,
     *,
+    trials: int | None = None,
     target: float | None = None,
     policy: str = "cost",
     shares: str = "uniform",
     sampler: str = "random",
+    pool: int | None = None,
     seed: int = 0,
 ) -> Study:
-    """The study of `space` after `seconds`, or once its loss is `target`; what still ran then is left unfinished."""
+    """The study of `space` at its limit: `seconds`, `trials` or `target`; what still ran then is left unfinished."""
     clock = ManualClock()
     record = StudyRecord(key="simulated", name="simulated", module="", seed=seed, space={}, created_at=0.0)
     study = Study(MemoryStore(), record, 1, clock=clock)
@@ -36,9 +38,9 @@ def play_study(
         compile_space(space),
         study,
         SimulatedExecutor(slots, play, clock),
-        Limits(seconds=seconds, target=target),
-        StudySettings(policy=policy, shares=shares, sampler=sampler),
+        Limits(seconds=seconds, trials=trials, target=target),
+        StudySettings(policy=policy, shares=shares, sampler=sampler, pool=pool),
     )
-    while not scheduler.stopping:
+    while not (scheduler.stopping if trials is None else scheduler.done):
         scheduler.turn()
     return study
