@@ -32,6 +32,12 @@ LONGEST = (
 )
 
 
+def pytest_configure() -> None:
+    """Give Ctrl-C its meaning back, which a shell's background job has lost: tests send it to themselves."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put the tests in the order in which they run, those of a file as they are; leave long ones to CI."""
 

@@ -82,6 +82,7 @@ def test_every_setting_can_be_stated(write: Callable[..., str]) -> None:
         "sampler": "tpe",
         "policy": "fifo",
         "shares": "promise",
+        "pool": 8,
         "cost": {"all": 3.0},
         "classes": ["gpu", "cpu"],
         "cores": 2,

@@ -182,9 +182,9 @@ def test_what_no_class_has_the_slots_for_does_not_clog_the_pool() -> None:
     """Wide trials wait in the study, and the narrow ones go on."""
     space = compile_space({"w": hp.uniform("w", 0, 1), "n": hp.choice("n", [1, 9])})
     settings = StudySettings(slots="n", speculate=False)
-    search = Search(space, settings=settings, slots={"gpu": 4, "cpu": 4}, limits=Limits(seconds=20_000.0))
+    search = Search(space, settings=settings, slots={"gpu": 4, "cpu": 4}, limits=Limits(seconds=6_000.0))
     search.run()
-    assert search.study.count(TrialState.COMPLETE) > 500
+    assert search.study.count(TrialState.COMPLETE) > 150
     assert {trial.slots for trial in search.study.trials} == {1}
 
 
@@ -359,8 +359,8 @@ def test_a_resumed_study_goes_on_with_what_it_had_drawn() -> None:
 
 def test_what_no_class_has_the_slots_for_does_not_clog_it_either() -> None:
     settings = StudySettings(slots=lambda params: 9 if "v" in str(params) else 1, speculate=False)
-    search = spanning(settings=settings, slots={"gpu": 4, "cpu": 4}, limits=Limits(seconds=20_000.0)).run()
-    assert search.study.count(TrialState.COMPLETE) > 300
+    search = spanning(settings=settings, slots={"gpu": 4, "cpu": 4}, limits=Limits(seconds=6_000.0)).run()
+    assert search.study.count(TrialState.COMPLETE) > 100
     assert {trial.subspace for trial in search.study.trials} == {"k=0"}
 
 
