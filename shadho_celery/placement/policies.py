@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
@@ -12,9 +12,8 @@ from shadho_celery.core.checks import check_name
 from shadho_celery.core.settings import POLICIES
 from shadho_celery.core.trial import Trial
 from shadho_celery.placement.paper import PaperPolicy
-from shadho_celery.placement.pool import Pool
+from shadho_celery.placement.pool import WHOLE, Pool
 from shadho_celery.predictors.cost_model import CostModel
-from shadho_celery.predictors.features import Array
 from shadho_celery.space.split import Subspace
 
 #: k of the index rule: trials that a subspace must fall behind to count twice as much
@@ -27,8 +26,9 @@ OPTIMISM = 1.0
 #: digits of an index's logarithm that count: of equals but for rounding, the first in turn is taken
 DIGITS = 9
 
-#: step of a class's price, in its logarithm, for a trial that goes to another class than the one it is cheapest on
-STEP = 0.02
+#: step of a class's price, in its logarithm, for a trial that goes to another class than the one it is cheapest on; in
+#: standard deviations of the trials' comparative costs
+STEP = 0.05
 #: the most steps that one trial moves a price by
 MOST_STEPS = 4.0
 
@@ -62,12 +62,16 @@ class Policy(Protocol):
 class CostPolicy:
     """Gives a slot the trial that its class is comparatively good at, unless other subspaces are far behind.
 
-    That is the trial i, of subspace j, with the greatest (backlog_j + k) * min_c' P_c' S_ic' / (P_c S_ic), S the
-    predicted seconds on the live classes and P the price of a class's second. A subspace without trials in the pool
-    stands for its next one, with its mean seconds. The backlogs and the prices find by themselves the dual variables of
-    the linear program of the best placement. Sources: MaxWeight, Tassiulas and Ephremides, IEEE TAC 37, 1992, where k
-    keeps it from following mere noise; for the prices, dual subgradient steps as in Devanur and Hayes, "The Adwords
-    Problem", ACM EC 2009: a class that is wanted more than it can do gets dearer.
+    A subspace j has the index (backlog_j + k) * min_c' S_jc' / S_jc on class c, S the mean seconds of its trials on the
+    live classes. One of its trials in the pool, i, has that times min_c' P_c' D_ic' / (P_c D_ic): D are the factors by
+    which the trial's params change the seconds, and P is the price of a class's second within the subspace. The
+    greatest is taken; a subspace without trials in the pool stands for its next one. Where one sampler draws in the
+    whole space there are no backlogs, D is the trial's seconds and there is one set of prices.
+
+    The backlogs and the prices find by themselves the dual variables of the linear program of the best placement.
+    Sources: MaxWeight, Tassiulas and Ephremides, IEEE TAC 37, 1992, where k keeps it from following mere noise; for the
+    prices, dual subgradient steps as in Devanur and Hayes, "The Adwords Problem", ACM EC 2009: a class that is wanted
+    more than it can do gets dearer.
     """
 
     def __init__(self, cost_model: CostModel, pool_size: int | None = None) -> None:
@@ -76,18 +80,19 @@ class CostPolicy:
         self._pool = self.pool
         self._model = cost_model
         self._classes: tuple[str, ...] = ()
-        #: log price by class
-        self._prices: dict[str, float] = {}
-        #: log seconds plus log prices of the trials in the pool, as of the last pick
+        #: log prices by part of the pool and class
+        self._prices: defaultdict[str, dict[str, float]] = defaultdict(dict)
+        #: log of priced factors of the trials in the pool, shape (trials, classes), as of the last pick
         self._costs = np.empty((0, 0))
-        #: log seconds of the subspaces on the live classes
-        self._log_seconds: Mapping[str, Array] = {}
+        #: rows of the subspaces, and their advantages: least log seconds on any live class less those on each, shape
+        #: (subspaces, classes)
+        self._rows: Mapping[str, int] = {}
+        self._advantages = np.empty((0, 0))
         self._version = -1
 
     def see_classes(self, names: Sequence[str]) -> None:
         if tuple(names) != self._classes:
             self._classes = tuple(names)
-            self._prices = dict.fromkeys(names, 0.0) | self._prices
             self._version = -1
         self._pool.see_classes(names)
 
@@ -98,30 +103,47 @@ class CostPolicy:
         self, compute_class: str, backlogs: Mapping[str, float], fits: Callable[[Trial], bool] = _anything
     ) -> str | Trial:
         column = self._classes.index(compute_class)
-        drawn, worth = self._best_drawn(column, backlogs, fits)
+        indices = self._indices(column, backlogs)
+        drawn, worth = self._best_drawn(column, indices, fits)
         undrawn = [name for name in backlogs if not self._pool.count(name)]
         if drawn is None:
             undrawn = undrawn or list(backlogs)
         if undrawn:
-            name, its_worth = self._best_undrawn(column, undrawn, backlogs)
-            if drawn is None or its_worth > worth:
+            name = max(undrawn, key=indices.__getitem__)
+            if drawn is None or indices[name] > worth:
                 return name
         assert drawn is not None
-        self._move_prices(self._costs[drawn], column)
+        self._move_prices(drawn, column)
         return self._pool.trials[drawn]
 
+    def _indices(self, column: int, backlogs: Mapping[str, float]) -> dict[str, float]:
+        """Return the logarithms of the subspaces' indices on a class."""
+        version = self._model.version
+        if self._version != version:
+            self._version = version
+            found = self._model.log_seconds(self._classes, OPTIMISM)
+            self._rows = dict(zip(found, range(len(found)), strict=True))
+            seconds = np.array([*found.values()])
+            self._advantages = seconds.min(axis=1, keepdims=True) - seconds
+        advantages = self._advantages[[self._rows[name] for name in backlogs], column]
+        worth = advantages + np.log(np.array([*backlogs.values()]) + PATIENCE)
+        return dict(zip(backlogs, worth.round(DIGITS).tolist(), strict=True))
+
     def _best_drawn(
-        self, column: int, backlogs: Mapping[str, float], fits: Callable[[Trial], bool]
+        self, column: int, indices: Mapping[str, float], fits: Callable[[Trial], bool]
     ) -> tuple[int | None, float]:
         """Return the place in the pool of the trial that fits with the greatest index, and the index's logarithm."""
-        trials = self._pool.trials
+        trials, parts = self._pool.trials, self._pool.parts
         if not trials:
             return None, -np.inf
-        costs = self._costs = self._pool.log_seconds() + self._log_prices()
+        prices = {part: [self._prices[part].get(name, 0.0) for name in self._classes] for part in {*parts}}
+        costs = self._costs = self._pool.departures() + np.array([prices[part] for part in parts])
+        if WHOLE in prices:
+            seconds = self._model.log_seconds(self._classes)
+            costs += np.array([seconds[trial.subspace] for trial in trials])
         worth = costs.min(axis=1) - costs[:, column]
-        if len(backlogs) > 1:
-            behind = {name: math.log(backlog + PATIENCE) for name, backlog in backlogs.items()}
-            worth += [behind[trial.subspace] for trial in trials]
+        if WHOLE not in prices:
+            worth += [indices[trial.subspace] for trial in trials]
         worth = worth.round(DIGITS)
         # Mostly the first fits.
         for _ in trials:
@@ -131,31 +153,25 @@ class CostPolicy:
             worth[place] = -np.inf
         return None, -np.inf
 
-    def _best_undrawn(self, column: int, names: Sequence[str], backlogs: Mapping[str, float]) -> tuple[str, float]:
-        """Return the subspace with the greatest index for its next trial, and the index's logarithm."""
-        version = self._model.version
-        if self._version != version:
-            self._version = version
-            self._log_seconds = self._model.log_seconds(self._classes, OPTIMISM)
-        costs = np.array([self._log_seconds[name] for name in names]) + self._log_prices()
-        worth = costs.min(axis=1) - costs[:, column] + np.log([backlogs[name] + PATIENCE for name in names])
-        worth = worth.round(DIGITS)
-        place = int(worth.argmax())
-        return names[place], float(worth[place])
+    def _move_prices(self, drawn: int, column: int) -> None:
+        """Make the class that a trial is cheapest on dearer, and the one that takes it cheaper, by what is lost.
 
-    def _log_prices(self) -> Array:
-        return np.array([self._prices[name] for name in self._classes])
-
-    def _move_prices(self, costs: Array, column: int) -> None:
-        """Make the class that a trial is cheapest on dearer, and the one that takes it cheaper, by what is lost."""
+        A step is in proportion to the differences between the trials: where their params tell nothing there is nothing
+        to pay for.
+        """
+        costs, part = self._costs[drawn], self._pool.parts[drawn]
         cheapest = int(costs.argmin())
-        if cheapest != column:
-            lost = min(float(np.exp(costs[column] - costs[cheapest])), MOST_STEPS)
-            self._prices[self._classes[cheapest]] += STEP
-            self._prices[self._classes[column]] -= STEP * lost
-            # Only their differences count; a new class has the mean price.
-            mean = sum(self._prices.values()) / len(self._prices)
-            self._prices = {name: price - mean for name, price in self._prices.items()}
+        if cheapest == column:
+            return
+        mine = self._costs[[place for place, each in enumerate(self._pool.parts) if each == part]]
+        step = STEP * float((mine - mine.mean(axis=1, keepdims=True)).std(axis=0).mean())
+        lost = min(float(np.exp(costs[column] - costs[cheapest])), MOST_STEPS)
+        moved = dict.fromkeys(self._classes, 0.0) | self._prices[part]
+        moved[self._classes[cheapest]] += step
+        moved[self._classes[column]] -= step * lost
+        # Only their differences count; a new class has the mean price.
+        mean = sum(moved.values()) / len(moved)
+        self._prices[part] = {name: price - mean for name, price in moved.items()}
 
 
 class FifoPolicy:

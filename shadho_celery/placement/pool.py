@@ -15,10 +15,12 @@ from shadho_celery.predictors.features import Array
 #: trials in the pool: a quarter of the slots, and four for each slot of a small fleet up to so many; the most of all.
 #: A sampler that learns from losses loses by each trial that is drawn ahead: there it is a quarter of the slots.
 PART_OF_SLOTS, EACH_SLOT, LEAST, MOST = 4, 4, 32, 64
+#: the pool's one part where one sampler draws in the whole space, in place of a subspace's name
+WHOLE = ""
 #: with fewer trials of a subspace to choose from, none of it are drawn ahead
 LEAST_EACH = 2
 #: part of a subspace's trials that must be missing before others are drawn: together they are predicted faster
-REFILL = 4
+REFILL = 2
 #: trials of its part, in units of the part's places in the pool, that may be sent before a drawn trial: it then
 #: leaves the pool and goes to the next slot that fits. So none waits for more than 32 rounds of a fleet of up to 8
 #: slots, 256 trials up to 128 slots, and two rounds of a larger fleet, or of any with an adaptive sampler.
@@ -26,7 +28,7 @@ PATIENCE = 8
 
 
 class Pool:
-    """Drawn trials in the order of their draws, and their predicted log seconds by class."""
+    """Drawn trials in the order of their draws, and what their params are predicted to do to their log seconds."""
 
     def __init__(self, cost_model: CostModel, size: int | None = None) -> None:
         """Hold up to `size` trials, by default as many as the slots ask for.
@@ -39,11 +41,12 @@ class Pool:
         self.trials: list[Trial] = []
         #: of each trial, its part, what the cost model knows its params by, and the trials of its part that had been
         #: sent when it was drawn
-        self._parts: list[str] = []
+        self.parts: list[str] = []
         self._functions: list[Array] = []
         self._sent_before: list[int] = []
-        #: log seconds of the trials on the live classes, shape (trials, classes), as of a version of the model
-        self._log_seconds = np.empty((0, 0))
+        #: departures of the trials from their subspace's log seconds, shape (trials, live classes), as of a version of
+        #: the model
+        self._departures = np.empty((0, 0))
         self._version = -1
         #: trials by subspace, and by part
         self._counts: Counter[str] = Counter()
@@ -53,6 +56,8 @@ class Pool:
         #: by part that is worth drawing ahead for, the most of its trials
         self._sizes: dict[str, int] = {}
         self._classes: tuple[str, ...] = ()
+        #: what the places were last shared out by
+        self._shared: tuple[object, ...] = ()
 
     def __len__(self) -> int:
         return len(self.trials)
@@ -74,10 +79,13 @@ class Pool:
         """Replace the live classes."""
         if self._classes != tuple(names):
             self._classes = tuple(names)
-            self._log_seconds = self._predicted()
+            self._departures = self._predicted()
 
     def share_out(self, slots: int, probabilities: Mapping[str, float], *, is_adaptive: bool = False) -> None:
         """Share the places of the pool out among parts; without a choice of classes there are none."""
+        if self._shared == (known := (slots, is_adaptive, self._classes, probabilities)):
+            return
+        self._shared = known
         size = slots // PART_OF_SLOTS if is_adaptive else max(slots // PART_OF_SLOTS, min(EACH_SLOT * slots, LEAST))
         size = min(size, MOST) if self._size is None else self._size
         size = size if len(self._classes) > 1 else 0
@@ -96,47 +104,47 @@ class Pool:
             functions = self._model.functions(subspace, [trial.params for trial in added])
             self.trials += added
             self._functions += list(functions)
-            self._parts += [part] * len(added)
+            self.parts += [part] * len(added)
             self._sent_before += [self._sent[part]] * len(added)
             self._counts[subspace] += len(added)
             self._in_part[part] += len(added)
-            predicted = self._model.log_seconds_of(subspace, functions, self._classes)
-            self._log_seconds = np.concatenate([self._log_seconds, predicted])
+            predicted = self._model.departures(subspace, functions, self._classes)
+            self._departures = np.concatenate([self._departures, predicted])
 
     def take(self, trial: Trial) -> Trial | None:
         """Remove a trial that is sent; return the one of its part that has now waited too long, removed too."""
         place = next(place for place, pooled in enumerate(self.trials) if pooled.number == trial.number)
-        part = self._parts[place]
+        part = self.parts[place]
         self._remove(place)
         self._sent[part] += 1
         if not self._in_part[part]:
             return None
-        oldest = self._parts.index(part)
+        oldest = self.parts.index(part)
         most = PATIENCE * max(self._sizes.get(part, 0), LEAST_EACH)
         return self._remove(oldest) if self._sent[part] - self._sent_before[oldest] >= most else None
 
-    def log_seconds(self) -> Array:
-        """Return the trials' log seconds on the live classes, shape (trials, classes), as believed now."""
-        version = self._model.version
+    def departures(self) -> Array:
+        """Return by how much the trials depart from their subspaces' log seconds, shape (trials, live classes)."""
+        version = self._model.effects_version
         if version != self._version:
             self._version = version
-            self._log_seconds = self._predicted()
-        return self._log_seconds
+            self._departures = self._predicted()
+        return self._departures
 
     def _predicted(self) -> Array:
         predicted = np.empty((len(self.trials), len(self._classes)))
         for name in self.subspaces:
             places = [place for place, trial in enumerate(self.trials) if trial.subspace == name]
             functions = np.array([self._functions[place] for place in places])
-            predicted[places] = self._model.log_seconds_of(name, functions, self._classes)
+            predicted[places] = self._model.departures(name, functions, self._classes)
         return predicted
 
     def _remove(self, place: int) -> Trial:
         trial = self.trials.pop(place)
         self._counts[trial.subspace] -= 1
-        self._in_part[self._parts[place]] -= 1
-        del self._parts[place], self._functions[place], self._sent_before[place]
+        self._in_part[self.parts[place]] -= 1
+        del self.parts[place], self._functions[place], self._sent_before[place]
         # In place: `np.delete` takes five times as long.
-        self._log_seconds[place:-1] = self._log_seconds[place + 1 :]
-        self._log_seconds = self._log_seconds[:-1]
+        self._departures[place:-1] = self._departures[place + 1 :]
+        self._departures = self._departures[:-1]
         return trial

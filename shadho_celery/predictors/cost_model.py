@@ -62,12 +62,16 @@ class CostModel:
     @property
     def version(self) -> int:
         """Number that changes with the belief about the classes' speeds."""
-        estimate = self._durations.estimate()
+        return self._durations.version
+
+    @property
+    def effects_version(self) -> int:
+        """Number that changes with the belief about the effects of params."""
         for name, effects in self._asked.items():
             if effects.is_due:
-                effects.read(estimate.mean[self._row[name]])
+                effects.read(self._durations.estimate().mean[self._row[name]])
                 self._reads += 1
-        return self._durations.version + self._reads
+        return self._reads
 
     def tell(self, *trials: Trial, following: Mapping[str, int] | None = None) -> None:
         """Learn from finished trials in their order; from many at once far faster than from one after the other.
@@ -200,19 +204,17 @@ class CostModel:
         return dict(zip(self._row, estimate.mean[:, columns] - optimism * estimate.deviation[:, columns], strict=True))
 
     def functions(self, subspace: str, params_list: Sequence[Params]) -> Array:
-        """Return what `log_seconds_of` needs to know of n sets of params, shape (n, functions); it does not change."""
+        """Return what `departures` needs to know of n sets of params, shape (n, functions); it does not change."""
         effects = self._asked[subspace] = self._effects[subspace]
         return effects.functions(params_list)
 
-    def log_seconds_of(self, subspace: str, functions: Array, classes: Sequence[str]) -> Array:
-        """Return the log seconds of n sets of params on classes, shape (n, classes), as believed at the last `version`.
+    def departures(self, subspace: str, functions: Array, classes: Sequence[str]) -> Array:
+        """Return by how much n sets of params depart from `log_seconds` on classes, shape (n, classes).
 
-        They are beside declared cost and budget, which are the same on all classes.
+        That is as believed at the last `effects_version`.
         """
         columns = [self._column_of(name) for name in classes]
-        centres = self._durations.estimate().mean[self._row[subspace]]
-        departures = self._effects[subspace].departures(functions, len(centres))
-        return np.asarray((centres + departures)[:, columns])
+        return self._effects[subspace].departures(functions, len(self._column))[:, columns]
 
     def slowness(self, compute_class: str) -> float:
         """Return the log seconds of a class beside the mean of all classes, its slowness in any subspace."""

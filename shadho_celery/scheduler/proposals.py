@@ -11,6 +11,7 @@ import numpy as np
 from shadho_celery.core.hardware import ComputeClass
 from shadho_celery.core.trial import Params, Trial, TrialState
 from shadho_celery.placement.policies import Policy
+from shadho_celery.placement.pool import WHOLE
 from shadho_celery.placement.shares import Shares
 from shadho_celery.samplers.base import Sampler
 from shadho_celery.scheduler.rounds import Rounds, Wanted
@@ -30,9 +31,6 @@ WAITING_PER_SUBSPACE = 4
 TOO_WIDE = 50
 
 MakeSampler = Callable[[Subspace, Sequence[int]], Sampler]
-
-#: in place of a subspace's name, where one sampler draws in the whole space
-WHOLE = ""
 
 
 class Proposals:
@@ -65,6 +63,8 @@ class Proposals:
             if self._spans_space
             else {s.name: make_sampler(s, (self._seed, place)) for place, s in enumerate(subspaces)}
         )
+        #: the pool's parts, and the share of its trials that each has
+        self._parts = {WHOLE: 1.0} if self._spans_space else {s.name: s.probability for s in subspaces}
         self.policy = policy
         self._pool = policy.pool
         self.shares = shares
@@ -87,8 +87,7 @@ class Proposals:
         self._widest = max((compute_class.slots for compute_class in classes), default=0)
         if self._pool is not None:
             slots = sum(compute_class.slots for compute_class in classes)
-            parts = {WHOLE: 1.0} if self._spans_space else {s.name: s.probability for s in self._by_name.values()}
-            self._pool.share_out(slots, parts, is_adaptive=self._adaptive)
+            self._pool.share_out(slots, self._parts, is_adaptive=self._adaptive)
 
     def ask(self, compute_class: str, fits: Callable[[Trial], bool], left: float) -> Trial | None:
         """Return a new trial that `fits` a class; None if none is wanted now.
@@ -207,9 +206,10 @@ class Proposals:
 
         Trials too wide for every class do not count, as long as the subspaces have narrower ones.
         """
-        waiting = sum(self._study.count(TrialState.WAITING, subspace=name) for name in names)
-        if self._pool is not None:
-            waiting -= sum(map(self._pool.count, names))
+        waiting = 0
+        for name in names:
+            waiting += self._study.count(TrialState.WAITING, subspace=name)
+            waiting -= 0 if self._pool is None else self._pool.count(name)
         most = WAITING_PER_SUBSPACE * len(names)
         if waiting < most:
             return True
