@@ -173,8 +173,11 @@ class Regression:
         self._noise = (errors_sum + BELIEF * NOISE) / (float(self._counts.sum()) + BELIEF)
 
     def predict(self, functions: Array) -> Array:
-        """Return the expected departures from the centres, shape (n, groups)."""
-        return np.asarray(_with_level(functions) @ self._coefficients.T)
+        """Return the expected departures from the centres, shape (n, groups), but for each group's own level.
+
+        A level says how unusual the params are that a group was given, and of a group with few values next to nothing.
+        """
+        return np.asarray(functions @ self._coefficients[:, 1:].T)
 
 
 class ParamEffects:
