@@ -295,7 +295,8 @@ def show(results: Mapping[tuple[str, str], Sequence[Result]]) -> None:
 def goals(results: Mapping[tuple[str, str], Sequence[Result]]) -> dict[str, dict[str, object]]:
     """Return the goals of each case."""
     found = {}
-    means = {key: float(np.mean([each.count for each in runs])) for key, runs in results.items()}
+    # One trial at least: in a short run a part cut by hand may complete none.
+    means = {key: max(1.0, float(np.mean([each.count for each in runs]))) for key, runs in results.items()}
     shares = {key: float(np.mean([each.share for each in runs])) for key, runs in results.items()}
     for case in dict.fromkeys(case for case, _ in results):
         beside = means[case, "cost"] / means[case, "fifo"]

@@ -207,11 +207,11 @@ def goals(results: Mapping[tuple[str, str], list[Run]]) -> dict[str, dict[str, o
     for case in dict.fromkeys(case for case, _ in results):
         cost, fifo = (float(np.mean([each.share for each in results[case, p]])) for p in ("cost", "fifo"))
         if case == SPEED_ONLY:
-            found[f"{case}: beside fifo"] = goal(cost / fifo, at_least=0.98)
+            found[f"{case}: beside fifo"] = goal(cost / max(fifo, 1e-9), at_least=0.98)
         else:
             least = 0.95 if case.startswith("4 ") else 0.90
             found[f"{case}: share of bound"] = goal(cost, at_least=least)
-            found[f"{case}: beside fifo"] = goal(cost / fifo, at_least=1.25)
+            found[f"{case}: beside fifo"] = goal(cost / max(fifo, 1e-9), at_least=1.25)
         worst = max(each.spread for each in results[case, "cost"])
         found[f"{case}: worst family off by"] = goal(worst, at_most=0.10)
     return found
