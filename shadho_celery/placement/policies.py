@@ -22,7 +22,6 @@ PATIENCE = 15.0
 #: standard deviations by which a pair of subspace and class counts as faster than it is believed to be
 OPTIMISM = 1.0
 
-
 #: digits of an index's logarithm that count: of equals but for rounding, the first in turn is taken
 DIGITS = 9
 

@@ -24,7 +24,7 @@ REFILL = 2
 #: trials of its part, in units of the part's places in the pool, that may be sent before a drawn trial: it then
 #: leaves the pool and goes to the next slot that fits. So none waits for more than 32 rounds of a fleet of up to 8
 #: slots, 256 trials up to 128 slots, and two rounds of a larger fleet, or of any with an adaptive sampler.
-PATIENCE = 8
+MOST_WAIT = 8
 
 
 class Pool:
@@ -120,7 +120,7 @@ class Pool:
         if not self._in_part[part]:
             return None
         oldest = self.parts.index(part)
-        most = PATIENCE * max(self._sizes.get(part, 0), LEAST_EACH)
+        most = MOST_WAIT * max(self._sizes.get(part, 0), LEAST_EACH)
         return self._remove(oldest) if self._sent[part] - self._sent_before[oldest] >= most else None
 
     def departures(self) -> Array:

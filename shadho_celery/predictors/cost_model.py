@@ -193,7 +193,7 @@ class CostModel:
         return self._bounds[subspace, memory].chance(params, compute_class, classes_by_memory)
 
     def log_seconds(self, classes: Sequence[str], optimism: float = 0.0) -> dict[str, Array]:
-        """Return by subspace the log seconds on classes, shape (classes,), whatever the params.
+        """Return by subspace the mean of its log seconds on classes, shape (classes,).
 
         They are beside the declared cost, which is the same on all classes. With `optimism` a pair counts as so many
         standard deviations faster than it is believed to be, so that little known pairs get tried (an upper confidence

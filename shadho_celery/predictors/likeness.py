@@ -16,6 +16,8 @@ from shadho_celery.predictors.features import Array
 
 #: reach of a numeric label's function, in units of its range; and the part of it that is a straight line
 LENGTH, STRAIGHT = 0.2, 0.5
+#: likenesses in one label that are computed at a time
+CELLS = 2**20
 
 
 def likeness(left: Array, right: Array, is_numeric: Sequence[bool]) -> tuple[Array, Array]:
@@ -25,10 +27,14 @@ def likeness(left: Array, right: Array, is_numeric: Sequence[bool]) -> tuple[Arr
     have shape (n, m).
     """
     labels = len(is_numeric)
-    alike = _alike(left[:, None, :], right[None, :, :], is_numeric)
-    if labels == 1:
-        return alike[:, :, 0], np.zeros(alike.shape[:2])
-    single, squares = alike.sum(axis=2), np.square(alike).sum(axis=2)
+    single, squares = np.zeros((2, len(left), len(right)))
+    # Some labels at a time: memory would grow with labels times trials squared.
+    step = max(1, CELLS // max(1, single.size))
+    for first in range(0, labels, step):
+        some = slice(first, first + step)
+        alike = _alike(left[:, None, some], right[None, :, some], is_numeric[some])
+        single += alike.sum(axis=2)
+        squares += np.square(alike).sum(axis=2)
     pairs = (single**2 - squares) / 2.0  # Newton's identity: each product of two, once
     return single / max(labels, 1), pairs / max(math.comb(labels, 2), 1)
 

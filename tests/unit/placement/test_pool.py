@@ -10,7 +10,7 @@ from hyperopt import hp
 
 from shadho_celery.core.trial import Outcome, Params, Trial, TrialState
 from shadho_celery.placement.policies import CostPolicy
-from shadho_celery.placement.pool import LEAST, MOST, PATIENCE, REFILL, Pool
+from shadho_celery.placement.pool import LEAST, MOST, MOST_WAIT, REFILL, Pool
 from shadho_celery.predictors.cost_model import CostModel
 from shadho_celery.predictors.features import Array
 from shadho_celery.space.compile import compile_space
@@ -219,7 +219,7 @@ def best_threshold(fleet: tuple[int, int]) -> float:
 def test_a_trial_that_no_class_wants_leaves_after_so_many_others() -> None:
     unwanted = drawn(0, 0.5)
     pool = pool_of(unwanted, *(drawn(number) for number in range(1, LEAST)))
-    for number in range(1, PATIENCE * LEAST):
+    for number in range(1, MOST_WAIT * LEAST):
         assert pool.take(pool.trials[-1]) is None
         pool.add("all", [drawn(number + LEAST)])
     assert pool.take(pool.trials[-1]) == unwanted

@@ -16,7 +16,7 @@ from shadho_celery.core.settings import StudySettings
 from shadho_celery.core.trial import Attempt, Outcome, Params, Trial, TrialState
 from shadho_celery.errors import UsageError
 from shadho_celery.executors.simulated import Change, SimulatedExecutor
-from shadho_celery.placement.pool import LEAST, PATIENCE, REFILL
+from shadho_celery.placement.pool import LEAST, MOST_WAIT, REFILL
 from shadho_celery.predictors.cost_model import CostModel
 from shadho_celery.scheduler.build import make_scheduler
 from shadho_celery.scheduler.proposals import MakeSampler
@@ -140,7 +140,7 @@ def test_no_trial_waits_for_more_than_its_bound() -> None:
     """With sizes that no class is good at, and nothing learned that would tell."""
     search = Search(trials=1500, slots={"gpu": 1, "cpu": 15}).run()
     # Those that leave the pool together go one by one.
-    assert passed_over(search.study) <= PATIENCE * LEAST + sum(FLEET.values())
+    assert passed_over(search.study) <= MOST_WAIT * LEAST + sum(FLEET.values())
 
 
 @pytest.mark.parametrize("at", [1, 40, 200])
@@ -341,7 +341,7 @@ def test_what_it_draws_ahead_is_placed_by_params_and_none_waits_for_ever() -> No
         spanning(trials=1000, settings=each).run() for each in (settings, StudySettings(policy="fifo", speculate=False))
     )
     assert fifo.clock.now() / cost.clock.now() > 1.1
-    assert passed_over(cost.study) <= PATIENCE * 16 + sum(FLEET.values())
+    assert passed_over(cost.study) <= MOST_WAIT * 16 + sum(FLEET.values())
 
 
 def test_a_resumed_study_goes_on_with_what_it_had_drawn() -> None:
