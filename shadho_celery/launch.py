@@ -97,7 +97,11 @@ _positive = partial(click.option, type=click.FloatRange(min=0, min_open=True, ma
 @_number("--seconds", help="Send no new trial after this many seconds.")
 @_number("--target", help="Stop at this loss or less.")
 @click.option("--seed", type=click.IntRange(min=0), help="Makes the search repeatable.  [default: drawn]")
-@_choice("sampler", SAMPLERS, "Proposes params.")
+@click.option(
+    "--sampler",
+    metavar=f"[{'|'.join(SAMPLERS)}|optuna:NAME]",
+    help="Proposes params; optuna:CmaEsSampler is Optuna's of that name.  [default: random]",
+)
 @_choice("policy", POLICIES, "Places trials on classes.")
 @click.option(
     "--shares",
@@ -126,7 +130,7 @@ _positive = partial(click.option, type=click.FloatRange(min=0, min_open=True, ma
     flag_value="",
     metavar="[NAME]",
     help="Resume the study of that name, else the study file's latest. Options that are not given are those of its "
-    "earlier runs.",
+    "earlier runs, but for --workers.",
 )
 @click.option(
     "--repair",

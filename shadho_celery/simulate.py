@@ -141,8 +141,9 @@ def _show(cluster: Cluster, found: Sequence[Simulation]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from shadho_celery.cli.views import right
-    from shadho_celery.simulation.simulation import an_hour
+    from shadho_celery.cli.views import LATEST, right
+    from shadho_celery.results.preferences import preferences
+    from shadho_celery.simulation.simulation import an_hour, values_shown
 
     console = Console(width=None if sys.stdout.isatty() else 120)
     for each in found:
@@ -152,6 +153,9 @@ def _show(cluster: Cluster, found: Sequence[Simulation]) -> None:
             cells = (each.complete[name], each.failed[name], *(each.placed[name][where] for where in cluster.slots))
             table.add_row(Text(name), *map(str, cells))
         console.print(table)
+        if each.policy == "cost":
+            for preference in preferences(each.study.trials[-LATEST:], values_shown(cluster)):
+                console.print(Text(f"placed by {preference}"), soft_wrap=True)
     table = Table(
         "policy", "trials", "an hour", "an hour, in the shares' mix", "utilised", "lost", "best loss", "after"
     )

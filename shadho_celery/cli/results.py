@@ -125,8 +125,9 @@ def show(name: str, store: str, as_json: bool) -> None:
         study = Study(database, record, 0, database.earlier(record.key))
         values = Values(record)
         running_on = database.holder(record.key, study.clock.wall())
+        trials = views.further_trials(record.settings.get("trials"), study.counted)
         again = (
-            views.resume_command(record.module, record.name, database.safe_url, 2 * max(1, study.counted))
+            views.resume_command(record.module, record.name, database.safe_url, trials)
             if record.module
             else f"minimize(..., study={record.name!r}, resume=True)"
         )

@@ -328,9 +328,9 @@ class Session:
             sys.stdout.write(json.dumps(found) + "\n")
         else:
             refused = self._executor.refused() + self._study.refused
-            asked, counted = self._limits.trials or 0, self._study.counted
-            trials = asked if asked > counted else 2 * max(1, counted)
-            resume = views.resume_command(self._file.module, self._study.name, self._store.safe_url, trials)
+            where = self._file.module, self._study.name, self._store.safe_url
+            trials = views.further_trials(self._limits.trials, self._study.counted)
+            resume = views.resume_command(*where, trials, self._options.workers)
             views.summary(self._study, self._space, self._console, resume, refused)
             if forged := self._executor.forged:
                 click.echo(f"records in Redis refused, unsigned or malformed: {forged}", err=True)

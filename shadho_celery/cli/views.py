@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import dropwhile, islice
 from typing import TYPE_CHECKING, Any, Protocol
 
+from msgspec import to_builtins
 from rich.console import Console, Group
 from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -22,7 +23,7 @@ from shadho_celery.core.checks import one_line
 from shadho_celery.core.hardware import ComputeClass
 from shadho_celery.core.trial import Params, Trial, TrialState
 from shadho_celery.placement.shares import only_fails
-from shadho_celery.results.preferences import preferences
+from shadho_celery.results.preferences import Preference, preferences
 from shadho_celery.results.values import Values
 from shadho_celery.store.base import DEFAULT_STORE
 from shadho_celery.study.failures import Failures
@@ -77,11 +78,20 @@ def make_console(*, stderr: bool = False) -> Console:
     return Console(stderr=stderr, width=PLAIN_WIDTH if is_plain else None)
 
 
-def resume_command(module: str, name: str, store: str, trials: int) -> str:
-    """Return the command that continues a study up to so many trials; `store` is its URL without a password."""
+def further_trials(asked: int | None, counted: int) -> int:
+    """Return the limit of a study's next run: the trials that were asked for, or twice as many as there are."""
+    return asked if asked and asked > counted else 2 * max(1, counted)
+
+
+def resume_command(module: str, name: str, store: str, trials: int, workers: Mapping[str, int] | None = None) -> str:
+    """Return the command that continues a study up to so many trials.
+
+    `store` is its URL without a password; `workers` are the slots by class that were asked for.
+    """
     words = ["python", "-m", "shadho_celery.launch", module, "--resume", name]
     if store != DEFAULT_STORE:
         words += ["--store", store]
+    words += [word for name, slots in (workers or {}).items() for word in ("--workers", f"{name}={slots}")]
     return shlex.join([*words, "--trials", str(trials)])
 
 
@@ -324,7 +334,7 @@ def summary(
     """
     if best := study.trials.best_few(BEST):
         console.print(best_table(best, space))
-    if len(study.subspaces) > 1 and len(study.compute_classes) > 1:
+    if len(study.compute_classes) > 1 and study.count(_S.COMPLETE):
         console.print(placement_table(study))
     preferred = preference_lines(study)
     # Those of this run first: its code may have been mended since.
@@ -367,17 +377,18 @@ def best_table(trials: Sequence[Trial], space: Evaluator) -> Table:
 
 
 def placement_table(study: Study) -> Table:
-    """Return the number and the median seconds of the complete trials, by subspace and class."""
+    """Return the number and the median seconds of the complete trials, by subspace and class, the best ones first."""
     seconds = study.trials.seconds()
     classes = sorted({compute_class for _, compute_class in seconds})
-    subspaces = list(dict.fromkeys(subspace for subspace, _ in seconds))
-    table = Table("trials x median seconds", *map(right, [*classes, "best loss"]))
-    for subspace in sorted(subspaces, key=lambda name: study.best_of(name) or 0.0)[:PLACED]:
+    best = {name: study.best_of(name) for name in study.subspaces}
+    table = Table("complete x median seconds", *map(right, [*classes, "best loss"]))
+    for subspace in sorted(best, key=lambda name: (best[name] is None, best[name] or 0.0))[:PLACED]:
         cells = [
             f"{len(times)} x {statistics.median(times):.3g}" if times else "-"
             for times in (seconds.get((subspace, name), []) for name in classes)
         ]
-        table.add_row(Text(subspace), *cells, f"{study.best_of(subspace):.6g}")
+        loss = best[subspace]
+        table.add_row(Text(subspace), *cells, "-" if loss is None else f"{loss:.6g}")
     return table
 
 
@@ -394,16 +405,22 @@ def share_lines(study: Study) -> list[str]:
     if shares != "even" or not failing or len(study.subspaces) < 2:
         return []
     more = f" and {len(failing) - MESSAGES} more" if len(failing) > MESSAGES else ""
-    return [f"a tenth of its share until a trial succeeds, for all fail: {', '.join(failing[:MESSAGES])}{more}"]
+    named = ", ".join(f"{name} ({study.count(_S.FAILED, subspace=name)})" for name in failing[:MESSAGES])
+    return [f"all trials failed, so it gets a tenth of its share until one succeeds: {named}{more}"]
 
 
 def preference_lines(study: Study) -> list[str]:
     """Return a line for each of the first few subspaces whose latest trials went to classes by a param."""
-    if len(study.compute_classes) < 2:
-        return []
-    found = preferences(study.trials[-LATEST:], Values(study.record).shown)[:MESSAGES]
     has_names = len(study.subspaces) > 1
+    found = placed_by_params(study)[:MESSAGES]
     return [f"placed by {f'params of {each.subspace}' if has_names else 'params'}: {each}" for each in found]
+
+
+def placed_by_params(study: Study) -> list[Preference]:
+    """Return the params by which the latest trials went to classes; none under a policy that does not look at them."""
+    if len(study.compute_classes) < 2 or (study.record.in_force or {}).get("policy", "cost") != "cost":
+        return []
+    return preferences(study.trials[-LATEST:], Values(study.record).shown)
 
 
 def _warnings(trials: Iterable[Trial]) -> list[str]:
@@ -467,6 +484,7 @@ def as_json(study: Study, seconds: float, subspaces: Iterable[str], slots: Mappi
         "best": best
         and {"loss": best.loss, "params": dict(best.params), "compute_class": best.compute_class, "trial": best.number},
         "classes": {name: counts(*ended, compute_class=name) | {"slots": slots.get(name, 0)} for name in classes},
+        "placed_by_params": [to_builtins(each) for each in placed_by_params(study)],
         "subspaces": {
             name: counts(*ended, subspace=name) | {"best": study.best_of(name)}
             for name in dict.fromkeys([*subspaces, *study.subspaces])

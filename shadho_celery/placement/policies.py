@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
@@ -12,8 +12,9 @@ from shadho_celery.core.checks import check_name
 from shadho_celery.core.settings import POLICIES
 from shadho_celery.core.trial import Trial
 from shadho_celery.placement.paper import PaperPolicy
-from shadho_celery.placement.pool import WHOLE, Pool
+from shadho_celery.placement.pool import Pool
 from shadho_celery.predictors.cost_model import CostModel
+from shadho_celery.predictors.features import Array
 from shadho_celery.space.split import Subspace
 
 #: k of the index rule: trials that a subspace must fall behind to count twice as much
@@ -79,20 +80,27 @@ class CostPolicy:
         self._pool = self.pool
         self._model = cost_model
         self._classes: tuple[str, ...] = ()
-        #: log prices by part of the pool and class
-        self._prices: defaultdict[str, dict[str, float]] = defaultdict(dict)
+        #: by live class and row, a subspace's least log seconds on any live class less those on this one
+        self._advantages: list[list[float]] = []
+        self._version = -1
+        #: log prices of the live classes within each subspace, shape (subspaces, classes); by class those of any seen
+        self._prices = np.empty((0, 0))
+        self._prices_seen: dict[str, Array] = {}
         #: log of priced factors of the trials in the pool, shape (trials, classes), as of the last pick
         self._costs = np.empty((0, 0))
-        #: rows of the subspaces, and their advantages: least log seconds on any live class less those on each, shape
-        #: (subspaces, classes)
-        self._rows: Mapping[str, int] = {}
-        self._advantages = np.empty((0, 0))
-        self._version = -1
+        #: by row, the standard deviation of its trials' comparative costs, as of a version of the pool
+        self._spreads: dict[int, float] = {}
+        self._spreads_version = -1
 
     def see_classes(self, names: Sequence[str]) -> None:
         if tuple(names) != self._classes:
+            self._prices_seen |= dict(zip(self._classes, self._prices.T, strict=True))
             self._classes = tuple(names)
-            self._version = -1
+            self._version = self._spreads_version = -1
+            # Only their differences count, and they are 0 on average: that is a new class's price.
+            new = np.zeros(len(self._model.log_seconds(names)))
+            columns = [self._prices_seen.get(name, new) for name in names]
+            self._prices = np.array(columns).reshape(len(names), len(new)).T.copy()
         self._pool.see_classes(names)
 
     def tell(self, *trials: Trial, following: Mapping[str, int] | None = None) -> None:
@@ -108,42 +116,44 @@ class CostPolicy:
         if drawn is None:
             undrawn = undrawn or list(backlogs)
         if undrawn:
-            name = max(undrawn, key=indices.__getitem__)
-            if drawn is None or indices[name] > worth:
+            row_of = self._model.row_of
+            name = max(undrawn, key=lambda name: indices[row_of[name]])
+            if drawn is None or indices[row_of[name]] > worth:
                 return name
         assert drawn is not None
         self._move_prices(drawn, column)
         return self._pool.trials[drawn]
 
-    def _indices(self, column: int, backlogs: Mapping[str, float]) -> dict[str, float]:
-        """Return the logarithms of the subspaces' indices on a class."""
+    def _indices(self, column: int, backlogs: Mapping[str, float]) -> list[float]:
+        """Return the logarithms of the subspaces' indices on a class, by row; of those without a backlog -inf."""
         version = self._model.version
         if self._version != version:
             self._version = version
-            found = self._model.log_seconds(self._classes, OPTIMISM)
-            self._rows = dict(zip(found, range(len(found)), strict=True))
-            seconds = np.array([*found.values()])
-            self._advantages = seconds.min(axis=1, keepdims=True) - seconds
-        advantages = self._advantages[[self._rows[name] for name in backlogs], column]
-        worth = advantages + np.log(np.array([*backlogs.values()]) + PATIENCE)
-        return dict(zip(backlogs, worth.round(DIGITS).tolist(), strict=True))
+            seconds = self._model.log_seconds(self._classes, OPTIMISM)
+            self._advantages = (seconds.min(axis=1, keepdims=True) - seconds).T.tolist()
+        # Plain numbers: of a few subspaces they take less time than arrays.
+        advantages, row_of = self._advantages[column], self._model.row_of
+        indices = [-math.inf] * len(advantages)
+        for name, behind in backlogs.items():
+            row = row_of[name]
+            indices[row] = round(advantages[row] + math.log(behind + PATIENCE), DIGITS)
+        return indices
 
     def _best_drawn(
-        self, column: int, indices: Mapping[str, float], fits: Callable[[Trial], bool]
+        self, column: int, indices: Sequence[float], fits: Callable[[Trial], bool]
     ) -> tuple[int | None, float]:
         """Return the place in the pool of the trial that fits with the greatest index, and the index's logarithm."""
-        trials, parts = self._pool.trials, self._pool.parts
+        trials, rows = self._pool.trials, self._pool.rows
         if not trials:
             return None, -np.inf
-        prices = {part: [self._prices[part].get(name, 0.0) for name in self._classes] for part in {*parts}}
-        costs = self._costs = self._pool.departures() + np.array([prices[part] for part in parts])
-        if WHOLE in prices:
-            seconds = self._model.log_seconds(self._classes)
-            costs += np.array([seconds[trial.subspace] for trial in trials])
-        worth = costs.min(axis=1) - costs[:, column]
-        if WHOLE not in prices:
-            worth += [indices[trial.subspace] for trial in trials]
-        worth = worth.round(DIGITS)
+        departures = self._pool.departures()
+        if self._pool.is_whole:
+            costs = departures + self._model.log_seconds(self._classes)[rows] + self._prices[0]
+            worth = costs.min(axis=1) - costs[:, column]
+        else:
+            costs = departures + self._prices[rows]
+            worth = costs.min(axis=1) - costs[:, column] + np.array(indices)[rows]
+        self._costs, worth = costs, worth.round(DIGITS)
         # Mostly the first fits.
         for _ in trials:
             place = int(worth.argmax())
@@ -158,19 +168,29 @@ class CostPolicy:
         A step is in proportion to the differences between the trials: where their params tell nothing there is nothing
         to pay for.
         """
-        costs, part = self._costs[drawn], self._pool.parts[drawn]
+        costs = self._costs[drawn]
         cheapest = int(costs.argmin())
         if cheapest == column:
             return
-        mine = self._costs[[place for place, each in enumerate(self._pool.parts) if each == part]]
-        step = STEP * float((mine - mine.mean(axis=1, keepdims=True)).std(axis=0).mean())
-        lost = min(float(np.exp(costs[column] - costs[cheapest])), MOST_STEPS)
-        moved = dict.fromkeys(self._classes, 0.0) | self._prices[part]
-        moved[self._classes[cheapest]] += step
-        moved[self._classes[column]] -= step * lost
-        # Only their differences count; a new class has the mean price.
-        mean = sum(moved.values()) / len(moved)
-        self._prices[part] = {name: price - mean for name, price in moved.items()}
+        row = 0 if self._pool.is_whole else int(self._pool.rows[drawn])
+        step = STEP * self._spread(row)
+        prices = self._prices[row]
+        prices[cheapest] += step
+        prices[column] -= step * min(float(np.exp(costs[column] - costs[cheapest])), MOST_STEPS)
+        prices -= prices.mean()
+
+    def _spread(self, row: int) -> float:
+        """Return the standard deviation of the comparative costs of a row's trials in the pool, or of all."""
+        if self._spreads_version != self._pool.version:
+            self._spreads_version = self._pool.version
+            self._spreads.clear()
+        if row not in self._spreads:
+            mine = self._costs if self._pool.is_whole else self._costs[self._pool.rows == row]
+            spread = float((mine - mine.mean(axis=1, keepdims=True)).std(axis=0).mean())
+            if len(mine) == 1:
+                return spread
+            self._spreads[row] = spread
+        return self._spreads[row]
 
 
 class FifoPolicy:

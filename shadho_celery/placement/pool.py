@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 
 import numpy as np
+from numpy.typing import NDArray
 
 from shadho_celery.core.trial import Trial
 from shadho_celery.predictors.cost_model import CostModel
@@ -41,13 +42,15 @@ class Pool:
         self.trials: list[Trial] = []
         #: of each trial, its part, what the cost model knows its params by, and the trials of its part that had been
         #: sent when it was drawn
-        self.parts: list[str] = []
+        self._parts: list[str] = []
         self._functions: list[Array] = []
         self._sent_before: list[int] = []
-        #: departures of the trials from their subspace's log seconds, shape (trials, live classes), as of a version of
-        #: the model
+        #: rows of the trials' subspaces in the cost model, shape (trials,)
+        self._rows = np.empty(0, dtype=np.intp)
+        #: departures of the trials from their subspace's log seconds, shape (trials, live classes)
         self._departures = np.empty((0, 0))
-        self._version = -1
+        #: version of the model's belief in the effects of params that they are of
+        self.version = -1
         #: trials by subspace, and by part
         self._counts: Counter[str] = Counter()
         self._in_part: Counter[str] = Counter()
@@ -66,6 +69,16 @@ class Pool:
     def subspaces(self) -> list[str]:
         """Subspaces of the trials."""
         return [name for name, count in self._counts.items() if count]
+
+    @property
+    def rows(self) -> NDArray[np.intp]:
+        """Rows of the trials' subspaces in the cost model's table, shape (trials,)."""
+        return self._rows
+
+    @property
+    def is_whole(self) -> bool:
+        """True if one sampler draws in the whole space."""
+        return WHOLE in self._sizes
 
     def of(self, subspace: str) -> list[Trial]:
         """Return the trials of a subspace, the oldest first."""
@@ -104,7 +117,8 @@ class Pool:
             functions = self._model.functions(subspace, [trial.params for trial in added])
             self.trials += added
             self._functions += list(functions)
-            self.parts += [part] * len(added)
+            self._parts += [part] * len(added)
+            self._rows = np.append(self._rows, [self._model.row_of[subspace]] * len(added))
             self._sent_before += [self._sent[part]] * len(added)
             self._counts[subspace] += len(added)
             self._in_part[part] += len(added)
@@ -114,20 +128,20 @@ class Pool:
     def take(self, trial: Trial) -> Trial | None:
         """Remove a trial that is sent; return the one of its part that has now waited too long, removed too."""
         place = next(place for place, pooled in enumerate(self.trials) if pooled.number == trial.number)
-        part = self.parts[place]
+        part = self._parts[place]
         self._remove(place)
         self._sent[part] += 1
         if not self._in_part[part]:
             return None
-        oldest = self.parts.index(part)
+        oldest = self._parts.index(part)
         most = MOST_WAIT * max(self._sizes.get(part, 0), LEAST_EACH)
         return self._remove(oldest) if self._sent[part] - self._sent_before[oldest] >= most else None
 
     def departures(self) -> Array:
         """Return by how much the trials depart from their subspaces' log seconds, shape (trials, live classes)."""
         version = self._model.effects_version
-        if version != self._version:
-            self._version = version
+        if version != self.version:
+            self.version = version
             self._departures = self._predicted()
         return self._departures
 
@@ -142,9 +156,10 @@ class Pool:
     def _remove(self, place: int) -> Trial:
         trial = self.trials.pop(place)
         self._counts[trial.subspace] -= 1
-        self._in_part[self.parts[place]] -= 1
-        del self.parts[place], self._functions[place], self._sent_before[place]
+        self._in_part[self._parts[place]] -= 1
+        del self._parts[place], self._functions[place], self._sent_before[place]
         # In place: `np.delete` takes five times as long.
-        self._departures[place:-1] = self._departures[place + 1 :]
-        self._departures = self._departures[:-1]
+        for each in (self._departures, self._rows):
+            each[place:-1] = each[place + 1 :]
+        self._departures, self._rows = self._departures[:-1], self._rows[:-1]
         return trial

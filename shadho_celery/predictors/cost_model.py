@@ -43,15 +43,17 @@ class CostModel:
 
     def __init__(self, subspaces: Sequence[Subspace], declared: DeclaredCost | None = None) -> None:
         self._subspaces = {subspace.name: subspace for subspace in subspaces}
-        self._row = {subspace.name: row for row, subspace in enumerate(subspaces)}
+        #: by subspace, its row in `log_seconds`
+        self.row_of = {subspace.name: row for row, subspace in enumerate(subspaces)}
         self._column: dict[str, int] = {}
         self._declared = declared or _by_complexity(subspaces)
         self._durations = Durations(len(subspaces))
         self._past = {s.name: Neighbours(len(s.domains) + 1) for s in subspaces}
         self._effects = {s.name: ParamEffects(s) for s in subspaces}
-        #: subspaces of which the effects of params have been asked for
-        self._asked: dict[str, ParamEffects] = {}
-        #: number of changes of the belief in them
+        #: subspaces of which the effects of params have been asked for, and those of them with news
+        self._asked: set[str] = set()
+        self._due: set[str] = set()
+        #: number of changes of the belief in the effects
         self._reads = 0
         #: by subspace, class and kind
         self._memory: dict[tuple[str, str, Memory], Neighbours] = {}
@@ -67,10 +69,10 @@ class CostModel:
     @property
     def effects_version(self) -> int:
         """Number that changes with the belief about the effects of params."""
-        for name, effects in self._asked.items():
-            if effects.is_due:
-                effects.read(self._durations.estimate().mean[self._row[name]])
-                self._reads += 1
+        for name in sorted(self._due & self._asked) if self._due else ():
+            self._effects[name].read(self._durations.estimate().mean[self.row_of[name]])
+            self._due.remove(name)
+            self._reads += 1
         return self._reads
 
     def tell(self, *trials: Trial, following: Mapping[str, int] | None = None) -> None:
@@ -94,7 +96,7 @@ class CostModel:
         for name, memory in shortages(trial.outgrown, trial.outgrown_memory):
             self.tell_out_of_memory(trial, name, memory)
         outcome, compute_class = trial.outcome, trial.compute_class
-        is_complete = trial.state is TrialState.COMPLETE and trial.subspace in self._row
+        is_complete = trial.state is TrialState.COMPLETE and trial.subspace in self.row_of
         if not is_complete or outcome is None or compute_class is None:
             return
         if row is not None:
@@ -108,7 +110,10 @@ class CostModel:
             self._durations.tell(place, column, value)
             if row is not None:
                 self._past[trial.subspace].tell(row, value, column, self._durations.estimate().mean[place])
-                self._effects[trial.subspace].tell(trial.params, column, value)
+                effects = self._effects[trial.subspace]
+                effects.tell(trial.params, column, value)
+                if effects.is_due:
+                    self._due.add(trial.subspace)
         for memory, peak in ((Memory.HOST, outcome.memory), (Memory.GPU, outcome.gpu_memory)):
             if peak and row is not None:
                 key = trial.subspace, compute_class, memory
@@ -121,14 +126,14 @@ class CostModel:
         self._durations.suppose(
             self._timing(trial, trial.compute_class, seconds)
             for trial, seconds in running
-            if trial.subspace in self._row and trial.compute_class is not None
+            if trial.subspace in self.row_of and trial.compute_class is not None
         )
 
     def _timing(self, trial: Trial, compute_class: str, seconds: float) -> tuple[int, int, float]:
         """Return row and column of a trial's pair, and its log seconds beside its declared cost and budget."""
         log_seconds = math.log(max(seconds, LEAST_SECONDS))
         offset = self._offset(trial.subspace, trial.params, trial.budget)
-        return self._row[trial.subspace], self._column_of(compute_class), log_seconds - offset
+        return self.row_of[trial.subspace], self._column_of(compute_class), log_seconds - offset
 
     def seconds(
         self,
@@ -143,7 +148,7 @@ class CostModel:
 
         Raises KeyError for an unknown subspace. Before there are trials, a second in the middle.
         """
-        row, column = self._row[subspace], self._column_of(compute_class)
+        row, column = self.row_of[subspace], self._column_of(compute_class)
         estimate = self._durations.estimate()
         spread = math.hypot(estimate.noise, float(estimate.deviation[row, column]))
         departures = self._past[subspace].departures(
@@ -192,8 +197,8 @@ class CostModel:
         """
         return self._bounds[subspace, memory].chance(params, compute_class, classes_by_memory)
 
-    def log_seconds(self, classes: Sequence[str], optimism: float = 0.0) -> dict[str, Array]:
-        """Return by subspace the mean of its log seconds on classes, shape (classes,).
+    def log_seconds(self, classes: Sequence[str], optimism: float = 0.0) -> Array:
+        """Return the mean log seconds of the subspaces' trials on classes, shape (subspaces, classes).
 
         They are beside the declared cost, which is the same on all classes. With `optimism` a pair counts as so many
         standard deviations faster than it is believed to be, so that little known pairs get tried (an upper confidence
@@ -201,12 +206,12 @@ class CostModel:
         """
         columns = [self._column_of(name) for name in classes]
         estimate = self._durations.estimate()
-        return dict(zip(self._row, estimate.mean[:, columns] - optimism * estimate.deviation[:, columns], strict=True))
+        return np.asarray(estimate.mean[:, columns] - optimism * estimate.deviation[:, columns])
 
     def functions(self, subspace: str, params_list: Sequence[Params]) -> Array:
         """Return what `departures` needs to know of n sets of params, shape (n, functions); it does not change."""
-        effects = self._asked[subspace] = self._effects[subspace]
-        return effects.functions(params_list)
+        self._asked.add(subspace)
+        return self._effects[subspace].functions(params_list)
 
     def departures(self, subspace: str, functions: Array, classes: Sequence[str]) -> Array:
         """Return by how much n sets of params depart from `log_seconds` on classes, shape (n, classes).
@@ -223,8 +228,7 @@ class CostModel:
 
     def timed(self, compute_class: str) -> int:
         """Return the number of a class's trials that the model has learned from."""
-        column = self._column_of(compute_class)
-        return int(self._durations.counts[:, column].sum())
+        return self._durations.by_column[self._column_of(compute_class)]
 
     def _column_of(self, compute_class: str) -> int:
         if compute_class not in self._column:

@@ -52,23 +52,20 @@ class Durations:
         self._row_part = np.zeros(rows)
         self._column_part = np.zeros(0)
         self._pair_variance = PAIR_VARIANCE
+        #: trials by column, plain numbers as they are asked for at every turn; and all of them
+        self.by_column: list[int] = []
         self._trials = 0
         self._estimated_at = -1
         self._estimate: Estimate | None = None
         #: number of changes of the belief
         self.version = 0
 
-    @property
-    def counts(self) -> Array:
-        """Trials by pair."""
-        counts: Array = self._told[0]
-        return counts
-
     def add_column(self) -> None:
         """Add a class that nothing is known of."""
         blank = np.zeros((3, len(self._row_part), 1))
         self._told, self._open = (np.concatenate([table, blank], axis=2) for table in (self._told, self._open))
         self._column_part = np.append(self._column_part, 0.0)
+        self.by_column.append(0)
         self._estimate = None
 
     def tell(self, row: int, column: int, log_seconds: float) -> None:
@@ -80,6 +77,7 @@ class Durations:
             reach = FAR_OUT * math.hypot(estimate.noise, float(estimate.deviation[row, column]))
             log_seconds = min(max(log_seconds, centre - reach), centre + reach)
         self._told[:, row, column] += (1.0, log_seconds, log_seconds**2)
+        self.by_column[column] += 1
         self._trials += 1
         # A class that appears late is few trials among many: the first of a pair are news, however many there were.
         if (count + 1) & count == 0:

@@ -59,7 +59,8 @@ def minimize(
         loss of `target` or less, whichever comes first. Ctrl-C ends it, and what there is is returned.
     `max_failures`: it also ends, and says so, if its first trials, so many, all fail in one way; 0 for never.
     `seed`: makes the search repeatable.
-    `sampler`: "random", the default, or "tpe". `policy`: places trials on classes of workers.
+    `sampler`: "random", the default, "qmc", "tpe", "gp", "auto", or "optuna:NAME", Optuna's of that name.
+    `policy`: places trials on classes of workers.
     `shares`: divides the trials among subspaces: "even", the default, by the space's own law, but a tenth to a subspace
         that only fails; "uniform"; "promise"; or "paper", with that policy. With `resume` sampler, policy and shares
         are those of before, unless they are given.

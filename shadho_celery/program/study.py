@@ -105,11 +105,11 @@ class Study(StudyResults):
 
         `store` is a database URL; by default trials are kept in memory and end with the program. `study` names the
         study there, and with `resume` it is continued. `seed` makes the search repeatable. `sampler` is "random",
-        the default, or "tpe", or a function of subspace and entropy that makes one (`samplers.base.Sampler`). `shares`
-        divides the trials among subspaces: "even", the default, by the space's own law, but a tenth to a subspace that
-        only fails; "uniform"; "promise"; or "paper", with that policy. A study that is continued has those of before
-        unless others are given. With
-        `rungs`, such as ``{"least": 1, "most": 9, "eta": 3}``, many trials get a small budget, and the best of them are
+        the default, another name of `minimize`, or a function of subspace and entropy that makes one
+        (`samplers.base.Sampler`). `shares` divides the trials among subspaces: "even", the default, by the space's own
+        law, but a tenth to a subspace that only fails; "uniform"; "promise"; or "paper", with that policy. A study that
+        is continued has those of before unless others are given. With `rungs`, such as
+        ``{"least": 1, "most": 9, "eta": 3}``, many trials get a small budget, and the best of them are
         promoted to larger ones. `policy` matters to workers only. `enqueue` are known points to begin
         with, see the method of that name.
         Raises SpaceError, UsageError, StudyError or StoreError.

@@ -10,7 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from shadho_celery.core.checks import check_name
+from shadho_celery.samplers.auto import AutoSampler
 from shadho_celery.samplers.base import Sampler
+from shadho_celery.samplers.gp import GpSampler
+from shadho_celery.samplers.optuna import PREFIX, MakeOptunaSampler
+from shadho_celery.samplers.qmc import QmcSampler
 from shadho_celery.samplers.random import RandomSampler
 from shadho_celery.samplers.tpe import TpeSampler
 from shadho_celery.space.split import Subspace
@@ -18,10 +22,20 @@ from shadho_celery.space.split import Subspace
 SAMPLERS: dict[str, Callable[[Subspace, Sequence[int]], Sampler]] = {
     "random": RandomSampler,
     "tpe": TpeSampler,
+    "gp": GpSampler,
+    "qmc": QmcSampler,
+    "auto": AutoSampler,
 }
+
+
+def find_sampler(name: str) -> Callable[[Subspace, Sequence[int]], Sampler]:
+    """Return what makes the samplers called `name`. Raises UsageError for an unknown one."""
+    if isinstance(name, str) and name.startswith(PREFIX):
+        return MakeOptunaSampler(name.removeprefix(PREFIX))
+    check_name("sampler", name, (*SAMPLERS, f"{PREFIX}NAME"))
+    return SAMPLERS[name]
 
 
 def make_sampler(name: str, subspace: Subspace, entropy: Sequence[int]) -> Sampler:
     """Return the sampler called `name` for `subspace`, seeded with `entropy`. Raises UsageError for an unknown one."""
-    check_name("sampler", name, SAMPLERS)
-    return SAMPLERS[name](subspace, entropy)
+    return find_sampler(name)(subspace, entropy)

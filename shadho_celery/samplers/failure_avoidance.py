@@ -49,6 +49,12 @@ class FailureAvoidance:
             self._guessed += 1
             self._failed += failed
 
+    @property
+    def any(self) -> bool:
+        """True once a trial has failed."""
+        self._read()
+        return self._failures.any
+
     def draw(self, generator: np.random.Generator) -> Params:
         """Draw from the law, the less often the more likely the draw fails."""
         self._read()

@@ -33,7 +33,7 @@ _POLICY_STREAM = 0x70
 
 def check_settings(settings: StudySettings) -> None:
     """Raise UsageError unless every name exists and the rungs are a valid ladder."""
-    check_name("sampler", settings.sampler, samplers.SAMPLERS)
+    samplers.find_sampler(settings.sampler)
     check_name("policy", settings.policy, POLICIES)
     check_name("kind of shares", settings.shares_in_force, SHARES)
     if settings.shares == "paper" != settings.policy:
@@ -65,7 +65,7 @@ def make_scheduler(
     `make_sampler` takes the place of the sampler that is named.
     """
     check_settings(settings)
-    make_sampler = make_sampler or samplers.SAMPLERS[settings.sampler]
+    make_sampler = make_sampler or samplers.find_sampler(settings.sampler)
     if settings.policy == "paper" and spans_space(make_sampler):
         raise UsageError("policy 'paper' ranks subspaces, which this sampler chooses itself; choose cost or fifo")
     subspaces = split(space)

@@ -30,6 +30,8 @@ class MemoryFit:
         #: the classes seen so far, and by memory the names of those that have it, the smallest first
         self._seen: dict[str, ComputeClass] = {}
         self._orders: Mapping[Memory, list[str]] = {memory: [] for memory in Memory}
+        #: the live classes that were sorted last, with their memories
+        self._sorted: list[tuple[str, int, int]] | None = None
         #: what has been decided as the last resort, a sentence each
         self.notices: dict[str, None] = {}
 
@@ -37,6 +39,10 @@ class MemoryFit:
         """Replace the live classes."""
         self._live = classes
         self._seen |= {known.name: known for known in classes}
+        # The memories are the same at most turns.
+        if self._sorted == (memories := [(known.name, known.memory, known.gpu_memory) for known in classes]):
+            return
+        self._sorted = memories
         with_gpus = [name for name, known in self._seen.items() if known.gpu_memory]
         self._orders = {
             Memory.GPU: sorted(with_gpus, key=lambda name: self._size(name, Memory.GPU)),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import numpy as np
 
@@ -132,7 +132,7 @@ class Proposals:
 
     def _wanted(self, left: float) -> Wanted | None:
         """Return what the rounds want next; None if no further trial may wait."""
-        return None if self._study.count(TrialState.WAITING) >= left else self.rounds.ask()
+        return None if self._study.waiting() >= left else self.rounds.ask()
 
     def _draw_ahead(self, left: float) -> None:
         """Draw the trials that are missing in the policy's pool; their shares count them when they are sent."""
@@ -142,7 +142,7 @@ class Proposals:
             wanted = self._wanted(left)
             if wanted is None or wanted.origin is not None:
                 return
-            may_wait = left - self._study.count(TrialState.WAITING)
+            may_wait = left - self._study.waiting()
             number = min(missing, may_wait, self.rounds.left, self._quota_left(name, wanted.drawn))
             if number > 0:
                 self._pool.add(name, self._drawn(name, wanted, int(number)))
@@ -152,10 +152,11 @@ class Proposals:
         if self._spans_space:
             return self._picked_of_all(wanted, compute_class, fits)
         backlogs = self.shares.backlogs()
-        may_draw = [] if wanted is None else [n for n in backlogs if self._quota_left(n, wanted.drawn) > 0] or backlogs
+        may_draw = [] if wanted is None else self._with_quota(backlogs, wanted.drawn) or [*backlogs]
         may_draw = [name for name in may_draw if self._may_wait(name)]
-        pooled = () if self._pool is None else self._pool.subspaces
-        backlogs = {name: behind for name, behind in backlogs.items() if name in may_draw or name in pooled}
+        if len(may_draw) < len(backlogs):
+            pooled = () if self._pool is None else self._pool.subspaces
+            backlogs = {name: behind for name, behind in backlogs.items() if name in may_draw or name in pooled}
         picked = self.policy.pick(compute_class, backlogs, fits) if backlogs else None
         return picked if isinstance(picked, Trial) or picked in may_draw else None
 
@@ -208,7 +209,7 @@ class Proposals:
         """
         waiting = 0
         for name in names:
-            waiting += self._study.count(TrialState.WAITING, subspace=name)
+            waiting += self._study.waiting(name)
             waiting -= 0 if self._pool is None else self._pool.count(name)
         most = WAITING_PER_SUBSPACE * len(names)
         if waiting < most:
@@ -228,7 +229,17 @@ class Proposals:
         return self._narrowest[name]
 
     def _quota_left(self, name: str, drawn: int | None) -> float:
-        """Return how many more trials may be drawn in a subspace, or in WHOLE.
+        """Return how many more trials may be drawn in a subspace, or in WHOLE."""
+        quotas = self._quotas(drawn)
+        return math.inf if quotas is None else quotas[name] - self._study.asked(name)
+
+    def _with_quota(self, names: Collection[str], drawn: int | None) -> list[str]:
+        """Return the subspaces in which more trials may be drawn."""
+        quotas = self._quotas(drawn)
+        return [*names] if quotas is None else [name for name in names if quotas[name] > self._study.asked(name)]
+
+    def _quotas(self, drawn: int | None) -> Mapping[str, int] | None:
+        """Return the trials that are to be drawn by subspace; None if their numbers are not fixed.
 
         If the proposals do not depend on the losses, a limit on trials fixes the number of each subspace. The policy
         then decides only on their order and place, and the seed on the set. In rounds, the limit is the number `drawn`
@@ -236,9 +247,9 @@ class Proposals:
         """
         limit = self._limits.trials if drawn is None else drawn
         if limit is None or not self.shares.fixed or self._adaptive or self._spans_space:
-            return math.inf
+            return None
         total = limit + (self._study.count(TrialState.CANCELLED) if drawn is None else 0)
-        return self.shares.quotas(total)[name] - self._study.asked(name)
+        return self.shares.quotas(total)
 
 
 def spans_space(make_sampler: MakeSampler) -> bool:

@@ -53,12 +53,12 @@ class Uniform(Param, frozen=True, kw_only=True):
 
 
 class LogUniform(Uniform, frozen=True, kw_only=True):
-    """Any number between two ends above 0, its logarithm uniform."""
+    """Any number between two ends above 0, its logarithm uniform; hyperopt's has the ends' logarithms."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.low > 0:
-            raise misfit_at("low", "it must be above 0")
+            raise misfit_at("low", "it must be above 0: the ends are values, not logarithms as in hyperopt")
 
     def node(self, label: str) -> Any:
         return hp.loguniform(label, math.log(self.low), math.log(self.high))

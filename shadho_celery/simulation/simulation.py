@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from shadho_celery.core.clock import ManualClock
 from shadho_celery.core.settings import StudySettings
-from shadho_celery.core.trial import Attempt, Outcome, Trial, TrialState
+from shadho_celery.core.trial import Attempt, Outcome, Params, Trial, TrialState
 from shadho_celery.errors import UsageError
 from shadho_celery.executors.simulated import Play, SimulatedExecutor
 from shadho_celery.scheduler.build import DEFAULT_SETTINGS, make_scheduler
@@ -191,6 +191,14 @@ def make_space(cluster: Cluster) -> Any:
 def _label(param: str, family: str) -> str:
     """Return the label of a family's param; a param called x would have the label of the number otherwise."""
     return f"{param} of {family}"
+
+
+def values_shown(cluster: Cluster) -> Callable[[Params, str], Any]:
+    """Return what makes the value that expressions see of one label of a trial's params."""
+    laws = {
+        _label(param, name): law for name, family in cluster.families.items() for param, law in family.params.items()
+    }
+    return lambda params, label: laws[label].value(params[label]) if label in laws else params[label]
 
 
 def _seconds_of(name: str, family: Family, compute_class: str, values: Mapping[str, Value]) -> float:

@@ -185,6 +185,10 @@ class Study:
         where = {"compute_class": compute_class, "subspace": subspace}
         return self._counts.count(*states, **where) + self.trials.count(*states, **where)
 
+    def waiting(self, subspace: str | None = None) -> int:
+        """Return the number of WAITING trials, of one subspace if that is given."""
+        return self._counts.count(_S.WAITING, subspace=subspace)
+
     def count_wider(self, slots: int, subspace: str) -> int:
         """Return the number of WAITING trials of a subspace that take more than `slots`."""
         return sum(n for (name, width), n in self._waiting_slots.items() if name == subspace and width > slots)

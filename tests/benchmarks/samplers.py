@@ -26,7 +26,7 @@ from typing import Any
 
 import hyperopt
 import numpy as np
-from figures import finish, goal
+from figures import finish, goal, results_of
 from hyperopt import hp
 from playing import play_study
 
@@ -264,18 +264,19 @@ def with_pool(seeds: int, trials: int, processes: ProcessPoolExecutor) -> None:
         for problem in PROBLEMS
         for size in (None, 0)
     }
+    found = results_of(runs, "searches")
     figures = {}
     print(f"{'':11s} {'median best loss':>20s} {'wins':>9s}")
     print(f"{'':11s} {'pool':>10s} {'none':>9s}")
     for problem in PROBLEMS:
-        ours, without = ([run.result() for run in runs[problem, size]] for size in (None, 0))
+        ours, without = (found[problem, size] for size in (None, 0))
         row = (statistics.median(ours), statistics.median(without), wins(ours, without))
         figures[problem] = dict(zip(("pool", "none", "wins"), row, strict=True))
         print(f"{problem:11s} {row[0]:10.4g} {row[1]:9.4g} {row[2]:9.2f}")
     # The standard deviation of a mean of so many coins: no significant loss if one half lies within two of them.
     reach = 1.96 * math.sqrt(0.25 / (seeds * len(PROBLEMS)))
-    found = goal(_mean(figures, "wins") + reach, at_least=0.5)
-    finish(figures, {"wins of tpe with the pool, upper end of 95 %": found}, {"seeds": seeds, "trials": trials})
+    ends = goal(_mean(figures, "wins") + reach, at_least=0.5)
+    finish(figures, {"wins of tpe with the pool, upper end of 95 %": ends}, {"seeds": seeds, "trials": trials})
 
 
 def main() -> None:
@@ -302,9 +303,9 @@ def main() -> None:
             for problem in PROBLEMS
             for name in ALGORITHMS
         }
+        found = results_of(runs, "searches")
         for problem in PROBLEMS:
-            done = {name: [run.result() for run in runs[problem, name]] for name in ALGORITHMS}
-            figures[problem] = compare(problem, done)
+            figures[problem] = compare(problem, {name: found[problem, name] for name in ALGORITHMS})
             print(f"{problem:11s}" + "".join(f" {value:9.4g}" for value in list(figures[problem].values())[:6]))
 
     goals = {

@@ -18,17 +18,16 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import ProcessPoolExecutor
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import hyperopt
 import numpy as np
-from figures import finish, goal, quartiles
+from figures import finish, goal, quartiles, results_of
 from playing import play_study
 from rich.console import Console
-from rich.progress import track
 from rich.table import Table
 from svm_record import CLASSES, KERNELS, Record, Row, read, space
 
@@ -221,16 +220,13 @@ Found = Mapping[str, Sequence[Search]]
 
 def play_all(given: argparse.Namespace, targets: Mapping[str, float]) -> dict[str, list[Search]]:
     """All searches, in parallel processes; a bar on stderr tells how far they are."""
-    found: dict[str, list[Search]] = {name: [] for name in (HYPEROPT, *OURS)}
     with ProcessPoolExecutor(given.jobs) as pool:
-        names = {
-            pool.submit(search, given.trace, name, seed, given.workers, given.hours, targets): name
-            for seed in range(given.seeds)
-            for name in found
+        how = given.workers, given.hours, targets
+        runs = {
+            name: [pool.submit(search, given.trace, name, seed, *how) for seed in range(given.seeds)]
+            for name in (HYPEROPT, *OURS)
         }
-        for future in track(as_completed(names), "searches", len(names), console=Console(stderr=True)):
-            found[names[future]].append(future.result())
-    return found
+        return results_of(runs, "searches")
 
 
 def summarise(runs: Sequence[Search], slots: int) -> dict[str, tuple[float, float, float]]:

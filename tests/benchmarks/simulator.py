@@ -4,21 +4,28 @@ CPU seconds and peak memory of 150 workers for three simulated hours, some 36,00
 of 1,000 to 100,000 trials, and on more and more workers; and whether the same seed gives the same to the bit. With
 --full also 1,000,000 trials and 10,000 workers, and both at once: half an hour. Every search is measured in a process
 of its own that has played a short one before, so that imports and caches are not taken for work.
+
+  python tests/benchmarks/simulator.py --beside ../earlier     # a trial's cost beside that in another checkout
 """
 
 from __future__ import annotations
 
 import argparse
 import multiprocessing
+import os
+import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 from figures import finish, goal
 from msgspec.structs import replace
 from rich.console import Console
 from rich.table import Table
 
+import shadho_celery
 from shadho_celery.placement.policies import POLICIES
 from shadho_celery.placement.shares import SHARES
 from shadho_celery.scheduler.build import DEFAULT_SETTINGS
@@ -41,6 +48,11 @@ TRIALS_EACH = 20
 
 #: simulations of the shortest search, of which the quickest counts: it is over in a fraction of a second
 REPEATS = 3
+
+HERE = Path(__file__).resolve().parents[2]
+
+#: searches of so many trials in each of two checkouts, by turns, and what a trial may cost beside the other
+PAIRS, PAIR_TRIALS, BESIDE = 8, 10_000, 1.5
 
 
 class Run(NamedTuple):
@@ -100,6 +112,30 @@ def same(policy: str, shares: str) -> bool:
     return first == second
 
 
+def beside(checkout: Path) -> list[float]:
+    """Return the cost of a trial as a multiple of that in another checkout, by pair of searches."""
+    ratios = []
+    for pair in range(PAIRS):
+        cost = {}
+        for folder in (checkout, HERE) if pair % 2 else (HERE, checkout):
+            command = [sys.executable, __file__, "--one"]
+            environment = {**os.environ, "PYTHONPATH": str(folder.resolve())}
+            run = subprocess.run(command, env=environment, cwd=folder, check=True, capture_output=True, text=True)
+            module, seconds = run.stdout.split()
+            if not Path(module).is_relative_to(folder.resolve()):
+                raise SystemExit(f"{folder} is no checkout: its search used {module}")
+            cost[folder] = float(seconds)
+        ratios.append(cost[HERE] / cost[checkout])
+        print(f"pair {pair + 1} of {PAIRS}: {ratios[-1]:.2f}", flush=True)
+    return ratios
+
+
+def one() -> None:
+    """Print which code a search ran, and what it cost."""
+    found = [play(cluster(WORKERS, trials), "cost", "uniform").cpu_seconds for trials in (200, PAIR_TRIALS)]
+    print(shadho_celery.__file__, found[-1])
+
+
 def show(title: str, unit: str, runs: Mapping[int, Run]) -> None:
     table = Table(unit, "trials", "CPU seconds", "us a trial", "peak MiB", "bytes a trial", title=title)
     for number, run in runs.items():
@@ -125,9 +161,19 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--full", action="store_true", help="a million trials and ten thousand workers too")
+    parser.add_argument("--beside", type=Path, help="another checkout: only measure a trial's cost beside it")
+    parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--policy", choices=POLICIES, default=DEFAULT_SETTINGS.policy)
     parser.add_argument("--shares", choices=SHARES, default=DEFAULT_SETTINGS.shares)
     given = parser.parse_args()
+    if given.one:
+        one()
+        return
+    if given.beside:
+        ratios = beside(given.beside)
+        reach = {"CPU of a trial beside the other checkout": goal(float(np.median(ratios)), at_most=BESIDE)}
+        finish({"ratios": ratios}, reach, {"trials": PAIR_TRIALS, "workers": WORKERS})
+        return
     how = (given.policy, given.shares)
     hours = alone(WORKERS, None, *how)
     show(f"{HOURS:g} simulated hours", "workers", {WORKERS: hours})

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -19,6 +21,7 @@ from shadho_celery.executors.simulated import SimulatedExecutor
 from shadho_celery.scheduler.build import make_scheduler
 from shadho_celery.scheduler.scheduler import Scheduler
 from shadho_celery.space.compile import Space, compile_space
+from shadho_celery.store.base import DEFAULT_STORE
 from shadho_celery.store.sql import SqlStore
 from shadho_celery.study.limits import Limits
 from shadho_celery.study.open import open_study
@@ -74,7 +77,7 @@ def test_the_json_object_is_the_documented_one() -> None:
     study, scheduler, _ = searched()
     found = views.as_json(study, 12.34567, scheduler.subspaces, {"gpu": 1, "[/cpu]": 2, "idle": 4})
     assert json.loads(json.dumps(found, allow_nan=False)) == found
-    assert list(found) == ["study", "store", "seconds", "trials", "best", "classes", "subspaces"]
+    assert list(found) == ["study", "store", "seconds", "trials", "best", "classes", "placed_by_params", "subspaces"]
     assert found["study"] == "s"
     assert found["store"] == study.store.safe_url
     assert found["seconds"] == 12.346
@@ -144,6 +147,42 @@ def test_the_summary_shows_the_best_trials_and_what_the_objective_got() -> None:
     assert "ValueError: [/bad] depth" in shown
     assert study.store.safe_url in shown
     assert "the command to go on" in shown
+
+
+def flat(w_decides: bool = True) -> tuple[Study, Space]:
+    """A flat space on two classes, of which the second is slow with a large w."""
+
+    def by_width(attempt: Attempt, compute_class: str) -> Outcome:
+        w = float(attempt.params["w"]) if w_decides else 0.5
+        return Outcome(state=S.COMPLETE, loss=w, seconds=20 + 10 * w if compute_class == "gpu" else 20 + 400 * w)
+
+    study, _, space = searched(compile_space({"w": hp.uniform("w", 0, 1)}), 300, play=by_width, turns=9999)
+    return study, space
+
+
+def test_a_flat_spaces_trials_and_seconds_are_shown_by_class_and_what_went_where_by_params() -> None:
+    study, space = flat()
+    sink, text = console()
+    views.summary(study, space, sink, None)
+    [line] = re.findall(r"placed by params: (w .*)", text.getvalue())
+    assert re.fullmatch(r"w [\d.e-]+ to 0\.\d+ -> \[/cpu\] \d+ %, 0\.\d+ to [\d.]+ -> gpu \d+ %", line)
+    for name in ("gpu", "[/cpu]"):
+        assert f"{study.count(S.COMPLETE, compute_class=name)} x " in text.getvalue()
+
+
+def test_nothing_is_said_of_params_that_decide_nothing_or_of_a_policy_that_does_not_look_at_them() -> None:
+    study, _ = flat(w_decides=False)
+    assert views.placed_by_params(study) == []
+    study, _ = flat()
+    assert [each.label for each in views.placed_by_params(study)] == ["w"]
+    study.record = replace(study.record, in_force={"policy": "fifo"})
+    assert views.placed_by_params(study) == []
+
+
+def test_the_command_to_resume_has_the_workers_and_the_limit_that_were_asked_for() -> None:
+    command = views.resume_command("flat", "s", DEFAULT_STORE, views.further_trials(500, 60), {"gpu": 2, "cpu": 1})
+    assert command.endswith("flat --resume s --workers gpu=2 --workers cpu=1 --trials 500")
+    assert [views.further_trials(asked, 60) for asked in (None, 60, 61)] == [120, 120, 61]
 
 
 def test_the_best_trials_are_shown_with_their_budgets_where_any_has_one() -> None:

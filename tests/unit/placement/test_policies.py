@@ -101,8 +101,9 @@ class Known(CostModel):
         super().__init__(complex_last())
         self.table = table
 
-    def log_seconds(self, classes: Sequence[str], optimism: float = 0.0) -> dict[str, Array]:
-        return {name: np.log([self.table[c][name] for c in classes]) for name in NAMES}
+    def log_seconds(self, classes: Sequence[str], optimism: float = 0.0) -> Array:
+        rows = sorted(NAMES, key=self.row_of.__getitem__)
+        return np.log([[self.table[c][name] for c in classes] for name in rows])
 
 
 def index(table: Table, live: Sequence[str], compute_class: str, subspace: str, backlog: float) -> float:

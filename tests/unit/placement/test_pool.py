@@ -144,7 +144,7 @@ def test_what_is_learned_counts_for_the_trials_that_are_there() -> None:
                 }
             )
         )
-    ratios = np.diff(model.log_seconds(CLASSES)["all"] + pool.departures(), axis=1)[:, 0]
+    ratios = np.diff(model.log_seconds(CLASSES)[0] + pool.departures(), axis=1)[:, 0]
     assert ratios == pytest.approx([np.log(40 / 20.5), np.log(400 / 29.5)], abs=0.3)
 
 
@@ -227,10 +227,11 @@ def test_a_trial_that_no_class_wants_leaves_after_so_many_others() -> None:
 
 
 def test_the_wait_counts_trials_of_its_own_subspace() -> None:
-    pool = pool_of()
-    pool.share_out(16, {"all": 0.5, "rare": 0.125})
-    pool.add("rare", [drawn(0, subspace="rare")])
+    often, rare = [subspace.name for subspace in HALVES]
+    pool = pool_of(model=Known(HALVES))
+    pool.share_out(16, {often: 0.5, rare: 0.125})
+    pool.add(rare, [drawn(0, subspace=rare)])
     for number in range(1, 500):
-        pool.add("all", [drawn(number)])
-        assert pool.take(pool.of("all")[0]) is None
+        pool.add(often, [drawn(number, subspace=often)])
+        assert pool.take(pool.of(often)[0]) is None
     assert len(pool) == 1

@@ -121,7 +121,7 @@ TRUE = np.exp([[ROW[name] + COLUMN[c] for c in CLASSES] for name in NAMES])
 def efficiencies(model: CostModel, classes: Sequence[str], optimism: float = 0.0) -> dict[str, dict[str, float]]:
     """By class and subspace, the fastest class's seconds over this class's."""
     logs = model.log_seconds(classes, optimism)
-    ratios = {name: np.exp(row.min() - row).tolist() for name, row in logs.items()}
+    ratios = {s.name: np.exp(row.min() - row).tolist() for s, row in zip(SUBSPACES, logs, strict=True)}
     return {c: {name: row[place] for name, row in ratios.items()} for place, c in enumerate(classes)}
 
 

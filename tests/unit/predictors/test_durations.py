@@ -268,13 +268,13 @@ def test_whatever_it_is_told_the_belief_is_finite_and_within_what_was_seen(
 # Housekeeping
 
 
-def test_counts_are_the_trials_by_pair() -> None:
+def test_trials_are_counted_by_column() -> None:
     table = durations(2, 2)
     for _ in range(3):
         table.tell(1, 0, 5.0)
     table.add_column()
     table.tell(0, 2, 5.0)
-    assert table.counts.tolist() == [[0, 0, 1], [3, 0, 0]]
+    assert table.by_column == [3, 0, 1]
 
 
 def test_the_version_changes_with_the_belief_and_only_with_it() -> None:

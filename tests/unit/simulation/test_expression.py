@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +94,18 @@ def test_trials_take_the_seconds_of_their_params() -> None:
         assert trial.seconds == pytest.approx(expected)
         assert 8 <= b <= 512
         assert n in {1, 2, 3}
+
+
+def test_a_simulation_tells_which_options_went_where(tmp_path: Path) -> None:
+    """In the words of the cluster file, and not by the places of the options."""
+    file = tmp_path / "c.toml"
+    file.write_text(
+        "seconds = 3000\n[classes]\ngpu.workers = 4\ncpu.workers = 8\n[families.net.seconds]\n"
+        """gpu = 20\ncpu = "{'x': 20, 'y': 300}[m]"\n"""
+        '[families.net.params]\nm = { law = "choice", options = ["x", "y"] }\n'
+    )
+    shown = CliRunner().invoke(main, [str(file)]).output
+    assert re.search(r"placed by m of net x -> cpu \d+ %, y -> gpu \d+ %|placed by m of net y -> gpu", shown), shown
 
 
 def test_a_limit_on_trials_gives_every_policy_the_same_set() -> None:

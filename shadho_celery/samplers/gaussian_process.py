@@ -1,0 +1,174 @@
+"""Gaussian process regression of losses: which function of the params they come from, and how far that is known.
+
+The kernel is Matérn 5/2 with a length of its own for each label (automatic relevance determination), plus noise. Both
+are fitted to the most likely values under priors. The lengths' prior grows with the root of the number of labels, as
+Hvarfner, Hellsten, Nardi, "Vanilla Bayesian Optimization Performs Great in High Dimensions", ICML 2024, section 4. All
+else: Rasmussen, Williams, "Gaussian Processes for Machine Learning", 2006, algorithm 2.1 and equation 5.9.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.linalg import LinAlgError, cholesky, solve_triangular
+from scipy.optimize import minimize
+
+Array = NDArray[np.float64]
+
+#: priors of the logarithms of length (beside half the logarithm of the number of labels), variance and noise variance:
+#: mode and standard deviation
+LENGTH, VARIANCE, NOISE = (math.sqrt(2.0) - 3.0, math.sqrt(3.0)), (0.0, 1.0), (-9.0, 3.0)
+#: bounds of these logarithms
+LENGTHS, VARIANCES, NOISES = (-4.0, 7.0), (-4.0, 4.0), (-14.0, 1.0)
+#: steps of a fit, of the first and of one that starts from the last one's end
+FIRST_STEPS, STEPS = 60, 15
+#: added to the diagonal so that rounding leaves the matrix positive
+JITTER = 1e-8
+ROOT_5 = math.sqrt(5.0)
+
+
+class GaussianProcess:
+    """Belief about a function of rows of features; values are taken as they are, so they should be standardised."""
+
+    def __init__(self, is_numeric: Sequence[bool]) -> None:
+        """Options of a label that is not numeric are alike or they are not."""
+        self._is_numeric = list(is_numeric)
+        labels = len(self._is_numeric)
+        self._length_mean = LENGTH[0] + 0.5 * math.log(max(labels, 1))
+        #: logarithms of the lengths, of the variance and of the noise variance
+        self._logs = np.array([self._length_mean] * labels + [0.0, -6.0])
+        self._is_fitted = False
+        self.rows = np.empty((0, labels))
+        self.values = np.empty(0)
+
+    def fit(self, rows: Array, values: Array) -> None:
+        """Estimate lengths and variances from n trials, shapes (n, labels) and (n,); the last ones are the start."""
+        squares = np.array([self._squares(rows, rows, place) for place in range(rows.shape[1])])
+        squares = squares.reshape(rows.shape[1], len(rows), len(rows))
+        bounds = [LENGTHS] * rows.shape[1] + [VARIANCES, NOISES]
+        found = minimize(
+            self._cost,
+            self._logs,
+            (squares, values),
+            jac=True,
+            method="L-BFGS-B",
+            bounds=bounds,
+            options={"maxiter": STEPS if self._is_fitted else FIRST_STEPS},
+        )
+        self._logs, self._is_fitted = found.x, True
+
+    def learn(self, rows: Array, values: Array) -> None:
+        """Learn the function from n trials, shapes (n, labels) and (n,), and forget those before."""
+        self.rows, self.values = rows, values
+        self._condition()
+
+    def suppose(self, rows: Array) -> None:
+        """Take what is believed of these rows for known (kriging believer): trials that have no result yet."""
+        values, _ = self.predict(rows)
+        self.rows, self.values = np.concatenate([self.rows, rows]), np.concatenate([self.values, values])
+        self._condition()
+
+    @property
+    def foretold(self) -> float:
+        """Part of the variance of the values that is predicted, each from the others; Rasmussen, Williams, 5.12."""
+        errors = self._weights / self._inverse.diagonal()
+        total = float(np.square(self.values - self.values.mean()).sum())
+        return 1.0 - float(np.square(errors).sum()) / total if total > 0 else 0.0
+
+    def predict(self, rows: Array) -> tuple[Array, Array]:
+        """Return mean and standard deviation of the function at n rows, shapes (n,)."""
+        kernel = self._kernel(self._distances(rows, self.rows))
+        explained = kernel @ self._inverse
+        variance = math.exp(self._logs[-2]) - (explained * kernel).sum(axis=1)
+        return kernel @ self._weights, np.sqrt(np.maximum(variance, 1e-12))
+
+    def slopes(self, row: Array) -> tuple[float, float, Array, Array]:
+        """Return mean and standard deviation at one row, and their derivatives by its features, shapes (labels,).
+
+        The derivative by a label that is not numeric is 0.
+        """
+        lengths = np.exp(self._logs[:-2])
+        distances = self._distances(row[None], self.rows)[0]
+        kernel = self._kernel(distances)
+        explained = self._inverse @ kernel
+        deviation = math.sqrt(max(math.exp(self._logs[-2]) - float(explained @ kernel), 1e-12))
+        steep = _steepness(distances) * math.exp(self._logs[-2])
+        # A label that is inactive in one of two trials lies at the same distance wherever it is moved.
+        steps = -np.nan_to_num(np.where(self._is_numeric, row - self.rows, 0.0)) / lengths**2
+        by_mean = (self._weights * steep) @ steps
+        by_deviation = -((explained * steep) @ steps) / deviation
+        return float(kernel @ self._weights), deviation, by_mean, by_deviation
+
+    def _cost(self, logs: Array, squares: Array, values: Array) -> tuple[float, Array]:
+        """Return the negative logarithm of likelihood times prior, and its gradient."""
+        weights, variance, noise = np.exp(-2.0 * logs[:-2]), math.exp(logs[-2]), math.exp(logs[-1])
+        distances = np.sqrt(
+            np.tensordot(weights, squares, axes=1) if len(weights) else np.zeros_like(squares[:0].sum(0))
+        )
+        kernel = variance * _matern(distances)
+        try:
+            factor = cholesky(kernel + (noise + JITTER) * np.eye(len(values)), lower=True, check_finite=False)
+        except LinAlgError:
+            return 1e12, np.zeros_like(logs)
+        half = solve_triangular(factor, np.eye(len(values)), lower=True, check_finite=False)
+        inverse = half.T @ half
+        pulls = inverse @ values
+        # Rasmussen, Williams, equation 5.9: half the trace of this times the kernel's derivative.
+        pull = np.outer(pulls, pulls) - inverse
+        by_squares = variance * _steepness(distances) * pull
+        gradient = np.empty_like(logs)
+        gradient[:-2] = -0.5 * np.tensordot(squares, by_squares, axes=2) * weights
+        gradient[-2] = -0.5 * float((pull * kernel).sum())
+        gradient[-1] = -0.5 * float(np.trace(pull)) * noise
+        means = np.array([self._length_mean] * len(weights) + [VARIANCE[0], NOISE[0]])
+        spreads = np.array([LENGTH[1]] * len(weights) + [VARIANCE[1], NOISE[1]])
+        off = (logs - means) / spreads
+        cost = 0.5 * float(values @ pulls) + float(np.log(factor.diagonal()).sum()) + 0.5 * float(off @ off)
+        return cost, gradient + off / spreads
+
+    def _condition(self) -> None:
+        kernel = self._kernel(self._distances(self.rows, self.rows))
+        noise = math.exp(self._logs[-1]) + JITTER
+        while True:
+            try:
+                factor = cholesky(kernel + noise * np.eye(len(kernel)), lower=True, check_finite=False)
+                break
+            except LinAlgError:
+                noise *= 10.0
+        half = solve_triangular(factor, np.eye(len(kernel)), lower=True, check_finite=False)
+        self._inverse = half.T @ half
+        self._weights = self._inverse @ self.values
+
+    def _kernel(self, distances: Array) -> Array:
+        return math.exp(self._logs[-2]) * _matern(distances)
+
+    def _distances(self, left: Array, right: Array) -> Array:
+        """Return the distances between rows in units of the labels' lengths, shape (left, right)."""
+        found = np.zeros((len(left), len(right)))
+        for place, length in enumerate(np.exp(-2.0 * self._logs[:-2])):
+            found += length * self._squares(left, right, place)
+        return np.sqrt(found)
+
+    def _squares(self, left: Array, right: Array, place: int) -> Array:
+        """Return squared distances in one label; an inactive one lies at 1 from any value, and options from another."""
+        one, two = left[:, place, None], right[None, :, place]
+        found = np.square(one - two) if self._is_numeric[place] else (one != two).astype(float)
+        missing = np.isnan(one), np.isnan(two)
+        if missing[0].any() or missing[1].any():
+            found = np.where(missing[0] | missing[1], (missing[0] != missing[1]).astype(float), found)
+        return np.asarray(found)
+
+
+def _matern(distances: Array) -> Array:
+    """Return Matérn 5/2: Rasmussen, Williams, equation 4.17."""
+    scaled = ROOT_5 * distances
+    return np.asarray((1.0 + scaled + scaled**2 / 3.0) * np.exp(-scaled))
+
+
+def _steepness(distances: Array) -> Array:
+    """Return minus the derivative of Matérn 5/2 by the distance, over the distance."""
+    scaled = ROOT_5 * distances
+    return np.asarray(5.0 / 3.0 * (1.0 + scaled) * np.exp(-scaled))

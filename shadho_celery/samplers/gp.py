@@ -1,0 +1,261 @@
+"""Bayesian optimisation with a Gaussian process: propose where the loss is likely to improve by most.
+
+Sources: Jones, Schonlau, Welch, "Efficient Global Optimization of Expensive Black-Box Functions", 1998; its logarithm,
+which has slopes everywhere: Ament, Daulton, Eriksson, Balandat, Bakshy, "Unexpected Improvements to Expected
+Improvement for Bayesian Optimization", NeurIPS 2023.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import minimize
+from scipy.special import erfcx, log_ndtr
+
+from shadho_celery.core.trial import Params, Trial, TrialState
+from shadho_celery.predictors.features import features
+from shadho_celery.samplers.failure_avoidance import FailureAvoidance
+from shadho_celery.samplers.gaussian_process import GaussianProcess
+from shadho_celery.samplers.qmc import QmcSampler
+from shadho_celery.space.domains import UNIT_MASS, Domain
+from shadho_celery.space.split import Subspace
+
+Array = NDArray[np.float64]
+
+#: results before the first guess: the most, for the whole space, and the least, for a small part of it
+MOST_RANDOM, LEAST_RANDOM = 10, 4
+#: trials that are learned from: the best third and the latest others of so many; fewer where the matrices of the labels
+#: would have more cells
+MOST, CELLS = 300, 2**22
+#: latest failed trials near which little is expected to be learned
+MOST_FAILED = 50
+#: a fit is made anew once the results have grown by this factor
+GROWTH = 1.1
+#: points at which the improvement is looked at: drawn from the law, and near the best trials, so many by width
+DRAWS, NEAR, EACH, WIDTHS = 400, 5, 10, (0.2, 0.05, 0.01, 0.001)
+#: the most that a loss counts for being bad, in distances of the best one from the median
+FAR = 4.0
+#: part of the labels that a step moves, one at least
+MOVED = 0.3
+#: of these, starts of a climb, and its steps
+CLIMBS, CLIMB_STEPS = 4, 40
+
+
+class GpSampler:
+    """Gaussian process within one subspace. Failed trials teach where trials fail, and nothing of the losses."""
+
+    adaptive = True
+
+    def __init__(self, subspace: Subspace, entropy: Sequence[int]) -> None:
+        self._subspace = subspace
+        self._entropy = tuple(entropy)
+        self._domains: Mapping[str, Domain] = subspace.domains
+        self._random = min(MOST_RANDOM, max(LEAST_RANDOM, round(2 * MOST_RANDOM * subspace.probability)))
+        self._process = GaussianProcess([domain.is_numeric for domain in self._domains.values()])
+        self._climbed = np.array([_is_continuous(domain) for domain in self._domains.values()], dtype=bool)
+        self._sequence = QmcSampler(subspace, entropy)
+        self._avoidance = FailureAvoidance(subspace)
+        self._rows: list[Array] = []
+        self._losses: list[float] = []
+        self._failed: list[Params] = []
+        #: results that the process was fitted to
+        self._fitted = 0
+        self._tried: set[tuple[Any, ...]] = set()
+        self._count_told = 0
+
+    @property
+    def is_started(self) -> bool:
+        """True once there are enough results for a guess."""
+        return len(self._losses) >= self._random
+
+    @property
+    def foretold(self) -> float | None:
+        """Part of the variance of losses that the process foretells, each from the others; None before a guess."""
+        if not self._domains or not self.is_started:
+            return None
+        self._learn()
+        return self._process.foretold
+
+    def ask(self, n: int, pending: Collection[Trial]) -> list[Params]:
+        first = self._count_told + len(pending)
+        if not self._domains or not self.is_started:
+            return [self._start(index) for index in range(first, first + n)]
+        self._learn()
+        waiting = [trial.params for trial in pending]
+        # Of both no loss is known, and trying them again would tell none.
+        unknown = [*self._failed[-MOST_FAILED:], *waiting[-MOST:]]
+        if unknown:
+            self._process.suppose(self._features(unknown))
+        tried = self._tried | {self._key(params) for params in waiting}
+        asked: list[Params] = []
+        for index in range(first, first + n):
+            params = self._guess(np.random.default_rng([*self._entropy, index]), tried)
+            asked.append(params)
+            tried.add(self._key(params))
+            if len(asked) < n:
+                self._process.suppose(self._features([params]))
+        return asked
+
+    def tell(self, trials: Sequence[Trial]) -> None:
+        for trial in trials:
+            self._count_told += 1
+            if trial.state is TrialState.CANCELLED:
+                continue
+            self._avoidance.tell(trial, guessed=self.is_started)
+            self._tried.add(self._key(trial.params))
+            if trial.state is TrialState.FAILED:
+                self._failed.append(trial.params)
+            if trial.loss is not None and not math.isnan(trial.loss):
+                self._rows.append(self._features([trial.params])[0])
+                self._losses.append(float(trial.loss))
+
+    def _start(self, index: int) -> Params:
+        """Return a quasi-random point; once trials have failed, a draw that likely does not."""
+        if self._avoidance.any:
+            return self._avoidance.draw(np.random.default_rng([*self._entropy, index]))
+        return self._sequence.point(index)
+
+    def _learn(self) -> None:
+        """Fit the process to the history where it has grown enough, then learn all of it.
+
+        The fits are to beginnings of the history whose lengths are fixed, so that a resumed study makes the same ones.
+        """
+        while (number := max(self._fitted + 1, math.ceil(GROWTH * self._fitted))) <= len(self._losses):
+            number = max(number, self._random)
+            self._process.fit(*self._history(number))
+            self._fitted = number
+        self._process.learn(*self._history(len(self._losses)))
+
+    def _history(self, number: int) -> tuple[Array, Array]:
+        """Return rows and standardised losses of the first so many results: of many, the best and the latest."""
+        losses = np.array(self._losses[:number])
+        most = min(MOST, math.isqrt(CELLS // len(self._domains)))
+        kept = np.arange(number)
+        if number > most:
+            best = np.argsort(losses, kind="stable")[: most // 3]
+            kept = np.sort(np.concatenate([best, np.setdiff1d(kept, best)[-(most - len(best)) :]]))
+        return np.array(self._rows)[kept], standardised(losses[kept])
+
+    def _guess(self, generator: np.random.Generator, tried: set[tuple[Any, ...]]) -> Params:
+        candidates, rows = self._candidates(generator)
+        means, _ = self._process.predict(self._process.rows)
+        best = float(means.min())
+        worth = self._worth(rows, best) + self._avoidance.weights(candidates, generator)
+        order = np.argsort(-worth, kind="stable")
+        climbed: list[tuple[float, Params]] = []
+        if self._climbed.any():
+            for place in order[:CLIMBS]:
+                params = self._climb(candidates[place], rows[place], best)
+                value = self._worth(self._features([params]), best) + self._avoidance.weights([params], generator)
+                climbed.append((float(value[0]), params))
+        climbed += [(float(worth[place]), candidates[place]) for place in order]
+        climbed.sort(key=lambda each: -each[0])
+        fresh = (params for _, params in climbed if self._key(params) not in tried)
+        return next(fresh, climbed[0][1])
+
+    def _worth(self, rows: Array, best: float) -> Array:
+        means, deviations = self._process.predict(rows)
+        return log_improvement((best - means) / deviations) + np.log(deviations)
+
+    def _candidates(self, generator: np.random.Generator) -> tuple[list[Params], Array]:
+        """Return params, and their features: drawn from the law, and some labels of the best trials moved a little."""
+        means, _ = self._process.predict(self._process.rows)
+        best = self._process.rows[np.argsort(means, kind="stable")[:NEAR]]
+        centres = np.repeat(best, EACH * len(WIDTHS), axis=0)
+        widths = np.tile(np.repeat(WIDTHS, EACH), len(best))
+        moved = generator.random(centres.shape) < max(MOVED, 1.0 / centres.shape[1])
+        moved[np.arange(len(moved)), generator.integers(centres.shape[1], size=len(moved))] = True
+        steps = np.where(moved, widths[:, None] * generator.normal(size=centres.shape), 0.0)
+        columns = []
+        for column, domain in enumerate(self._domains.values()):
+            # A label that another option switches on has a value of its law.
+            values = domain.sample(generator, len(centres))
+            kept = ~np.isnan(centres[:, column])
+            if not domain.is_numeric:
+                kept &= ~moved[:, column]
+            values[kept] = domain.from_unit(centres[kept, column] + domain.is_numeric * steps[kept, column])
+            columns.append(values.tolist())
+        near = [
+            {**self._subspace.fixed, **dict(zip(self._domains, row, strict=True))} for row in zip(*columns, strict=True)
+        ]
+        active = self._subspace.space.active
+        candidates: list[Params] = [
+            *self._subspace.sample(generator, DRAWS),
+            *({label: each[label] for label in active(each)} for each in near),
+        ]
+        return candidates, self._features(candidates)
+
+    def _climb(self, params: Params, row: Array, best: float) -> Params:
+        """Return the params at the top of the improvement near these, by what is continuous."""
+        moved = self._climbed & ~np.isnan(row)
+        if not moved.any():
+            return params
+
+        def cost(values: Array) -> tuple[float, Array]:
+            at = row.copy()
+            at[moved] = values
+            mean, deviation, by_mean, by_deviation = self._process.slopes(at)
+            z = np.array([(best - mean) / deviation])
+            level = float(log_improvement(z)[0])
+            # Derivatives of log(deviation h(z)), where h' is the Gaussian distribution and h - z h' its density.
+            below = math.exp(float(log_ndtr(z[0])) - level)
+            density = math.exp(-0.5 * float(z[0]) ** 2 - 0.5 * math.log(2 * math.pi) - level)
+            slope = (-below * by_mean + density * by_deviation) / deviation
+            return -level - math.log(deviation), -slope[moved]
+
+        found = minimize(
+            cost, row[moved], jac=True, method="L-BFGS-B", bounds=[(0.0, 1.0)] * int(moved.sum()),
+            options={"maxiter": CLIMB_STEPS},
+        )  # fmt: skip
+        climbed = {**params}
+        units = iter(found.x.tolist())
+        for label, domain, moves in zip(self._domains, self._domains.values(), moved, strict=True):
+            if moves:
+                climbed[label] = domain.from_unit([next(units)]).tolist()[0]
+        return climbed
+
+    def _features(self, params_list: Sequence[Params]) -> Array:
+        return features(params_list, self._domains, inactive=math.nan)
+
+    def _key(self, params: Params) -> tuple[Any, ...]:
+        return tuple(params.get(label) for label in self._domains)
+
+
+def standardised(losses: Array) -> Array:
+    """Return losses with mean 0 and variance 1, bad ones closer together.
+
+    A loss further above the median than the best is below it counts by the logarithm of its distance, up to FAR: one of
+    1e9 would hide all differences between the others.
+    """
+    finite = np.abs(losses[np.isfinite(losses)])
+    # In units of the largest, as a difference of losses of 1e308 is no number.
+    losses = np.nan_to_num(losses / (float(finite.max(initial=0.0)) or 1.0), posinf=1.0, neginf=-1.0)
+    middle, best = float(np.median(losses)), float(losses.min())
+    worse = losses[losses > best] - best
+    scale = middle - best or (float(np.median(worse)) if len(worse) else 1.0)
+    distances = np.minimum((losses - middle) / scale, 1e300)
+    distances = np.where(distances > 1.0, np.minimum(1.0 + np.log(np.maximum(distances, 1.0)), FAR), distances)
+    spread = float(distances.std())
+    return np.asarray((distances - distances.mean()) / spread if spread > 0 else np.zeros(len(distances)))
+
+
+def log_improvement(z: Array) -> Array:
+    """Return log(density(z) + z distribution(z)): expected improvement in standard deviations; Ament, equation 9."""
+    found = np.empty_like(z)
+    near = z > -1.0
+    some = z[near]
+    density = np.exp(-0.5 * some**2 - 0.5 * math.log(2 * math.pi))
+    found[near] = np.log(density + some * np.exp(log_ndtr(some)))
+    far = z[~near]
+    rest = 1.0 + far * math.sqrt(math.pi / 2) * erfcx(-far / math.sqrt(2.0))
+    tail = np.where(far > -1e4, np.log(np.maximum(rest, 1e-300)), -2.0 * np.log(np.maximum(-far, 1.0)))
+    found[~near] = -0.5 * far**2 - 0.5 * math.log(2 * math.pi) + tail
+    return found
+
+
+def _is_continuous(domain: Domain) -> bool:
+    return domain.is_numeric and domain.cardinality(UNIT_MASS) is None

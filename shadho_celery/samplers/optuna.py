@@ -1,0 +1,147 @@
+"""Optuna's samplers by their names: ``optuna:CmaEsSampler`` asks that class, in a study of Optuna's own in memory.
+
+One sampler spans the whole space, as in Optuna: it chooses the options itself, and the labels under them after those.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import warnings
+from collections import defaultdict
+from collections.abc import Collection, Sequence
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from shadho_celery.core.checks import short
+from shadho_celery.core.trial import Params, Trial, TrialState
+from shadho_celery.errors import UsageError
+from shadho_celery.space.domains import Categorical, Domain, RandInt
+from shadho_celery.space.split import Subspace
+from shadho_celery.space.tree import Value
+
+PREFIX = "optuna:"
+
+
+class OptunaSampler:
+    """One of Optuna's samplers. Numbers go through the unscaled variable, in [0, 1], and choices by their options."""
+
+    adaptive = True
+
+    def __init__(self, subspace: Subspace, entropy: Sequence[int], kind: Any, optuna: ModuleType) -> None:
+        """Begin a study of Optuna's, with a sampler of the class `kind`."""
+        self._optuna = optuna
+        optuna.logging.set_verbosity(optuna.logging.ERROR)
+        is_seeded = "seed" in inspect.signature(kind).parameters
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            sampler = kind(seed=int(np.random.SeedSequence(entropy).generate_state(1)[0])) if is_seeded else kind()
+        self._name = kind.__name__
+        self._study = optuna.create_study(sampler=sampler)
+        self._subspace = subspace
+        #: by params, Optuna's trials without a result
+        self._running: defaultdict[tuple[Any, ...], list[Any]] = defaultdict(list)
+
+    def ask(self, n: int, pending: Collection[Trial]) -> list[Params]:
+        """Raises UsageError if the sampler needs a package that is not installed."""
+        try:
+            # Optuna knows its own pending trials.
+            return [self._asked() for _ in range(n)]
+        except ImportError as error:  # some are imported at the first guess
+            raise UsageError(f"Optuna's {self._name} lacks a package: {error}; install it") from None
+
+    def tell(self, trials: Sequence[Trial]) -> None:
+        states = self._optuna.trial.TrialState
+        for trial in trials:
+            running = self._running.get(_key(trial.params))
+            is_known = trial.state is TrialState.COMPLETE and trial.loss is not None and math.isfinite(trial.loss)
+            value = trial.loss if is_known else None
+            if running:
+                self._study.tell(running.pop(), value, state=states.COMPLETE if is_known else states.FAIL)
+            elif is_known:  # of an earlier run, or enqueued
+                self._study.add_trial(self._recorded(trial.params, value))
+
+    def _asked(self) -> Params:
+        trial = self._study.ask()
+        params = {**self._subspace.fixed}
+        domains = self._subspace.space.domains
+        # An option, once it is drawn, leads on to the labels under it.
+        for block in self._subspace.space.skeleton.walk(params):
+            for label in block.labels:
+                if label not in params:
+                    params[label] = _suggested(trial, label, domains[label])
+        self._running[_key(params)].append(trial)
+        return params
+
+    def _recorded(self, params: Params, value: float | None) -> Any:
+        domains = {label: self._subspace.space.domains[label] for label in params}
+        return self._optuna.trial.create_trial(
+            params={label: _suggestion(domain, params[label]) for label, domain in domains.items()},
+            distributions={label: self._law(domain) for label, domain in domains.items()},
+            value=value,
+        )
+
+    def _law(self, domain: Domain) -> Any:
+        laws = self._optuna.distributions
+        if isinstance(domain, RandInt):
+            return laws.IntDistribution(domain.low, domain.high - 1)
+        if isinstance(domain, Categorical):
+            return laws.CategoricalDistribution(_options(domain))
+        return laws.FloatDistribution(0.0, 1.0)
+
+
+class MakeOptunaSampler:
+    """Makes samplers of one of Optuna's classes; `name` is the class's."""
+
+    spans_space = True
+
+    def __init__(self, name: str) -> None:
+        """Raises UsageError if Optuna is not installed, or has no such class."""
+        try:
+            import optuna
+        except ImportError:
+            raise UsageError("samplers of Optuna need it: pip install 'shadho_celery[optuna]'") from None
+        if name not in (known := names(optuna)):
+            raise UsageError(f"Optuna has no sampler {short(name)}; choose one of {', '.join(known)}")
+        self._optuna: ModuleType = optuna
+        self._kind = getattr(optuna.samplers, name)
+
+    def __call__(self, subspace: Subspace, entropy: Sequence[int]) -> OptunaSampler:
+        """Return a sampler of the whole space."""
+        return OptunaSampler(subspace, entropy, self._kind, self._optuna)
+
+
+def names(optuna: ModuleType) -> list[str]:
+    """Return the names of Optuna's samplers that can be made without arguments."""
+    kinds = {name: getattr(optuna.samplers, name) for name in optuna.samplers.__all__ if name.endswith("Sampler")}
+    return [name for name, kind in kinds.items() if not inspect.isabstract(kind) and not _needs_arguments(kind)]
+
+
+def _needs_arguments(kind: Any) -> bool:
+    rest = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
+    parameters = inspect.signature(kind).parameters.values()
+    return any(each.default is each.empty and each.kind not in rest for each in parameters)
+
+
+def _suggested(trial: Any, label: str, domain: Domain) -> Value:
+    if isinstance(domain, RandInt):
+        return int(trial.suggest_int(label, domain.low, domain.high - 1))
+    if isinstance(domain, Categorical):
+        return int(trial.suggest_categorical(label, _options(domain)))
+    value: Value = domain.from_unit([trial.suggest_float(label, 0.0, 1.0)]).tolist()[0]
+    return value
+
+
+def _suggestion(domain: Domain, value: Value) -> Value:
+    """Return what Optuna would have suggested for a value."""
+    return value if isinstance(domain, RandInt | Categorical) else float(domain.to_unit([value])[0])
+
+
+def _options(domain: Categorical) -> list[int]:
+    return [*range(domain.first, domain.first + domain.count)]
+
+
+def _key(params: Params) -> tuple[Any, ...]:
+    return tuple(sorted(params.items()))

@@ -1,0 +1,49 @@
+"""Quasi-random points, which cover the space more evenly than independent draws: Sobol's sequence, scrambled.
+
+Source: Owen, "Scrambling Sobol' and Niederreiter-Xing Points", Journal of Complexity 14, 1998.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import numpy as np
+from scipy.stats import qmc
+
+from shadho_celery.core.trial import Params, Trial
+from shadho_celery.space.split import Subspace
+
+#: points made at a time
+BLOCK = 64
+
+
+class QmcSampler:
+    """Quasi-random search. A subspace's trials are a prefix of one sequence, however they are asked for."""
+
+    adaptive = False
+
+    def __init__(self, subspace: Subspace, entropy: Sequence[int]) -> None:
+        self._subspace = subspace
+        self._seed = tuple(entropy)
+        self._points = np.empty((0, len(subspace.domains)))
+        self._sequence: qmc.Sobol | None = None
+        self._told = 0
+
+    def ask(self, n: int, pending: Collection[Trial]) -> list[Params]:
+        first = self._told + len(pending)
+        return [self.point(index) for index in range(first, first + n)]
+
+    def tell(self, trials: Sequence[Trial]) -> None:
+        self._told += len(trials)
+
+    def point(self, index: int) -> Params:
+        """Return the params at a place of the sequence: each label's quantile, then those that are active."""
+        domains = self._subspace.domains
+        if domains and index >= len(self._points):
+            self._sequence = self._sequence or qmc.Sobol(len(domains), seed=np.random.default_rng(self._seed))
+            more = [self._sequence.random(BLOCK) for _ in range(1 + (index - len(self._points)) // BLOCK)]
+            self._points = np.concatenate([self._points, *more])
+        params = {**self._subspace.fixed}
+        for column, (label, domain) in enumerate(domains.items()):
+            params[label] = domain.quantile(self._points[index, column : column + 1]).tolist()[0]
+        return {label: params[label] for label in self._subspace.space.active(params)}

@@ -1,0 +1,151 @@
+"""What every sampler keeps to: lawful params, the same ones for the same seed and history, whatever the losses are."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import pytest
+from hyperopt import hp
+
+from shadho_celery.core.trial import Outcome, Trial, TrialState
+from shadho_celery.samplers import SAMPLERS, make_sampler
+from shadho_celery.samplers.base import Sampler
+from shadho_celery.space.compile import compile_space
+from shadho_celery.space.split import Subspace, split
+
+Params = Mapping[str, Any]
+
+LAWS: dict[str, Any] = {
+    "uniform": hp.uniform("uniform", -2, 3),
+    "quniform": hp.quniform("quniform", 1, 10, 4),
+    "loguniform": hp.loguniform("loguniform", -6, 2),
+    "qloguniform": hp.qloguniform("qloguniform", -1, 4, 3),
+    "normal": hp.normal("normal", 5, 2),
+    "qnormal": hp.qnormal("qnormal", 5, 2, 2),
+    "lognormal": hp.lognormal("lognormal", 0, 1),
+    "qlognormal": hp.qlognormal("qlognormal", 1, 1, 1),
+    "randint": hp.randint("randint", 3, 9),
+    "pchoice": hp.pchoice("pchoice", [(0.5, "a"), (0.2, "b"), (0.3, "c")]),
+}
+INNER = hp.choice("inner", [hp.uniform("deep", 0, 1), {"n": hp.randint("n", 4)}, "nothing"])
+NESTED = {"top": hp.choice("top", [hp.uniform("shallow", 0, 1), INNER]), "x": hp.uniform("x", 0, 1)}
+SPACES: dict[str, Any] = {
+    "every law": LAWS,
+    "nested choices": NESTED,
+    "one number": hp.uniform("x", 0, 1),
+    "one choice": hp.choice("c", ["a", "b", "c"]),
+    "no labels": {"x": 3},
+    "two hundred numbers": [hp.uniform(f"x{place}", 0, 1) for place in range(200)],
+    "ten thousand options": hp.choice("c", [*range(10_000)]),
+    "a law as narrow as floats are": hp.uniform("x", 1.0, 1.0 + 1e-15),
+}
+
+
+@pytest.fixture(params=[*SAMPLERS, "optuna:TPESampler"])
+def name(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def whole(space: Any) -> Subspace:
+    """The undivided space as one subspace."""
+    return split(compile_space(space), max_subspaces=1)[0]
+
+
+def told(params: Params, end: float | TrialState, number: int = 0) -> Trial:
+    outcome = Outcome(state=end) if isinstance(end, TrialState) else Outcome(state=TrialState.COMPLETE, loss=end)
+    return Trial(number=number, subspace="all", params=params, state=outcome.state, outcome=outcome)
+
+
+def waiting(asked: Collection[Params]) -> list[Trial]:
+    return [Trial(number=place, subspace="all", params=params) for place, params in enumerate(asked)]
+
+
+def run(sampler: Sampler, ends: Collection[float | TrialState]) -> list[Params]:
+    asked = []
+    for end in ends:
+        [params] = sampler.ask(1, [])
+        sampler.tell([told(params, end)])
+        asked.append(params)
+    return asked
+
+
+def losses(count: int) -> list[float]:
+    return [math.sin(3.0 * place) for place in range(count)]
+
+
+@pytest.mark.parametrize("space", SPACES)
+def test_params_can_be_drawn_from_the_space(name: str, space: str) -> None:
+    """Every active label is there, no other, with a value of its law and of the law's type."""
+    subspace = whole(SPACES[space])
+    sampler = make_sampler(name, subspace, (0, 0))
+    for params in [*run(sampler, losses(18)), *sampler.ask(3, waiting([]))]:
+        subspace.space.check(params)
+        assert {*params} == {*subspace.space.active(params)}
+        for label, value in params.items():
+            assert type(value) is type(subspace.space.domains[label].quantile([0.5]).tolist()[0])
+
+
+def test_pinned_choices_are_among_the_params(name: str) -> None:
+    space = hp.choice("kind", [{"a": hp.uniform("a", 0, 1)}, {"b": hp.uniform("b", 0, 1)}])
+    for place, subspace in enumerate(split(compile_space(space))):
+        for params in run(make_sampler(name, subspace, (0, place)), losses(14)):
+            assert subspace.contains(params)
+            assert {*params} == {"kind", "ab"[place]}
+
+
+@pytest.mark.parametrize("space", ["every law", "nested choices"])
+def test_the_same_seed_and_history_give_the_same_params(name: str, space: str) -> None:
+    one, two, other = (make_sampler(name, whole(SPACES[space]), (seed, 0)) for seed in (1, 1, 2))
+    first = run(one, losses(16))
+    assert run(two, losses(16)) == first
+    assert run(other, losses(16)) != first
+    assert one.ask(3, []) == two.ask(3, [])
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_trials_told_at_once_teach_what_they_teach_one_by_one(name: str) -> None:
+    """A resumed study's sampler goes on as the one before would have; Optuna's draw from a stream of their own."""
+    one, two = (make_sampler(name, whole(LAWS), (1, 0)) for _ in range(2))
+    trials = [told(*each) for each in zip(run(one, losses(16)), losses(16), strict=True)]
+    two.tell(trials)
+    assert two.ask(1, [])[0] == pytest.approx(one.ask(1, [])[0], rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    "ends",
+    [
+        [1.0] * 14,
+        [math.inf] * 14,
+        [1e300, -1e300] * 7,
+        [math.nan] * 5 + [1.0, 2.0] * 5,
+        [TrialState.FAILED] * 14,
+        [TrialState.FAILED, 0.5] * 8,
+        [TrialState.PRUNED, 0.5] * 8,
+        [TrialState.CANCELLED] * 14,
+        [1e-300, 2e-300] * 7,
+    ],
+    ids=["equal", "infinite", "huge", "NaN at first", "all failed", "half failed", "half pruned", "cancelled", "tiny"],
+)
+def test_whatever_comes_of_the_trials_params_are_proposed(name: str, ends: list[float | TrialState]) -> None:
+    subspace = whole(NESTED)
+    sampler = make_sampler(name, subspace, (0, 0))
+    run(sampler, ends)
+    for params in sampler.ask(4, []):
+        subspace.space.check(params)
+
+
+def test_slots_that_are_filled_at_once_get_different_params(name: str) -> None:
+    sampler = make_sampler(name, whole(LAWS), (0, 0))
+    run(sampler, losses(14))
+    asked = sampler.ask(16, [])
+    asked += sampler.ask(4, waiting(asked))
+    assert len({tuple(params.values()) for params in asked}) == 20
+
+
+def test_nothing_is_told_of_a_trial_that_is_pending(name: str) -> None:
+    """Pending trials count for the place in the stream alone where proposals do not depend on losses."""
+    sampler = make_sampler(name, whole(NESTED), (0, 0))
+    asked = sampler.ask(3, [])
+    assert sampler.ask(2, waiting(asked)) == make_sampler(name, whole(NESTED), (0, 0)).ask(5, [])[3:]

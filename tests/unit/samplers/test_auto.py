@@ -1,0 +1,67 @@
+"""Which sampler `auto` asks follows from the space and the history."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from hyperopt import hp
+
+from shadho_celery.core.trial import Outcome, Trial, TrialState
+from shadho_celery.samplers.auto import MOST_LABELS, MOST_TRIALS, AutoSampler
+from shadho_celery.samplers.gp import GpSampler
+from shadho_celery.samplers.tpe import TpeSampler
+from shadho_celery.space.compile import compile_space
+from shadho_celery.space.split import Subspace, split
+
+NUMBERS = [hp.uniform(f"x{place}", 0, 1) for place in range(2)]
+
+
+def whole(space: Any) -> Subspace:
+    return split(compile_space(space), max_subspaces=1)[0]
+
+
+def trials(space: Any, number: int, noise: bool = False) -> list[Trial]:
+    generator = np.random.default_rng(0)
+    found = []
+    for place, params in enumerate(whole(space).sample(generator, number)):
+        loss = float(generator.normal()) if noise else float(params["x0"]) ** 2
+        outcome = Outcome(state=TrialState.COMPLETE, loss=loss)
+        found.append(Trial(number=place, subspace="all", params=params, state=outcome.state, outcome=outcome))
+    return found
+
+
+def test_a_smooth_function_of_few_numbers_is_for_gp() -> None:
+    auto, gp = AutoSampler(whole(NUMBERS), (0, 0)), GpSampler(whole(NUMBERS), (0, 0))
+    for sampler in (auto, gp):
+        sampler.tell(trials(NUMBERS, 30))
+    assert auto.ask(2, []) == gp.ask(2, [])
+    assert auto.choice.startswith("gp: it foretells ")
+
+
+def test_where_nothing_can_be_foretold_both_are_asked_by_turns() -> None:
+    auto, gp = AutoSampler(whole(NUMBERS), (0, 0)), GpSampler(whole(NUMBERS), (0, 0))
+    for sampler in (auto, gp):
+        sampler.tell(trials(NUMBERS, 60, noise=True))
+    asked = auto.ask(4, [])
+    assert auto.choice.startswith("gp and tpe by turns: gp foretells ")
+    assert asked[:2] == gp.ask(2, [])
+    assert asked[2:] != gp.ask(4, [])[2:]
+
+
+def test_many_labels_and_long_histories_are_for_tpe() -> None:
+    wide = [hp.uniform(f"x{place}", 0, 1) for place in range(MOST_LABELS + 1)]
+    for space, number, words in ((wide, 20, "hyperparameters"), (NUMBERS, MOST_TRIALS + 1, "trials")):
+        auto, tpe = AutoSampler(whole(space), (0, 0)), TpeSampler(whole(space), (0, 0))
+        for sampler in (auto, tpe):
+            sampler.tell(trials(space, number))
+        assert auto.ask(2, []) == tpe.ask(2, [])
+        assert auto.choice.startswith("tpe: ")
+        assert words in auto.choice
+
+
+def test_the_first_trials_cover_the_space() -> None:
+    auto = AutoSampler(whole(NUMBERS), (0, 0))
+    asked = np.array([[*params.values()] for params in auto.ask(8, [])])
+    for column in asked.T:
+        assert len({int(8 * value) for value in column}) >= 7

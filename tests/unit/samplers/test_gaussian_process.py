@@ -1,0 +1,106 @@
+"""The Gaussian process: its derivatives are those of what it computes, and what it foretells is what it would."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from scipy.optimize import approx_fprime
+
+from shadho_celery.samplers.gaussian_process import GaussianProcess
+
+Array = NDArray[np.float64]
+
+
+def data(trials: int = 30, seed: int = 0) -> tuple[Array, Array]:
+    """Two numbers, the second of which is inactive in some trials, and three options."""
+    generator = np.random.default_rng(seed)
+    rows = generator.random((trials, 3))
+    rows[::4, 1] = math.nan
+    rows[:, 2] = generator.integers(3, size=trials) / 2
+    values = np.sin(5 * rows[:, 0]) + np.nan_to_num(rows[:, 1]) + (rows[:, 2] == 0.5)
+    return rows, (values - values.mean()) / values.std()
+
+
+def process(**given: Any) -> GaussianProcess:
+    rows, values = data(**given)
+    made = GaussianProcess([True, True, False])
+    made.fit(rows, values)
+    made.learn(rows, values)
+    return made
+
+
+def test_the_gradient_of_the_fit_is_that_of_its_cost() -> None:
+    rows, values = data()
+    made = GaussianProcess([True, True, False])
+    squares = np.array([made._squares(rows, rows, place) for place in range(3)])
+    for logs in (np.array([-1.0, 0.5, 0.0, 0.3, -3.0]), np.array([0.0, -2.0, 1.0, -1.0, -1.0])):
+        numeric = approx_fprime(logs, lambda at: made._cost(at, squares, values)[0], 1e-6)
+        assert made._cost(logs, squares, values)[1] == pytest.approx(numeric, rel=1e-3, abs=1e-3)
+
+
+def test_the_slopes_are_the_derivatives_of_mean_and_deviation() -> None:
+    made = process()
+    row = np.array([0.3, 0.6, 0.5])
+    mean, deviation, by_mean, by_deviation = made.slopes(row)
+    assert (mean, deviation) == pytest.approx([float(each[0]) for each in made.predict(row[None])])
+    for place, slopes in ((0, by_mean), (1, by_deviation)):
+        numeric = approx_fprime(row[:2], lambda at, k=place: float(made.predict(np.array([[*at, 0.5]]))[k][0]), 1e-6)
+        assert slopes[:2] == pytest.approx(numeric, rel=1e-3, abs=1e-4)
+    assert (by_mean[2], by_deviation[2]) == (0.0, 0.0)
+
+
+def test_what_was_learned_is_predicted_and_far_from_it_little_is_known() -> None:
+    made = process(trials=60)
+    rows, values = data(60)
+    means, deviations = made.predict(rows)
+    assert np.abs(means - values).mean() < 0.1
+    unknown = np.array([[0.5, 0.5, 0.25]])
+    assert made.predict(unknown)[1][0] > 3 * deviations.mean()
+
+
+def test_what_is_foretold_is_each_value_by_a_process_of_the_others() -> None:
+    made = process(trials=15)
+    rows, values = made.rows, made.values
+    errors = []
+    for place in range(len(rows)):
+        others = np.arange(len(rows)) != place
+        made.learn(rows[others], values[others])
+        errors.append(float(values[place] - made.predict(rows[place : place + 1])[0][0]))
+    made.learn(rows, values)
+    expected = 1 - np.square(errors).sum() / np.square(values - values.mean()).sum()
+    assert made.foretold == pytest.approx(expected, rel=1e-3)
+
+
+def test_noise_is_told_from_a_function() -> None:
+    """Of a function its values are believed, of mere noise the mean."""
+    generator = np.random.default_rng(1)
+    rows = generator.random((60, 1))
+    believed = {}
+    for name, values in (("function", np.sin(6 * rows[:, 0])), ("noise", generator.normal(size=60))):
+        made = GaussianProcess([True])
+        made.fit(rows, values)
+        made.learn(rows, values)
+        believed[name] = float(np.corrcoef(made.predict(rows)[0], values)[0, 1]), made.foretold
+    assert believed["function"][1] > 0.99
+    assert believed["noise"][1] < 0.1
+
+
+def test_what_is_supposed_changes_no_mean_and_makes_it_certain() -> None:
+    made = process()
+    row = np.array([[0.9, 0.1, 0.25]])
+    mean, deviation = made.predict(row)
+    made.suppose(row)
+    assert made.predict(row)[0] == pytest.approx(mean, abs=1e-3)
+    assert made.predict(row)[1][0] < 0.5 * deviation[0]
+
+
+def test_trials_of_the_same_params_with_other_values_are_learned_from() -> None:
+    made = GaussianProcess([True])
+    rows, values = np.array([[0.5]] * 6), np.array([1.0, -1.0, 1.0, -1.0, 1.0, -1.0])
+    made.fit(rows, values)
+    made.learn(rows, values)
+    assert made.predict(rows[:1])[0][0] == pytest.approx(0.0, abs=0.3)
