@@ -100,7 +100,7 @@ _positive = partial(click.option, type=click.FloatRange(min=0, min_open=True, ma
 @click.option(
     "--sampler",
     metavar=f"[{'|'.join(SAMPLERS)}|optuna:NAME]",
-    help="Proposes params; optuna:CmaEsSampler is Optuna's of that name.  [default: random]",
+    help="Proposes params; optuna:CmaEsSampler is Optuna's of that name.  [default: auto]",
 )
 @_choice("policy", POLICIES, "Places trials on classes.")
 @click.option(
@@ -108,7 +108,7 @@ _positive = partial(click.option, type=click.FloatRange(min=0, min_open=True, ma
     type=click.Choice(SHARES),
     help="Trials of each subspace: even, but a tenth where all trials fail; exactly uniform; more by promise of a "
     "better loss; or by the ranks of --policy paper, where the mix depends on timing and not on the seed alone.  "
-    "[default: even; with --policy paper: paper]",
+    "[default: promise with the sampler auto, else even; with --policy paper: paper]",
 )
 @click.option(
     "--pool",

@@ -324,14 +324,16 @@ class Session:
         self._study.commit()
         seconds = time.monotonic() - self._began
         if self._options.as_json:
-            found = views.as_json(self._study, seconds, self._scheduler.subspaces, self._slots)
+            choices = self._scheduler.choices
+            found = views.as_json(self._study, seconds, self._scheduler.subspaces, self._slots, choices)
             sys.stdout.write(json.dumps(found) + "\n")
         else:
             refused = self._executor.refused() + self._study.refused
             where = self._file.module, self._study.name, self._store.safe_url
             trials = views.further_trials(self._limits.trials, self._study.counted)
             resume = views.resume_command(*where, trials, self._options.workers)
-            views.summary(self._study, self._space, self._console, resume, refused)
+            choices = self._scheduler.choices
+            views.summary(self._study, self._space, self._console, resume, refused, choices=choices)
             if forged := self._executor.forged:
                 click.echo(f"records in Redis refused, unsigned or malformed: {forged}", err=True)
         if self._options.fleet and not self._disk.edited(self._code):

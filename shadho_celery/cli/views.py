@@ -162,6 +162,7 @@ class LiveView:
             self._preferred = preference_lines(study)
         below = [
             *self._preferred,
+            *choice_lines(study, self._scheduler.choices),
             *running_lines(study),
             *(f"failed: {one_line(each)}" for each in study.failures.common()[:MESSAGES]),
         ]
@@ -325,12 +326,13 @@ def summary(
     resume_command: str | None,
     refused: int = 0,
     *,
+    choices: Mapping[str, str] | None = None,
     has_run: bool = True,
 ) -> None:
     """Print the best trials, failures and warnings, the store, and the command to continue, if there is one.
 
-    `refused` is the number of results that were refused: late ones, and those of other params. Without `has_run` the
-    study is only looked at.
+    `refused` is the number of results that were refused: late ones, and those of other params. `choices` are those of
+    the sampler `auto`. Without `has_run` the study is only looked at.
     """
     if best := study.trials.best_few(BEST):
         console.print(best_table(best, space))
@@ -341,7 +343,7 @@ def summary(
     ours = study.failures.common()
     failures = ours or Failures(study.trials.of_state(_S.FAILED)).common()
     when = "failed" if ours or not has_run else "failed before this run"
-    lines = preferred + share_lines(study) + [f"{when}: {one_line(each, 400)}" for each in failures[:MESSAGES]]
+    lines = preferred + choice_lines(study, choices or {}) + share_lines(study) + [f"{when}: {one_line(each, 400)}" for each in failures[:MESSAGES]]
     if len(failures) > MESSAGES:
         lines += [f"{when} in other ways: {sum(each.trials for each in failures[MESSAGES:])}"]
     if failures:
@@ -402,11 +404,18 @@ def share_lines(study: Study) -> list[str]:
         for name in study.subspaces
         if only_fails(study.count(_S.FAILED, subspace=name), study.count(_S.COMPLETE, _S.PRUNED, subspace=name))
     ]
-    if shares != "even" or not failing or len(study.subspaces) < 2:
+    if shares not in ("even", "promise") or not failing or len(study.subspaces) < 2:
         return []
     more = f" and {len(failing) - MESSAGES} more" if len(failing) > MESSAGES else ""
     named = ", ".join(f"{name} ({study.count(_S.FAILED, subspace=name)})" for name in failing[:MESSAGES])
     return [f"all trials failed, so it gets a tenth of its share until one succeeds: {named}{more}"]
+
+
+def choice_lines(study: Study, choices: Mapping[str, str]) -> list[str]:
+    """Return a line for each of the subspaces with the most trials: what the sampler `auto` chose last, and why."""
+    most = sorted(choices, key=lambda name: -study.count(subspace=name))
+    lines = [f"sampler auto{f', {name}' if len(most) > 1 else ''}: {choices[name]}" for name in most[:MESSAGES]]
+    return lines + [f"sampler auto in {len(most) - MESSAGES} other subspaces: see --json"] * (len(most) > MESSAGES)
 
 
 def preference_lines(study: Study) -> list[str]:
@@ -467,8 +476,17 @@ def brief(value: object) -> str:
     return str(value)
 
 
-def as_json(study: Study, seconds: float, subspaces: Iterable[str], slots: Mapping[str, int]) -> dict[str, object]:
-    """Return the study as one JSON object; `slots` are the live slots by class, `subspaces` all that exist."""
+def as_json(
+    study: Study,
+    seconds: float,
+    subspaces: Iterable[str],
+    slots: Mapping[str, int],
+    choices: Mapping[str, str],
+) -> dict[str, object]:
+    """Return the study as one JSON object.
+
+    `slots` are the live slots by class, `subspaces` all that exist, `choices` those of the sampler `auto`.
+    """
 
     def counts(*states: TrialState, **where: str) -> dict[str, object]:
         return {state.lower(): study.count(state, **where) for state in states}
@@ -484,6 +502,7 @@ def as_json(study: Study, seconds: float, subspaces: Iterable[str], slots: Mappi
         "best": best
         and {"loss": best.loss, "params": dict(best.params), "compute_class": best.compute_class, "trial": best.number},
         "classes": {name: counts(*ended, compute_class=name) | {"slots": slots.get(name, 0)} for name in classes},
+        "sampler": {"name": (study.record.in_force or {}).get("sampler"), "choices": dict(choices)},
         "placed_by_params": [to_builtins(each) for each in placed_by_params(study)],
         "subspaces": {
             name: counts(*ended, subspace=name) | {"best": study.best_of(name)}

@@ -19,7 +19,7 @@ Cost = Mapping[str, float] | Callable[[Any], float]
 _Name = Annotated[str, Meta(min_length=1)]
 
 #: names of samplers, placement policies and kinds of shares; known here so that a command's help need not import them
-SAMPLERS = ("random", "tpe", "gp", "qmc", "auto")
+SAMPLERS = ("auto", "random", "tpe", "gp", "qmc")
 POLICIES = ("cost", "paper", "fifo")
 SHARES = ("even", "uniform", "promise", "paper")
 
@@ -58,7 +58,7 @@ class StudySettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     trials: Annotated[Count | None, Meta(description="limit on the trials of the study, a whole number from 1")] = None
     seconds: Annotated[Finite | None, Meta(description="limit on the seconds of one run, a number")] = None
     target: Annotated[Finite | None, Meta(description="a loss that is good enough, a number")] = None
-    sampler: Annotated[_Name, Meta(description="name of the sampler")] = "random"
+    sampler: Annotated[_Name, Meta(description="name of the sampler")] = "auto"
     policy: Annotated[_Name, Meta(description="name of the placement policy")] = "cost"
     shares: Annotated[_Name | None, Meta(description="how trials are shared out between subspaces")] = None
     pool: Annotated[
@@ -111,8 +111,10 @@ class StudySettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     @property
     def shares_in_force(self) -> str:
-        """Name of the shares: those that are given, else by the policy."""
-        return self.shares or ("paper" if self.policy == "paper" else "even")
+        """Name of the shares: those that are given, else by the policy, and by the sampler."""
+        if self.shares is not None:
+            return self.shares
+        return "paper" if self.policy == "paper" else "promise" if self.sampler == "auto" else "even"
 
     @classmethod
     def meaning(cls, name: str) -> str:

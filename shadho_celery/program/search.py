@@ -59,11 +59,12 @@ def minimize(
         loss of `target` or less, whichever comes first. Ctrl-C ends it, and what there is is returned.
     `max_failures`: it also ends, and says so, if its first trials, so many, all fail in one way; 0 for never.
     `seed`: makes the search repeatable.
-    `sampler`: "random", the default, "qmc", "tpe", "gp", "auto", or "optuna:NAME", Optuna's of that name.
+    `sampler`: "auto", the default, "random", "qmc", "tpe", "gp", or "optuna:NAME", Optuna's of that name.
     `policy`: places trials on classes of workers.
-    `shares`: divides the trials among subspaces: "even", the default, by the space's own law, but a tenth to a subspace
-        that only fails; "uniform"; "promise"; or "paper", with that policy. With `resume` sampler, policy and shares
-        are those of before, unless they are given.
+    `shares`: divides the trials among subspaces: "promise", the default with sampler "auto", more to those that may
+        hold the best loss; "even", the default with others, by the space's own law, but a tenth to a subspace that only
+        fails; "uniform"; or "paper", with that policy. With `resume` sampler, policy and shares are those of before,
+        unless they are given.
     `rungs`: such as ``{"least": 1, "most": 9, "eta": 3}``; many trials get a small ``context.budget``, and the best of
         them are promoted to larger ones (successive halving). For workers it stands in the study file.
     `enqueue`: known points to begin with, see `Study.enqueue`.

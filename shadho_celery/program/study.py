@@ -104,11 +104,10 @@ class Study(StudyResults):
         """Begin or resume a study of `space`, a hyperopt expression.
 
         `store` is a database URL; by default trials are kept in memory and end with the program. `study` names the
-        study there, and with `resume` it is continued. `seed` makes the search repeatable. `sampler` is "random",
+        study there, and with `resume` it is continued. `seed` makes the search repeatable. `sampler` is "auto",
         the default, another name of `minimize`, or a function of subspace and entropy that makes one
-        (`samplers.base.Sampler`). `shares` divides the trials among subspaces: "even", the default, by the space's own
-        law, but a tenth to a subspace that only fails; "uniform"; "promise"; or "paper", with that policy. A study that
-        is continued has those of before unless others are given. With `rungs`, such as
+        (`samplers.base.Sampler`). `shares` divides the trials among subspaces, as in `minimize`. A study that is
+        continued has those of before unless others are given. With `rungs`, such as
         ``{"least": 1, "most": 9, "eta": 3}``, many trials get a small budget, and the best of them are
         promoted to larger ones. `policy` matters to workers only. `enqueue` are known points to begin
         with, see the method of that name.

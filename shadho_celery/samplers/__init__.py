@@ -8,6 +8,7 @@ are fixed whatever the machines, and failures teach every sampler alike (`failur
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from shadho_celery.core.checks import check_name
 from shadho_celery.samplers.auto import AutoSampler
@@ -28,12 +29,15 @@ SAMPLERS: dict[str, Callable[[Subspace, Sequence[int]], Sampler]] = {
 }
 
 
-def find_sampler(name: str) -> Callable[[Subspace, Sequence[int]], Sampler]:
-    """Return what makes the samplers called `name`. Raises UsageError for an unknown one."""
+def find_sampler(name: str, limit: int | None = None) -> Callable[[Subspace, Sequence[int]], Sampler]:
+    """Return what makes the samplers called `name`, in a study of at most `limit` trials.
+
+    Raises UsageError for an unknown one.
+    """
     if isinstance(name, str) and name.startswith(PREFIX):
         return MakeOptunaSampler(name.removeprefix(PREFIX))
     check_name("sampler", name, (*SAMPLERS, f"{PREFIX}NAME"))
-    return SAMPLERS[name]
+    return partial(AutoSampler, limit=limit) if name == "auto" else SAMPLERS[name]
 
 
 def make_sampler(name: str, subspace: Subspace, entropy: Sequence[int]) -> Sampler:

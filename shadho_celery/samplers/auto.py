@@ -1,12 +1,14 @@
 """Choice of a sampler by the space and the history: `gp`, `tpe`, or both by turns; the start covers the space.
 
 A Gaussian process learns fastest where losses are a smooth function of few labels: before every guess it is checked how
-well it foretells each loss from the others. Density estimates bear more labels, jumps, noise and long histories. The
-choice never depends on the clock.
+well it foretells each loss from the others. Density estimates bear more labels, jumps, noise and long histories, and
+cost less: where many short trials follow one another, the process would keep the machines waiting. The choice depends
+on the limit, the counts and the recorded seconds, never on the clock.
 """
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Collection, Sequence
 
 from shadho_celery.core.trial import Params, Trial
@@ -14,8 +16,14 @@ from shadho_celery.samplers.gp import GpSampler
 from shadho_celery.samplers.tpe import TpeSampler
 from shadho_celery.space.split import Subspace
 
-#: most labels, and most trials, with which a Gaussian process is asked
-MOST_LABELS, MOST_TRIALS = 30, 500
+#: most labels with which a Gaussian process is asked
+MOST_LABELS = 30
+#: trials of a study for which it is asked whatever they take; and of those at the beginning of a longer study
+MOST_TRIALS, AT_FIRST = 500, 100
+#: afterwards: the least seconds of a trial for each one that runs or waits, so that no slot waits for a guess
+SECONDS = 1.0
+#: latest trials whose seconds are looked at
+LATEST = 50
 #: part of the losses' variance that the process foretells, below which every second guess is the other one's
 FORETOLD = 0.1
 
@@ -25,29 +33,32 @@ class AutoSampler:
 
     adaptive = True
 
-    def __init__(self, subspace: Subspace, entropy: Sequence[int]) -> None:
+    def __init__(self, subspace: Subspace, entropy: Sequence[int], *, limit: int | None = None) -> None:
+        """`limit` is the study's number of trials, if it has one."""
         self._gp = GpSampler(subspace, entropy)
         self._tpe = TpeSampler(subspace, entropy)
         self._labels = len(subspace.domains)
+        self._limit = limit
         self._told = 0
-        #: what the next guess comes from, and why
-        self.choice = "gp: the first trials cover the space"
+        self._seconds: list[float] = []
+        #: what the latest params came from, and why
+        self.choice = "the first trials cover the space"
 
     def ask(self, n: int, pending: Collection[Trial]) -> list[Params]:
-        if self._labels > MOST_LABELS:
-            self.choice = f"tpe: {self._labels} hyperparameters are more than {MOST_LABELS}"
-            return self._tpe.ask(n, pending) if self._gp.is_started else self._gp.ask(n, pending)
-        if self._told > MOST_TRIALS:
-            self.choice = f"tpe: there are more than {MOST_TRIALS} trials"
+        if not self._labels:
+            self.choice = "there is nothing to choose"
+            return self._gp.ask(n, pending)
+        if not self._gp.is_started:
+            return self._gp.ask(n, pending)
+        if why := self._why_not_gp(pending):
+            self.choice = f"tpe: {why}"
             return self._tpe.ask(n, pending)
-        foretold = self._gp.foretold
-        if foretold is None:
-            return self._gp.ask(n, pending)
-        words = f"it foretells {max(foretold, 0.0):.0%} of the differences between losses"
+        foretold = self._gp.foretold or 0.0
+        words = f"foretells {max(foretold, 0.0):.0%} of the differences between losses"
         if foretold >= FORETOLD:
-            self.choice = f"gp: {words}"
+            self.choice = f"gp: it {words}"
             return self._gp.ask(n, pending)
-        self.choice = f"gp and tpe by turns: {words.replace('it', 'gp', 1)}"
+        self.choice = f"gp and tpe by turns: gp {words}"
         turn = (self._told + len(pending)) % 2
         first = (n + 1 - turn) // 2
         asked = self._gp.ask(first, pending)
@@ -55,8 +66,22 @@ class AutoSampler:
 
     def tell(self, trials: Sequence[Trial]) -> None:
         self._told += len(trials)
+        self._seconds += [trial.seconds for trial in trials if trial.seconds is not None]
+        del self._seconds[:-LATEST]
         self._gp.tell(trials)
         self._tpe.tell(trials)
+
+    def _why_not_gp(self, pending: Collection[Trial]) -> str | None:
+        """Return the reason not to ask a Gaussian process; None if there is none."""
+        if self._labels > MOST_LABELS:
+            return f"{self._labels} hyperparameters are more than {MOST_LABELS}"
+        is_short = self._limit is not None and self._limit <= MOST_TRIALS
+        if self._told <= (MOST_TRIALS if is_short else AT_FIRST):
+            return None
+        seconds = statistics.median(self._seconds) if self._seconds else 0.0
+        if seconds < SECONDS * (1 + len(pending)):
+            return f"a trial takes {seconds:.2g} s, and there are too many for gp's guesses"
+        return None
 
 
 def _pending(params: Params) -> Trial:

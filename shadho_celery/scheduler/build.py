@@ -65,7 +65,7 @@ def make_scheduler(
     `make_sampler` takes the place of the sampler that is named.
     """
     check_settings(settings)
-    make_sampler = make_sampler or samplers.find_sampler(settings.sampler)
+    make_sampler = make_sampler or samplers.find_sampler(settings.sampler, limits.trials)
     if settings.policy == "paper" and spans_space(make_sampler):
         raise UsageError("policy 'paper' ranks subspaces, which this sampler chooses itself; choose cost or fifo")
     subspaces = split(space)

@@ -13,6 +13,7 @@ from shadho_celery.core.trial import Params, Trial, TrialState
 from shadho_celery.placement.policies import Policy
 from shadho_celery.placement.pool import WHOLE
 from shadho_celery.placement.shares import Shares
+from shadho_celery.samplers.auto import AutoSampler
 from shadho_celery.samplers.base import Sampler
 from shadho_celery.scheduler.rounds import Rounds, Wanted
 from shadho_celery.scheduler.widths import Width
@@ -80,6 +81,11 @@ class Proposals:
         if rounds.size is not None:
             for trial in study.recalled():
                 rounds.add(trial)
+
+    @property
+    def choices(self) -> dict[str, str]:
+        """By subspace, what the sampler `auto` chose for it last, and why; empty for other samplers."""
+        return {name: each.choice for name, each in self.samplers.items() if isinstance(each, AutoSampler)}
 
     def see(self, classes: Sequence[ComputeClass]) -> None:
         """Update the live classes, the strongest first."""

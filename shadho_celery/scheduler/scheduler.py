@@ -77,6 +77,11 @@ class Scheduler:
         if study.in_flight:
             executor.submit(list(study.attempts))
 
+    @property
+    def choices(self) -> Mapping[str, str]:
+        """By subspace, what the sampler `auto` chose for it last, and why; empty for other samplers."""
+        return self._proposals.choices
+
     # The loop
 
     def run(self, on_turn: Callable[[], None] = lambda: None) -> None:

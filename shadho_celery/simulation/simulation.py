@@ -106,7 +106,7 @@ def simulate(
     *,
     policy: str = DEFAULT_SETTINGS.policy,
     shares: str | None = DEFAULT_SETTINGS.shares,
-    sampler: str = DEFAULT_SETTINGS.sampler,
+    sampler: str = "random",
     rungs: Mapping[str, Any] | None = None,
     pool: int | None = DEFAULT_SETTINGS.pool,
     speculate: bool = True,

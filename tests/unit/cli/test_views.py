@@ -75,9 +75,9 @@ def console() -> tuple[Console, io.StringIO]:
 
 def test_the_json_object_is_the_documented_one() -> None:
     study, scheduler, _ = searched()
-    found = views.as_json(study, 12.34567, scheduler.subspaces, {"gpu": 1, "[/cpu]": 2, "idle": 4})
+    found = views.as_json(study, 12.34567, scheduler.subspaces, {"gpu": 1, "[/cpu]": 2, "idle": 4}, {})
     assert json.loads(json.dumps(found, allow_nan=False)) == found
-    assert list(found) == ["study", "store", "seconds", "trials", "best", "classes", "placed_by_params", "subspaces"]
+    assert list(found) == ["study", "store", "seconds", "trials", "best", "classes", "sampler", "placed_by_params", "subspaces"]
     assert found["study"] == "s"
     assert found["store"] == study.store.safe_url
     assert found["seconds"] == 12.346
@@ -108,7 +108,7 @@ def test_the_json_object_is_the_documented_one() -> None:
 def test_the_json_object_of_a_study_without_a_loss_has_no_best() -> None:
     failing = Outcome(state=S.FAILED, error="no", seconds=1.0)
     study, scheduler, _ = searched(trials=3, play=lambda attempt, name: failing)
-    found = views.as_json(study, 0.0, scheduler.subspaces, {})
+    found = views.as_json(study, 0.0, scheduler.subspaces, {}, {})
     assert found["best"] is None
     assert found["trials"]["failed"] == found["trials"]["total"] == 3
     assert {values["best"] for values in found["subspaces"].values()} == {None}
@@ -116,7 +116,7 @@ def test_the_json_object_of_a_study_without_a_loss_has_no_best() -> None:
 
 def test_subspaces_that_got_no_trial_and_classes_that_are_gone_are_in_the_json_object() -> None:
     study, _, _ = searched(trials=1)
-    found = views.as_json(study, 0.0, ["model=net", "never drawn"], {})
+    found = views.as_json(study, 0.0, ["model=net", "never drawn"], {}, {})
     assert found["subspaces"]["never drawn"] == {"complete": 0, "failed": 0, "best": None}
     assert set(found["classes"]) == set(study.compute_classes)
     assert {values["slots"] for values in found["classes"].values()} == {0}
