@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from bisect import insort
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,7 @@ from shadho_celery.core.trial import Params, Trial, TrialState
 from shadho_celery.samplers.failure_avoidance import FailureAvoidance
 from shadho_celery.space.domains import UNIT_MASS, Array, Categorical, Continuous, Domain, Normal, RandInt
 from shadho_celery.space.split import Subspace
+from shadho_celery.space.tree import Value
 
 #: results before the first guess: the most, for the whole space, and the least, for a small part of it
 MOST_RANDOM, LEAST_RANDOM = 10, 5
@@ -32,6 +33,8 @@ GOOD_SHARE, MOST_GOOD = 0.1, 25
 MOST_BAD = 300
 #: draws from l(x), of which the best ratio wins
 CANDIDATES = 24
+#: most guesses for which the densities are estimated once
+AT_ONCE = 100
 #: a kernel's greatest width, in units of the range; the best one on our own benchmark (tests/benchmarks/samplers.py)
 WIDTH = 0.1
 #: the share of a trial's mass on a choice that goes by the law and not by the trial's own option
@@ -69,25 +72,26 @@ class TpeSampler:
         self._random = min(MOST_RANDOM, max(LEAST_RANDOM, round(2 * MOST_RANDOM * subspace.probability)))
         if startup is not None:
             self._random = max(1, round(startup * subspace.probability))
-        #: (loss, order of telling, values, NaN for inactive labels), the least loss first
-        self._told: list[tuple[float, int, list[float]]] = []
+        #: by order of telling, the values, NaN for an inactive label
+        self._rows: list[list[float]] = []
+        #: (loss, order of telling), the least loss first
+        self._ranked: list[tuple[float, int]] = []
         self._successes = 0
         self._avoidance = FailureAvoidance(subspace)
         self._tried: set[_Key] = set()
+        self._always_active = _always_active(subspace)
         #: trials told, cancelled ones included
         self._count_told = 0
 
     def ask(self, n: int, pending: Collection[Trial]) -> list[Params]:
         first = self._count_told + len(pending)
-        can_guess = self._axes and len(self._told) >= self._random
-        # The keys of trials without a result, those that are asked for here included.
-        waiting = dict.fromkeys(self._key(trial.params) for trial in pending) if can_guess else {}
-        asked = []
-        for index in range(first, first + n):
-            generator = np.random.default_rng([*self._entropy, index])
-            params = self._guess(generator, waiting) if can_guess else self._avoidance.draw(generator)
-            waiting[self._key(params)] = None
-            asked.append(params)
+        generators = [np.random.default_rng([*self._entropy, index]) for index in range(first, first + n)]
+        if not self._axes or len(self._ranked) < self._random:
+            return [self._avoidance.draw(generator) for generator in generators]
+        asked: list[Params] = []
+        for start in range(0, n, AT_ONCE):
+            waiting = [*(trial.params for trial in pending), *asked]
+            asked += self._guesses(generators[start : start + AT_ONCE], waiting)
         return asked
 
     def tell(self, trials: Sequence[Trial]) -> None:
@@ -98,157 +102,277 @@ class TpeSampler:
 
     def _learn(self, trial: Trial) -> None:
         key = self._key(trial.params)
-        self._avoidance.tell(trial, guessed=len(self._told) >= self._random)
+        self._avoidance.tell(trial, guessed=len(self._ranked) >= self._random)
         loss = math.inf  # a failed trial is worse than any other, so that regions that fail are left
         if trial.state is TrialState.COMPLETE and trial.loss is not None and not math.isnan(trial.loss):
             loss = float(trial.loss)
             self._successes += 1
-        insort(self._told, (loss, len(self._told), _row(key)))
+        insort(self._ranked, (loss, len(self._rows)))
+        self._rows.append(_row(key))
         self._tried.add(key)
 
     def _key(self, params: Params) -> _Key:
         return tuple(params.get(label) for label in self._axes)
 
-    def _guess(self, generator: np.random.Generator, waiting: Mapping[_Key, None]) -> Params:
-        """Return the candidate of greatest l / g, and so of greatest expected improvement ([B], equation 3).
+    def _guesses(self, generators: Sequence[np.random.Generator], waiting: Sequence[Params]) -> list[Params]:
+        """Return for each generator the candidate of greatest l / g, and so of greatest expected improvement.
 
-        The terms for failures are added to its logarithm. `waiting` are the keys of the pending trials.
+        ([B], equation 3.) The terms for failures are added to its logarithm. `waiting` are the params of pending
+        trials. The densities are estimated once, and each guess is added to the bad ones for those after it.
         """
-        good, bad = self._split(generator, waiting)
-        candidates = self._candidates(good, generator)
-        points = np.array([_row(self._key(params)) for params in candidates])
-        ratios = self._log_density(good, points) - self._log_density(bad, points)
-        worth = ratios + self._avoidance.weights(candidates, generator)
-        best_first = [candidates[place] for place in np.argsort(-worth, kind="stable")]
-        # Params that were tried or are pending are not tried again while there are others.
-        fresh = (p for p in best_first if (key := self._key(p)) not in self._tried and key not in waiting)
-        return next(fresh, best_first[0])
+        keys = dict.fromkeys(map(self._key, waiting))
 
-    def _split(self, generator: np.random.Generator, waiting: Mapping[_Key, None]) -> tuple[Array, Array]:
-        """Return the values of good and of bad trials ([B], equation 2), each of shape (trials, labels)."""
-        rows = [row for _, _, row in self._told]
-        share = GOOD_SHARE * len(rows) if self._gamma is None else self._gamma * math.sqrt(len(rows))
+        def is_new(params: Params) -> bool:
+            return (key := self._key(params)) not in self._tried and key not in keys
+
+        good, bad = self._split(generators[0], keys)
+        candidates = np.concatenate([self._draw(good, generator) for generator in generators])
+        ratios = good.log_density(candidates) - (worse := bad.log_density(candidates))
+        guesses = []
+        for place, generator in enumerate(generators):
+            own = slice(place * self._count, (place + 1) * self._count)
+            worth = ratios[own]
+            if self._avoidance.any:
+                worth = worth + self._avoidance.weights([*map(self._params, candidates[own])], generator)
+            # Params that were tried or are pending are not tried again while there are others.
+            ordered = candidates[own][np.argsort(-worth, kind="stable")]
+            guess = next(filter(is_new, map(self._params, ordered)), self._params(ordered[0]))
+            guesses.append(guess)
+            keys[self._key(guess)] = None
+            rest = slice(own.stop, None)
+            more = np.logaddexp(worse[rest], bad.log_part(_row(self._key(guess)), candidates[rest]))
+            ratios[rest] += worse[rest] - more
+            worse[rest] = more
+        return guesses
+
+    def _split(self, generator: np.random.Generator, waiting: Collection[_Key]) -> tuple[_Mixture, _Mixture]:
+        """Return the densities of good and of bad trials ([B], equation 2)."""
+        number = len(self._ranked)
+        share = GOOD_SHARE * number if self._gamma is None else self._gamma * math.sqrt(number)
         count = min(math.ceil(share), MOST_GOOD, self._successes)
         # Pending trials count as bad, so that many slots do not all get the same point.
         pending = [_row(key) for key in list(waiting)[-MOST_BAD:]]
-        bad, room = rows[count:], MOST_BAD - len(pending)
+        bad, room = np.arange(count, number), MOST_BAD - len(pending)
         if len(bad) > room:
-            bad = [bad[place] for place in generator.choice(len(bad), room, replace=False)]
+            bad = generator.choice(bad, room, replace=False)
         prior = [math.nan] * len(self._axes)  # a trial with nothing known
-        return np.array([*rows[:count], prior]), np.array([*bad, *pending, prior])
+        rows = [[self._rows[self._ranked[place][1]] for place in places] for places in (range(count), bad)]
+        axes = [*self._axes.values()]
+        return _Mixture(axes, np.array([*rows[0], prior])), _Mixture(axes, np.array([*rows[1], *pending, prior]))
 
-    def _candidates(self, rows: Array, generator: np.random.Generator) -> list[Params]:
-        """Draw from the mixture over `rows`: all labels of one draw from one row's kernel."""
-        picks = generator.integers(len(rows), size=self._count)
-        axes, narrowing = enumerate(self._axes.values()), _narrowing(rows)
-        drawn = [axis.draw(rows[:, place], narrowing, picks, generator).tolist() for place, axis in axes]
-        candidates: list[Params] = []
-        for values in zip(*drawn, strict=True):
-            params = {**self._subspace.fixed, **dict(zip(self._axes, values, strict=True))}
-            candidates.append({label: params[label] for label in self._subspace.space.active(params)})
-        return candidates
+    def _draw(self, density: _Mixture, generator: np.random.Generator) -> Array:
+        """Draw candidates from a density; NaN for the labels that are inactive in one."""
+        drawn = density.draw(self._count, generator)
+        if self._always_active is None:
+            for row in drawn:
+                active = self._params(row)
+                row[[label not in active for label in self._axes]] = math.nan
+        return drawn
 
-    def _log_density(self, rows: Array, points: Array) -> Array:
-        """Return the logarithm of the mixture over `rows` at each of `points`, shape (points,)."""
-        narrowing = _narrowing(rows)
-        kernels = np.zeros((len(points), len(rows)))
-        for place, axis in enumerate(self._axes.values()):
-            active = np.flatnonzero(~np.isnan(points[:, place]))
-            if not len(active):
-                continue
-            kernels[active] += axis.log_kernels(points[active, place], rows[:, place], narrowing)
-        return np.asarray(logsumexp(kernels, axis=1) - math.log(len(rows)))
+    def _params(self, row: Array) -> Params:
+        """Return the params of a row's active labels."""
+        values = zip(self._axes.items(), row.tolist(), strict=True)
+        params = {**self._subspace.fixed, **{label: axis.value(each) for (label, axis), each in values if each == each}}
+        active = self._always_active or self._subspace.space.active(params)
+        return {label: params[label] for label in active}
+
+
+class _Mixture:
+    """Mixture over whole trials: one kernel for each of `rows`, its labels' kernels multiplied."""
+
+    def __init__(self, axes: Sequence[_Axis], rows: Array) -> None:
+        """Estimate widths; `rows` are values of shape (trials, labels), NaN for inactive labels."""
+        self._axes = axes
+        self._size = len(rows)
+        narrowing = self._narrowing(rows)
+        self._kernels = [axis.kernels(rows[:, place], narrowing) for place, axis in enumerate(axes)]
+
+    def _narrowing(self, rows: Array) -> Array:
+        """Return the factor on each row's widths: narrower with more trials, less so with more labels (Scott's rule)."""
+        labels = np.count_nonzero(~np.isnan(rows), axis=1)
+        return np.asarray(float(self._size) ** (-1.0 / (labels + 4)))
+
+    def draw(self, size: int, generator: np.random.Generator) -> Array:
+        """Draw values, shape (size, labels): all labels of one draw from one row's kernel."""
+        picks = generator.integers(self._size, size=size)
+        drawn = [kernels.draw(picks, generator) for kernels in self._kernels]
+        return np.array(drawn, dtype=float).T
+
+    def log_density(self, points: Array) -> Array:
+        """Return the logarithm of the mixture at each of `points`, shape (points,)."""
+        return np.asarray(logsumexp(_log_products(self._kernels, points, self._size), axis=1) - math.log(self._size))
+
+    def log_part(self, row: Sequence[float], points: Array) -> Array:
+        """Return the logarithm of what one more trial would add to the density at `points`, shape (points,)."""
+        rows = np.array([row])
+        narrowing = self._narrowing(rows)
+        added = [kernels.of(rows[:, place], narrowing) for place, kernels in enumerate(self._kernels)]
+        return _log_products(added, points, 1)[:, 0] - math.log(self._size)
+
+
+def _log_products(kernels: Sequence[_Kernels], points: Array, size: int) -> Array:
+    """Return the logarithms of the kernels' products over labels, shape (points, size); inactive labels count 1."""
+    found = np.zeros((len(points), size))
+    powers: list[Array] = []
+    factors: list[Array] = []
+    for place, each in enumerate(kernels):
+        values = points[:, place]
+        active = ~np.isnan(values)
+        if isinstance(each, _Gaussians) and not each.is_grid:
+            # The logarithm of a Gaussian is a polynomial: those of all labels are one product of matrices.
+            units = np.nan_to_num(each.to_unit(values))
+            powers += [units**2, units, active.astype(float)]
+            factors += each.polynomial
+        elif active.all():
+            found += each.logarithms(values)
+        elif active.any():
+            found[active] += each.logarithms(values[active])
+    return found + np.array(powers).T @ np.array(factors) if powers else found
 
 
 def _row(key: _Key) -> list[float]:
     return [math.nan if value is None else float(value) for value in key]
 
 
-def _narrowing(rows: Array) -> Array:
-    """Return the factor on each row's widths: narrower with more trials, less so with more labels (Scott's rule)."""
-    labels = np.count_nonzero(~np.isnan(rows), axis=1)
-    return np.asarray(float(len(rows)) ** (-1.0 / (labels + 4)))
-
-
 class _Options:
     """A choice: a trial's kernel is its own option, with a part of the law mixed in."""
 
     def __init__(self, domain: Categorical) -> None:
-        self._domain = domain
+        self.domain = domain
         law = np.array(domain.probabilities)
         # By option: the law, and the kernel of a trial with this option and with another one. Not a kernel for every
         # pair of options: of 10,000 options these would take gigabytes.
         masses = law, (1 - OPTION_WIDTH) + OPTION_WIDTH * law, OPTION_WIDTH * law
-        self._law, self._own, self._other = (np.log(np.maximum(each, _TINY)) for each in masses)
+        self.law, self.own, self.other = (np.log(np.maximum(each, _TINY)) for each in masses)
 
-    def draw(self, centres: Array, narrowing: Array, picks: Array, generator: np.random.Generator) -> Array:
-        own = centres[picks]
+    def kernels(self, centres: Array, narrowing: Array) -> _Picks:
+        return _Picks(self, centres)
+
+    def value(self, value: float) -> Value:
+        return int(value)
+
+
+class _Picks:
+    """Kernels of a choice, one for each of `centres`, NaN for a trial without it."""
+
+    def __init__(self, axis: _Options, centres: Array) -> None:
+        self._axis, self._centres = axis, centres
+
+    def of(self, centres: Array, narrowing: Array) -> _Picks:
+        return _Picks(self._axis, centres)
+
+    def draw(self, picks: Array, generator: np.random.Generator) -> Array:
+        own = self._centres[picks]
         leaves = np.isnan(own) | (generator.random(len(own)) < OPTION_WIDTH)
-        by_law = self._domain.sample(generator, len(own))
-        return np.where(leaves, by_law, np.nan_to_num(own)).astype(np.int64)
+        return np.where(leaves, self._axis.domain.sample(generator, len(own)), own)
 
-    def log_kernels(self, values: Array, centres: Array, narrowing: Array) -> Array:
+    def logarithms(self, values: Array) -> Array:
+        """Return the logarithms of the kernels' masses at `values`, shape (values, centres)."""
         options = values.astype(np.int64)[:, None]
-        known = np.where(options == centres, self._own[options], self._other[options])
-        return np.where(np.isnan(centres), self._law[options], known)
+        known = np.where(options == self._centres, self._axis.own[options], self._axis.other[options])
+        return np.where(np.isnan(self._centres), self._axis.law[options], known)
 
 
 class _Line:
-    """A numeric law: Gaussians in the unscaled variable, cut off at the ends of its range, which is [0, 1] here.
-
-    There is one kernel for each of `centres`, the trials' values, NaN if the label is inactive.
-    """
+    """A numeric law: Gaussians in the unscaled variable, cut off at the ends of its range, which is [0, 1] here."""
 
     def __init__(self, domain: Continuous | RandInt) -> None:
         self._domain = domain
-        self._prior_width = NORMAL_WIDTH if isinstance(domain, Normal) else PRIOR_WIDTH
+        self.prior_width = NORMAL_WIDTH if isinstance(domain, Normal) else PRIOR_WIDTH
+        #: half the distance between two values of a grid; 0 without one
+        self._half = 0.5 if isinstance(domain, RandInt) else (domain.step or 0.0) / 2
 
-    def draw(self, centres: Array, narrowing: Array, picks: Array, generator: np.random.Generator) -> Array:
-        """Draw a value from each of the kernels at the places `picks`."""
-        means, sigmas = (each[picks] for each in self._gaussians(centres, narrowing))
-        low, high = ndtr(-means / sigmas), ndtr((1 - means) / sigmas)
-        units = means + sigmas * ndtri(low + generator.random(len(means)) * (high - low))
-        return self._from_unit(np.clip(units, 0.0, 1.0))
+    def kernels(self, centres: Array, narrowing: Array) -> _Gaussians:
+        known = self.to_unit(centres[~np.isnan(centres)])
+        middle = known.mean() if len(known) else 0.5
+        # The spread of the trials, the prior's 1/12 counted as one of them: so it stays above 0.
+        spread = math.sqrt((float(np.square(known - middle).sum()) + 1 / 12) / (len(known) + 1))
+        return _Gaussians(self, centres, min(spread, WIDTH), narrowing)
 
-    def log_kernels(self, values: Array, centres: Array, narrowing: Array) -> Array:
-        """Return the logarithms of the kernels' densities, or masses, at `values`; shape (values, centres)."""
-        means, sigmas = self._gaussians(centres, narrowing)
-        inside = ndtr((1 - means) / sigmas) - ndtr(-means / sigmas)
-        if (cells := self._cells(values)) is not None:  # a grid's value has the mass of all that is rounded to it
-            low, high = (ndtr(np.subtract.outer(edges, means) / sigmas) for edges in cells)
-            return np.asarray(np.log(np.maximum((high - low) / inside, _TINY)))
-        distances = np.subtract.outer(self._to_unit(values), means) / sigmas
-        return np.asarray(-0.5 * distances**2 - np.log(sigmas * inside * math.sqrt(2 * math.pi)))
+    def value(self, value: float) -> Value:
+        return int(value) if isinstance(self._domain, RandInt) else float(value)
 
-    def _gaussians(self, centres: Array, narrowing: Array) -> tuple[Array, Array]:
-        """Return means and standard deviations; the prior's for a missing value."""
-        known = ~np.isnan(centres)
-        means, sigmas = np.full(len(centres), 0.5), np.full(len(centres), self._prior_width)
-        if known.any():
-            means[known] = own = self._to_unit(centres[known])
-            # The spread of the trials, the prior's 1/12 counted as one of them: so it stays above 0.
-            spread = math.sqrt((float(((own - own.mean()) ** 2).sum()) + 1 / 12) / (len(own) + 1))
-            sigmas[known] = min(spread, WIDTH) * narrowing[known]
-            if (cells := self._cells(centres[known])) is not None:  # wide enough to reach the next value
-                sigmas[known] = np.maximum(sigmas[known], (cells[1] - cells[0]) / 2)
-        return means, sigmas
-
-    def _to_unit(self, values: Array) -> Array:
+    def to_unit(self, values: Array) -> Array:
         if isinstance(self._domain, RandInt):  # each value has an equal part of [0, 1]
             return (values - self._domain.first + 0.5) / self._domain.count
         return self._domain.to_unit(values)
 
-    def _from_unit(self, units: Array) -> Array:
+    def from_unit(self, units: Array) -> Array:
         return self._domain.quantile(units) if isinstance(self._domain, RandInt) else self._domain.from_unit(units)
 
-    def _cells(self, values: Array) -> tuple[Array, Array] | None:
+    def cells(self, values: Array) -> tuple[Array, Array] | None:
         """Return the ends of the cells that are rounded to each of these values; None if nothing is rounded."""
-        half = 0.5 if isinstance(self._domain, RandInt) else (self._domain.step or 0.0) / 2
-        return (self._to_unit(values - half), self._to_unit(values + half)) if half else None
+        return (self.to_unit(values - self._half), self.to_unit(values + self._half)) if self._half else None
 
 
-def _axis(domain: Domain) -> _Options | _Line:
+class _Gaussians:
+    """Kernels of a number, one for each of `centres`; the prior for a trial without it, which is NaN."""
+
+    def __init__(self, axis: _Line, centres: Array, width: float, narrowing: Array) -> None:
+        self._axis = axis
+        self._width = width
+        known = ~np.isnan(centres)
+        self._means, self._sigmas = np.full(len(centres), 0.5), np.full(len(centres), axis.prior_width)
+        self._means[known] = axis.to_unit(centres[known])
+        self._sigmas[known] = width * narrowing[known]
+        cells = axis.cells(centres[known])
+        self.is_grid = cells is not None
+        if cells is not None:  # wide enough to reach the next value
+            self._sigmas[known] = np.maximum(self._sigmas[known], (cells[1] - cells[0]) / 2)
+        self._low, self._high = ndtr(-self._means / self._sigmas), ndtr((1 - self._means) / self._sigmas)
+
+    def of(self, centres: Array, narrowing: Array) -> _Gaussians:
+        """Return kernels of other trials that are as wide as these."""
+        return _Gaussians(self._axis, centres, self._width, narrowing)
+
+    def draw(self, picks: Array, generator: np.random.Generator) -> Array:
+        low, high = self._low[picks], self._high[picks]
+        units = self._means[picks] + self._sigmas[picks] * ndtri(low + generator.random(len(picks)) * (high - low))
+        return self._axis.from_unit(np.clip(units, 0.0, 1.0))
+
+    def to_unit(self, values: Array) -> Array:
+        return self._axis.to_unit(values)
+
+    @property
+    def polynomial(self) -> list[Array]:
+        """Coefficients of the logarithm of the densities: of the squared variable, of the variable, and of 1."""
+        squared = 1.0 / self._sigmas**2
+        constant = -0.5 * squared * self._means**2 - np.log(
+            self._sigmas * (self._high - self._low) * math.sqrt(2 * math.pi)
+        )
+        return [-0.5 * squared, squared * self._means, constant]
+
+    def logarithms(self, values: Array) -> Array:
+        """Return the logarithms of the kernels' masses at `values` of a grid, shape (values, centres)."""
+        # A grid's value has the mass of all that is rounded to it; of few values each is looked at once.
+        single, places = np.unique(values, return_inverse=True)
+        cells = self._axis.cells(single)
+        assert cells is not None
+        low, high = (ndtr(np.subtract.outer(edges, self._means) / self._sigmas) for edges in cells)
+        return np.asarray(np.log(np.maximum((high - low) / (self._high - self._low), _TINY)))[places]
+
+
+_Axis = _Options | _Line
+_Kernels = _Picks | _Gaussians
+
+
+def _axis(domain: Domain) -> _Axis:
     if isinstance(domain, Categorical):
         return _Options(domain)
     assert isinstance(domain, (Continuous, RandInt))
     return _Line(domain)
+
+
+def _always_active(subspace: Subspace) -> tuple[str, ...] | None:
+    """Return the labels that are active whatever the params; None if that depends on them."""
+    labels: list[str] = []
+    todo = [subspace.space.skeleton.root]
+    while todo:
+        block = todo.pop()
+        labels += block.labels
+        for branch in block.branches:
+            if branch.label not in subspace.fixed:
+                return None
+            todo.append(branch.options[branch.position(subspace.fixed)])
+    found = {*labels}
+    return tuple(label for label in subspace.space.domains if label in found)

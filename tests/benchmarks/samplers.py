@@ -1,208 +1,342 @@
-"""How good the samplers' guesses are: ``python tests/benchmarks/samplers.py [--quick]``.
+"""How good the samplers' guesses are, beside hyperopt's and Optuna's: ``python tests/benchmarks/samplers.py``.
 
-Standard problems, the first ones hyperopt's own test domains written by hand, each searched by
+Parts, in this order; ``--part`` runs some of them:
 
-- random search and TPE, through `shadho_celery.minimize` and so with the search space split into subspaces;
-- hyperopt's ``tpe.suggest``, which searches the whole space at once.
+- closed: test functions of known optimum, a mixed and a conditional space, 25 labels of which five matter. Regret is
+  the best loss less the optimum. ``auto`` against the best peer of each problem, ``gp`` and ``tpe`` by themselves.
+- small: hyperopt's own test domains written by hand; ``tpe`` against random search and hyperopt's TPE by wins: a lower
+  best loss under the same seed, a tie is half a win.
+- time: milliseconds of a suggestion by the length of the history.
+- pool (only by name): TPE on a simulated fleet of two classes, with trials drawn ahead against without.
 
-One trial at a time, many seeds. A win is a lower best loss under the same seed; a tie is half a win.
-
-With ``--pool`` instead TPE on a simulated fleet of two classes, where the seconds depend on a param: with trials drawn
-ahead, for placement to choose from, against without.
+Ours go through `shadho_celery.minimize`, and so with the search space split into subspaces. No worse than a peer means:
+the median regret is not above it, or Mann-Whitney's test gives p >= .05; regrets below a thousandth of the loss's range
+count as equal. Peers' figures come from a recorded table, which ``--full`` renews; with ``--shift``, ``--problems`` or
+other seeds than the recorded ones all but the slowest peer (Optuna's GP) run beside ours.
 """
 
 from __future__ import annotations
 
 import argparse
-import logging
+import json
 import math
 import statistics
-import warnings
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from functools import cache
 from multiprocessing import get_context
+from pathlib import Path
 from typing import Any
 
-import hyperopt
 import numpy as np
 from figures import finish, goal, results_of
-from hyperopt import hp
+from peers import HYPEROPT, OPTUNA, quiet, search
 from playing import play_study
+from problems import CLOSED_FORMS, SMALL, Problem, Unlucky, problems_of
+from scipy.stats import mannwhitneyu
 
-from shadho_celery import minimize
-from shadho_celery.core.trial import Attempt, Outcome, TrialState
+from shadho_celery.core.trial import Attempt, Outcome, Trial, TrialState
+from shadho_celery.samplers import make_sampler
 from shadho_celery.space.compile import compile_space
+from shadho_celery.space.split import split
 
-TRIALS = 60
-#: failures are counted after this many trials
-WARM_UP = 20
-ALGORITHMS = ("random", "tpe", "hyperopt")
+Json = dict[str, Any]
 
+PEERS_TABLE = Path(__file__).parent / "data" / "sampler_peers.json"
+#: evaluations of the closed forms, and their seeds
+EVALUATIONS, SEEDS = 100, 11
+#: evaluations after which the table has a figure
+AT = (20, 40, 60, 80, 100)
+SLOW_PEER = "optuna gp"
+#: seeds of the slowest peer
+SLOW_SEEDS = 5
+#: `gp` by itself: problem -> evaluations, greatest median regret
+GP_GOALS: Mapping[str, tuple[int, float]] = {"branin": (60, 1e-3), "hartmann3": (60, 1e-3), "hartmann6": (80, 0.01)}
+#: where `tpe` is held against Optuna's
+TPE_GOALS = ("five_of_25", "rastrigin5", "levy4", "hartmann6")
+#: part of the closed forms on which `auto` is no worse than the best peer
+NO_WORSE = 9 / 11
 
-@dataclass(frozen=True)
-class Problem:
-    """A search space and its loss."""
+#: trials of the small problems; failures are counted after the warm-up
+SMALL_TRIALS, WARM_UP = 60, 20
+SMALL_ALGORITHMS = ("random", "tpe", "hyperopt tpe")
+#: the spike's bottom lies at -2, the end of the slope at -1
+SPIKE = -1.9
 
-    space: Any
-    objective: Callable[[Any], float]
-    #: whether some settings raise
-    fails: bool = False
-
+#: lengths of the history at which a suggestion is timed
+HISTORIES = (20, 100, 300, 1000, 5000)
 
 #: the fleet on which trials are drawn ahead, and the seconds of the smallest and the largest params on each class
 FLEET: Mapping[str, int] = {"gpu": 4, "cpu": 12}
 SECONDS: Mapping[str, tuple[float, float]] = {"gpu": (20.0, 30.0), "cpu": (20.0, 420.0)}
 
 
-class Unlucky(Exception):
-    """A setting that cannot be trained."""
+@cache
+def problems(part: str, file: Path | None = None, shift: int | None = None) -> Mapping[str, Problem]:
+    """Return the problems of a part, or of a file, moved if that is asked for."""
+    found = problems_of(file) if file else {"closed": CLOSED_FORMS, "small": SMALL}[part]
+    return found if shift is None else {name: each.shifted(shift) for name, each in found.items()}
 
 
-def distractor(x: float) -> float:
-    """A spike near -10, and a slope that leads away from it."""
-    return -1 / (1 + math.exp(-x)) - 2 * math.exp(-((x + 10) ** 2))
+def search_in(where: tuple[Any, ...], name: str, algorithm: str, seed: int, trials: int) -> list[float]:
+    """Search one of the problems of `where`, the arguments of `problems`; its functions cross no process."""
+    return search(problems(*where)[name], algorithm, seed, trials)
 
 
-def gauss_wave(t: float) -> float:
-    return -(math.sin(t) + 2 * math.exp(-((t / 5) ** 2)))
+# Closed forms
 
 
-def many_wells(p: Mapping[str, float]) -> float:
-    """A bowl of two dimensions full of small wells (Rastrigin's function, a gentle one)."""
-    return sum(p[k] ** 2 + 3 * (1 - math.cos(2 * math.pi * p[k])) for k in ("x", "y"))
+def closed(arguments: argparse.Namespace, processes: ProcessPoolExecutor) -> tuple[Json, Json]:
+    """Return figures and goals of the closed forms, or of the problems in a file."""
+    where = ("closed", arguments.problems, arguments.shift)
+    named = problems(*where)
+    seeds, trials = arguments.seeds, arguments.trials
+    is_recorded = where[1:] == (None, None) and (seeds, trials) == (SEEDS, EVALUATIONS) and not arguments.first_seed
+    peers = (*HYPEROPT, *OPTUNA)
+    if not arguments.full:
+        peers = () if is_recorded else tuple(name for name in peers if name != SLOW_PEER)
+    counts = dict.fromkeys(("auto", "gp", "tpe", *peers), seeds) | ({SLOW_PEER: SLOW_SEEDS} if arguments.full else {})
+    first = arguments.first_seed
+    runs = {
+        (name, algorithm): [
+            processes.submit(search_in, where, name, algorithm, seed, trials) for seed in range(first, first + count)
+        ]
+        for name in named
+        for algorithm, count in counts.items()
+    }
+    found = results_of(runs, "searches")
+    regrets: dict[str, dict[str, list[list[float]]]] = {name: {} for name in named}
+    for (name, algorithm), searches in found.items():
+        optimum = named[name].optimum
+        assert optimum is not None
+        regrets[name][algorithm] = [best_so_far(losses, optimum) for losses in searches]
+    if arguments.full and is_recorded:
+        record(regrets, peers)
+    if is_recorded and not arguments.full:
+        for name, rows in json.loads(PEERS_TABLE.read_text())["regrets"].items():
+            regrets[name] |= rows
+    figures = {name: compare(named[name], rows, trials) for name, rows in regrets.items()}
+    show(figures)
+    return figures, closed_goals(figures, is_ours=arguments.problems is None, trials=trials)
 
 
-def branin(p: Mapping[str, float]) -> float:
-    x, y = p["x"], p["y"]
-    trough = (y - 5.1 / (4 * math.pi**2) * x**2 + 5 * x / math.pi - 6) ** 2
-    return trough + 10 * (1 - 1 / (8 * math.pi)) * math.cos(x) + 10
+def best_so_far(losses: Sequence[float], optimum: float) -> list[float]:
+    """Return the regret after each of the evaluations."""
+    return (np.minimum.accumulate(losses) - optimum).tolist()  # type: ignore[no-any-return]
 
 
-HARTMANN_A = np.array(
-    [
-        [10, 3, 17, 3.5, 1.7, 8],
-        [0.05, 10, 17, 0.1, 8, 14],
-        [3, 3.5, 1.7, 10, 17, 8],
-        [17, 8, 0.05, 10, 0.1, 14],
-    ]
-)
-HARTMANN_P = 1e-4 * np.array(
-    [
-        [1312, 1696, 5569, 124, 8283, 5886],
-        [2329, 4135, 8307, 3736, 1004, 9991],
-        [2348, 1451, 3522, 2883, 3047, 6650],
-        [4047, 8828, 8732, 5743, 1091, 381],
-    ]
-)
+def record(regrets: Mapping[str, Mapping[str, Sequence[Sequence[float]]]], peers: Sequence[str]) -> None:
+    """Write the peers' table: regrets by seed at every fifth evaluation's place, others repeated."""
+    table = {
+        name: {peer: [[float(f"{each:.4g}") for each in run] for run in rows[peer]] for peer in peers}
+        for name, rows in regrets.items()
+    }
+    PEERS_TABLE.write_text(json.dumps({"regrets": table}, separators=(",", ":")) + "\n")
 
 
-def hartmann6(p: Sequence[float]) -> float:
-    inner = (HARTMANN_A * (np.array(p) - HARTMANN_P) ** 2).sum(axis=1)
-    return -float(np.array([1.0, 1.2, 3.0, 3.2]) @ np.exp(-inner))
-
-
-def svm(p: Mapping[str, Any]) -> float:
-    """Four kernels; the best losses lie in a narrow valley of one of them, the others are easier to do fairly in."""
-    log_c, coef0 = math.log10(p["C"]), float(p.get("coef0", 0.0))
-    if p["kernel"] == "linear":
-        return 0.20 + 0.01 * (log_c - 1) ** 2
-    if p["kernel"] == "sigmoid":
-        return 0.35 + 0.02 * (log_c + 1) ** 2 + 0.01 * coef0**2
-    if p["kernel"] == "poly":
-        degree = float(p["degree"])
-        return 0.18 + 0.02 * (degree - 3) ** 2 + 0.01 * (log_c - 0.5) ** 2 + 0.01 * (coef0 - 0.5) ** 2
-    log_gamma = math.log10(p["gamma"])
-    return 0.40 - 0.35 * math.exp(-((log_c - 2) ** 2) / 2 - (log_gamma + 3) ** 2 / 0.5)
-
-
-SVM = hp.choice(
-    "kernel",
-    [
-        {"kernel": "linear", "C": hp.loguniform("linear_C", math.log(1e-3), math.log(1e4))},
-        {
-            "kernel": "rbf",
-            "C": hp.loguniform("rbf_C", math.log(1e-3), math.log(1e4)),
-            "gamma": hp.loguniform("gamma", math.log(1e-6), math.log(1e2)),
+def compare(problem: Problem, rows: Mapping[str, Sequence[Sequence[float]]], trials: int) -> Json:
+    """Return one problem's figures: medians by algorithm and evaluation, and `auto` against each peer."""
+    equal = problem.equal()
+    at = [place for place in AT if place <= trials]
+    medians = {
+        algorithm: {str(place): statistics.median(run[place - 1] for run in runs) for place in at}
+        for algorithm, runs in rows.items()
+    }
+    last = {algorithm: [max(run[-1], equal) for run in runs] for algorithm, runs in rows.items()}
+    peers = [name for name in rows if name in (*HYPEROPT, *OPTUNA)]
+    best = min(peers, key=lambda name: statistics.median(last[name])) if peers else None
+    return {
+        "median_regret": medians,
+        "best_peer": best,
+        "p_no_worse": {
+            ours: {peer: p_no_worse(last[ours], last[peer]) for peer in peers} for ours in ("auto", "gp", "tpe")
         },
-        {
-            "kernel": "poly",
-            "C": hp.loguniform("poly_C", math.log(1e-3), math.log(1e4)),
-            "degree": hp.quniform("degree", 1, 8, 1),
-            "coef0": hp.uniform("poly_coef0", -1, 1),
-        },
-        {
-            "kernel": "sigmoid",
-            "C": hp.loguniform("sigmoid_C", math.log(1e-3), math.log(1e4)),
-            "coef0": hp.uniform("sigmoid_coef0", -1, 1),
-        },
-    ],
-)
+        "auto_is_no_worse": best is None or p_no_worse(last["auto"], last[best]) >= 0.05,
+        "tpe_is_no_worse_than_optuna": "optuna tpe" not in last or p_no_worse(last["tpe"], last["optuna tpe"]) >= 0.05,
+    }
 
 
-def network(p: Mapping[str, Any]) -> float:
-    """A small network's loss by its settings; large steps diverge, and what does not fit in memory raises."""
-    log_rate = math.log10(p["rate"])
-    if log_rate > -1.0 or p["width"] * p["layers"] > 1600:
-        raise Unlucky("diverged, or out of memory")
-    size = math.log2(p["width"]) * p["layers"]
-    loss = 0.3 + 0.1 * (log_rate + 1.8) ** 2 + 0.002 * (size - 24) ** 2 + 0.4 * (p["dropout"] - 0.2) ** 2
-    return float(loss + (0.0, 0.05, 0.15, 0.2)[p["activation"]])
+def p_no_worse(ours: Sequence[float], theirs: Sequence[float]) -> float:
+    """Return Mann-Whitney's p of our regrets being like theirs; 1 if their median is not below ours."""
+    if statistics.median(ours) <= statistics.median(theirs) or {*ours} == {*theirs}:
+        return 1.0
+    return float(mannwhitneyu(ours, theirs).pvalue)
 
 
-NETWORK = {
-    "rate": hp.loguniform("rate", math.log(1e-5), math.log(1.0)),
-    "width": hp.qloguniform("width", math.log(16), math.log(1024), 16),
-    "layers": hp.randint("layers", 1, 8),
-    "dropout": hp.uniform("dropout", 0, 0.7),
-    "activation": hp.choice("activation", [0, 1, 2, 3]),
-}
+def show(figures: Mapping[str, Json]) -> None:
+    """Print medians of the last evaluation."""
+    algorithms = [*next(iter(figures.values()))["median_regret"]]
+    print(f"{'median regret':14s}" + "".join(f" {name.replace('optuna', 'o.').replace('hyperopt', 'h.'):>14s}" for name in algorithms))
+    for name, row in figures.items():
+        last = [[*row["median_regret"][algorithm].values()][-1] for algorithm in algorithms]
+        word = "" if row["auto_is_no_worse"] else f"  worse than {row['best_peer']}"
+        print(f"{name:14s}" + "".join(f" {value:14.3g}" for value in last) + word)
 
 
-def many_dists(z: Sequence[float]) -> float:
-    return math.log(1e-2 + sum(z) ** 2)
+def closed_goals(figures: Mapping[str, Json], *, is_ours: bool, trials: int) -> Json:
+    """Return the goals; some are those of our own problems only."""
+    goals = {
+        "part of the problems on which auto is no worse than the best peer": goal(
+            statistics.mean(row["auto_is_no_worse"] for row in figures.values()), at_least=NO_WORSE
+        ),
+    }
+    p_values = sorted(row["p_no_worse"]["auto"].get("optuna tpe", 1.0) for row in figures.values())
+    # Holm: the least p is held against .05 / n, the next one against .05 / (n - 1), and so on.
+    worse = 0
+    for place, p in enumerate(p_values):
+        if p >= 0.05 / (len(p_values) - place):
+            break
+        worse += 1
+    goals["problems on which auto is significantly worse than Optuna's TPE"] = goal(worse, at_most=0)
+    if not is_ours:
+        return goals
+    if trials >= EVALUATIONS:
+        goals["tree: median regret of auto"] = goal(
+            figures["tree"]["median_regret"]["auto"][str(EVALUATIONS)], at_most=0.1
+        )
+        for name, (place, most) in GP_GOALS.items():
+            regret = figures[name]["median_regret"]["gp"][str(place)]
+            goals[f"{name}: median regret of gp after {place}"] = goal(regret, at_most=most)
+    goals["problems of four on which tpe is no worse than Optuna's"] = goal(
+        sum(figures[name]["tpe_is_no_worse_than_optuna"] for name in TPE_GOALS), at_least=len(TPE_GOALS)
+    )
+    return goals
 
 
-MANY_DISTS = [
-    hp.choice("a", [0, 1, 2]),
-    hp.randint("b", 10),
-    hp.uniform("c", 4, 7),
-    hp.loguniform("d", -2, 0),
-    hp.quniform("e", 0, 10, 3),
-    hp.qloguniform("f", 0, 3, 2),
-    hp.normal("g", 4, 7),
-    hp.lognormal("h", -2, 2),
-    hp.qnormal("i", 0, 10, 2),
-    hp.pchoice("k", [(0.1, 0), (0.9, 1)]),
-]
+# Small problems
 
 
-_X = hp.uniform("x", -20, 20)
-PROBLEMS: Mapping[str, Problem] = {
-    "quadratic1": Problem(hp.uniform("x", -5, 5), lambda x: (x - 3) ** 2),
-    "distractor": Problem(hp.uniform("x", -15, 15), distractor),
-    "gauss_wave": Problem(hp.choice("curve", [_X, _X + math.pi]), gauss_wave),
-    "branin": Problem({"x": hp.uniform("x", -5, 10), "y": hp.uniform("y", 0, 15)}, branin),
-    "many_wells": Problem({"x": hp.uniform("x", -5, 5), "y": hp.uniform("y", -5, 5)}, many_wells),
-    "many_dists": Problem(MANY_DISTS, many_dists),
-    "hartmann6": Problem([hp.uniform(f"x{i}", 0, 1) for i in range(6)], hartmann6),
-    "svm": Problem(SVM, svm),
-    "network": Problem(NETWORK, network, fails=True),
-}
+def small(arguments: argparse.Namespace, processes: ProcessPoolExecutor) -> tuple[Json, Json]:
+    """Return figures and goals of the small problems."""
+    where = ("small", None, arguments.shift)
+    seeds = range(arguments.first_seed, arguments.first_seed + arguments.small_seeds)
+    runs = {
+        (problem, name): [processes.submit(search_in, where, problem, name, seed, SMALL_TRIALS) for seed in seeds]
+        for problem in SMALL
+        for name in SMALL_ALGORITHMS
+    }
+    found = results_of(runs, "searches")
+    figures = {}
+    names = ("random", "tpe", "hyperopt", "tpe>rnd", "hopt>rnd", "tpe>hopt")
+    print(f"{'':14s} {'median best loss':>30s} {'share of wins':>30s}")
+    print(f"{'':14s}" + "".join(f" {name:>9s}" for name in names))
+    for problem in SMALL:
+        figures[problem] = compare_wins(problem, {name: found[problem, name] for name in SMALL_ALGORITHMS})
+        print(f"{problem:14s}" + "".join(f" {value:9.4g}" for value in list(figures[problem].values())[:6]))
+    spike = statistics.mean(min(run) <= SPIKE for run in found["distractor", "tpe"])
+    goals = {
+        "tpe wins against random": goal(_mean(figures, "wins_against_random"), at_least=0.70),
+        "tpe wins against hyperopt's": goal(_mean(figures, "wins_against_hyperopt"), at_least=0.45),
+        "distractor: part of tpe's searches that find the spike": goal(spike, at_least=0.8),
+    }
+    for problem, row in figures.items():
+        if SMALL[problem].fails:
+            part = row["failing_tpe"] / row["failing_random"]
+            goals[f"{problem}: failing trials, tpe / random"] = goal(part, at_most=1.0)
+    return figures, goals
 
 
-def search(problem: str, algorithm: str, seed: int, trials: int) -> list[float]:
-    """The losses of one search in order; infinite where a trial failed."""
-    task = PROBLEMS[problem]
-    if algorithm == "hyperopt":
-        return _search_with_hyperopt(task, seed, trials)
-    study = minimize(task.objective, task.space, trials=trials, seed=seed, sampler=algorithm, max_failures=0)
-    return [math.inf if trial.loss is None else trial.loss for trial in study.trials]
+def compare_wins(problem: str, runs: Mapping[str, Sequence[Sequence[float]]]) -> Json:
+    """Return one problem's figures."""
+    best = {name: [min(run) for run in runs[name]] for name in SMALL_ALGORITHMS}
+    figures: Json = {f"median_best_{name}": statistics.median(best[name]) for name in SMALL_ALGORITHMS}
+    figures["wins_against_random"] = wins(best["tpe"], best["random"])
+    figures["hyperopt_wins_against_random"] = wins(best["hyperopt tpe"], best["random"])
+    figures["wins_against_hyperopt"] = wins(best["tpe"], best["hyperopt tpe"])
+    if SMALL[problem].fails:
+        figures |= {f"failing_{name}": failing(runs[name]) for name in SMALL_ALGORITHMS}
+    return figures
+
+
+def wins(ours: Sequence[float], theirs: Sequence[float]) -> float:
+    """The share of seeds with a lower best loss."""
+    return statistics.mean(0.5 if a == b else float(a < b) for a, b in zip(ours, theirs, strict=True))
+
+
+def failing(losses: Sequence[Sequence[float]]) -> float:
+    """The share of trials that failed after the warm-up."""
+    return statistics.mean(math.isinf(loss) for run in losses for loss in run[WARM_UP:])
+
+
+def _mean(figures: Mapping[str, Mapping[str, float]], name: str) -> float:
+    return statistics.mean(row[name] for row in figures.values())
+
+
+# Time of a suggestion
+
+
+def timed(arguments: argparse.Namespace, processes: ProcessPoolExecutor) -> tuple[Json, Json]:
+    """Return the milliseconds of a suggestion by sampler and history, and of one of 100 that are asked at once."""
+    figures: Json = {}
+    print(f"{'ms a suggestion':14s}" + "".join(f" {length:>9d}" for length in HISTORIES))
+    for name in ("random", "tpe", "gp", "auto"):
+        lengths = HISTORIES if name != "gp" else HISTORIES[:3]
+        figures[name] = {str(length): processes.submit(milliseconds, name, length, 1).result() for length in lengths}
+        print(f"{name:14s}" + "".join(f" {value:9.3g}" for value in figures[name].values()))
+    at_once = processes.submit(milliseconds, "auto", HISTORIES[-1], 100).result()
+    figures["auto, 100 asks after 5000"] = at_once
+    print(f"auto, a suggestion of 100 that are asked at once after {HISTORIES[-1]} trials: {at_once:.3g} ms")
+    return figures, {
+        "ms a suggestion of gp after 100 trials": goal(figures["gp"]["100"], at_most=60.0),
+        "ms a suggestion of auto, 100 asks at once after 5000 trials": goal(at_once, at_most=1.0),
+    }
+
+
+def milliseconds(name: str, history: int, asks: int) -> float:
+    """Return the median milliseconds of a suggestion where so many are asked at once, on Hartmann's 6."""
+    problem = CLOSED_FORMS["hartmann6"]
+    subspace = split(compile_space(problem.space))[0]
+    sampler = make_sampler(name, subspace, (0,))
+    generator = np.random.default_rng(0)
+
+    def tell(number: int, params: Any) -> None:
+        values = subspace.space.evaluate(params)
+        outcome = Outcome(state=TrialState.COMPLETE, loss=problem.objective(values), seconds=0.01)
+        sampler.tell([Trial(number=number, subspace="all", params=params, state=outcome.state, outcome=outcome)])
+
+    for number, params in enumerate(subspace.sample(generator, history)):
+        tell(number, params)
+    took = []
+    for number in range(7):
+        began = time.perf_counter()
+        asked = sampler.ask(asks, [])
+        took.append(1000 * (time.perf_counter() - began) / asks)
+        tell(history + number, asked[0])
+    return statistics.median(took[1:])
+
+
+# With trials drawn ahead
+
+
+def with_pool(arguments: argparse.Namespace, processes: ProcessPoolExecutor) -> tuple[Json, Json]:
+    """Return TPE with trials drawn ahead against without."""
+    seeds = arguments.small_seeds
+    runs = {
+        (problem, size): [
+            processes.submit(search_on_fleet, problem, size, seed, SMALL_TRIALS) for seed in range(seeds)
+        ]
+        for problem in SMALL
+        for size in (None, 0)
+    }
+    found = results_of(runs, "searches")
+    figures = {}
+    print(f"{'':14s} {'median best loss':>20s} {'wins':>9s}")
+    print(f"{'':14s} {'pool':>10s} {'none':>9s}")
+    for problem in SMALL:
+        ours, without = (found[problem, size] for size in (None, 0))
+        row = (statistics.median(ours), statistics.median(without), wins(ours, without))
+        figures[problem] = dict(zip(("pool", "none", "wins"), row, strict=True))
+        print(f"{problem:14s} {row[0]:10.4g} {row[1]:9.4g} {row[2]:9.2f}")
+    # The standard deviation of a mean of so many coins: no significant loss if one half lies within two of them.
+    reach = 1.96 * math.sqrt(0.25 / (seeds * len(SMALL)))
+    ends = goal(_mean(figures, "wins") + reach, at_least=0.5)
+    return figures, {"wins of tpe with the pool, upper end of 95 %": ends}
 
 
 def search_on_fleet(problem: str, pool: int | None, seed: int, trials: int) -> float:
     """The best loss of TPE on simulated slots, with so many trials drawn ahead; None for the default."""
-    task = PROBLEMS[problem]
+    task = SMALL[problem]
     space = compile_space(task.space)
 
     def play(attempt: Attempt, compute_class: str) -> Outcome:
@@ -220,114 +354,35 @@ def search_on_fleet(problem: str, pool: int | None, seed: int, trials: int) -> f
     return math.inf if study.best is None else study.best.loss or 0.0
 
 
-def _search_with_hyperopt(task: Problem, seed: int, trials: int) -> list[float]:
-    def objective(params: Any) -> dict[str, Any]:
-        try:
-            return {"loss": task.objective(params), "status": hyperopt.STATUS_OK}
-        except Unlucky:
-            return {"status": hyperopt.STATUS_FAIL}
-
-    done = hyperopt.Trials()
-    hyperopt.fmin(
-        objective, task.space, hyperopt.tpe.suggest, trials,
-        trials=done, rstate=np.random.default_rng(seed), show_progressbar=False, verbose=False, return_argmin=False,
-    )  # fmt: skip
-    return [math.inf if loss is None else float(loss) for loss in done.losses()]
-
-
-def wins(ours: Sequence[float], theirs: Sequence[float]) -> float:
-    """The share of seeds with a lower best loss."""
-    return statistics.mean(0.5 if a == b else float(a < b) for a, b in zip(ours, theirs, strict=True))
-
-
-def failing(losses: Sequence[Sequence[float]]) -> float:
-    """The share of trials that failed after the warm-up."""
-    return statistics.mean(math.isinf(loss) for run in losses for loss in run[WARM_UP:])
-
-
-def compare(problem: str, runs: Mapping[str, Sequence[Sequence[float]]]) -> dict[str, Any]:
-    """One problem's figures."""
-    best = {name: [min(run) for run in runs[name]] for name in ALGORITHMS}
-    figures: dict[str, Any] = {f"median_best_{name}": statistics.median(best[name]) for name in ALGORITHMS}
-    figures["wins_against_random"] = wins(best["tpe"], best["random"])
-    figures["hyperopt_wins_against_random"] = wins(best["hyperopt"], best["random"])
-    figures["wins_against_hyperopt"] = wins(best["tpe"], best["hyperopt"])
-    if PROBLEMS[problem].fails:
-        figures |= {f"failing_{name}": failing(runs[name]) for name in ALGORITHMS}
-    return figures
-
-
-def with_pool(seeds: int, trials: int, processes: ProcessPoolExecutor) -> None:
-    """Print TPE with trials drawn ahead against without."""
-    runs = {
-        (problem, size): [processes.submit(search_on_fleet, problem, size, seed, trials) for seed in range(seeds)]
-        for problem in PROBLEMS
-        for size in (None, 0)
-    }
-    found = results_of(runs, "searches")
-    figures = {}
-    print(f"{'':11s} {'median best loss':>20s} {'wins':>9s}")
-    print(f"{'':11s} {'pool':>10s} {'none':>9s}")
-    for problem in PROBLEMS:
-        ours, without = (found[problem, size] for size in (None, 0))
-        row = (statistics.median(ours), statistics.median(without), wins(ours, without))
-        figures[problem] = dict(zip(("pool", "none", "wins"), row, strict=True))
-        print(f"{problem:11s} {row[0]:10.4g} {row[1]:9.4g} {row[2]:9.2f}")
-    # The standard deviation of a mean of so many coins: no significant loss if one half lies within two of them.
-    reach = 1.96 * math.sqrt(0.25 / (seeds * len(PROBLEMS)))
-    ends = goal(_mean(figures, "wins") + reach, at_least=0.5)
-    finish(figures, {"wins of tpe with the pool, upper end of 95 %": ends}, {"seeds": seeds, "trials": trials})
+PARTS = {"closed": closed, "small": small, "time": timed, "pool": with_pool}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="6 seeds")
-    parser.add_argument("--seeds", type=int, default=30)
-    parser.add_argument("--trials", type=int, default=TRIALS)
+    parser.add_argument("--part", action="append", choices=PARTS, help="only this part; may be repeated")
+    parser.add_argument("--quick", action="store_true", help="5 seeds; under ten minutes")
+    parser.add_argument("--seeds", type=int, default=SEEDS, help="of the closed forms (default 11)")
+    parser.add_argument("--small-seeds", type=int, default=20, help="of the small problems (default 20)")
+    parser.add_argument("--first-seed", type=int, default=0, help="(default 0)")
+    parser.add_argument("--trials", type=int, default=EVALUATIONS, help="of the closed forms (default 100)")
+    parser.add_argument("--shift", type=int, metavar="SEED", help="move the boxes by up to 15 %% of their widths")
+    parser.add_argument("--problems", type=Path, help="Python file with PROBLEMS = {name: (space, function, optimum)}")
+    parser.add_argument("--full", action="store_true", help="run all peers, and renew their recorded table")
     parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--pool", action="store_true", help="only TPE with trials drawn ahead, against without")
     arguments = parser.parse_args()
-    seeds = 6 if arguments.quick else arguments.seeds
-    if arguments.pool:
-        with ProcessPoolExecutor(arguments.processes, get_context("spawn"), initializer=quiet) as pool:
-            with_pool(seeds, arguments.trials, pool)
-        return
-
-    figures: dict[str, dict[str, Any]] = {}
-    names = ("random", "tpe", "hyperopt", "tpe>rnd", "hopt>rnd", "tpe>hopt")
-    print(f"{'':11s} {'median best loss':>30s} {'share of wins':>30s}")
-    print(f"{'':11s}" + "".join(f" {name:>9s}" for name in names))
-    with ProcessPoolExecutor(arguments.processes, get_context("spawn"), initializer=quiet) as pool:
-        runs = {
-            (problem, name): [pool.submit(search, problem, name, seed, arguments.trials) for seed in range(seeds)]
-            for problem in PROBLEMS
-            for name in ALGORITHMS
-        }
-        found = results_of(runs, "searches")
-        for problem in PROBLEMS:
-            figures[problem] = compare(problem, {name: found[problem, name] for name in ALGORITHMS})
-            print(f"{problem:11s}" + "".join(f" {value:9.4g}" for value in list(figures[problem].values())[:6]))
-
-    goals = {
-        "tpe wins against random": goal(_mean(figures, "wins_against_random"), at_least=0.70),
-        "tpe wins against hyperopt's": goal(_mean(figures, "wins_against_hyperopt"), at_least=0.45),
-    }
-    for problem, row in figures.items():
-        if PROBLEMS[problem].fails:
-            goals[f"{problem}: failing trials, tpe / random"] = goal(
-                row["failing_tpe"] / row["failing_random"], at_most=1.0
-            )
-    finish(figures, goals, {"seeds": seeds, "trials": arguments.trials})
-
-
-def quiet() -> None:
-    """Keep the searches' own words out of the table."""
-    logging.disable(logging.WARNING)
-    warnings.simplefilter("ignore")
-
-
-def _mean(figures: Mapping[str, Mapping[str, float]], name: str) -> float:
-    return statistics.mean(row[name] for row in figures.values())
+    if arguments.quick:
+        arguments.seeds, arguments.small_seeds = 5, 5
+    if arguments.problems is not None and not arguments.problems.is_file():
+        parser.error(f"argument --problems: there is no file {arguments.problems}")
+    parts = arguments.part or (["closed"] if arguments.problems else ["closed", "small", "time"])
+    figures, goals = {}, {}
+    with ProcessPoolExecutor(arguments.processes, get_context("spawn"), initializer=quiet) as processes:
+        for part in parts:
+            print(f"\n{part}")
+            figures[part], reached = PARTS[part](arguments, processes)
+            goals.update(reached)
+    settings = {name: getattr(arguments, name) for name in ("seeds", "small_seeds", "first_seed", "trials", "shift")}
+    finish(figures, goals, settings)
 
 
 if __name__ == "__main__":

@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy as np
 from hyperopt import hp
+from msgspec.structs import replace
 
 from shadho_celery.core.trial import Outcome, Trial, TrialState
-from shadho_celery.samplers.auto import MOST_LABELS, MOST_TRIALS, AutoSampler
+from shadho_celery.samplers.auto import AT_FIRST, MOST_LABELS, MOST_TRIALS, AutoSampler
 from shadho_celery.samplers.gp import GpSampler
 from shadho_celery.samplers.tpe import TpeSampler
 from shadho_celery.space.compile import compile_space
@@ -21,12 +22,12 @@ def whole(space: Any) -> Subspace:
     return split(compile_space(space), max_subspaces=1)[0]
 
 
-def trials(space: Any, number: int, noise: bool = False) -> list[Trial]:
+def trials(space: Any, number: int, noise: bool = False, seconds: float = 0.0) -> list[Trial]:
     generator = np.random.default_rng(0)
     found = []
     for place, params in enumerate(whole(space).sample(generator, number)):
         loss = float(generator.normal()) if noise else float(params["x0"]) ** 2
-        outcome = Outcome(state=TrialState.COMPLETE, loss=loss)
+        outcome = Outcome(state=TrialState.COMPLETE, loss=loss, seconds=seconds)
         found.append(Trial(number=place, subspace="all", params=params, state=outcome.state, outcome=outcome))
     return found
 
@@ -49,15 +50,31 @@ def test_where_nothing_can_be_foretold_both_are_asked_by_turns() -> None:
     assert asked[2:] != gp.ask(4, [])[2:]
 
 
-def test_many_labels_and_long_histories_are_for_tpe() -> None:
+def chosen(space: Any, number: int, limit: int | None, seconds: float = 0.0, pending: int = 0) -> str:
+    auto = AutoSampler(whole(space), (0, 0), limit=limit)
+    told = trials(space, number, seconds=seconds)
+    auto.tell(told)
+    auto.ask(1, [replace(trial, state=TrialState.RUNNING, outcome=None) for trial in told[:pending]])
+    return auto.choice
+
+
+def test_many_labels_are_for_tpe() -> None:
     wide = [hp.uniform(f"x{place}", 0, 1) for place in range(MOST_LABELS + 1)]
-    for space, number, words in ((wide, 20, "hyperparameters"), (NUMBERS, MOST_TRIALS + 1, "trials")):
-        auto, tpe = AutoSampler(whole(space), (0, 0)), TpeSampler(whole(space), (0, 0))
-        for sampler in (auto, tpe):
-            sampler.tell(trials(space, number))
-        assert auto.ask(2, []) == tpe.ask(2, [])
-        assert auto.choice.startswith("tpe: ")
-        assert words in auto.choice
+    auto, tpe = AutoSampler(whole(wide), (0, 0), limit=100), TpeSampler(whole(wide), (0, 0))
+    for sampler in (auto, tpe):
+        sampler.tell(trials(wide, 20))
+    assert auto.ask(2, []) == tpe.ask(2, [])
+    assert auto.choice == f"tpe: {MOST_LABELS + 1} hyperparameters are more than {MOST_LABELS}"
+
+
+def test_many_short_trials_are_for_tpe_after_the_first_ones() -> None:
+    """A study of up to 500 trials asks gp throughout, a longer one in the beginning and where a trial takes long."""
+    assert chosen(NUMBERS, AT_FIRST + 20, limit=MOST_TRIALS).startswith("gp: ")
+    for limit in (MOST_TRIALS + 1, None):
+        assert chosen(NUMBERS, AT_FIRST, limit=limit).startswith("gp: ")
+        assert chosen(NUMBERS, AT_FIRST + 1, limit=limit, seconds=0.1).startswith("tpe: a trial takes 0.1 s")
+        assert chosen(NUMBERS, AT_FIRST + 1, limit=limit, seconds=10.0).startswith("gp: ")
+        assert chosen(NUMBERS, AT_FIRST + 1, limit=limit, seconds=10.0, pending=16).startswith("tpe: ")
 
 
 def test_the_first_trials_cover_the_space() -> None:

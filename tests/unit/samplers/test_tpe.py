@@ -14,7 +14,7 @@ from hyperopt import hp
 from shadho_celery import minimize
 from shadho_celery.core.trial import Outcome, Trial, TrialState
 from shadho_celery.samplers import make_sampler
-from shadho_celery.samplers.tpe import MOST_BAD, MOST_RANDOM, TpeSampler, _axis
+from shadho_celery.samplers.tpe import MOST_BAD, MOST_RANDOM, TpeSampler, _axis, _log_products
 from shadho_celery.space.compile import compile_space
 from shadho_celery.space.domains import QLogNormal, QLogUniform, QNormal, QUniform, make_domain
 from shadho_celery.space.split import Subspace, split
@@ -271,12 +271,18 @@ def grid(name: str) -> tuple[Sequence[float], float]:
     return (sorted(set(values.tolist())), 1.0) if is_grid else (values.tolist(), 1 / 20_000)
 
 
+def densities(name: str, values: Sequence[float], centres: Array, narrowing: Array) -> Array:
+    """The kernels of some trials' values, each at `values`, shape (values, centres)."""
+    kernels = _axis(make_domain(name, *LAWS[name])).kernels(centres, narrowing)
+    return np.exp(_log_products([kernels], np.array(values, dtype=float)[:, None], len(centres)))
+
+
 @pytest.mark.parametrize("name", LAWS)
 def test_every_kernel_is_a_density(name: str) -> None:
     """Its mass is 1: over the values of a grid, over the unscaled variable of a continuum; and the prior's too."""
     values, mass = grid(name)
     centres = np.array([values[0], values[len(values) // 2], values[-1], math.nan])
-    kernels = np.exp(_axis(make_domain(name, *LAWS[name])).log_kernels(np.array(values), centres, np.full(4, 0.7)))
+    kernels = densities(name, values, centres, np.full(4, 0.7))
     assert kernels.shape == (len(values), 4)
     np.testing.assert_allclose(kernels.sum(axis=0) * mass, 1.0, rtol=1e-3)
 
@@ -287,8 +293,8 @@ def test_draws_follow_their_kernel(name: str) -> None:
     centres, narrowing = np.array([values[len(values) // 3], math.nan]), np.full(2, 0.7)
     axis, size = _axis(make_domain(name, *LAWS[name])), 4000
     for kernel in (0, 1):
-        drawn = axis.draw(centres, narrowing, np.full(size, kernel), np.random.default_rng(1))
-        density = np.exp(axis.log_kernels(np.array(values), centres, narrowing))[:, kernel] * mass
+        drawn = axis.kernels(centres, narrowing).draw(np.full(size, kernel), np.random.default_rng(1))
+        density = densities(name, values, centres, narrowing)[:, kernel] * mass
         for part in (0.25, 0.5, 0.75):
             edge = values[int(part * (len(values) - 1))]
             assert np.mean(drawn <= edge) == pytest.approx(density[np.array(values) <= edge].sum(), abs=0.03)
@@ -313,7 +319,7 @@ def test_a_choice_of_ten_thousand_options_takes_little_memory() -> None:
 
 def test_an_options_kernel_is_the_mixture_of_its_own_and_the_law() -> None:
     axis = _axis(make_domain("label", "categorical", {"p": [0.5, 0.2, 0.3]}))
-    masses = np.exp(axis.log_kernels(np.arange(3.0), np.array([1.0, math.nan]), np.ones(2)))
+    masses = np.exp(axis.kernels(np.array([1.0, math.nan]), np.ones(2)).logarithms(np.arange(3.0)))
     assert masses[:, 0] == pytest.approx([0.1, 0.84, 0.06])
     assert masses[:, 1] == pytest.approx([0.5, 0.2, 0.3])
 
