@@ -343,7 +343,12 @@ def summary(
     ours = study.failures.common()
     failures = ours or Failures(study.trials.of_state(_S.FAILED)).common()
     when = "failed" if ours or not has_run else "failed before this run"
-    lines = preferred + choice_lines(study, choices or {}) + share_lines(study) + [f"{when}: {one_line(each, 400)}" for each in failures[:MESSAGES]]
+    lines = (
+        preferred
+        + choice_lines(study, choices or {})
+        + share_lines(study)
+        + [f"{when}: {one_line(each, 400)}" for each in failures[:MESSAGES]]
+    )
     if len(failures) > MESSAGES:
         lines += [f"{when} in other ways: {sum(each.trials for each in failures[MESSAGES:])}"]
     if failures:

@@ -22,6 +22,9 @@ LEAST_ASSOCIATION = 0.2
 SIGNIFICANCE = 1e-3
 #: parts that the range of a number is cut into; a param of no more values has a part for each
 PARTS = 6
+#: finer parts, in which it is looked whether the classes' seconds depend on the number in unlike ways; and by how much
+#: they must, as a standard deviation of log seconds
+FINE_PARTS, LEAST_GAIN = 20, 0.05
 #: options that a line names
 OPTIONS = 4
 
@@ -72,27 +75,29 @@ def _strongest(
     # A label of some trials only stands for the choice of these, which is looked at itself.
     labels = [label for label in trials[0].params if all(label in trial.params for trial in trials)]
     strongest: tuple[float, Preference] | None = None
+    logs = np.log([max(trial.seconds or 0.0, 1e-9) for trial in trials])
     for label in labels:
         values = [shown(trial.params, label) for trial in trials]
         groups, words = _groups(values)
         table = np.zeros((len(words), len(classes)))
         np.add.at(table, (groups, places), 1)
         strength = _association(table)
-        if strength >= LEAST_ASSOCIATION and (strongest is None or strength > strongest[0]):
+        is_strongest = strength >= LEAST_ASSOCIATION and (strongest is None or strength > strongest[0])
+        if is_strongest and _gains(_groups(values, FINE_PARTS)[0], places, logs):
             parts = _parts(table, words, [str(name) for name in classes])
             strongest = strength, Preference(subspace=subspace, label=label, parts=parts)
     return strongest
 
 
-def _groups(values: Sequence[Any]) -> tuple[NDArray[np.intp], list[tuple[Any, ...]]]:
+def _groups(values: Sequence[Any], parts: int = PARTS) -> tuple[NDArray[np.intp], list[tuple[Any, ...]]]:
     """Return the group of each value, and of each group its least and greatest number, or else its option in words."""
     if not all(type(value) in (int, float) and math.isfinite(value) for value in values):
         options, groups = np.unique([str(value) for value in values], return_inverse=True)
         return groups, [(str(option),) for option in options]
     numbers = np.array(values, float)
     distinct, groups = np.unique(numbers, return_inverse=True)
-    if len(distinct) > PARTS:
-        edges = np.quantile(numbers, np.arange(1, PARTS) / PARTS)
+    if len(distinct) > parts:
+        edges = np.quantile(numbers, np.arange(1, parts) / parts)
         groups = np.unique(np.searchsorted(edges, numbers), return_inverse=True)[1]
     members = [numbers[groups == group] for group in range(groups.max() + 1)]
     return groups, [(float(each.min()), float(each.max())) for each in members]
@@ -109,6 +114,36 @@ def _association(table: NDArray[np.float64]) -> float:
     if result.pvalue > SIGNIFICANCE:
         return 0.0
     return math.sqrt(float(result.statistic) / (table.sum() * (min(table.shape) - 1)))
+
+
+def _gains(groups: NDArray[np.intp], places: NDArray[np.intp], logs: NDArray[np.float64]) -> bool:
+    """Return whether the param does not do the same to the log seconds of every class, beyond chance.
+
+    Else the trials went where they went for nothing. It is the F test of the interaction in a two-way analysis of
+    variance. True where each group went to one class alone, which leaves nothing to compare.
+    """
+    from scipy.stats import f
+
+    cells, cell_of, counts = np.unique(
+        np.stack([groups, places], axis=1), axis=0, return_inverse=True, return_counts=True
+    )
+    cell_of = cell_of.reshape(-1)
+    means = np.bincount(cell_of, logs) / counts
+    used = counts >= 2
+    design = np.concatenate(
+        [np.equal.outer(cells[:, column], np.unique(cells[used, column])) for column in (0, 1)], axis=1
+    )[used].astype(float)
+    weights = np.sqrt(counts[used])
+    free = int(used.sum()) - int(np.linalg.matrix_rank(design))
+    rest = int(counts[used].sum()) - int(used.sum())
+    if free < 1 or rest < 1:
+        return True
+    additive = design @ np.linalg.lstsq(design * weights[:, None], means[used] * weights, rcond=None)[0]
+    between = float((counts[used] * (means[used] - additive) ** 2).sum())
+    within = float(((logs - means[cell_of]) ** 2)[used[cell_of]].sum())
+    if between / counts[used].sum() < LEAST_GAIN**2:
+        return False
+    return within == 0 or float(f.sf(between / free / (within / rest), free, rest)) < SIGNIFICANCE
 
 
 def _parts(table: NDArray[np.float64], words: Sequence[tuple[Any, ...]], classes: Sequence[str]) -> list[Part]:

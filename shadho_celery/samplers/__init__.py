@@ -21,11 +21,11 @@ from shadho_celery.samplers.tpe import TpeSampler
 from shadho_celery.space.split import Subspace
 
 SAMPLERS: dict[str, Callable[[Subspace, Sequence[int]], Sampler]] = {
+    "auto": AutoSampler,
     "random": RandomSampler,
     "tpe": TpeSampler,
     "gp": GpSampler,
     "qmc": QmcSampler,
-    "auto": AutoSampler,
 }
 
 

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import minimize
 from scipy.special import erfcx, log_ndtr
+from threadpoolctl import ThreadpoolController
 
 from shadho_celery.core.trial import Params, Trial, TrialState
 from shadho_celery.predictors.features import features
@@ -77,13 +79,18 @@ class GpSampler:
         """Part of the variance of losses that the process foretells, each from the others; None before a guess."""
         if not self._domains or not self.is_started:
             return None
-        self._learn()
-        return self._process.foretold
+        with _threads().limit(limits=1, user_api="blas"):
+            self._learn()
+            return self._process.foretold
 
     def ask(self, n: int, pending: Collection[Trial]) -> list[Params]:
         first = self._count_told + len(pending)
         if not self._domains or not self.is_started:
             return [self._start(index) for index in range(first, first + n)]
+        with _threads().limit(limits=1, user_api="blas"):
+            return self._guesses(range(first, first + n), pending)
+
+    def _guesses(self, indices: range, pending: Collection[Trial]) -> list[Params]:
         self._learn()
         waiting = [trial.params for trial in pending]
         # Of both no loss is known, and trying them again would tell none.
@@ -92,11 +99,11 @@ class GpSampler:
             self._process.suppose(self._features(unknown))
         tried = self._tried | {self._key(params) for params in waiting}
         asked: list[Params] = []
-        for index in range(first, first + n):
+        for index in indices:
             params = self._guess(np.random.default_rng([*self._entropy, index]), tried)
             asked.append(params)
             tried.add(self._key(params))
-            if len(asked) < n:
+            if len(asked) < len(indices):
                 self._process.suppose(self._features([params]))
         return asked
 
@@ -114,10 +121,10 @@ class GpSampler:
                 self._losses.append(float(trial.loss))
 
     def _start(self, index: int) -> Params:
-        """Return a quasi-random point; once trials have failed, a draw that likely does not."""
+        """Return the centre, then quasi-random points; once trials have failed, a draw that likely does not."""
         if self._avoidance.any:
             return self._avoidance.draw(np.random.default_rng([*self._entropy, index]))
-        return self._sequence.point(index)
+        return self._sequence.centre() if index == 0 else self._sequence.point(index)
 
     def _learn(self) -> None:
         """Fit the process to the history where it has grown enough, then learn all of it.
@@ -223,6 +230,12 @@ class GpSampler:
 
     def _key(self, params: Params) -> tuple[Any, ...]:
         return tuple(params.get(label) for label in self._domains)
+
+
+@cache
+def _threads() -> ThreadpoolController:
+    """Return what limits the threads of the libraries that multiply matrices: several would wait for each other."""
+    return ThreadpoolController()
 
 
 def standardised(losses: Array) -> Array:

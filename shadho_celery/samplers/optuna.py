@@ -5,6 +5,7 @@ One sampler spans the whole space, as in Optuna: it chooses the options itself, 
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
 import math
 import warnings
@@ -23,6 +24,8 @@ from shadho_celery.space.split import Subspace
 from shadho_celery.space.tree import Value
 
 PREFIX = "optuna:"
+#: packages that some of them import at their first guess
+_NEEDS = {"CmaEsSampler": "cmaes", "GPSampler": "torch"}
 
 
 class OptunaSampler:
@@ -51,6 +54,8 @@ class OptunaSampler:
             return [self._asked() for _ in range(n)]
         except ImportError as error:  # some are imported at the first guess
             raise UsageError(f"Optuna's {self._name} lacks a package: {error}; install it") from None
+        except ValueError as error:
+            raise UsageError(f"Optuna's {self._name} cannot search this space: {error}; choose another") from None
 
     def tell(self, trials: Sequence[Trial]) -> None:
         states = self._optuna.trial.TrialState
@@ -105,6 +110,8 @@ class MakeOptunaSampler:
             raise UsageError("samplers of Optuna need it: pip install 'shadho_celery[optuna]'") from None
         if name not in (known := names(optuna)):
             raise UsageError(f"Optuna has no sampler {short(name)}; choose one of {', '.join(known)}")
+        if (package := _NEEDS.get(name)) is not None and importlib.util.find_spec(package) is None:
+            raise UsageError(f"Optuna's {name} needs the package {package}: pip install {package}")
         self._optuna: ModuleType = optuna
         self._kind = getattr(optuna.samplers, name)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.stats import qmc
 
 from shadho_celery.core.trial import Params, Trial
@@ -43,7 +44,14 @@ class QmcSampler:
             self._sequence = self._sequence or qmc.Sobol(len(domains), seed=np.random.default_rng(self._seed))
             more = [self._sequence.random(BLOCK) for _ in range(1 + (index - len(self._points)) // BLOCK)]
             self._points = np.concatenate([self._points, *more])
+        return self._at(self._points[index])
+
+    def centre(self) -> Params:
+        """Return the params at the median of each label's law."""
+        return self._at(np.full(len(self._subspace.domains), 0.5))
+
+    def _at(self, masses: NDArray[np.float64]) -> Params:
         params = {**self._subspace.fixed}
-        for column, (label, domain) in enumerate(domains.items()):
-            params[label] = domain.quantile(self._points[index, column : column + 1]).tolist()[0]
+        for column, (label, domain) in enumerate(self._subspace.domains.items()):
+            params[label] = domain.quantile(masses[column : column + 1]).tolist()[0]
         return {label: params[label] for label in self._subspace.space.active(params)}

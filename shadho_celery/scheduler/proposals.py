@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 import numpy as np
 
 from shadho_celery.core.hardware import ComputeClass
-from shadho_celery.core.trial import Params, Trial, TrialState
+from shadho_celery.core.trial import WELL, Params, Trial, TrialState
 from shadho_celery.placement.policies import Policy
 from shadho_celery.placement.pool import WHOLE
 from shadho_celery.placement.shares import Shares
@@ -141,7 +141,11 @@ class Proposals:
         return None if self._study.waiting() >= left else self.rounds.ask()
 
     def _draw_ahead(self, left: float) -> None:
-        """Draw the trials that are missing in the policy's pool; their shares count them when they are sent."""
+        """Draw the trials that are missing in the policy's pool; their shares count them when they are sent.
+
+        No more are drawn ahead of a subspace than have succeeded there: before, nothing is known of what the params do,
+        and of one that only fails every trial drawn would be run.
+        """
         if self._pool is None:
             return
         for name, missing in self._pool.missing().items():
@@ -150,6 +154,8 @@ class Proposals:
                 return
             may_wait = left - self._study.waiting()
             number = min(missing, may_wait, self.rounds.left, self._quota_left(name, wanted.drawn))
+            succeeded = self._study.count(*WELL, subspace=None if name == WHOLE else name)
+            number = min(number, succeeded - (len(self._pool) if name == WHOLE else self._pool.count(name)))
             if number > 0:
                 self._pool.add(name, self._drawn(name, wanted, int(number)))
 

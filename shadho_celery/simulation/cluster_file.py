@@ -158,7 +158,7 @@ class Family(_Loss, frozen=True, kw_only=True):
     def seconds_on(self, compute_class: str, values: Mapping[str, Value]) -> float:
         """Return the mean seconds of a trial with these values of its params. Raises ValueError if there are none."""
         seconds = self.seconds[compute_class]
-        return seconds(values) if isinstance(seconds, Expression) else seconds
+        return _computed(seconds, values) if isinstance(seconds, Expression) else seconds
 
     def values(self, masses: Sequence[float]) -> dict[str, Value]:
         """Return values of the params, one mass of its law for each."""
@@ -319,11 +319,18 @@ def _seconds(where: str, value: object, params: Mapping[str, Param]) -> float | 
         expression = Expression(value, params)
         for _ in range(CHECKED_DRAWS):
             values = {name: law.quantile(float(generator.random())) for name, law in params.items()}
-            if not LEAST_SECONDS <= (seconds := expression(values)) <= LARGEST:
-                raise ValueError(f"it gives {seconds:g} for {values}, and must give {LEAST_SECONDS:g} to {LARGEST:g}")
+            _computed(expression, values)
     except ValueError as error:
         raise UsageError(f"{where}: {short(value, 60)} is refused: {error}; {_FORM}") from None
     return expression
+
+
+def _computed(expression: Expression, values: Mapping[str, Value]) -> float:
+    """Return the seconds that an expression gives. Raises ValueError for those that no trial can take."""
+    seconds = expression(values)
+    if not LEAST_SECONDS <= seconds <= LARGEST:
+        raise ValueError(f"it gives {seconds:g} for {dict(values)}, and must give {LEAST_SECONDS:g} to {LARGEST:g}")
+    return seconds
 
 
 def _law(where: str, value: object, known: Mapping[str, type[_L]]) -> _L:

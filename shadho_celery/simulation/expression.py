@@ -42,7 +42,7 @@ FUNCTIONS: Mapping[str, Callable[..., float]] = {
     "ceil": math.ceil,
 }
 #: longest expression, and deepest nesting: beyond it Python's own parser fails in ways of its own
-MOST_CHARACTERS, MOST_DEPTH = 2000, 50
+MOST_CHARACTERS, MOST_DEPTH = 2000, 150
 
 
 class Expression:
@@ -58,7 +58,10 @@ class Expression:
             tree = ast.parse(text.strip(), mode="eval")
         except (SyntaxError, RecursionError, MemoryError, ValueError):
             raise ValueError("it is no expression") from None
-        self._compute = self._compiled(tree.body, 0)
+        try:
+            self._compute = self._compiled(tree.body, 0)
+        except RecursionError:
+            raise ValueError("it is nested too deeply") from None
 
     def __repr__(self) -> str:
         return f"Expression({self.text!r})"
@@ -77,11 +80,12 @@ class Expression:
         """Return the value for params. Raises ValueError if it is no finite number."""
         try:
             value = self._compute(params)
+            number = value if isinstance(value, str) else float(value)
         except (ArithmeticError, ValueError, TypeError, KeyError) as error:
             raise ValueError(f"it cannot be computed for {dict(params)}: {error}") from None
-        if isinstance(value, str) or not math.isfinite(value):
-            raise ValueError(f"it gives {value} for {dict(params)}")
-        return float(value)
+        if isinstance(number, str) or not math.isfinite(number):
+            raise ValueError(f"it gives {number} for {dict(params)}")
+        return number
 
     def _compiled(self, node: ast.expr, depth: int) -> Part:
         if depth > MOST_DEPTH:
@@ -92,6 +96,9 @@ class Expression:
                 return lambda params: value
             case ast.Name(id=name) if name in self._names:
                 return lambda params: params[name]
+            case ast.UnaryOp(op=ast.UAdd(), operand=operand):
+                same = self._compiled(operand, below)
+                return lambda params: _number(same(params))
             case ast.UnaryOp(op=ast.USub(), operand=operand):
                 negated = self._compiled(operand, below)
                 return lambda params: -_number(negated(params))

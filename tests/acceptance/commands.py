@@ -203,7 +203,7 @@ class Desk:
     ) -> str:
         """Write a study file whose trials run the statement `body` and take `seconds`."""
         log = str(self.folder / "runs.log")
-        text = STUDY.format(log=log, seconds=seconds, body=body, settings=dict(settings))
+        text = STUDY.format(log=log, seconds=seconds, body=body, settings={"sampler": "random", **settings})
         self.write(f"{name}.py", text)
         return name
 

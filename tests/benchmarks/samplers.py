@@ -121,13 +121,19 @@ def closed(arguments: argparse.Namespace, processes: ProcessPoolExecutor) -> tup
     return figures, closed_goals(figures, is_ours=arguments.problems is None, trials=trials)
 
 
+def looked_at(trials: int) -> list[int]:
+    """Return the evaluations after which there is a figure."""
+    return [*(place for place in AT if place < trials), trials]
+
+
 def best_so_far(losses: Sequence[float], optimum: float) -> list[float]:
-    """Return the regret after each of the evaluations."""
-    return (np.minimum.accumulate(losses) - optimum).tolist()  # type: ignore[no-any-return]
+    """Return the regret after each of the evaluations that are looked at."""
+    best = np.minimum.accumulate(losses) - optimum
+    return [float(best[place - 1]) for place in looked_at(len(losses))]
 
 
 def record(regrets: Mapping[str, Mapping[str, Sequence[Sequence[float]]]], peers: Sequence[str]) -> None:
-    """Write the peers' table: regrets by seed at every fifth evaluation's place, others repeated."""
+    """Write the peers' table."""
     table = {
         name: {peer: [[float(f"{each:.4g}") for each in run] for run in rows[peer]] for peer in peers}
         for name, rows in regrets.items()
@@ -138,9 +144,10 @@ def record(regrets: Mapping[str, Mapping[str, Sequence[Sequence[float]]]], peers
 def compare(problem: Problem, rows: Mapping[str, Sequence[Sequence[float]]], trials: int) -> Json:
     """Return one problem's figures: medians by algorithm and evaluation, and `auto` against each peer."""
     equal = problem.equal()
-    at = [place for place in AT if place <= trials]
     medians = {
-        algorithm: {str(place): statistics.median(run[place - 1] for run in runs) for place in at}
+        algorithm: {
+            str(at): statistics.median(run[place] for run in runs) for place, at in enumerate(looked_at(trials))
+        }
         for algorithm, runs in rows.items()
     }
     last = {algorithm: [max(run[-1], equal) for run in runs] for algorithm, runs in rows.items()}
@@ -167,7 +174,10 @@ def p_no_worse(ours: Sequence[float], theirs: Sequence[float]) -> float:
 def show(figures: Mapping[str, Json]) -> None:
     """Print medians of the last evaluation."""
     algorithms = [*next(iter(figures.values()))["median_regret"]]
-    print(f"{'median regret':14s}" + "".join(f" {name.replace('optuna', 'o.').replace('hyperopt', 'h.'):>14s}" for name in algorithms))
+    print(
+        f"{'median regret':14s}"
+        + "".join(f" {name.replace('optuna', 'o.').replace('hyperopt', 'h.'):>14s}" for name in algorithms)
+    )
     for name, row in figures.items():
         last = [[*row["median_regret"][algorithm].values()][-1] for algorithm in algorithms]
         word = "" if row["auto_is_no_worse"] else f"  worse than {row['best_peer']}"
@@ -313,9 +323,7 @@ def with_pool(arguments: argparse.Namespace, processes: ProcessPoolExecutor) -> 
     """Return TPE with trials drawn ahead against without."""
     seeds = arguments.small_seeds
     runs = {
-        (problem, size): [
-            processes.submit(search_on_fleet, problem, size, seed, SMALL_TRIALS) for seed in range(seeds)
-        ]
+        (problem, size): [processes.submit(search_on_fleet, problem, size, seed, SMALL_TRIALS) for seed in range(seeds)]
         for problem in SMALL
         for size in (None, 0)
     }

@@ -142,13 +142,13 @@ def test_ctrl_c_ends_the_search_and_the_study_can_be_resumed() -> None:
         return 0.0
 
     asked: list[float] = []
-    options: dict[str, Any] = {"store": "sqlite:///s.db", "study": "s", "trials": 12}
+    options: dict[str, Any] = {"store": "sqlite:///s.db", "study": "s", "trials": 12, "sampler": "random"}
     with pytest.warns(UserWarning, match="interrupted: 5 trials have ended"):
         study = shadho_celery.minimize(interrupted, SPACE, seed=0, **options)
     assert [trial.params["x"] for trial in study.trials if trial.loss is not None] == asked
     study = shadho_celery.minimize(x_squared, SPACE, resume=True, **options)
     assert study.count(S.COMPLETE) == study.count() == 12
-    assert values(study) == values(shadho_celery.minimize(x_squared, SPACE, seed=0, trials=12))
+    assert values(study) == values(shadho_celery.minimize(x_squared, SPACE, seed=0, trials=12, sampler="random"))
 
 
 # The store
@@ -197,8 +197,9 @@ def test_by_promise_the_better_subspace_gets_more_trials_and_by_default_each_get
         assert subspaces.total() == 120
         return subspaces["model=good"], subspaces["model=bad"]
 
-    assert asked() == asked(shares="uniform") == (60, 60)
-    good, bad = asked(shares="promise")
+    assert asked(sampler="random") == asked(shares="uniform") == (60, 60)
+    assert asked() == asked(sampler="auto", shares="promise")
+    good, bad = asked(sampler="random", shares="promise")
     assert good > 80
     assert bad > 0
 
@@ -211,7 +212,8 @@ def scheduler_of(**options: Any) -> Scheduler:
 
 
 def test_by_default_trials_are_placed_by_cost_and_shared_out_evenly() -> None:
-    assert (StudySettings().policy, StudySettings().shares_in_force) == ("cost", "even")
+    assert (StudySettings().policy, StudySettings().shares_in_force) == ("cost", "promise")
+    assert StudySettings(sampler="random").shares_in_force == "even"
     assert StudySettings(policy="paper").shares_in_force == "paper"
     assert StudySettings(policy="paper", shares="uniform").shares_in_force == "uniform"
     scheduler = scheduler_of()

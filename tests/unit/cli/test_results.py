@@ -145,7 +145,7 @@ def test_a_study_is_shown_as_its_run_has_ended() -> None:
         assert text in shown
     assert "cannot be" in shown
     assert shown.splitlines()[-2:] == [
-        "settings: sampler random, policy cost, shares even, pool by the number of slots",
+        "settings: sampler auto, policy cost, shares promise, pool by the number of slots",
         "ended",
     ]
     told = found("show", "svm-1a")

@@ -57,7 +57,7 @@ def searched(
     clock = ManualClock(1000.0)
     study = open_study(SqlStore("sqlite://"), space.describe(), name=name, seed=1, clock=clock)
     executor = SimulatedExecutor({"gpu": 1, "[/cpu]": 2}, play, clock)
-    scheduler = make_scheduler(space, study, executor, Limits(trials=trials))
+    scheduler = make_scheduler(space, study, executor, Limits(trials=trials), StudySettings(sampler="random"))
     for _ in range(turns):
         if scheduler.done:
             break
@@ -77,7 +77,17 @@ def test_the_json_object_is_the_documented_one() -> None:
     study, scheduler, _ = searched()
     found = views.as_json(study, 12.34567, scheduler.subspaces, {"gpu": 1, "[/cpu]": 2, "idle": 4}, {})
     assert json.loads(json.dumps(found, allow_nan=False)) == found
-    assert list(found) == ["study", "store", "seconds", "trials", "best", "classes", "sampler", "placed_by_params", "subspaces"]
+    assert list(found) == [
+        "study",
+        "store",
+        "seconds",
+        "trials",
+        "best",
+        "classes",
+        "sampler",
+        "placed_by_params",
+        "subspaces",
+    ]
     assert found["study"] == "s"
     assert found["store"] == study.store.safe_url
     assert found["seconds"] == 12.346

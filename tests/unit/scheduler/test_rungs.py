@@ -90,7 +90,11 @@ class Search:
 
         self.simulated = SimulatedExecutor(slots or {"gpu": 27}, play, self.clock)
         self.scheduler: Scheduler = make_scheduler(
-            SPACE, self.study, self.simulated, Limits(trials=trials), StudySettings(rungs=rungs, speculate=speculate)
+            SPACE,
+            self.study,
+            self.simulated,
+            Limits(trials=trials),
+            StudySettings(sampler="random", rungs=rungs, speculate=speculate),
         )
         self.scheduler.turn_seconds = math.inf
         self.scheduler.assign()
@@ -381,7 +385,9 @@ def test_a_resumed_search_watches_every_attempt_that_lived_and_makes_no_other(wa
 
     study = open_study(first.store, SPACE.describe(), name="s", clock=ManualClock(3000.0), resume=True)
     executor = Watching({"gpu": 27}, lambda attempt, compute_class: Outcome(state=S.COMPLETE), ManualClock(3000.0))
-    scheduler = make_scheduler(SPACE, study, executor, Limits(trials=3 * BRACKET), StudySettings(rungs=RUNGS))
+    scheduler = make_scheduler(
+        SPACE, study, executor, Limits(trials=3 * BRACKET), StudySettings(sampler="random", rungs=RUNGS)
+    )
     assert [attempt for attempt in sent if attempt.number == original.number] == [original, other]
     assert (original.attempt, other.attempt) == (1, 2)
     failed = Outcome(state=S.FAILED, error="no GPU here")

@@ -107,7 +107,7 @@ class Search:
             wrap(self.simulated),
             Limits(**limits),
             # A late trial's copy would be one attempt more than these tests count.
-            StudySettings(policy=policy, shares=shares, speculate=speculate),
+            StudySettings(sampler="random", policy=policy, shares=shares, speculate=speculate),
         )
 
     def run(self, until: Callable[[Search], bool] = lambda _: False) -> Search:

@@ -105,7 +105,7 @@ def search(
     study = Study(MemoryStore(), record, 1, clock=clock)
 
     executor = SimulatedExecutor(slots, play, clock, **options)
-    settings = StudySettings(slots=width, policy="fifo")
+    settings = StudySettings(sampler="random", slots=width, policy="fifo")
     scheduler = make_scheduler(space, study, executor, Limits(trials=trials), settings)
     held: list[dict[str, int]] = []
     while not scheduler.done and len(held) < turns:
