@@ -40,7 +40,9 @@ class QmcSampler:
     def point(self, index: int) -> Params:
         """Return the params at a place of the sequence: each label's quantile, then those that are active."""
         domains = self._subspace.domains
-        if domains and index >= len(self._points):
+        if not domains:
+            return self.centre()
+        if index >= len(self._points):
             self._sequence = self._sequence or qmc.Sobol(len(domains), seed=np.random.default_rng(self._seed))
             more = [self._sequence.random(BLOCK) for _ in range(1 + (index - len(self._points)) // BLOCK)]
             self._points = np.concatenate([self._points, *more])

@@ -188,7 +188,7 @@ class _Mixture:
         self._kernels = [axis.kernels(rows[:, place], narrowing) for place, axis in enumerate(axes)]
 
     def _narrowing(self, rows: Array) -> Array:
-        """Return the factor on each row's widths: narrower with more trials, less so with more labels (Scott's rule)."""
+        """Return the factor on each row's widths: less with more trials, more with more labels (Scott's rule)."""
         labels = np.count_nonzero(~np.isnan(rows), axis=1)
         return np.asarray(float(self._size) ** (-1.0 / (labels + 4)))
 
@@ -196,7 +196,7 @@ class _Mixture:
         """Draw values, shape (size, labels): all labels of one draw from one row's kernel."""
         picks = generator.integers(self._size, size=size)
         drawn = [kernels.draw(picks, generator) for kernels in self._kernels]
-        return np.array(drawn, dtype=float).T
+        return np.asarray(np.array(drawn, dtype=float).T)
 
     def log_density(self, points: Array) -> Array:
         """Return the logarithm of the mixture at each of `points`, shape (points,)."""

@@ -96,12 +96,9 @@ class Expression:
                 return lambda params: value
             case ast.Name(id=name) if name in self._names:
                 return lambda params: params[name]
-            case ast.UnaryOp(op=ast.UAdd(), operand=operand):
-                same = self._compiled(operand, below)
-                return lambda params: _number(same(params))
-            case ast.UnaryOp(op=ast.USub(), operand=operand):
-                negated = self._compiled(operand, below)
-                return lambda params: -_number(negated(params))
+            case ast.UnaryOp(op=ast.UAdd() | ast.USub() as op, operand=operand):
+                sign, signed = (1 if isinstance(op, ast.UAdd) else -1), self._compiled(operand, below)
+                return lambda params: sign * _number(signed(params))
             case ast.BinOp(left=left, op=op, right=right) if type(op) in _BINARY:
                 return self._binary(_BINARY[type(op)], self._compiled(left, below), self._compiled(right, below))
             case ast.Compare(left=left, ops=[op], comparators=[right]) if type(op) in _COMPARISONS:

@@ -82,7 +82,7 @@ def search_with_optuna(
         for _ in range(min(slots, trials)):
             begin(0.0)
         while running:
-            now, number, trial, loss = heapq.heappop(running)
+            now, _, trial, loss = heapq.heappop(running)
             failed = math.isinf(loss)
             state = optuna.trial.TrialState.FAIL if failed else optuna.trial.TrialState.COMPLETE
             study.tell(trial, None if failed else loss, state=state)

@@ -16,6 +16,7 @@ from rich.console import Console
 from shadho_celery.cli import views
 from shadho_celery.core.clock import ManualClock
 from shadho_celery.core.hardware import ComputeClass
+from shadho_celery.core.settings import StudySettings
 from shadho_celery.core.trial import Attempt, Lost, Outcome, Result, Started, Trial, TrialState
 from shadho_celery.executors.simulated import SimulatedExecutor
 from shadho_celery.scheduler.build import make_scheduler

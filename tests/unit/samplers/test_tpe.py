@@ -14,7 +14,7 @@ from hyperopt import hp
 from shadho_celery import minimize
 from shadho_celery.core.trial import Outcome, Trial, TrialState
 from shadho_celery.samplers import make_sampler
-from shadho_celery.samplers.tpe import MOST_BAD, MOST_RANDOM, TpeSampler, _axis, _log_products
+from shadho_celery.samplers.tpe import MOST_BAD, MOST_RANDOM, Array, TpeSampler, _axis, _log_products
 from shadho_celery.space.compile import compile_space
 from shadho_celery.space.domains import QLogNormal, QLogUniform, QNormal, QUniform, make_domain
 from shadho_celery.space.split import Subspace, split
