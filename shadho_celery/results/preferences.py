@@ -22,9 +22,8 @@ LEAST_ASSOCIATION = 0.2
 SIGNIFICANCE = 1e-3
 #: parts that the range of a number is cut into; a param of no more values has a part for each
 PARTS = 6
-#: finer parts, in which it is looked whether the classes' seconds depend on the number in unlike ways; and by how much
-#: they must, as a standard deviation of log seconds
-FINE_PARTS, LEAST_GAIN = 20, 0.05
+#: least standard deviation of log seconds by which classes must depend on the param in unlike ways
+LEAST_GAIN = 0.05
 #: options that a line names
 OPTIONS = 4
 
@@ -83,7 +82,7 @@ def _strongest(
         np.add.at(table, (groups, places), 1)
         strength = _association(table)
         is_strongest = strength >= LEAST_ASSOCIATION and (strongest is None or strength > strongest[0])
-        if is_strongest and _gains(_groups(values, FINE_PARTS)[0], places, logs):
+        if is_strongest and _gains(values, places, logs):
             parts = _parts(table, words, [str(name) for name in classes])
             strongest = strength, Preference(subspace=subspace, label=label, parts=parts)
     return strongest
@@ -116,34 +115,37 @@ def _association(table: NDArray[np.float64]) -> float:
     return math.sqrt(float(result.statistic) / (table.sum() * (min(table.shape) - 1)))
 
 
-def _gains(groups: NDArray[np.intp], places: NDArray[np.intp], logs: NDArray[np.float64]) -> bool:
+def _gains(values: Sequence[Any], places: NDArray[np.intp], logs: NDArray[np.float64]) -> bool:
     """Return whether the param does not do the same to the log seconds of every class, beyond chance.
 
-    Else the trials went where they went for nothing. It is the F test of the interaction in a two-way analysis of
-    variance. True where each group went to one class alone, which leaves nothing to compare.
+    Else the trials went where they went for nothing. It is the F test of the interaction of param and class in an
+    analysis of covariance: a number's effect is a parabola of its rank, an option's is its own.
     """
     from scipy.stats import f
 
-    cells, cell_of, counts = np.unique(
-        np.stack([groups, places], axis=1), axis=0, return_inverse=True, return_counts=True
-    )
-    cell_of = cell_of.reshape(-1)
-    means = np.bincount(cell_of, logs) / counts
-    used = counts >= 2
-    design = np.concatenate(
-        [np.equal.outer(cells[:, column], np.unique(cells[used, column])) for column in (0, 1)], axis=1
-    )[used].astype(float)
-    weights = np.sqrt(counts[used])
-    free = int(used.sum()) - int(np.linalg.matrix_rank(design))
-    rest = int(counts[used].sum()) - int(used.sum())
+    effect = _effect(values)
+    classes = np.equal.outer(places, np.arange(places.max() + 1)).astype(float)
+    alike = np.concatenate([classes, effect], axis=1)
+    unlike = np.concatenate([classes, *(effect * classes[:, [place]] for place in range(classes.shape[1]))], axis=1)
+    fits = [design @ np.linalg.lstsq(design, logs, rcond=None)[0] for design in (alike, unlike)]
+    ranks = [int(np.linalg.matrix_rank(design)) for design in (alike, unlike)]
+    free, rest = ranks[1] - ranks[0], len(logs) - ranks[1]
     if free < 1 or rest < 1:
+        # Each option went to one class alone, which leaves nothing to compare.
         return True
-    additive = design @ np.linalg.lstsq(design * weights[:, None], means[used] * weights, rcond=None)[0]
-    between = float((counts[used] * (means[used] - additive) ** 2).sum())
-    within = float(((logs - means[cell_of]) ** 2)[used[cell_of]].sum())
-    if between / counts[used].sum() < LEAST_GAIN**2:
+    if float(np.std(fits[1] - fits[0])) < LEAST_GAIN:
         return False
-    return within == 0 or float(f.sf(between / free / (within / rest), free, rest)) < SIGNIFICANCE
+    left = [float(np.square(logs - fit).sum()) for fit in fits]
+    return left[1] <= 0 or float(f.sf((left[0] - left[1]) / free / (left[1] / rest), free, rest)) < SIGNIFICANCE
+
+
+def _effect(values: Sequence[Any]) -> NDArray[np.float64]:
+    """Return what log seconds may depend on: a number's rank and its square, or one column an option."""
+    groups, words = _groups(values, len(values))
+    if len(words[0]) > 1:
+        ranks = groups / max(1, groups.max()) - 0.5
+        return np.stack([ranks, ranks**2], axis=1)
+    return np.equal.outer(groups, np.arange(len(words))).astype(float)
 
 
 def _parts(table: NDArray[np.float64], words: Sequence[tuple[Any, ...]], classes: Sequence[str]) -> list[Part]:

@@ -172,7 +172,10 @@ class TpeSampler:
     def _params(self, row: Array) -> Params:
         """Return the params of a row's active labels."""
         values = zip(self._axes.items(), row.tolist(), strict=True)
-        params = {**self._subspace.fixed, **{label: axis.value(each) for (label, axis), each in values if each == each}}
+        params = {
+            **self._subspace.fixed,
+            **{label: axis.value(each) for (label, axis), each in values if not math.isnan(each)},
+        }
         active = self._always_active or self._subspace.space.active(params)
         return {label: params[label] for label in active}
 

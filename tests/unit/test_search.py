@@ -22,9 +22,10 @@ from shadho_celery.errors import SpaceError, StoreError, StudyExists, StudyNotFo
 from shadho_celery.executors.inline import InlineExecutor
 from shadho_celery.objective.context import Context
 from shadho_celery.placement.policies import POLICIES, CostPolicy
-from shadho_celery.placement.shares import EvenShares
+from shadho_celery.placement.shares import EvenShares, PromiseShares
 from shadho_celery.results.study import StudyResults
 from shadho_celery.samplers import SAMPLERS
+from shadho_celery.samplers.auto import AutoSampler
 from shadho_celery.scheduler.build import make_scheduler
 from shadho_celery.scheduler.scheduler import Scheduler
 from shadho_celery.space.compile import compile_space
@@ -211,14 +212,15 @@ def scheduler_of(**options: Any) -> Scheduler:
     return make_scheduler(space, study, executor, Limits(trials=1), StudySettings(**options))
 
 
-def test_by_default_trials_are_placed_by_cost_and_shared_out_evenly() -> None:
+def test_by_default_auto_samples_trials_are_placed_by_cost_and_shared_out_by_promise() -> None:
     assert (StudySettings().policy, StudySettings().shares_in_force) == ("cost", "promise")
     assert StudySettings(sampler="random").shares_in_force == "even"
     assert StudySettings(policy="paper").shares_in_force == "paper"
     assert StudySettings(policy="paper", shares="uniform").shares_in_force == "uniform"
-    scheduler = scheduler_of()
-    assert type(scheduler._proposals.policy) is CostPolicy
-    assert type(scheduler._proposals.shares) is EvenShares
+    proposals = scheduler_of()._proposals
+    assert (type(proposals.policy), type(proposals.shares)) == (CostPolicy, PromiseShares)
+    assert {type(each) for each in proposals.samplers.values()} == {AutoSampler}
+    assert type(scheduler_of(sampler="random")._proposals.shares) is EvenShares
 
 
 def test_the_cost_that_the_study_file_tells_is_what_is_believed_before_any_trial() -> None:

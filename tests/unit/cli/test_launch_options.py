@@ -139,7 +139,7 @@ def test_what_an_earlier_run_was_given_comes_between_the_option_and_the_study_fi
     assert found.trials == 8
     assert (found.policy, found.trial_timeout) == ("fifo", 9.0)
     assert (found.shares, found.weight) == ("promise", 2)
-    assert (found.sampler, found.seconds) == ("random", None)
+    assert (found.sampler, found.seconds) == ("auto", None)
 
 
 def test_a_setting_of_an_earlier_run_that_no_message_can_carry_is_refused(options: Captured) -> None:

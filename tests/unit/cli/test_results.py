@@ -149,7 +149,7 @@ def test_a_study_is_shown_as_its_run_has_ended() -> None:
         "ended",
     ]
     told = found("show", "svm-1a")
-    assert told["in_force"] == {"sampler": "random", "policy": "cost", "shares": "even", "pool": None}
+    assert told["in_force"] == {"sampler": "auto", "policy": "cost", "shares": "promise", "pool": None}
     assert told["trials"] == {"complete": 9, "failed": 3}
     assert told["best"] == {key: value for key, value in found("best", "svm-1a").items() if key != "study"}
 

@@ -16,13 +16,23 @@ def shown(params: Params, label: str) -> Any:
     return params[label]
 
 
-def placed(count: int, draw: Callable[[np.random.Generator], Params], place: Callable[[Params], str]) -> list[Trial]:
+def slower_on_gpu(params: Params, compute_class: str) -> float:
+    """Seconds that grow with the width on one class only."""
+    return 1.0 + float(params.get("width", 0)) / 1000 if compute_class == "gpu" else 1.0
+
+
+def placed(
+    count: int,
+    draw: Callable[[np.random.Generator], Params],
+    place: Callable[[Params], str],
+    seconds: Callable[[Params, str], float] = slower_on_gpu,
+) -> list[Trial]:
     """Trials with the params that `draw` draws, on the classes that `place` gives."""
     generator = np.random.default_rng(0)
     trials = []
     for number in range(count):
         params = draw(generator)
-        outcome = Outcome(state=TrialState.COMPLETE, loss=1.0, seconds=1.0)
+        outcome = Outcome(state=TrialState.COMPLETE, loss=1.0, seconds=seconds(params, place(params)))
         facts = {"number": number, "subspace": "all", "params": params, "state": TrialState.COMPLETE}
         trials.append(Trial(**facts, outcome=outcome, compute_class=place(params)))  # type: ignore[arg-type]
     return trials
@@ -76,3 +86,21 @@ def test_a_label_of_some_trials_only_does_not_count() -> None:
         return {"a": 1.0, "b": 2.0} if generator.uniform() < 0.5 else {"a": 1.0}
 
     assert preferences(placed(200, draw, lambda params: "gpu" if "b" in params else "cpu"), shown) == []
+
+
+@pytest.mark.parametrize("speed", [1.0, 3.0])
+def test_where_the_param_changes_the_seconds_of_every_class_alike_nothing_is_said(speed: float) -> None:
+    """What went where has gained nothing then, whatever the reason."""
+    noise = np.random.default_rng(2)
+
+    def alike(params: Params, compute_class: str) -> float:
+        return (speed if compute_class == "cpu" else 1.0) * (1 + params["width"]) * noise.lognormal(0, 0.3)
+
+    def draw(generator: np.random.Generator) -> Params:
+        return {"width": float(generator.uniform())}
+
+    def mostly(params: Params) -> str:
+        return "gpu" if noise.uniform() < 0.2 + 0.6 * params["width"] else "cpu"
+
+    assert preferences(placed(2000, draw, mostly, alike), shown) == []
+    assert preferences(placed(2000, draw, mostly, lambda params, name: 1 + params["width"] * (name == "cpu")), shown)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 
 import pytest
@@ -50,6 +51,12 @@ def test_without_optuna_the_error_says_how_to_install_it(monkeypatch: pytest.Mon
 
 
 def test_a_package_that_a_sampler_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "cmaes", None)
-    with pytest.raises(UsageError, match=r"^Optuna's CmaEsSampler lacks a package: .*cmaes"):
+    """Before anything is recorded."""
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UsageError, match=r"^Optuna's CmaEsSampler needs the package cmaes: pip install cmaes"):
         minimize(lambda p: p["x"] ** 2 + p["y"] ** 2, XY, trials=12, sampler="optuna:CmaEsSampler", seed=0)
+
+
+def test_a_space_that_a_sampler_cannot_search_is_refused_in_one_line() -> None:
+    with pytest.raises(UsageError, match=r"^Optuna's BruteForceSampler cannot search this space: "):
+        minimize(lambda p: p["x"] ** 2, XY, trials=3, sampler="optuna:BruteForceSampler", seed=0)

@@ -388,3 +388,22 @@ def test_what_no_class_has_the_slots_for_does_not_clog_it_either() -> None:
 def test_policy_paper_which_ranks_subspaces_is_refused_beside_it() -> None:
     with pytest.raises(UsageError, match="ranks subspaces, which this sampler chooses itself; choose cost or fifo"):
         spanning(settings=StudySettings(sampler="random", policy="paper"), trials=1)
+
+
+class Broken(Search):
+    """Whose first of three subspaces only fails."""
+
+    def play(self, attempt: Attempt, compute_class: str) -> Outcome:
+        state = TrialState.FAILED if "w" in attempt.params else TrialState.COMPLETE
+        return Outcome(state=state, loss=1.0 if state is TrialState.COMPLETE else None, seconds=1.0)
+
+
+def test_nothing_is_drawn_ahead_of_a_subspace_that_only_fails() -> None:
+    """Every trial that is drawn is run: the pool would undo the tenth of its share that such a subspace gets."""
+    failed = []
+    for pool in (0, None, 1000):
+        settings = StudySettings(sampler="random", pool=pool, speculate=False)
+        search = Broken(compile_space(TWO), settings=settings, slots={"gpu": 4, "cpu": 4}, trials=60).run()
+        failed.append(search.study.count(TrialState.FAILED))
+    assert max(failed) <= failed[0] + 2
+    assert failed[0] < 15
