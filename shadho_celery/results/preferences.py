@@ -22,6 +22,8 @@ LEAST_ASSOCIATION = 0.2
 SIGNIFICANCE = 1e-3
 #: parts that the range of a number is cut into; a param of no more values has a part for each
 PARTS = 6
+#: association from which on the classes have no alike trials that could be compared
+SEPARATED = 0.7
 #: least standard deviation of log seconds by which classes must depend on the param in unlike ways
 LEAST_GAIN = 0.05
 #: options that a line names
@@ -82,7 +84,7 @@ def _strongest(
         np.add.at(table, (groups, places), 1)
         strength = _association(table)
         is_strongest = strength >= LEAST_ASSOCIATION and (strongest is None or strength > strongest[0])
-        if is_strongest and _gains(values, places, logs):
+        if is_strongest and (strength >= SEPARATED or _gains(values, places, logs)):
             parts = _parts(table, words, [str(name) for name in classes])
             strongest = strength, Preference(subspace=subspace, label=label, parts=parts)
     return strongest

@@ -32,9 +32,10 @@ def placed(
     trials = []
     for number in range(count):
         params = draw(generator)
-        outcome = Outcome(state=TrialState.COMPLETE, loss=1.0, seconds=seconds(params, place(params)))
+        chosen = place(params)
+        outcome = Outcome(state=TrialState.COMPLETE, loss=1.0, seconds=seconds(params, chosen))
         facts = {"number": number, "subspace": "all", "params": params, "state": TrialState.COMPLETE}
-        trials.append(Trial(**facts, outcome=outcome, compute_class=place(params)))  # type: ignore[arg-type]
+        trials.append(Trial(**facts, outcome=outcome, compute_class=chosen))  # type: ignore[arg-type]
     return trials
 
 
