@@ -18,7 +18,7 @@ import os, time
 from hyperopt import hp
 
 SPACE = {{"x": hp.uniform("x", 0, 1)}}
-STUDY = {{"classes": {classes}}}
+STUDY = {{"classes": {classes}, "sampler": "random"}}
 
 def objective(params, context):
     with open("runs.txt", "a") as file:

@@ -55,7 +55,9 @@ def _desk(redis_url: str, no_orphans: None, tmp_path: Path) -> Iterator[Desk]:
 def write_study(desk: Desk, seconds: Mapping[str, Mapping[str, float]], classes: tuple[str, ...] = CLASSES) -> None:
     """`seconds` by family and class; `classes` are those that the study expects, the strongest first."""
     log = str(desk.folder / "runs.log")
-    desk.write("my_study.py", STUDY.format(seconds=seconds, settings={"classes": classes}, log=log))
+    desk.write(
+        "my_study.py", STUDY.format(seconds=seconds, settings={"classes": classes, "sampler": "random"}, log=log)
+    )
 
 
 def start_workers(desk: Desk, slots: Mapping[str, int]) -> dict[str, Command]:

@@ -47,7 +47,7 @@ SECONDS = {seconds}
 SPACE = hp.choice("family", [
     {{"family": name, "size": hp.uniform("size of " + name, {low}, {high})}} for name in sorted(SECONDS)
 ])
-STUDY = {{"classes": {classes}}}
+STUDY = {{"classes": {classes}, "sampler": "random"}}
 def objective(params, context):
     time.sleep(SECONDS[params["family"]][context.compute_class] * params["size"])
     return params["size"]

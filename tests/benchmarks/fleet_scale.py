@@ -44,6 +44,7 @@ from idle import lent_redis
 
 from shadho_celery.core.hardware import Machine
 from shadho_celery.core.payload import Payload
+from shadho_celery.core.settings import StudySettings
 from shadho_celery.core.trial import Attempt, Outcome, Report, Result, Started, Trial, TrialState
 from shadho_celery.fleet.executor import QueueExecutor
 from shadho_celery.node.heartbeat import ANNOUNCE_EVERY
@@ -349,7 +350,7 @@ def measure(url: str, given: argparse.Namespace, factor: float, opened: ExitStac
     seconds = given.seconds / factor
     # The first trials all begin at once; their ends are spread after a few rounds.
     warm = min(2.5 * seconds, 60.0 * given.minutes)
-    scheduler = make_scheduler(space, study, executor, Limits(trials=10**9))
+    scheduler = make_scheduler(space, study, executor, Limits(trials=10**9), StudySettings(sampler="random"))
     print(f"{len(study.trials):,} finished trials taken up in {time.monotonic() - began:.1f} s", flush=True)
     with fleet(url, given.workers, seconds, given.per_process) as (is_over, told, processes, loops):
         until = time.monotonic() + 60

@@ -44,6 +44,7 @@ STUDY = """
 import time
 from hyperopt import hp
 SPACE = hp.choice("side", [{{"x": hp.uniform("x", 0, 1)}}, {{"y": hp.uniform("y", 0, 1)}}])
+STUDY = {{"sampler": "random"}}
 def objective(params, context):
     began = time.time()
     if {seconds}:

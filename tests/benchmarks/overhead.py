@@ -41,6 +41,7 @@ RUN = uuid.uuid4().hex[:8]
 NOOP_STUDY = """
 from hyperopt import hp
 SPACE = {"x": hp.uniform("x", 0, 1)}
+STUDY = {"sampler": "random"}
 def objective(params):
     return params["x"]
 """
@@ -79,9 +80,9 @@ import resource, sys
 from hyperopt import hp
 from shadho_celery import minimize
 SPACE = {"x": hp.uniform("x", 0, 1), "y": hp.choice("y", [0, 1, 2])}
-minimize(lambda params: params["x"], SPACE, trials=1000, seed=0)
+minimize(lambda params: params["x"], SPACE, trials=1000, seed=0, sampler="random")
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-study = minimize(lambda params: params["x"], SPACE, trials=int(sys.argv[1]), seed=0, store=sys.argv[2])
+study = minimize(lambda params: params["x"], SPACE, trials=int(sys.argv[1]), seed=0, store=sys.argv[2], sampler="random")
 print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
 """
 

@@ -173,6 +173,8 @@ def embedded() -> Iterator[tuple[str, Any]]:
             "60",
             "--seed",
             "4",
+            "--sampler",
+            "random",
             "--workers",
             workers,
             "--store",

@@ -54,6 +54,7 @@ import time
 from hyperopt import hp
 
 SPACE = {"x": hp.uniform("x", 0, 1), "kind": hp.choice("kind", [{"a": hp.uniform("a", 0, 1)}, {"b": 1}])}
+STUDY = {"sampler": "random"}
 
 
 def objective(params, context):

@@ -41,7 +41,7 @@ import random, time
 from hyperopt import hp
 SECONDS = {seconds}
 SPACE = hp.choice("family", [{{"family": name, "x": hp.uniform("x of " + name, 0, 1)}} for name in SECONDS])
-STUDY = {{"classes": {classes}}}
+STUDY = {{"classes": {classes}, "sampler": "random"}}
 def objective(params, context):
     factor = (1 + abs(random.Random(context.seed).gauss(0, {straggling}))) / {mean}
     time.sleep(SECONDS[params["family"]][context.compute_class] * factor)
@@ -56,6 +56,7 @@ FLAT_STUDY = """
 import random, time
 from hyperopt import hp
 SPACE = {{"w": hp.uniform("w", 0, 1)}}
+STUDY = {{"sampler": "random"}}
 def objective(params, context):
     w = params["w"]
     factor = (1 + abs(random.Random(context.seed).gauss(0, {straggling}))) / {mean}
