@@ -80,9 +80,10 @@ import resource, sys
 from hyperopt import hp
 from shadho_celery import minimize
 SPACE = {"x": hp.uniform("x", 0, 1), "y": hp.choice("y", [0, 1, 2])}
-minimize(lambda params: params["x"], SPACE, trials=1000, seed=0, sampler="random")
+how = {"seed": 0, "sampler": "random"}
+minimize(lambda params: params["x"], SPACE, trials=1000, **how)
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-study = minimize(lambda params: params["x"], SPACE, trials=int(sys.argv[1]), seed=0, store=sys.argv[2], sampler="random")
+study = minimize(lambda params: params["x"], SPACE, trials=int(sys.argv[1]), store=sys.argv[2], **how)
 print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
 """
 
