@@ -346,7 +346,9 @@ class Session:
                 "run on with --max-failures 0",
                 err=True,
             )
-        elif self._study.best is None:
+        elif self._scheduler.is_exhausted:
+            click.echo("ended: the sampler has no further params, all of its points have been tried", err=True)
+        if self._study.best is None and not self._scheduler.hopeless:
             click.echo(str(NoSuccessfulTrial()) if self._study.counted else "No trial has ended.", err=True)
 
     def _warnings(self) -> Iterator[str]:

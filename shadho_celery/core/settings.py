@@ -19,7 +19,7 @@ Cost = Mapping[str, float] | Callable[[Any], float]
 _Name = Annotated[str, Meta(min_length=1)]
 
 #: names of samplers, placement policies and kinds of shares; known here so that a command's help need not import them
-SAMPLERS = ("auto", "random", "tpe", "gp", "qmc")
+SAMPLERS = ("auto", "random", "tpe", "gp", "qmc", "grid")
 POLICIES = ("cost", "paper", "fifo")
 SHARES = ("even", "uniform", "promise", "paper")
 

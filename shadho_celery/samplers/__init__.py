@@ -14,6 +14,7 @@ from shadho_celery.core.checks import check_name
 from shadho_celery.samplers.auto import AutoSampler
 from shadho_celery.samplers.base import Sampler
 from shadho_celery.samplers.gp import GpSampler
+from shadho_celery.samplers.grid import GridSampler
 from shadho_celery.samplers.optuna import PREFIX, MakeOptunaSampler
 from shadho_celery.samplers.qmc import QmcSampler
 from shadho_celery.samplers.random import RandomSampler
@@ -26,6 +27,7 @@ SAMPLERS: dict[str, Callable[[Subspace, Sequence[int]], Sampler]] = {
     "tpe": TpeSampler,
     "gp": GpSampler,
     "qmc": QmcSampler,
+    "grid": GridSampler,
 }
 
 

@@ -22,7 +22,8 @@ class Sampler(Protocol):
         """Return the params of the subspace's next `n` trials: the drawn value of every active label.
 
         `pending` are its trials that have not finished, those that wait to be sent included. With those told, they are
-        all trials so far: their number is the place of the next trial in the subspace's seeded stream.
+        all trials so far: their number is the place of the next trial in the subspace's seeded stream. Fewer than
+        `n` mean that there are no others: the subspace, or the space, is exhausted.
         """
 
     def tell(self, trials: Sequence[Trial]) -> None:

@@ -75,12 +75,19 @@ class Proposals:
         #: slots of the widest class; and by subspace, slots of its narrowest trials
         self._widest = 0
         self._narrowest: dict[str, int] = {}
+        #: subspaces, or WHOLE, whose sampler has no further params
+        self._exhausted: set[str] = set()
         self._adaptive = any(sampler.adaptive for sampler in self.samplers.values())
         for name in study.drawn():
             shares.deal(name)
         if rounds.size is not None:
             for trial in study.recalled():
                 rounds.add(trial)
+
+    @property
+    def is_exhausted(self) -> bool:
+        """True once no sampler has further params."""
+        return len(self._exhausted) == len(self.samplers)
 
     @property
     def choices(self) -> dict[str, str]:
@@ -113,7 +120,10 @@ class Proposals:
                     return self._taken(picked)
                 if picked is None or wanted is None:
                     return None
-                [trial] = self._drawn(picked, wanted)
+                drawn = self._drawn(picked, wanted)
+                if not drawn:
+                    continue
+                [trial] = drawn
                 self.shares.deal(trial.subspace)
             if fits(trial):
                 return trial
@@ -156,7 +166,7 @@ class Proposals:
             number = min(missing, may_wait, self.rounds.left, self._quota_left(name, wanted.drawn))
             succeeded = self._study.count(*WELL, subspace=None if name == WHOLE else name)
             number = min(number, succeeded - (len(self._pool) if name == WHOLE else self._pool.count(name)))
-            if number > 0:
+            if number > 0 and name not in self._exhausted:
                 self._pool.add(name, self._drawn(name, wanted, int(number)))
 
     def _picked(self, wanted: Wanted | None, compute_class: str, fits: Callable[[Trial], bool]) -> str | Trial | None:
@@ -164,7 +174,8 @@ class Proposals:
         if self._spans_space:
             return self._picked_of_all(wanted, compute_class, fits)
         backlogs = self.shares.backlogs()
-        may_draw = [] if wanted is None else self._with_quota(backlogs, wanted.drawn) or [*backlogs]
+        left = {name: behind for name, behind in backlogs.items() if name not in self._exhausted}
+        may_draw = [] if wanted is None else self._with_quota(left, wanted.drawn) or [*left]
         may_draw = [name for name in may_draw if self._may_wait(name)]
         if len(may_draw) < len(backlogs):
             pooled = () if self._pool is None else self._pool.subspaces
@@ -180,7 +191,8 @@ class Proposals:
             picked = self.policy.pick(compute_class, dict.fromkeys(self._pool.subspaces, 0.0), fits)
             if isinstance(picked, Trial):
                 return picked
-        return WHOLE if wanted is not None and self._may_wait(*self.subspaces) else None
+        may_draw = wanted is not None and not self._exhausted and self._may_wait(*self.subspaces)
+        return WHOLE if may_draw else None
 
     def _taken(self, trial: Trial) -> Trial:
         """Take a trial out of the pool, for it to be sent, and let another go that has waited there too long."""
@@ -199,10 +211,11 @@ class Proposals:
 
     def _drawn(self, name: str, wanted: Wanted, number: int = 1) -> list[Trial]:
         """Add so many new trials in the subspace called `name`, or in those of WHOLE."""
+        asked = self.samplers[name].ask(number, self._study.pending() if name == WHOLE else self._study.pending(name))
+        if len(asked) < number:
+            self._exhausted.add(name)
         if name != WHOLE:
-            asked = self.samplers[name].ask(number, self._study.pending(name))
             return [self._added(name, params, wanted) for params in asked]
-        asked = self.samplers[WHOLE].ask(number, self._study.pending())
         return [self._added(self._subspace_of(params), params, wanted) for params in asked]
 
     def _subspace_of(self, params: Params) -> str:

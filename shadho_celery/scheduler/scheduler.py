@@ -78,6 +78,11 @@ class Scheduler:
             executor.submit(list(study.attempts))
 
     @property
+    def is_exhausted(self) -> bool:
+        """True once every point of a finite search, such as a grid, has been sent."""
+        return self._proposals.is_exhausted and not self.study.waiting()
+
+    @property
     def choices(self) -> Mapping[str, str]:
         """By subspace, what the sampler `auto` chose for it last, and why; empty for other samplers."""
         return self._proposals.choices
@@ -304,7 +309,7 @@ class Scheduler:
         return self.limits.seconds_left(self._began, self.study.clock.now())
 
     def _limit_reached(self) -> bool:
-        is_full = self.limits.trials_left(self.study.counted) <= 0
+        is_full = self.limits.trials_left(self.study.counted) <= 0 or self.is_exhausted
         return is_full or self._seconds_left() <= 0 or self._target_reached()
 
     def _target_reached(self) -> bool:

@@ -65,7 +65,9 @@ def waiting(asked: Collection[Params]) -> list[Trial]:
 def run(sampler: Sampler, ends: Collection[float | TrialState]) -> list[Params]:
     asked = []
     for end in ends:
-        [params] = sampler.ask(1, [])
+        if not (proposed := sampler.ask(1, [])):
+            break  # a grid is exhausted
+        [params] = proposed
         sampler.tell([told(params, end)])
         asked.append(params)
     return asked

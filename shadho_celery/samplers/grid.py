@@ -1,0 +1,112 @@
+"""Grid search: each combination of some values of every label once, in a seeded order that spreads over the grid."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from shadho_celery.core.trial import Params, Trial, TrialState
+from shadho_celery.space.domains import Categorical, Domain
+from shadho_celery.space.split import Subspace
+from shadho_celery.space.tree import Value
+
+#: values of a continuum, and most values of a label that is rounded or whole; of a choice every option is one
+LEVELS, MOST = 5, 20
+
+
+class GridSampler:
+    """Grid within one subspace. It returns fewer params than are asked for once all have been tried."""
+
+    adaptive = False
+
+    def __init__(self, subspace: Subspace, entropy: Sequence[int]) -> None:
+        self._subspace = subspace
+        self._labels = [*subspace.domains]
+        self._levels = [levels(domain) for domain in subspace.domains.values()]
+        #: the points that have not been asked for, and those that were and are to be asked for again
+        self._points = self._walk(np.random.default_rng(entropy))
+        self._again: deque[Params] = deque()
+        self._taken: set[tuple[Any, ...]] = set()
+
+    @property
+    def size(self) -> int:
+        """Combinations of the labels' values; under a choice some of them are the same point."""
+        return math.prod(map(len, self._levels))
+
+    def ask(self, n: int, pending: Collection[Trial]) -> list[Params]:
+        taken = self._taken | {self._key(trial.params) for trial in pending}
+        asked: list[Params] = []
+        while len(asked) < n:
+            params = self._again.popleft() if self._again else next(self._points, None)
+            if params is None:
+                break
+            if self._key(params) not in taken:
+                asked.append(params)
+        return asked
+
+    def tell(self, trials: Sequence[Trial]) -> None:
+        for trial in trials:
+            if trial.state is TrialState.CANCELLED:
+                self._again.append(trial.params)
+            else:
+                self._taken.add(self._key(trial.params))
+
+    def _walk(self, generator: np.random.Generator) -> Iterator[Params]:
+        """Yield the points, each once.
+
+        Place after place of a sequence start + step * i (modulo the size), which meets all where the step has no
+        divisor in common with the size.
+        """
+        size = self.size
+        start = _below(size, generator)
+        step = next(step for step in _steps(size, generator) if math.gcd(step, size) == 1)
+        for index in range(size):
+            if (params := self._at((start + step * index) % size)) is not None:
+                yield params
+
+    def _at(self, place: int) -> Params | None:
+        """Return the point at a place of the grid; None for one that stands at another place, too.
+
+        The labels that are inactive there have their first value at the place that counts.
+        """
+        params: dict[str, Value] = {**self._subspace.fixed}
+        for label, values in zip(self._labels, self._levels, strict=True):
+            place, index = divmod(place, len(values))
+            params[label] = values[index]
+        active = self._subspace.space.active(params)
+        known: Mapping[str, Value] = {label: params[label] for label in active}
+        inactive = (label for label in self._labels if label not in known)
+        is_first = all(params[label] == self._levels[self._labels.index(label)][0] for label in inactive)
+        return known if is_first else None
+
+    def _key(self, params: Params) -> tuple[Any, ...]:
+        return tuple(params.get(label) for label in self._labels)
+
+
+def levels(domain: Domain) -> list[Value]:
+    """Return the values of a label in the grid: every option, the values of a short grid, else some quantiles."""
+    if isinstance(domain, Categorical):
+        return [*range(domain.first, domain.first + domain.count)]
+    cells = domain.cardinality(1.0 - 1e-9)
+    number = LEVELS if cells is None else min(cells, MOST)
+    masses = (np.arange(number) + 0.5) / number
+    if cells is not None and cells <= MOST:
+        # Rounded values at the ends have less mass than others: finer quantiles meet all.
+        masses = (np.arange(50 * MOST) + 0.5) / (50 * MOST)
+    return list(dict.fromkeys(domain.quantile(masses).tolist()))
+
+
+def _steps(size: int, generator: np.random.Generator) -> Iterator[int]:
+    """Yield numbers to try as the step, at last 1."""
+    for _ in range(64):
+        yield 1 + _below(size, generator)
+    yield 1
+
+
+def _below(size: int, generator: np.random.Generator) -> int:
+    """Return a number from 0 to below `size`, which no integer of numpy's may hold."""
+    return int.from_bytes(generator.bytes(8 + size.bit_length() // 8), "little") % size
