@@ -96,6 +96,12 @@ _positive = partial(click.option, type=click.FloatRange(min=0, min_open=True, ma
 )
 @_number("--seconds", help="Send no new trial after this many seconds.")
 @_number("--target", help="Stop at this loss or less.")
+@click.option(
+    "--early-stop",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Stop after N trials without a lower loss than before.",
+)
 @click.option("--seed", type=click.IntRange(min=0), help="Makes the search repeatable.  [default: drawn]")
 @click.option(
     "--sampler",

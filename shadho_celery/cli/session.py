@@ -146,8 +146,18 @@ class Session:
 
         Earlier runs were given those of `earlier`, and had those of `in_force`.
         """
+        if in_force.get("sampler", "") is None and "sampler" not in {
+            **self._file.stated,
+            **earlier,
+            **self._options.given,
+        }:
+            raise UsageError(
+                f"study {self._options.name or 'to resume'} was begun with a sampler of its own: put it back into "
+                "STUDY['sampler'] of the study file, or name one, such as --sampler tpe"
+            )
+        in_force = {name: value for name, value in in_force.items() if value is not None}
         settings = self._options.over(self._file.stated, earlier, in_force)
-        if settings.trials is settings.seconds is settings.target is None:
+        if settings.trials is settings.seconds is settings.target is settings.early_stop is None:
             settings = replace(settings, trials=DEFAULT_TRIALS)
         settings = replace(settings, shares=settings.shares_in_force)
         check_settings(settings)
@@ -344,6 +354,12 @@ class Session:
             click.echo(
                 f"stopped: {self._scheduler.hopeless}; mend it and go on with --resume {self._study.name}, or let it "
                 "run on with --max-failures 0",
+                err=True,
+            )
+        elif self._scheduler.is_stale:
+            click.echo(
+                f"ended: {self._limits.without_gain} trials without a lower loss (--early-stop); "
+                f"--resume {self._study.name} --early-stop {2 * (self._limits.without_gain or 0)} goes on",
                 err=True,
             )
         elif self._scheduler.is_exhausted:

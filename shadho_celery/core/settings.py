@@ -42,6 +42,7 @@ KEPT = (
     "weight",
     "trial_timeout",
     "max_failures",
+    "early_stop",
 )
 
 #: settings that decide which trials a study runs, and where: those in force are kept, defaults too, so that a study
@@ -58,7 +59,10 @@ class StudySettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     trials: Annotated[Count | None, Meta(description="limit on the trials of the study, a whole number from 1")] = None
     seconds: Annotated[Finite | None, Meta(description="limit on the seconds of one run, a number")] = None
     target: Annotated[Finite | None, Meta(description="a loss that is good enough, a number")] = None
-    sampler: Annotated[_Name, Meta(description="name of the sampler")] = "auto"
+    early_stop: Annotated[
+        Count | None, Meta(description="trials without a lower loss after which the study ends, a whole number from 1")
+    ] = None
+    sampler: Annotated[Any, Meta(description="name of the sampler, or in a study file a class of one's own")] = "auto"
     policy: Annotated[_Name, Meta(description="name of the placement policy")] = "cost"
     shares: Annotated[_Name | None, Meta(description="how trials are shared out between subspaces")] = None
     pool: Annotated[
@@ -101,13 +105,16 @@ class StudySettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         # msgspec has no type for a function.
         if not (self.cost is None or callable(self.cost) or isinstance(self.cost, Mapping)):
             raise misfit_at("cost", "give a mapping or a function")
+        if not (callable(self.sampler) or (isinstance(self.sampler, str) and self.sampler)):
+            raise misfit_at("sampler", "give a name, or a class of one's own")
         is_count = isinstance(self.slots, int) and not isinstance(self.slots, bool) and self.slots > 0
         if not (is_count or callable(self.slots) or (isinstance(self.slots, str) and self.slots)):
             raise misfit_at("slots", "give a number from 1, a key or a function")
 
     def in_force(self) -> dict[str, Any]:
         """Return the settings that a study keeps as they are in force."""
-        return {name: getattr(self, name) for name in IN_FORCE} | {"shares": self.shares_in_force}
+        own = {"sampler": None} if callable(self.sampler) else {}
+        return {name: getattr(self, name) for name in IN_FORCE} | {"shares": self.shares_in_force} | own
 
     @property
     def shares_in_force(self) -> str:

@@ -29,9 +29,9 @@ from shadho_celery.core.checks import short
 from shadho_celery.errors import ShadhoError, SpaceError, UsageError
 from shadho_celery.program.study import AskedTrial, Study
 from shadho_celery.program.words import python_words
+from shadho_celery.samplers import MakeSampler
 from shadho_celery.samplers.random import RandomSampler
 from shadho_celery.samplers.tpe import TpeSampler
-from shadho_celery.scheduler.proposals import MakeSampler
 from shadho_celery.space.compile import compile_space
 from shadho_celery.space.points import complete
 from shadho_celery.space.split import split

@@ -19,8 +19,8 @@ from shadho_celery.objective.call import Objective
 from shadho_celery.program.study import Study
 from shadho_celery.program.words import python_words
 from shadho_celery.results.study import StudyResults
+from shadho_celery.samplers import MakeSampler
 from shadho_celery.scheduler.build import DEFAULT_SETTINGS
-from shadho_celery.scheduler.proposals import MakeSampler
 from shadho_celery.study.limits import Limits
 
 
@@ -33,6 +33,7 @@ def minimize(
     seconds: float | None = None,
     target: float | None = None,
     max_failures: int = DEFAULT_SETTINGS.max_failures,
+    early_stop: int | None = None,
     seed: int | None = None,
     sampler: str | MakeSampler | None = None,
     policy: str | None = None,
@@ -58,6 +59,7 @@ def minimize(
     `trials`, `seconds`, `target`: the search ends when the study has so many trials, after so many seconds, or at a
         loss of `target` or less, whichever comes first. Ctrl-C ends it, and what there is is returned.
     `max_failures`: it also ends, and says so, if its first trials, so many, all fail in one way; 0 for never.
+    `early_stop`: it also ends after so many trials without a lower loss.
     `seed`: makes the search repeatable.
     `sampler`: "auto", the default, "random", "qmc", "tpe", "gp", or "optuna:NAME", Optuna's of that name.
     `policy`: places trials on classes of workers.
@@ -81,6 +83,7 @@ def minimize(
     space, UsageError for invalid arguments.
     """
     limits = {"trials": trials, "seconds": seconds, "target": target, "max_failures": max_failures}
+    limits["early_stop"] = early_stop
     named = {"sampler": sampler, "policy": policy, "shares": shares}
     given: dict[str, Any] = {name: value for name, value in named.items() if value is not None}
     if isinstance(objective, str) or workers or broker or redis:
@@ -108,7 +111,13 @@ def minimize(
     names: dict[str, Any] = {"store": store, "study": study, "resume": resume, "seed": seed, "rungs": rungs}
     with Study(space, **names, **given, enqueue=enqueue) as opened:
         opened.run(
-            objective, trials=trials, seconds=seconds, target=target, max_failures=max_failures, progress=progress
+            objective,
+            trials=trials,
+            seconds=seconds,
+            target=target,
+            max_failures=max_failures,
+            early_stop=early_stop,
+            progress=progress,
         )
     return opened
 

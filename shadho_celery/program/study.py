@@ -26,10 +26,10 @@ from shadho_celery.program.interrupts import Interrupts
 from shadho_celery.program.words import python_words, warn
 from shadho_celery.results.study import StudyResults
 from shadho_celery.results.trial import TrialResult
+from shadho_celery.samplers import MakeSampler
 from shadho_celery.scheduler import known_points
 from shadho_celery.scheduler.build import DEFAULT_SETTINGS, check_settings, make_scheduler
 from shadho_celery.scheduler.known_points import completed
-from shadho_celery.scheduler.proposals import MakeSampler
 from shadho_celery.scheduler.scheduler import Scheduler
 from shadho_celery.space.compile import compile_space
 from shadho_celery.space.stored import to_json
@@ -252,6 +252,7 @@ class Study(StudyResults):
         seconds: float | None = None,
         target: float | None = None,
         max_failures: int = DEFAULT_SETTINGS.max_failures,
+        early_stop: int | None = None,
         progress: bool | None = None,
         on_turn: Callable[[], None] = lambda: None,
     ) -> Study:
@@ -259,14 +260,16 @@ class Study(StudyResults):
 
         The search ends when the study has `trials`, after `seconds`, or at a loss of `target` or less, whichever comes
         first. Ctrl-C ends it at once: its trial waits for the next run. It also ends, with a warning, if its first
-        `max_failures` trials all fail in one way (0: never). `progress` shows a bar on standard error, by default in a
-        terminal and in a notebook. `on_turn` is called after each trial.
+        `max_failures` trials all fail in one way (0: never), and after `early_stop` trials without a lower loss.
+        `progress` shows a bar on standard error, by default in a terminal and in a notebook. `on_turn` is called after
+        each trial.
         """
         with python_words():
             self._refuse_if_closed()
             if not callable(objective):
                 raise UsageError(f"the objective is no function but {type(objective).__name__}")
             bounds = {"trials": trials, "seconds": seconds, "target": target, "max_failures": max_failures}
+            bounds["early_stop"] = early_stop
             limits = Limits.of(as_record(bounds, StudySettings))
             if self._by_hand.fetched:
                 raise UsageError(f"tell the results of {self._asked} first")

@@ -16,12 +16,16 @@ from shadho_celery.samplers.base import Sampler
 from shadho_celery.samplers.gp import GpSampler
 from shadho_celery.samplers.grid import GridSampler
 from shadho_celery.samplers.optuna import PREFIX, MakeOptunaSampler
+from shadho_celery.samplers.own import MakeOwnSampler
 from shadho_celery.samplers.qmc import QmcSampler
 from shadho_celery.samplers.random import RandomSampler
 from shadho_celery.samplers.tpe import TpeSampler
 from shadho_celery.space.split import Subspace
 
-SAMPLERS: dict[str, Callable[[Subspace, Sequence[int]], Sampler]] = {
+#: called with a subspace and the words of its seed
+MakeSampler = Callable[[Subspace, Sequence[int]], Sampler]
+
+SAMPLERS: dict[str, MakeSampler] = {
     "auto": AutoSampler,
     "random": RandomSampler,
     "tpe": TpeSampler,
@@ -31,12 +35,14 @@ SAMPLERS: dict[str, Callable[[Subspace, Sequence[int]], Sampler]] = {
 }
 
 
-def find_sampler(name: str, limit: int | None = None) -> Callable[[Subspace, Sequence[int]], Sampler]:
+def find_sampler(name: str | MakeSampler, limit: int | None = None) -> MakeSampler:
     """Return what makes the samplers called `name`, in a study of at most `limit` trials.
 
-    Raises UsageError for an unknown one.
+    A class of one's own makes its samplers itself. Raises UsageError for an unknown name.
     """
-    if isinstance(name, str) and name.startswith(PREFIX):
+    if not isinstance(name, str):
+        return MakeOwnSampler(name)
+    if name.startswith(PREFIX):
         return MakeOptunaSampler(name.removeprefix(PREFIX))
     check_name("sampler", name, (*SAMPLERS, f"{PREFIX}NAME"))
     return partial(AutoSampler, limit=limit) if name == "auto" else SAMPLERS[name]

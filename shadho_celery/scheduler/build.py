@@ -16,7 +16,8 @@ from shadho_celery.placement.policies import make_policy
 from shadho_celery.placement.shares import make_shares
 from shadho_celery.predictors.cost_model import CostModel
 from shadho_celery.predictors.declared_cost import declared_cost
-from shadho_celery.scheduler.proposals import MakeSampler, Proposals, spans_space
+from shadho_celery.samplers import MakeSampler
+from shadho_celery.scheduler.proposals import Proposals, spans_space
 from shadho_celery.scheduler.rounds import Endless, Rounds
 from shadho_celery.scheduler.scheduler import Scheduler
 from shadho_celery.scheduler.widths import make_width

@@ -13,8 +13,8 @@ from shadho_celery.core.trial import WELL, Params, Trial, TrialState
 from shadho_celery.placement.policies import Policy
 from shadho_celery.placement.pool import WHOLE
 from shadho_celery.placement.shares import Shares
+from shadho_celery.samplers import MakeSampler
 from shadho_celery.samplers.auto import AutoSampler
-from shadho_celery.samplers.base import Sampler
 from shadho_celery.scheduler.rounds import Rounds, Wanted
 from shadho_celery.scheduler.widths import Width
 from shadho_celery.space.split import Subspace, undivided
@@ -30,8 +30,6 @@ WAITING_PER_SUBSPACE = 4
 #: trials of a subspace too wide for every class that may wait for each narrower one; and draws to find a subspace's
 #: narrowest trials
 TOO_WIDE = 50
-
-MakeSampler = Callable[[Subspace, Sequence[int]], Sampler]
 
 
 class Proposals:

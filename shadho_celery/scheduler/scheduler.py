@@ -70,6 +70,9 @@ class Scheduler:
         self._speculation = Speculation(cost_model) if speculate else None
         #: attempts that are placed, and sent once they are recorded
         self._unsent: list[Attempt] = []
+        #: the least loss at the highest budget so far, and the trials that have ended since
+        self._least: tuple[float, float] = (-math.inf, -math.inf)
+        self._without_gain = 0
         self._began = self._watched_at = study.clock.now()
         for trials, following in study.history():
             self._learn(*trials, following=following)
@@ -81,6 +84,11 @@ class Scheduler:
     def is_exhausted(self) -> bool:
         """True once every point of a finite search, such as a grid, has been sent."""
         return self._proposals.is_exhausted and not self.study.waiting()
+
+    @property
+    def is_stale(self) -> bool:
+        """True once so many trials have ended without a lower loss that the study should."""
+        return self.limits.without_gain is not None and self._without_gain >= self.limits.without_gain
 
     @property
     def choices(self) -> Mapping[str, str]:
@@ -200,8 +208,20 @@ class Scheduler:
         return self._memory_fit.warned(result, trial) if retry is None else replace(result, retry=retry)
 
     def _learn(self, *trials: Trial, following: Mapping[str, int] | None = None) -> None:
+        for trial in trials:
+            self._note_gain(trial)
         self.cost_model.tell(*trials, following=following)
         self._proposals.tell(*trials, following=following)
+
+    def _note_gain(self, trial: Trial) -> None:
+        """Count the trials that have ended since the best one; a higher budget makes a new best one."""
+        if trial.state is TrialState.CANCELLED:
+            return
+        self._without_gain += 1
+        if trial.state is TrialState.COMPLETE and trial.loss is not None:
+            budget = math.inf if trial.budget is None else trial.budget
+            if (budget, -trial.loss) > self._least:
+                self._least, self._without_gain = (budget, -trial.loss), 0
 
     def _in_order(self, classes: Sequence[ComputeClass]) -> list[ComputeClass]:
         """Sort classes, strongest first: by their hardware, until the speed of every class is known."""
@@ -309,7 +329,7 @@ class Scheduler:
         return self.limits.seconds_left(self._began, self.study.clock.now())
 
     def _limit_reached(self) -> bool:
-        is_full = self.limits.trials_left(self.study.counted) <= 0 or self.is_exhausted
+        is_full = self.limits.trials_left(self.study.counted) <= 0 or self.is_exhausted or self.is_stale
         return is_full or self._seconds_left() <= 0 or self._target_reached()
 
     def _target_reached(self) -> bool:

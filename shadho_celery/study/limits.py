@@ -22,20 +22,28 @@ class Limits:
     target: float | None = None
     #: first trials of this run: if all of them fail in one way, and the study has had no success, it stops
     failures: int | None = None
+    #: trials that end without a lower loss than the best one before
+    without_gain: int | None = None
 
     def __post_init__(self) -> None:
         if self.trials is not None and self.trials < 1:
             raise UsageError(f"a study needs at least one trial, not {self.trials}; see --trials")
         if self.seconds is not None and not self.seconds > 0:
             raise UsageError(f"a study needs more than {self.seconds} seconds; see --seconds")
-        if self.trials is None and self.seconds is None and self.target is None:
-            raise UsageError("a study needs an end: give --trials, --seconds or --target")
+        if self.trials is self.seconds is self.target is self.without_gain is None:
+            raise UsageError("a study needs an end: give --trials, --seconds, --target or --early-stop")
 
     @classmethod
     def of(cls, settings: StudySettings) -> Limits:
         """Return the limits that settings give. Raises UsageError if they are none."""
         failures = settings.max_failures or None
-        return cls(trials=settings.trials, seconds=settings.seconds, target=settings.target, failures=failures)
+        return cls(
+            trials=settings.trials,
+            seconds=settings.seconds,
+            target=settings.target,
+            failures=failures,
+            without_gain=settings.early_stop,
+        )
 
     def trials_left(self, trials: int) -> float:
         """Return the number of trials that may follow after `trials`."""

@@ -245,7 +245,7 @@ def test_a_cost_that_makes_no_sense_is_refused() -> None:
 @pytest.mark.parametrize(
     ("options", "about"),
     [
-        ({}, "give trials=, seconds= or target="),
+        ({}, "give trials=, seconds=, target= or early_stop="),
         ({"trials": 0}, "trials: 0"),
         ({"trials": 1, "sampler": "oracle"}, "oracle"),
         ({"trials": 1, "policy": "best"}, "best.*cost, paper, fifo"),
@@ -307,7 +307,7 @@ def test_a_refused_search_leaves_no_study_behind(bad: dict[str, Any]) -> None:
     assert shadho_celery.minimize(x_squared, SPACE, **options).count() == 1
 
 
-@pytest.mark.parametrize("sampler", SAMPLERS)
+@pytest.mark.parametrize("sampler", [name for name in SAMPLERS if name != "grid"])
 @pytest.mark.parametrize(("space", "given"), [({"lr": 0.1}, {"lr": 0.1}), ([1, "a"], (1, "a")), ({}, {}), (3, 3)])
 def test_a_space_of_constants_runs_the_same_params_with_other_seeds(space: Any, given: Any, sampler: str) -> None:
     seen: list[tuple[Any, int]] = []
@@ -464,3 +464,25 @@ def test_a_search_whose_first_trials_fail_alike_stops_and_says_so() -> None:
         study = shadho_celery.minimize(objective, hp.uniform("x", 0, 1), trials=50)
     assert len(study.trials) == 10
     assert len(shadho_celery.minimize(objective, hp.uniform("x", 0, 1), trials=50, max_failures=0).trials) == 50
+
+
+# Ends
+
+
+def test_a_search_ends_after_so_many_trials_without_a_lower_loss() -> None:
+    losses = iter([3.0, 2.0, 2.5, 2.0, 1.0, 1.5, 1.5, 1.5, 0.0])
+    options: dict[str, Any] = {"sampler": "random", "seed": 0, "store": "sqlite:///s.db", "study": "s"}
+    study = shadho_celery.minimize(lambda _: next(losses), SPACE, early_stop=3, **options)
+    assert [trial.loss for trial in study.trials] == [3.0, 2.0, 2.5, 2.0, 1.0, 1.5, 1.5, 1.5]
+    again = shadho_celery.minimize(lambda _: 5.0, SPACE, early_stop=5, resume=True, **options)
+    assert len(again.trials) == 10
+
+
+def test_failures_are_no_gain_and_a_search_may_have_no_other_end() -> None:
+    def fails(_: Any) -> float:
+        raise ValueError("no")
+
+    study = shadho_celery.minimize(fails, SPACE, early_stop=4, max_failures=0)
+    assert study.count(S.FAILED) == study.count() == 4
+    with pytest.raises(UsageError, match=r"early_stop|early-stop|seconds"):
+        shadho_celery.minimize(x_squared, SPACE)

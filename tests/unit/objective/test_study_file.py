@@ -79,6 +79,7 @@ def test_every_setting_can_be_stated(write: Callable[..., str]) -> None:
         "trials": 7,
         "seconds": 60,
         "target": -0.5,
+        "early_stop": 30,
         "sampler": "tpe",
         "policy": "fifo",
         "shares": "promise",

@@ -18,8 +18,8 @@ from shadho_celery.errors import UsageError
 from shadho_celery.executors.simulated import Change, SimulatedExecutor
 from shadho_celery.placement.pool import LEAST, MOST_WAIT, REFILL
 from shadho_celery.predictors.cost_model import CostModel
+from shadho_celery.samplers import MakeSampler
 from shadho_celery.scheduler.build import make_scheduler
-from shadho_celery.scheduler.proposals import MakeSampler
 from shadho_celery.scheduler.scheduler import Scheduler
 from shadho_celery.space.compile import Space, compile_space
 from shadho_celery.space.split import Subspace, split

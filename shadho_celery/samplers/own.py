@@ -1,0 +1,51 @@
+"""A user's own class of samplers, whose params are checked before a trial is made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+from shadho_celery.core.checks import short
+from shadho_celery.core.trial import Params, Trial
+from shadho_celery.errors import SpaceError, UsageError
+from shadho_celery.samplers.base import Sampler
+from shadho_celery.space.split import Subspace
+
+
+class OwnSampler:
+    """One of them. It is taken to learn from losses unless its `adaptive` is False."""
+
+    def __init__(self, sampler: Sampler, subspace: Subspace, name: str) -> None:
+        self._sampler, self._subspace, self._name = sampler, subspace, name
+        self.adaptive = getattr(sampler, "adaptive", True) is not False
+
+    def ask(self, n: int, pending: Collection[Trial]) -> list[Params]:
+        """Raises UsageError for params that are not of the space."""
+        asked = [*self._sampler.ask(n, pending)][:n]
+        for params in asked:
+            try:
+                self._subspace.space.check(params)
+            except (SpaceError, TypeError) as error:
+                raise UsageError(f"sampler {self._name} proposed {short(params, 200)}: {error}") from None
+            if not self._subspace.contains(params):
+                raise UsageError(f"sampler {self._name} left subspace {self._subspace.name}: {short(params, 200)}")
+        return asked
+
+    def tell(self, trials: Sequence[Trial]) -> None:
+        self._sampler.tell(trials)
+
+
+class MakeOwnSampler:
+    """Makes samplers of a user's class, or by a user's function."""
+
+    def __init__(self, make: Callable[[Subspace, Sequence[int]], Any]) -> None:
+        self._make = make
+        self.spans_space = getattr(make, "spans_space", False) is True
+
+    def __call__(self, subspace: Subspace, entropy: Sequence[int]) -> OwnSampler:
+        """Return a sampler of the subspace. Raises UsageError for one that cannot ask or tell."""
+        name = getattr(self._make, "__name__", type(self._make).__name__)
+        sampler = self._make(subspace, entropy)
+        if missing := [verb for verb in ("ask", "tell") if not callable(getattr(sampler, verb, None))]:
+            raise UsageError(f"sampler {name} lacks {' and '.join(missing)}; it needs ask(n, pending) and tell(trials)")
+        return OwnSampler(sampler, subspace, name)

@@ -1,0 +1,64 @@
+"""A user's own sampler needs ask and tell, and what it proposes is checked before a trial is made of it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any, ClassVar
+
+import pytest
+from hyperopt import hp
+
+from shadho_celery.core.trial import Params, Trial
+from shadho_celery.errors import UsageError
+from shadho_celery.samplers import find_sampler
+from shadho_celery.space.compile import compile_space
+from shadho_celery.space.split import Subspace, split
+
+SPACE = hp.choice("kind", [{"a": hp.uniform("a", 0, 1)}, {"b": hp.uniform("b", 0, 1)}])
+FIRST, SECOND = split(compile_space(SPACE))
+
+
+class Same:
+    """Proposes the params that it is given."""
+
+    params: ClassVar[Params] = {"kind": 0, "a": 0.5}
+
+    def __init__(self, subspace: Subspace, entropy: Sequence[int]) -> None:
+        self.told: list[Trial] = []
+
+    def ask(self, n: int, pending: Collection[Trial]) -> list[Params]:
+        return [self.params] * n
+
+    def tell(self, trials: Sequence[Trial]) -> None:
+        self.told += trials
+
+
+def proposing(params: Any, **facts: Any) -> Any:
+    return type("Odd", (Same,), {"params": params, **facts})
+
+
+def test_it_asks_and_learns_as_any_other() -> None:
+    sampler = find_sampler(Same)(FIRST, (0, 0))
+    assert sampler.ask(2, []) == [Same.params] * 2
+    assert sampler.adaptive
+    assert not find_sampler(proposing(Same.params, adaptive=False))(FIRST, (0, 0)).adaptive
+
+
+@pytest.mark.parametrize(
+    ("params", "words"),
+    [
+        ({"kind": 0, "a": 7.0}, r"^sampler Odd proposed .*'a': 7\.0 is outside uniform"),
+        ({"kind": 0}, r"^sampler Odd proposed .*lack 'a'"),
+        ({"kind": 0, "a": 0.5, "x": 1}, r"^sampler Odd proposed .*no hyperparameter 'x'"),
+        ({"kind": 1, "b": 0.5}, r"^sampler Odd left subspace kind=0"),
+        (None, r"^sampler Odd proposed None"),
+    ],
+)
+def test_params_that_are_not_of_its_subspace_are_named(params: Any, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        find_sampler(proposing(params))(FIRST, (0, 0)).ask(1, [])
+
+
+def test_one_that_cannot_ask_or_tell_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"^sampler Mute lacks tell; it needs ask\(n, pending\) and tell\(trials\)"):
+        find_sampler(type("Mute", (), {"__init__": Same.__init__, "ask": Same.ask}))(SECOND, (0, 1))
