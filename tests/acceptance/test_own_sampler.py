@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 from acceptance.commands import ROOT, Desk
-from acceptance.commands import desk as desk
 
 pytestmark = pytest.mark.timeout(180)
 
