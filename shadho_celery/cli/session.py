@@ -26,7 +26,7 @@ from shadho_celery.core import hardware
 from shadho_celery.core.checks import as_record, mask
 from shadho_celery.core.code import CodeVersion, Sources
 from shadho_celery.core.folders import EMBEDDED
-from shadho_celery.core.settings import DEFAULT_TRIALS, StudySettings
+from shadho_celery.core.settings import DEFAULT_TRIALS, StudySettings, continued
 from shadho_celery.embedded.embedded import Embedded
 from shadho_celery.errors import NoSuccessfulTrial, ServiceError, UsageError
 from shadho_celery.fleet.executor import QueueExecutor
@@ -146,17 +146,8 @@ class Session:
 
         Earlier runs were given those of `earlier`, and had those of `in_force`.
         """
-        if in_force.get("sampler", "") is None and "sampler" not in {
-            **self._file.stated,
-            **earlier,
-            **self._options.given,
-        }:
-            raise UsageError(
-                f"study {self._options.name or 'to resume'} was begun with a sampler of its own: put it back into "
-                "STUDY['sampler'] of the study file, or name one, such as --sampler tpe"
-            )
-        in_force = {name: value for name, value in in_force.items() if value is not None}
-        settings = self._options.over(self._file.stated, earlier, in_force)
+        given = {**self._file.stated, **earlier, **self._options.given}
+        settings = self._options.over(self._file.stated, earlier, continued(in_force, given))
         if settings.trials is settings.seconds is settings.target is settings.early_stop is None:
             settings = replace(settings, trials=DEFAULT_TRIALS)
         settings = replace(settings, shares=settings.shares_in_force)
@@ -332,9 +323,8 @@ class Session:
     def show_result(self) -> None:
         """Print the table, or the JSON object."""
         self._study.commit()
-        seconds = time.monotonic() - self._began
+        seconds, choices = time.monotonic() - self._began, self._scheduler.choices
         if self._options.as_json:
-            choices = self._scheduler.choices
             found = views.as_json(self._study, seconds, self._scheduler.subspaces, self._slots, choices)
             sys.stdout.write(json.dumps(found) + "\n")
         else:
@@ -342,7 +332,6 @@ class Session:
             where = self._file.module, self._study.name, self._store.safe_url
             trials = views.further_trials(self._limits.trials, self._study.counted)
             resume = views.resume_command(*where, trials, self._options.workers)
-            choices = self._scheduler.choices
             views.summary(self._study, self._space, self._console, resume, refused, choices=choices)
             if forged := self._executor.forged:
                 click.echo(f"records in Redis refused, unsigned or malformed: {forged}", err=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Annotated, Any
 
 from msgspec import Meta, Struct
@@ -10,6 +10,7 @@ from msgspec import Meta, Struct
 from shadho_celery.core.checks import description, misfit_at
 from shadho_celery.core.hardware import CLASS_NAME
 from shadho_celery.core.trial import Count, Finite, Number, Positive
+from shadho_celery.errors import UsageError
 
 #: width of a trial: a number, a key of the objective's values, or a function of those
 SlotsSetting = int | str | Callable[[Any], int]
@@ -51,6 +52,19 @@ IN_FORCE = ("sampler", "policy", "shares", "pool")
 UNNAMED: Mapping[str, str] = {"sampler": "of its own", "pool": "by the number of slots"}
 #: the defaults of the versions whose stores do not have what was in force: up to 0.5
 EARLIER_DEFAULTS: Mapping[str, Any] = {"sampler": "random", "policy": "cost", "shares": "uniform", "pool": 0}
+
+
+def continued(in_force: Mapping[str, Any], given: Collection[str]) -> dict[str, Any]:
+    """Return the settings that were `in_force` in an earlier run, for those `given` now to come before.
+
+    Raises UsageError if it had a sampler of its own, which a store cannot keep, and none is given.
+    """
+    if in_force.get("sampler", "") is None and "sampler" not in given:
+        raise UsageError(
+            "this study was begun with a sampler of its own: pass that function again, as STUDY['sampler'] in a study "
+            "file, or name one, see --sampler"
+        )
+    return {name: value for name, value in in_force.items() if value is not None}
 
 
 class StudySettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):

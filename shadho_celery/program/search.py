@@ -61,7 +61,8 @@ def minimize(
     `max_failures`: it also ends, and says so, if its first trials, so many, all fail in one way; 0 for never.
     `early_stop`: it also ends after so many trials without a lower loss.
     `seed`: makes the search repeatable.
-    `sampler`: "auto", the default, "random", "qmc", "tpe", "gp", or "optuna:NAME", Optuna's of that name.
+    `sampler`: "auto", the default, "random", "qmc", "grid", "tpe", "gp", "optuna:NAME", Optuna's of that name, or a
+        class of one's own (`samplers.base.Sampler`).
     `policy`: places trials on classes of workers.
     `shares`: divides the trials among subspaces: "promise", the default with sampler "auto", more to those that may
         hold the best loss; "even", the default with others, by the space's own law, but a tenth to a subspace that only
@@ -82,8 +83,8 @@ def minimize(
     and `.state`; `.best` is the one with the least loss, None without a success. Raises SpaceError for an unsuitable
     space, UsageError for invalid arguments.
     """
-    limits = {"trials": trials, "seconds": seconds, "target": target, "max_failures": max_failures}
-    limits["early_stop"] = early_stop
+    limits: dict[str, Any] = {"trials": trials, "seconds": seconds, "target": target}
+    limits |= {"max_failures": max_failures, "early_stop": early_stop}
     named = {"sampler": sampler, "policy": policy, "shares": shares}
     given: dict[str, Any] = {name: value for name, value in named.items() if value is not None}
     if isinstance(objective, str) or workers or broker or redis:
@@ -110,15 +111,7 @@ def minimize(
     Limits.of(as_record(limits, StudySettings))
     names: dict[str, Any] = {"store": store, "study": study, "resume": resume, "seed": seed, "rungs": rungs}
     with Study(space, **names, **given, enqueue=enqueue) as opened:
-        opened.run(
-            objective,
-            trials=trials,
-            seconds=seconds,
-            target=target,
-            max_failures=max_failures,
-            early_stop=early_stop,
-            progress=progress,
-        )
+        opened.run(objective, **limits, progress=progress)
     return opened
 
 

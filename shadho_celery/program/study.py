@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from shadho_celery.core.checks import as_record, short
 from shadho_celery.core.folders import CHECKPOINTS
-from shadho_celery.core.settings import StudySettings
+from shadho_celery.core.settings import StudySettings, continued
 from shadho_celery.core.trial import Attempt, Lost, Outcome, TrialState, whole
 from shadho_celery.errors import StoreError, UsageError
 from shadho_celery.executors.base import Executor
@@ -115,8 +115,7 @@ class Study(StudyResults):
         """
         # Invalid arguments are refused before a study is recorded.
         names = as_record({"store": store, "study": study, "resume": resume, "seed": seed}, _Names)
-        self._make_sampler = sampler if callable(sampler) else None
-        named = {"sampler": None if callable(sampler) else sampler, "policy": policy, "shares": shares}
+        named = {"sampler": sampler, "policy": policy, "shares": shares}
         self._given = {name: value for name, value in named.items() if value is not None}
         self._rungs = rungs
         self._settle({}, {})
@@ -337,15 +336,10 @@ class Study(StudyResults):
 
     def _settle(self, _: Mapping[str, Any], in_force: Mapping[str, Any]) -> Mapping[str, Any]:
         """Set the settings in force, given those `in_force` in earlier runs; return those to keep."""
-        is_own = self._make_sampler is not None
-        if in_force.get("sampler", "") is None and not is_own and "sampler" not in self._given:
-            raise UsageError(
-                'this study was begun with a sampler of its own: pass that function again, or name one, sampler="tpe"'
-            )
-        before = {name: value for name, value in in_force.items() if value is not None}
-        self._settings = replace(as_record({**before, **self._given}, StudySettings), rungs=self._rungs)
+        settings = as_record({**continued(in_force, self._given), **self._given}, StudySettings)
+        self._settings = replace(settings, rungs=self._rungs)
         check_settings(self._settings)
-        return self._settings.in_force() | ({"sampler": None} if is_own else {})
+        return self._settings.in_force()
 
     @property
     def _asked(self) -> str:
@@ -361,9 +355,7 @@ class Study(StudyResults):
         return self._loop
 
     def _scheduler_of(self, executor: Executor, limits: Limits) -> Scheduler:
-        return make_scheduler(
-            self._space, self._study, executor, limits, self._settings, make_sampler=self._make_sampler
-        )
+        return make_scheduler(self._space, self._study, executor, limits, self._settings)
 
     def _number_of(self, trial: object) -> int:
         if not isinstance(trial, AskedTrial):

@@ -16,7 +16,6 @@ from shadho_celery.placement.policies import make_policy
 from shadho_celery.placement.shares import make_shares
 from shadho_celery.predictors.cost_model import CostModel
 from shadho_celery.predictors.declared_cost import declared_cost
-from shadho_celery.samplers import MakeSampler
 from shadho_celery.scheduler.proposals import Proposals, spans_space
 from shadho_celery.scheduler.rounds import Endless, Rounds
 from shadho_celery.scheduler.scheduler import Scheduler
@@ -58,15 +57,10 @@ def make_scheduler(
     executor: Executor,
     limits: Limits,
     settings: StudySettings = DEFAULT_SETTINGS,
-    *,
-    make_sampler: MakeSampler | None = None,
 ) -> Scheduler:
-    """Return the scheduler of `study` with the parts named by `settings`. Raises UsageError as `check_settings`.
-
-    `make_sampler` takes the place of the sampler that is named.
-    """
+    """Return the scheduler of `study` with the parts named by `settings`. Raises UsageError as `check_settings`."""
     check_settings(settings)
-    make_sampler = make_sampler or samplers.find_sampler(settings.sampler, limits.trials)
+    make_sampler = samplers.find_sampler(settings.sampler, limits.trials)
     if settings.policy == "paper" and spans_space(make_sampler):
         raise UsageError("policy 'paper' ranks subspaces, which this sampler chooses itself; choose cost or fifo")
     subspaces = split(space)

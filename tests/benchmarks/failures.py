@@ -26,7 +26,7 @@ import optuna
 from failing_spaces import TASKS, Raised, for_hyperopt, from_optuna
 from figures import finish, goal
 from hyperopt.exceptions import AllTrialsFailed
-from samplers import quiet
+from peers import quiet
 
 from shadho_celery import minimize
 

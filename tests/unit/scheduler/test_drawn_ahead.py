@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 from hyperopt import hp
+from msgspec.structs import replace
 
 from shadho_celery.core.clock import ManualClock
 from shadho_celery.core.settings import StudySettings
@@ -18,7 +19,6 @@ from shadho_celery.errors import UsageError
 from shadho_celery.executors.simulated import Change, SimulatedExecutor
 from shadho_celery.placement.pool import LEAST, MOST_WAIT, REFILL
 from shadho_celery.predictors.cost_model import CostModel
-from shadho_celery.samplers import MakeSampler
 from shadho_celery.scheduler.build import make_scheduler
 from shadho_celery.scheduler.scheduler import Scheduler
 from shadho_celery.space.compile import Space, compile_space
@@ -55,7 +55,6 @@ class Search:
         settings: StudySettings | None = None,
         trials: int | None = None,
         limits: Limits | None = None,
-        make_sampler: MakeSampler | None = None,
     ) -> None:
         self.space, self.seconds, self.clock = space or flat(), seconds, ManualClock(0.0)
         self.store = store or SqlStore("sqlite://")
@@ -69,7 +68,6 @@ class Search:
             self.machines,
             limits or Limits(trials=trials),
             settings or StudySettings(sampler="random", speculate=False),
-            make_sampler=make_sampler,
         )
 
     def play(self, attempt: Attempt, compute_class: str) -> Outcome:
@@ -339,7 +337,8 @@ def spanning(**given: Any) -> Search:
     def seconds(params: Mapping[str, Any]) -> Mapping[str, float]:
         return by_width({"w": params.get("w", 0.2)})
 
-    return Search(compile_space(TWO), seconds=seconds, make_sampler=OneForAll, **given)
+    settings = replace(given.pop("settings", StudySettings(speculate=False)), sampler=OneForAll)
+    return Search(compile_space(TWO), seconds=seconds, settings=settings, **given)
 
 
 @pytest.mark.parametrize("policy", ["cost", "fifo"])
