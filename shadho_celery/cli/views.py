@@ -343,12 +343,8 @@ def summary(
     ours = study.failures.common()
     failures = ours or Failures(study.trials.of_state(_S.FAILED)).common()
     when = "failed" if ours or not has_run else "failed before this run"
-    lines = (
-        preferred
-        + choice_lines(study, choices or {})
-        + share_lines(study)
-        + [f"{when}: {one_line(each, 400)}" for each in failures[:MESSAGES]]
-    )
+    lines = [*preferred, *choice_lines(study, choices or {}), *share_lines(study)]
+    lines += [f"{when}: {one_line(each, 400)}" for each in failures[:MESSAGES]]
     if len(failures) > MESSAGES:
         lines += [f"{when} in other ways: {sum(each.trials for each in failures[MESSAGES:])}"]
     if failures:
@@ -418,7 +414,7 @@ def share_lines(study: Study) -> list[str]:
 
 def choice_lines(study: Study, choices: Mapping[str, str]) -> list[str]:
     """Return a line for each of the subspaces with the most trials: what the sampler `auto` chose last, and why."""
-    most = sorted(choices, key=lambda name: -study.count(subspace=name))
+    most = sorted(choices, key=lambda name: -study.asked(name))
     lines = [f"sampler auto{f', {name}' if len(most) > 1 else ''}: {choices[name]}" for name in most[:MESSAGES]]
     return lines + [f"sampler auto in {len(most) - MESSAGES} other subspaces: see --json"] * (len(most) > MESSAGES)
 

@@ -64,8 +64,8 @@ class GpSampler:
         self._rows: list[Array] = []
         self._losses: list[float] = []
         self._failed: list[Params] = []
-        #: results that the process was fitted to
-        self._fitted = 0
+        #: results that the process was fitted to, and those that it has learned, if nothing else
+        self._fitted, self._learned = 0, -1
         self._tried: set[tuple[Any, ...]] = set()
         self._count_told = 0
 
@@ -96,7 +96,7 @@ class GpSampler:
         # Of both no loss is known, and trying them again would tell none.
         unknown = [*self._failed[-MOST_FAILED:], *waiting[-MOST:]]
         if unknown:
-            self._process.suppose(self._features(unknown))
+            self._suppose(unknown)
         tried = self._tried | {self._key(params) for params in waiting}
         asked: list[Params] = []
         for index in indices:
@@ -104,7 +104,7 @@ class GpSampler:
             asked.append(params)
             tried.add(self._key(params))
             if len(asked) < len(indices):
-                self._process.suppose(self._features([params]))
+                self._suppose([params])
         return asked
 
     def tell(self, trials: Sequence[Trial]) -> None:
@@ -135,7 +135,13 @@ class GpSampler:
             number = max(number, self._random)
             self._process.fit(*self._history(number))
             self._fitted = number
-        self._process.learn(*self._history(len(self._losses)))
+        if self._learned != len(self._losses):
+            self._process.learn(*self._history(len(self._losses)))
+            self._learned = len(self._losses)
+
+    def _suppose(self, params_list: Sequence[Params]) -> None:
+        self._process.suppose(self._features(params_list))
+        self._learned = -1
 
     def _history(self, number: int) -> tuple[Array, Array]:
         """Return rows and standardised losses of the first so many results: of many, the best and the latest."""

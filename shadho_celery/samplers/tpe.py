@@ -139,6 +139,8 @@ class TpeSampler:
             guess = next(filter(is_new, map(self._params, ordered)), self._params(ordered[0]))
             guesses.append(guess)
             keys[self._key(guess)] = None
+            if place + 1 == len(generators):
+                break
             rest = slice(own.stop, None)
             more = np.logaddexp(worse[rest], bad.log_part(_row(self._key(guess)), candidates[rest]))
             ratios[rest] += worse[rest] - more

@@ -160,10 +160,15 @@ class Proposals:
             wanted = self._wanted(left)
             if wanted is None or wanted.origin is not None:
                 return
-            may_wait = left - self._study.waiting()
-            number = min(missing, may_wait, self.rounds.left, self._quota_left(name, wanted.drawn))
-            succeeded = self._study.count(*WELL, subspace=None if name == WHOLE else name)
-            number = min(number, succeeded - (len(self._pool) if name == WHOLE else self._pool.count(name)))
+            subspace = None if name == WHOLE else name
+            drawn = len(self._pool) if subspace is None else self._pool.count(subspace)
+            number = min(
+                missing,
+                left - self._study.waiting(),
+                self.rounds.left,
+                self._quota_left(name, wanted.drawn),
+                self._study.count(*WELL, subspace=subspace) - drawn,
+            )
             if number > 0 and name not in self._exhausted:
                 self._pool.add(name, self._drawn(name, wanted, int(number)))
 

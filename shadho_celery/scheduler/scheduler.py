@@ -70,9 +70,6 @@ class Scheduler:
         self._speculation = Speculation(cost_model) if speculate else None
         #: attempts that are placed, and sent once they are recorded
         self._unsent: list[Attempt] = []
-        #: the least loss at the highest budget so far, and the trials that have ended since
-        self._least: tuple[float, float] = (-math.inf, -math.inf)
-        self._without_gain = 0
         self._began = self._watched_at = study.clock.now()
         for trials, following in study.history():
             self._learn(*trials, following=following)
@@ -82,13 +79,13 @@ class Scheduler:
 
     @property
     def is_exhausted(self) -> bool:
-        """True once every point of a finite search, such as a grid, has been sent."""
-        return self._proposals.is_exhausted and not self.study.waiting()
+        """True once every point of a finite search, such as a grid, has ended: one that runs may still be lost."""
+        return self._proposals.is_exhausted and not self.study.waiting() and not self.study.in_flight
 
     @property
     def is_stale(self) -> bool:
         """True once so many trials have ended without a lower loss that the study should."""
-        return self.limits.without_gain is not None and self._without_gain >= self.limits.without_gain
+        return self.limits.without_gain is not None and self.study.trials.without_gain >= self.limits.without_gain
 
     @property
     def choices(self) -> Mapping[str, str]:
@@ -208,20 +205,8 @@ class Scheduler:
         return self._memory_fit.warned(result, trial) if retry is None else replace(result, retry=retry)
 
     def _learn(self, *trials: Trial, following: Mapping[str, int] | None = None) -> None:
-        for trial in trials:
-            self._note_gain(trial)
         self.cost_model.tell(*trials, following=following)
         self._proposals.tell(*trials, following=following)
-
-    def _note_gain(self, trial: Trial) -> None:
-        """Count the trials that have ended since the best one; a higher budget makes a new best one."""
-        if trial.state is TrialState.CANCELLED:
-            return
-        self._without_gain += 1
-        if trial.state is TrialState.COMPLETE and trial.loss is not None:
-            budget = math.inf if trial.budget is None else trial.budget
-            if (budget, -trial.loss) > self._least:
-                self._least, self._without_gain = (budget, -trial.loss), 0
 
     def _in_order(self, classes: Sequence[ComputeClass]) -> list[ComputeClass]:
         """Sort classes, strongest first: by their hardware, until the speed of every class is known."""

@@ -12,7 +12,7 @@ from typing import Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from shadho_celery.core.trial import Attempt, Outcome, Params, Summary, Trial, TrialState
+from shadho_celery.core.trial import COUNTED, Attempt, Outcome, Params, Summary, Trial, TrialState
 from shadho_celery.errors import StoreError
 
 #: reads trials by number, in any order
@@ -106,6 +106,8 @@ class FinishedTrials:
         #: by subspace, the merit of its best trial
         self._merits: dict[str, tuple[float, float]] = {}
         self._best: Trial | None = None
+        #: trials that have ended since the best one did, cancelled ones apart
+        self.without_gain = 0
         self._counts = Counts()
         self.count = self._counts.count
         #: claimed attempts of these trials that were lost
@@ -149,11 +151,12 @@ class FinishedTrials:
         self._fresh[trial.number] = trial
         self._counts.add(trial)
         self._counts.add_placed(trial)
+        self.without_gain += trial.state in COUNTED
         has_loss = trial.state is TrialState.COMPLETE and trial.loss is not None
         if has_loss and (mine := merit(trial)) < self._merits.get(trial.subspace, _NONE):
             self._merits[trial.subspace] = mine
             if self._best is None or mine < merit(self._best):
-                self._best = trial
+                self._best, self.without_gain = trial, 0
 
     def settle(self) -> None:
         """Let go of the trials: the store has them."""
@@ -285,8 +288,11 @@ class FinishedTrials:
         for row in ranked[firsts].tolist():
             one = self._recalled(row, unread)
             self._merits[one.subspace] = merit(one)
+        ended = table[table["state"] != _PLACES[TrialState.CANCELLED]]
+        self.without_gain = len(ended)
         if len(ranked):
             self._best = self.get(int(ranked["number"][0]))
+            self.without_gain -= 1 + int(np.flatnonzero(ended["number"] == ranked["number"][0])[0])
 
     def _ranked(self) -> _Table:
         """Return the rows of the COMPLETE trials, the best first."""

@@ -138,6 +138,8 @@ def test_the_svm_task_runs_from_the_checkout(desk: Desk) -> None:
     check_schema(report)
     assert report["store"] == store
     assert report["trials"]["total"] == 12
+    assert report["sampler"]["name"] == "auto"
+    assert {*report["sampler"]["choices"]} == {*report["subspaces"]}
     assert "CPU workers play the classes gpu_large, gpu_small, cpu" in command.err
     assert {name for name, counts in report["subspaces"].items() if counts["complete"] + counts["failed"]} == {
         "kernel=linear",

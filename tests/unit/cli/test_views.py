@@ -446,3 +446,16 @@ def test_nothing_that_is_to_be_copied_is_wrapped() -> None:
     assert study.best is not None
     assert f"best: {views.given(space, study.best)}" in lines
     assert f"more trials of it: {again}".rstrip() in [line.rstrip() for line in lines]
+
+
+def test_what_the_sampler_chose_is_said_for_the_subspaces_with_the_most_trials() -> None:
+    study, _, space = searched()
+    assert views.choice_lines(study, {}) == []
+    assert views.choice_lines(study, {"all": "gp: why"}) == ["sampler auto: gp: why"]
+    first, second = study.subspaces
+    lines = views.choice_lines(study, {"never": "tpe: 1", "nor this": "tpe: 2", first: "tpe: 3", second: "gp: 4"})
+    assert {*lines[:2]} == {f"sampler auto, {first}: tpe: 3", f"sampler auto, {second}: gp: 4"}
+    assert lines[2:] == ["sampler auto, never: tpe: 1", "sampler auto in 1 other subspaces: see --json"]
+    screen, text = console()
+    views.summary(study, space, screen, None, choices={"all": "gp: why"})
+    assert "sampler auto: gp: why" in text.getvalue()

@@ -11,10 +11,17 @@ import pytest
 from hyperopt import hp
 
 import shadho_celery
-from shadho_celery.core.trial import Outcome, Trial, TrialState
+from shadho_celery.core.clock import ManualClock
+from shadho_celery.core.settings import StudySettings
+from shadho_celery.core.trial import Attempt, Outcome, Trial, TrialState
+from shadho_celery.executors.simulated import Change, SimulatedExecutor
 from shadho_celery.samplers.grid import LEVELS, MOST, GridSampler, levels
+from shadho_celery.scheduler.build import make_scheduler
 from shadho_celery.space.compile import compile_space
 from shadho_celery.space.split import split
+from shadho_celery.store.sql import SqlStore
+from shadho_celery.study.limits import Limits
+from shadho_celery.study.open import open_study
 
 FINITE = {"a": hp.choice("a", ["x", "y", "z"]), "n": hp.randint("n", 2, 6), "q": hp.quniform("q", 0, 1, 0.5)}
 TREE = {
@@ -100,3 +107,21 @@ def test_a_resumed_grid_tries_nothing_twice(tmp_path: Path) -> None:
     study = shadho_celery.minimize(lambda _: math.nan, FINITE, trials=1000, resume=True, max_failures=0, **options)
     points = [repr(sorted(trial.params.items())) for trial in study.trials]
     assert len(points) == len({*points}) == 36
+
+
+def test_a_point_that_is_lost_while_the_grid_ends_is_tried_again() -> None:
+    """The slot that asks in vain must not end the study over the head of one that runs."""
+    space, clock = compile_space({"n": hp.randint("n", 6)}), ManualClock()
+    study = open_study(SqlStore("sqlite://"), space.describe(), seed=0, clock=clock)
+
+    def play(attempt: Attempt, compute_class: str) -> Outcome:
+        return Outcome(state=TrialState.COMPLETE, loss=1.0, seconds=10.0 if compute_class == "fast" else 100.0)
+
+    changes = (Change(at=90.0, compute_class="slow", slots=-1), Change(at=300.0, compute_class="late", slots=1))
+    executor = SimulatedExecutor({"fast": 1, "slow": 1}, play, clock, changes=changes)
+    settings = StudySettings(sampler="grid", policy="fifo", speculate=False)
+    scheduler = make_scheduler(space, study, executor, Limits(trials=100), settings)
+    scheduler.run()
+    assert study.lost == 1
+    assert study.count(TrialState.COMPLETE) == len({trial.params["n"] for trial in study}) == 6
+    assert scheduler.is_exhausted

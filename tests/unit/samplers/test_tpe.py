@@ -14,7 +14,7 @@ from hyperopt import hp
 from shadho_celery import minimize
 from shadho_celery.core.trial import Outcome, Trial, TrialState
 from shadho_celery.samplers import make_sampler
-from shadho_celery.samplers.tpe import MOST_BAD, MOST_RANDOM, Array, TpeSampler, _axis, _log_products
+from shadho_celery.samplers.tpe import MOST_BAD, MOST_RANDOM, Array, TpeSampler, _axis, _log_products, _Mixture
 from shadho_celery.space.compile import compile_space
 from shadho_celery.space.domains import QLogNormal, QLogUniform, QNormal, QUniform, make_domain
 from shadho_celery.space.split import Subspace, split
@@ -287,6 +287,16 @@ def test_every_kernel_is_a_density(name: str) -> None:
     kernels = densities(name, values, centres, np.full(4, 0.7))
     assert kernels.shape == (len(values), 4)
     np.testing.assert_allclose(kernels.sum(axis=0) * mass, 1.0, rtol=1e-3)
+
+
+@pytest.mark.parametrize("name", LAWS)
+def test_what_one_more_trial_adds_to_a_mixture_is_its_part_of_the_mass_and_lies_at_its_value(name: str) -> None:
+    values, mass = grid(name)
+    points, at = np.array(values, dtype=float)[:, None], values[len(values) // 3]
+    mixture = _Mixture([_axis(make_domain(name, *LAWS[name]))], np.array([[values[0]], [values[-1]], [math.nan]]))
+    added = np.exp(mixture.log_part([float(at)], points))
+    assert added.sum() * mass == pytest.approx(1 / 3, rel=1e-3)
+    assert added[len(values) // 3] > 2 * max(added[0], added[-1])
 
 
 @pytest.mark.parametrize("name", LAWS)
