@@ -416,7 +416,7 @@ def choice_lines(study: Study, choices: Mapping[str, str]) -> list[str]:
     """Return a line for each of the subspaces with the most trials: what the sampler `auto` chose last, and why."""
     most = sorted(choices, key=lambda name: -study.asked(name))
     lines = [f"sampler auto{f', {name}' if len(most) > 1 else ''}: {choices[name]}" for name in most[:MESSAGES]]
-    return lines + [f"sampler auto in {len(most) - MESSAGES} other subspaces: see --json"] * (len(most) > MESSAGES)
+    return lines + [f"sampler auto in further subspaces ({len(most) - MESSAGES}): see --json"] * (len(most) > MESSAGES)
 
 
 def preference_lines(study: Study) -> list[str]:

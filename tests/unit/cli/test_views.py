@@ -455,7 +455,7 @@ def test_what_the_sampler_chose_is_said_for_the_subspaces_with_the_most_trials()
     first, second = study.subspaces
     lines = views.choice_lines(study, {"never": "tpe: 1", "nor this": "tpe: 2", first: "tpe: 3", second: "gp: 4"})
     assert {*lines[:2]} == {f"sampler auto, {first}: tpe: 3", f"sampler auto, {second}: gp: 4"}
-    assert lines[2:] == ["sampler auto, never: tpe: 1", "sampler auto in 1 other subspaces: see --json"]
+    assert lines[2:] == ["sampler auto, never: tpe: 1", "sampler auto in further subspaces (1): see --json"]
     screen, text = console()
     views.summary(study, space, screen, None, choices={"all": "gp: why"})
     assert "sampler auto: gp: why" in text.getvalue()
