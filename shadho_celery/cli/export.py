@@ -31,7 +31,9 @@ def _json(study: StudyResults, file: IO[bytes]) -> None:
     head = plain_json({"study": study.name, "module": study.module, "seed": study.seed, "space": study.space})
     file.write(f'{json.dumps(head)[:-1]}, "trials": ['.encode())
     for place, trial in enumerate(study.trials):
-        file.write(f"{',' if place else ''}\n{json.dumps(plain_json(trial_json(trial)))}".encode())
+        # The loss as it is minimised: every kind of file has the same numbers.
+        found = trial_json(trial) | {"loss": trial.loss}
+        file.write(f"{',' if place else ''}\n{json.dumps(plain_json(found))}".encode())
     file.write(b"\n]}\n")
 
 

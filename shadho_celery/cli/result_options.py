@@ -66,7 +66,7 @@ def plain_json(value: Any) -> Any:
 
 
 def trial_json(trial: TrialResult) -> dict[str, Any]:
-    """Return a trial as plain values for JSON."""
+    """Return a trial as plain values for JSON; its loss, the first of several, as the objective returned it."""
     names = (
         *(
             "number",
@@ -75,6 +75,8 @@ def trial_json(trial: TrialResult) -> dict[str, Any]:
             "values",
             "params",
             "loss",
+            "losses",
+            "constraints",
             "metrics",
             "error",
             "log",
@@ -85,7 +87,8 @@ def trial_json(trial: TrialResult) -> dict[str, Any]:
         *("memory", "gpu_memory", "outgrown", "seed", "budget", "compute_class", "host", "attempts", "lost"),
         *("asked_at", "started_at", "finished_at"),
     )
-    return {name: getattr(trial, name) for name in names}
+    found = {name: getattr(trial, name) for name in names}
+    return found | {"loss": next(iter(trial.losses.values()), trial.loss)}
 
 
 def moment(seconds: float | None) -> str:

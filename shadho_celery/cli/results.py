@@ -10,6 +10,7 @@ from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 import click
+import msgspec
 
 from shadho_celery.cli.connection_options import refusals, warn_of_password
 from shadho_celery.cli.result_options import (
@@ -23,6 +24,7 @@ from shadho_celery.cli.result_options import (
 )
 from shadho_celery.core.checks import one_line
 from shadho_celery.core.failures import read_failure
+from shadho_celery.core.objectives import in_words
 from shadho_celery.core.settings import UNNAMED
 from shadho_celery.core.trial import COUNTED, Params, TrialState
 from shadho_celery.errors import NoSuccessfulTrial
@@ -125,6 +127,7 @@ def show(name: str, store: str, as_json: bool) -> None:
         study = Study(database, record, 0, database.earlier(record.key))
         values = Values(record)
         running_on = database.holder(record.key, study.clock.wall())
+        taught = len(database.warm_start(record.key))
         trials = views.further_trials(record.settings.get("trials"), study.counted)
         again = (
             views.resume_command(record.module, record.name, database.safe_url, trials)
@@ -133,9 +136,11 @@ def show(name: str, store: str, as_json: bool) -> None:
         )
         views.summary(study, _Recorded(values.of), views.make_console(), None if running_on else again, has_run=False)
     if record.in_force:
-        in_force = record.in_force.items()
-        said = ", ".join(f"{name} {UNNAMED.get(name) if value is None else value}" for name, value in in_force)
+        in_force = dict(record.in_force) | ({"objectives": in_words(record.objectives)} if record.objectives else {})
+        said = ", ".join(f"{name} {UNNAMED.get(name) if value is None else value}" for name, value in in_force.items())
         click.echo(f"settings: {said}")
+    if taught:
+        click.echo(f"warm start: {taught} trials of elsewhere have taught it, which are none of these")
     click.echo(f"running on {running_on}, {study.in_flight} trials in flight" if running_on else "ended")
     if values.note:
         click.echo(f"Warning: {values.note}", err=True)
@@ -246,19 +251,38 @@ Examples:
 @json_option
 @refusals()
 def best(name: str, store: str, as_json: bool) -> None:
-    """Print the best trial of a study: its loss, and the values as the objective got them."""
+    """Print the best trial of a study: its loss, and the values as the objective got them.
+
+    Of several losses print all trials of the front, the feasible ones that no other one dominates.
+    """
     with opened(store, name) as study:
-        found = study.best
+        front = study.front
+        found = front[0] if front else study.best
         if found is None:
             raise NoSuccessfulTrial(
                 f"study {study.name} has no successful trial; see shadho-celery trials {study.name} --failed"
             )
         if as_json:
-            print_json({"study": study.name, **trial_json(found)})
+            whole = {"front": [*map(trial_json, front)]} if front else {}
+            print_json({"study": study.name, **trial_json(found), **whole})
             return
-        click.echo(f"study {study.name}, trial {found.number}: loss {found.loss!r}")
-        for line in [*_listed("values", found.values), *_listed("metrics", found.metrics)]:
+        if front:
+            _print(_trials_table(front, with_errors=False))
+            click.echo(f"study {study.name}: front of {len(front)} {'trial' if len(front) == 1 else 'trials'}")
+            return
+        warned = "" if found.is_feasible else ", which breaks its constraints: no trial is feasible yet"
+        click.echo(f"study {study.name}, trial {found.number}: {_losses_in_words(found)}{warned}")
+        for line in [
+            *_listed("values", found.values),
+            *_listed("constraints", found.constraints),
+            *_listed("metrics", found.metrics),
+        ]:
             click.echo(line)
+
+
+def _losses_in_words(found: TrialResult) -> str:
+    named: Mapping[str, float | None] = found.losses or {"loss": found.loss}
+    return ", ".join(f"{name} {loss!r}" for name, loss in named.items())
 
 
 def _by_loss(trial: TrialResult) -> tuple[bool, float]:
@@ -292,17 +316,20 @@ def _chosen(
 def _trials_table(found: list[TrialResult], *, with_errors: bool) -> Table:
     from rich.text import Text
 
-    from shadho_celery.cli.views import brief, cut, make_console
+    from shadho_celery.cli.views import NAME, brief, cut, make_console
 
     has_room = make_console().width >= NARROW
     # A failure of code that was mended since is told by its version.
     has_codes = with_errors and len({each.code for each in found}) > 1
     where = ["class", "host"] if has_room else []
-    names = [">trial", "state", ">loss", ">seconds", *where, *(["code"] if has_codes else [])]
+    losses = dict.fromkeys(name for each in found for name in each.losses)
+    names = [">trial", "state", *(f">{one_line(name, NAME)}" for name in losses or ["loss"]), ">seconds", *where]
+    names += ["code"] if has_codes else []
     table = _table(*names, "error" if with_errors else "what the objective got")
     for each in found:
         words = str(read_failure(each.error)) if with_errors else brief(each.values)
-        cells = (str(each.number), each.state.lower(), _number(each.loss), _number(each.seconds, 3))
+        shown = [each.losses.get(name) for name in losses] or [each.loss]
+        cells = (str(each.number), each.state.lower(), *map(_number, shown), _number(each.seconds, 3))
         facts = [each.compute_class or "-", each.host or "-"] if has_room else []
         facts += [each.code or "-"] if has_codes else []
         table.add_row(*cells, *map(Text, facts), cut(one_line(words, 1000)))
@@ -312,8 +339,10 @@ def _trials_table(found: list[TrialResult], *, with_errors: bool) -> Table:
 def _description(study: StudyResults, found: TrialResult) -> Iterator[str]:
     """Yield all that is known of a trial, a fact a line."""
     yield f"study {study.name}, trial {found.number}: {found.state.lower()}"
-    if found.loss is not None:
+    if found.loss is not None and not found.losses:
         yield f"loss: {found.loss!r}"
+    yield from _listed("losses", found.losses)
+    yield from _listed("constraints", found.constraints)
     yield f"subspace: {found.subspace}"
     yield from _listed("values", found.values)
     yield from _listed("params as drawn", found.params)
@@ -365,19 +394,24 @@ def _listed(title: str, found: Any) -> Iterator[str]:
 
 
 def _study_json(study: StudyResults) -> dict[str, Any]:
-    best = study.best
+    best, covered = study.best, study.coverage()
     return {
         "study": study.name,
         "store": study.store,
         "module": study.module,
+        "objectives": dict(study.objectives),
         "seed": study.seed,
         "settings": study.settings,
         "in_force": study.in_force,
+        "sampler": {"name": study.in_force.get("sampler"), "choices": study.choices},
         "space": study.space,
         "created_at": study.created_at,
         "running_on": study.running_on,
         "trials": {state.lower(): count for state, count in study.counts.items()},
         "best": None if best is None else trial_json(best),
+        "front": [*map(trial_json, study.front)],
+        "hypervolume": covered and msgspec.to_builtins(covered),
+        "warm_start": study.taught,
     }
 
 

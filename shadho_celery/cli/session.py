@@ -11,9 +11,10 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, nullcontext, redirect_stdout
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 
 import click
 import msgspec
@@ -26,14 +27,18 @@ from shadho_celery.core import hardware
 from shadho_celery.core.checks import as_record, mask
 from shadho_celery.core.code import CodeVersion, Sources
 from shadho_celery.core.folders import EMBEDDED
-from shadho_celery.core.settings import DEFAULT_TRIALS, StudySettings, continued
+from shadho_celery.core.objectives import refuse_others
+from shadho_celery.core.settings import DEFAULT_TRIALS, StudySettings, continued, other_sampler
+from shadho_celery.core.trial import Trial
 from shadho_celery.embedded.embedded import Embedded
 from shadho_celery.errors import NoSuccessfulTrial, ServiceError, UsageError
 from shadho_celery.fleet.executor import QueueExecutor
 from shadho_celery.objective.sources import DiskWatch, contents
 from shadho_celery.objective.study_file import StudyFile
-from shadho_celery.results.study import StudyResults
-from shadho_celery.scheduler.build import check_settings, make_scheduler
+from shadho_celery.results.on_trial import OnTrial, TrialCallback, check_on_trial
+from shadho_celery.results.study import RunningStudy, StudyResults
+from shadho_celery.results.warm_start import read_source
+from shadho_celery.scheduler.build import check_settings, least_budget, make_scheduler
 from shadho_celery.scheduler.known_points import completed, enqueue
 from shadho_celery.scheduler.widths import widest
 from shadho_celery.space.compile import compile_space
@@ -43,6 +48,7 @@ from shadho_celery.store.sql import SqlStore
 from shadho_celery.study.limits import Limits
 from shadho_celery.study.open import open_study
 from shadho_celery.study.study import Study
+from shadho_celery.study.warm_start import Source, fit, refuse_if_resumed
 from shadho_celery.transport import urls
 from shadho_celery.transport.broker import Publisher
 from shadho_celery.transport.redis import connect
@@ -85,6 +91,10 @@ class Options:
     ship: bool = False
     #: known points to run first: label -> value of each
     points: Sequence[object] = ()
+    #: where trials come from that teach a new study: a name, a file, or what was read already
+    warm_start: str | Path | Source | None = None
+    #: called after each trial, in place of the study file's
+    on_trial: OnTrial | None = None
     #: True if no progress is shown
     silent: bool = False
     as_json: bool = False
@@ -120,6 +130,10 @@ class Session:
         self._settle({}, {})
         self._space = compile_space(file.space)
         completed(self._space, self._settings, options.points)
+        refuse_if_resumed(options.warm_start, resume=options.resume)
+        self._on_trial = options.on_trial or file.on_trial
+        if self._on_trial is not None:
+            check_on_trial(self._on_trial, f"on_trial of {file.module}" if options.on_trial is None else "on_trial")
         #: version of the study's code, and what tells whether its files are still so
         self._code = file.code.with_space(self._space.describe())
         self._disk = DiskWatch()
@@ -150,10 +164,15 @@ class Session:
         settings = self._options.over(self._file.stated, earlier, continued(in_force, given))
         if settings.trials is settings.seconds is settings.target is settings.early_stop is None:
             settings = replace(settings, trials=DEFAULT_TRIALS)
+        # Workers read the losses by the study file, whatever this study had before.
+        refuse_others(self._file.settings.objectives, in_force)
         settings = replace(settings, shares=settings.shares_in_force)
         check_settings(settings)
+        now = settings.in_force()
+        #: sampler of the run before this one
+        self._sampler_before = in_force.get("sampler", now["sampler"])
         self._settings, self._limits = settings, Limits.of(settings)
-        return settings.in_force()
+        return now
 
     def __enter__(self) -> Session:
         with ExitStack() as opened:
@@ -177,6 +196,7 @@ class Session:
             click.echo(
                 f"fleet: broker {mask(urls.url(urls.BROKER))}, Redis {mask(urls.url(urls.REDIS))}{unset}", err=True
             )
+        taught = self._taught()
         self._study = open_study(
             self._store,
             self._space.describe(),
@@ -188,6 +208,7 @@ class Session:
             settle=self._settle,
             tree=to_json(self._space),
             repaired=partial(click.echo, err=True) if self._options.repair else None,
+            warm_start=taught,
         )
         opened.callback(self._study.close)
         if not self._options.fleet:
@@ -213,6 +234,19 @@ class Session:
         # A scheduler counts them, and sends them first.
         enqueue(self._study, self._space, self._settings, self._options.points)
         self._scheduler = make_scheduler(self._space, self._study, self._executor, self._limits, self._settings)
+        self._running = RunningStudy(self._store, self._study.record, self._space.evaluate, self._scheduler.stop)
+
+    def _taught(self) -> Sequence[Trial]:
+        """Return the trials of elsewhere that teach a new study, and say which."""
+        given = self._options.warm_start
+        if given is None:
+            return ()
+        objectives = self._settings.objectives
+        if not isinstance(given, Source):
+            given = read_source(given, self._space, self._store, least_budget(self._settings.rungs), objectives)
+        found = fit(given, self._space, objectives)
+        click.echo(found.words, err=True)
+        return found.trials
 
     def _close_executor(self) -> None:
         """Record the results, then close the executor, which deletes them; else leave them for the next one."""
@@ -274,7 +308,12 @@ class Session:
             if not self._options.silent:
                 view.update()
 
+        if self._on_trial is not None:
+            callback = TrialCallback(self._on_trial, self._running, lambda text: view.note(f"Warning: {text}"))
+            self._scheduler.on_trial = self._with_own_output(callback)
         click.echo(f"study {self._study.name} (seed {self._study.record.seed}) in {self._store.safe_url}", err=True)
+        if line := other_sampler(self._sampler_before, self._settings.in_force()["sampler"], self._study.counted):
+            click.echo(line, err=True)
         if self._scheduler.done:
             ended = self._study.counted
             click.echo(f"nothing is left to run: {ended} trials have ended; --trials {2 * ended} runs more", err=True)
@@ -291,6 +330,15 @@ class Session:
                 shown.close()
         self._is_whole = True
         return 0 if self._study.best is not None or self._signals else NoSuccessfulTrial.exit_code
+
+    def _with_own_output(self, callback: TrialCallback) -> Callable[[Trial], None]:
+        """Return a callback that prints to standard error where standard output is the JSON object's."""
+
+        def called(trial: Trial) -> None:
+            with redirect_stdout(sys.stderr) if self._options.as_json else nullcontext():
+                callback(trial)
+
+        return called
 
     def _warn(self, say: Callable[[str], None]) -> None:
         """Say each new warning once."""
@@ -323,16 +371,16 @@ class Session:
     def show_result(self) -> None:
         """Print the table, or the JSON object."""
         self._study.commit()
-        seconds, choices = time.monotonic() - self._began, self._scheduler.choices
         if self._options.as_json:
-            found = views.as_json(self._study, seconds, self._scheduler.subspaces, self._slots, choices)
+            seconds = time.monotonic() - self._began
+            found = views.as_json(self._study, seconds, self._scheduler.subspaces, self._slots)
             sys.stdout.write(json.dumps(found) + "\n")
         else:
             refused = self._executor.refused() + self._study.refused
             where = self._file.module, self._study.name, self._store.safe_url
             trials = views.further_trials(self._limits.trials, self._study.counted)
             resume = views.resume_command(*where, trials, self._options.workers)
-            views.summary(self._study, self._space, self._console, resume, refused, choices=choices)
+            views.summary(self._study, self._space, self._console, resume, refused)
             if forged := self._executor.forged:
                 click.echo(f"records in Redis refused, unsigned or malformed: {forged}", err=True)
         if self._options.fleet and not self._disk.edited(self._code):
@@ -346,13 +394,20 @@ class Session:
                 err=True,
             )
         elif self._scheduler.is_stale:
+            gain = "a change of the front" if len(self._study.objectives) > 1 else "a better feasible loss"
             click.echo(
-                f"ended: {self._limits.without_gain} trials without a lower loss (--early-stop); "
+                f"ended: {self._limits.without_gain} trials without {gain} (--early-stop); "
                 f"--resume {self._study.name} --early-stop {2 * (self._limits.without_gain or 0)} goes on",
                 err=True,
             )
+        elif self._running.is_stopped:
+            click.echo(f"ended: on_trial called study.stop(); --resume {self._study.name} goes on", err=True)
         elif self._scheduler.is_exhausted:
             click.echo("ended: the sampler has no further params, all of its points have been tried", err=True)
+        # A short run may have ended before the last look for warnings.
+        for warning in (f"Warning: {each}" for each in self._scheduler.notices()):
+            if warning not in self._warned:
+                click.echo(warning, err=True)
         if self._study.best is None and not self._scheduler.hopeless:
             click.echo(str(NoSuccessfulTrial()) if self._study.counted else "No trial has ended.", err=True)
 

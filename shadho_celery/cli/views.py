@@ -10,7 +10,7 @@ import sys
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import dropwhile, islice
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from msgspec import to_builtins
 from rich.console import Console, Group
@@ -21,8 +21,10 @@ from rich.text import Text
 
 from shadho_celery.core.checks import one_line
 from shadho_celery.core.hardware import ComputeClass
+from shadho_celery.core.objectives import turned
 from shadho_celery.core.trial import Params, Trial, TrialState
 from shadho_celery.placement.shares import only_fails
+from shadho_celery.results.coverage import coverage
 from shadho_celery.results.preferences import Preference, preferences
 from shadho_celery.results.values import Values
 from shadho_celery.store.base import DEFAULT_STORE
@@ -32,8 +34,11 @@ if TYPE_CHECKING:
     from shadho_celery.scheduler.scheduler import Scheduler
     from shadho_celery.study.study import Study
 
-#: rows of the table of the best trials
-BEST = 5
+#: rows of the table of the best trials, and of that of a front
+BEST, FRONT = 5, 10
+
+#: characters of a loss's name in a table
+NAME = 14
 
 #: rows of the table of subspaces and classes
 PLACED = 12
@@ -63,6 +68,7 @@ LEAST_WIDTH = 12
 PLAIN_WIDTH = 120
 
 _S = TrialState
+T = TypeVar("T")
 
 
 class Evaluator(Protocol):
@@ -162,7 +168,7 @@ class LiveView:
             self._preferred = preference_lines(study)
         below = [
             *self._preferred,
-            *choice_lines(study, self._scheduler.choices),
+            *choice_lines(study),
             *running_lines(study),
             *(f"failed: {one_line(each)}" for each in study.failures.common()[:MESSAGES]),
         ]
@@ -271,8 +277,9 @@ def best_line(study: Study) -> str:
     """Return the best loss so far in one line."""
     best = study.best
     if best is None:
-        return "no loss yet"
-    return f"best loss {best.loss:.6g} (trial {best.number}, {best.subspace}, {best.compute_class})"
+        return study.best_words
+    nearest = f"the nearest breaks its constraints by {best.violation:.3g}: " if best.violation else ""
+    return f"{study.best_words} ({nearest}trial {best.number}, {best.subspace}, {best.compute_class})"
 
 
 def right(name: str) -> Column:
@@ -326,16 +333,17 @@ def summary(
     resume_command: str | None,
     refused: int = 0,
     *,
-    choices: Mapping[str, str] | None = None,
     has_run: bool = True,
 ) -> None:
     """Print the best trials, failures and warnings, the store, and the command to continue, if there is one.
 
-    `refused` is the number of results that were refused: late ones, and those of other params. `choices` are those of
-    the sampler `auto`. Without `has_run` the study is only looked at.
+    `refused` is the number of results that were refused: late ones, and those of other params. Without `has_run` the
+    study is only looked at.
     """
-    if best := study.trials.best_few(BEST):
-        console.print(best_table(best, space))
+    if front := study.trials.front:
+        console.print(best_table(spread_out(front), space, study.objectives))
+    elif best := study.trials.best_few(BEST):
+        console.print(best_table(best, space, study.objectives))
     if len(study.compute_classes) > 1 and study.count(_S.COMPLETE):
         console.print(placement_table(study))
     preferred = preference_lines(study)
@@ -343,7 +351,7 @@ def summary(
     ours = study.failures.common()
     failures = ours or Failures(study.trials.of_state(_S.FAILED)).common()
     when = "failed" if ours or not has_run else "failed before this run"
-    lines = [*preferred, *choice_lines(study, choices or {}), *share_lines(study)]
+    lines = [*preferred, *choice_lines(study), *share_lines(study)]
     lines += [f"{when}: {one_line(each, 400)}" for each in failures[:MESSAGES]]
     if len(failures) > MESSAGES:
         lines += [f"{when} in other ways: {sum(each.trials for each in failures[MESSAGES:])}"]
@@ -357,7 +365,7 @@ def summary(
     counts = f"{study.count(_S.COMPLETE)} complete, {study.count(_S.FAILED)} failed"
     if study.best is not None:
         lines += [f"best: {given(space, study.best)}"]
-    lines += [f"study {study.name}: {counts}; {best_line(study)}"]
+    lines += [f"study {study.name}: {counts}; {best_line(study)}", *front_lines(study)]
     lines += [f"store: {study.store.safe_url}"]
     then = "once it is mended" if study.best is None and failures else "more trials of it"
     lines += [f"{then}: {resume_command}"] if resume_command else []
@@ -366,17 +374,36 @@ def summary(
         console.print(Text(line), soft_wrap=True)
 
 
-def best_table(trials: Sequence[Trial], space: Evaluator) -> Table:
-    """Return one row for each trial, with its budget if any of them has one."""
+def best_table(trials: Sequence[Trial], space: Evaluator, objectives: Mapping[str, str] | None = None) -> Table:
+    """Return one row for each trial: its losses, and budget and violated constraints if any of them has such ones."""
     has_budgets = any(trial.budget is not None for trial in trials)
-    numbers = ("trial", "loss", "budget") if has_budgets else ("trial", "loss")
-    table = Table(*map(right, numbers), fact("class"), last("what the objective got"))
+    violates = any(trial.violation for trial in trials)
+    names = [one_line(name, NAME) for name in objectives or ()] or ["loss"]
+    names += ["budget"] * has_budgets + ["violation"] * violates
+    table = Table(*map(right, ("trial", *names)), fact("class"), last("what the objective got"))
     for trial in trials:
-        budget = "all" if trial.budget is None else f"{trial.budget:.6g}"
+        figures = [f"{loss:.6g}" for loss in turned(trial.losses or {"": trial.loss or 0.0}, objectives).values()]
+        figures += ["all" if trial.budget is None else f"{trial.budget:.6g}"] * has_budgets
+        figures += [f"{trial.violation:.3g}" if trial.violation else "-"] * violates
         # Text: rich would read square brackets in a str as its markup.
-        figures = (str(trial.number), f"{trial.loss:.6g}", budget)
-        table.add_row(*figures[: len(numbers)], Text(str(trial.compute_class)), cut(given(space, trial)))
+        table.add_row(str(trial.number), *figures, Text(str(trial.compute_class)), cut(given(space, trial)))
     return table
+
+
+def spread_out(front: Sequence[T]) -> list[T]:
+    """Return FRONT trials of a front, its ends and some evenly between them; all of a smaller one."""
+    step = (len(front) - 1) / (FRONT - 1)
+    return [*front] if len(front) <= FRONT else [front[round(place * step)] for place in range(FRONT)]
+
+
+def front_lines(study: Study) -> list[str]:
+    """Return a line on the front of several losses: what it covers, and where it stands whole."""
+    covered = coverage(study.trials, study.objectives)
+    if covered is None:
+        return []
+    point = ", ".join(f"{name} {loss:.4g}" for name, loss in covered.reference.items())
+    more = f"; all: shadho-celery best {shlex.quote(study.name)}" if study.trials.on_front > FRONT else ""
+    return [f"front: hypervolume {covered.hypervolume:.6g} against {point}{more}"]
 
 
 def placement_table(study: Study) -> Table:
@@ -384,15 +411,23 @@ def placement_table(study: Study) -> Table:
     seconds = study.trials.seconds()
     classes = sorted({compute_class for _, compute_class in seconds})
     best = {name: study.best_of(name) for name in study.subspaces}
-    table = Table("complete x median seconds", *map(right, [*classes, "best loss"]))
+    name = one_line(next(iter(study.objectives), "loss"), NAME)
+    table = Table("complete x median seconds", *map(right, [*classes, f"best {name}"]))
     for subspace in sorted(best, key=lambda name: (best[name] is None, best[name] or 0.0))[:PLACED]:
         cells = [
             f"{len(times)} x {statistics.median(times):.3g}" if times else "-"
             for times in (seconds.get((subspace, name), []) for name in classes)
         ]
-        loss = best[subspace]
+        loss = _own(study, best[subspace])
         table.add_row(Text(subspace), *cells, "-" if loss is None else f"{loss:.6g}")
     return table
+
+
+def _own(study: Study, loss: float | None) -> float | None:
+    """Return a loss, of several the first one, as the objective returned it; None without one."""
+    if loss is None:
+        return None
+    return next(iter(turned(dict.fromkeys([*study.objectives][:1], loss), study.objectives).values()), loss)
 
 
 def share_lines(study: Study) -> list[str]:
@@ -412,8 +447,9 @@ def share_lines(study: Study) -> list[str]:
     return [f"all trials failed, so it gets a tenth of its share until one succeeds: {named}{more}"]
 
 
-def choice_lines(study: Study, choices: Mapping[str, str]) -> list[str]:
+def choice_lines(study: Study) -> list[str]:
     """Return a line for each of the subspaces with the most trials: what the sampler `auto` chose last, and why."""
+    choices = study.choices
     most = sorted(choices, key=lambda name: -study.asked(name))
     lines = [f"sampler auto{f', {name}' if len(most) > 1 else ''}: {choices[name]}" for name in most[:MESSAGES]]
     return lines + [f"sampler auto in further subspaces ({len(most) - MESSAGES}): see --json"] * (len(most) > MESSAGES)
@@ -482,11 +518,10 @@ def as_json(
     seconds: float,
     subspaces: Iterable[str],
     slots: Mapping[str, int],
-    choices: Mapping[str, str],
 ) -> dict[str, object]:
     """Return the study as one JSON object.
 
-    `slots` are the live slots by class, `subspaces` all that exist, `choices` those of the sampler `auto`.
+    `slots` are the live slots by class, `subspaces` all that exist.
     """
 
     def counts(*states: TrialState, **where: str) -> dict[str, object]:
@@ -494,19 +529,30 @@ def as_json(
 
     ended = (_S.COMPLETE, _S.FAILED)
     classes = sorted({*slots, *study.compute_classes})
-    best = study.best
+    best, covered = study.best, coverage(study.trials, study.objectives)
     return {
         "study": study.name,
         "store": study.store.safe_url,
         "seconds": round(seconds, 3),
+        "objectives": dict(study.objectives),
         "trials": {"total": study.counted, **counts(*ended, _S.PRUNED, _S.CANCELLED)},
-        "best": best
-        and {"loss": best.loss, "params": dict(best.params), "compute_class": best.compute_class, "trial": best.number},
+        "best": best and _trial_json(best, study),
+        "front": [_trial_json(trial, study) for trial in study.trials.front],
+        "hypervolume": covered and to_builtins(covered),
+        "warm_start": len(study.warm_start),
         "classes": {name: counts(*ended, compute_class=name) | {"slots": slots.get(name, 0)} for name in classes},
-        "sampler": {"name": (study.record.in_force or {}).get("sampler"), "choices": dict(choices)},
+        "sampler": {"name": (study.record.in_force or {}).get("sampler"), "choices": dict(study.choices)},
         "placed_by_params": [to_builtins(each) for each in placed_by_params(study)],
         "subspaces": {
-            name: counts(*ended, subspace=name) | {"best": study.best_of(name)}
+            name: counts(*ended, subspace=name) | {"best": _own(study, study.best_of(name))}
             for name in dict.fromkeys([*subspaces, *study.subspaces])
         },
     }
+
+
+def _trial_json(trial: Trial, study: Study) -> dict[str, object]:
+    """Return a trial of the result: its loss, the first of several, all by name, and constraints as returned."""
+    found: dict[str, object] = {"loss": _own(study, trial.loss)}
+    found |= {"losses": turned(trial.losses, study.objectives)} if trial.losses else {}
+    found |= {"constraints": dict(trial.constraints)} if trial.constraints else {}
+    return found | {"params": dict(trial.params), "compute_class": trial.compute_class, "trial": trial.number}

@@ -32,6 +32,7 @@ _SECRET = re.compile(r"[?&;][^?&;=]*(?:pass|pwd|secret|%)[^?&;=]*=", re.IGNORECA
 _WHERE = re.compile(r"(?P<what>.*?)(?: - at (?P<is_key>`key` in )?`\$(?P<path>[^`]*)`)?", re.DOTALL)
 _KEY = re.compile(r"Object (?P<how>missing required|contains unknown) field `(?P<key>.*)`", re.DOTALL)
 _BOUND = re.compile(r"Expected `\w+` (?P<sign>[<>]=?) (?P<bound>\S+)")
+_LENGTH = re.compile(r"Expected `\w+` of length (?P<sign>[<>]=?) (?P<bound>\d+)")
 _BOUNDS = {">=": "at least", "<=": "at most", ">": "above", "<": "below"}
 _KINDS = {bool: "a truth value", int: "a number", float: "a number", str: "a text", list: "a list", dict: "a table"}
 
@@ -176,8 +177,10 @@ def misfit(error: msgspec.ValidationError, value: object, kind: type[object]) ->
         elif isinstance(value, (list, tuple)) and key.isdecimal():
             value = value[int(key)]
     if found and found["is_key"] and isinstance(value, Mapping):
-        wrong = next((key for key in value if not isinstance(key, str)), "")
-        return ".".join([*keys, short(wrong, 60)]), _no_such_key(kind)
+        wrong = next((short(key, 60) for key in value if not isinstance(key, str)), None)
+        if not keys:
+            return wrong or "", _no_such_key(kind)
+        return ".".join(keys), f"the key {wrong} is no text" if wrong else "one of its keys is not allowed"
     return ".".join(keys), _in_words(what, value)
 
 
@@ -193,6 +196,8 @@ def _in_words(what: str, value: object) -> str:
     shown = short(value, 60)
     if bound := _BOUND.fullmatch(what):
         return f"{shown} is not allowed; it must be {_BOUNDS[bound['sign']]} {float(bound['bound']):g}"
+    if length := _LENGTH.fullmatch(what):
+        return f"{shown} is not allowed; its length must be {_BOUNDS[length['sign']]} {length['bound']}"
     for wanted, noun in (("object", "table"), ("array", "list")):
         if what.startswith(f"Expected `{wanted}"):
             return f"this is no {noun} but {_KINDS.get(type(value), type(value).__name__)}"

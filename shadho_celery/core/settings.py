@@ -9,6 +9,7 @@ from msgspec import Meta, Struct
 
 from shadho_celery.core.checks import description, misfit_at
 from shadho_celery.core.hardware import CLASS_NAME
+from shadho_celery.core.objectives import Objectives
 from shadho_celery.core.trial import Count, Finite, Number, Positive
 from shadho_celery.errors import UsageError
 
@@ -20,7 +21,7 @@ Cost = Mapping[str, float] | Callable[[Any], float]
 _Name = Annotated[str, Meta(min_length=1)]
 
 #: names of samplers, placement policies and kinds of shares; known here so that a command's help need not import them
-SAMPLERS = ("auto", "random", "tpe", "gp", "qmc", "grid")
+SAMPLERS = ("auto", "random", "tpe", "gp", "qmc", "grid", "cma", "local")
 POLICIES = ("cost", "paper", "fifo")
 SHARES = ("even", "uniform", "promise", "paper")
 
@@ -67,6 +68,14 @@ def continued(in_force: Mapping[str, Any], given: Collection[str]) -> dict[str, 
     return {name: value for name, value in in_force.items() if value is not None}
 
 
+def other_sampler(before: Any, now: Any, trials: int) -> str | None:
+    """Return a line if a study of so many trials goes on with another sampler than before; None is one of its own."""
+    if before == now:
+        return None
+    before, now = (UNNAMED["sampler"] if name is None else name for name in (before, now))
+    return f"sampler {now} from now on, {before} until now: it learns from the {trials} trials so far"
+
+
 class StudySettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """Settings of a study, each with the description that a refusal shows."""
 
@@ -74,7 +83,15 @@ class StudySettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     seconds: Annotated[Finite | None, Meta(description="limit on the seconds of one run, a number")] = None
     target: Annotated[Finite | None, Meta(description="a loss that is good enough, a number")] = None
     early_stop: Annotated[
-        Count | None, Meta(description="trials without a lower loss after which the study ends, a whole number from 1")
+        Count | None,
+        Meta(description="trials without a better feasible loss after which the study ends, a whole number from 1"),
+    ] = None
+    objectives: Annotated[
+        Objectives | None,
+        Meta(
+            description='losses by name, "minimize" or "maximize" each, such as {"error": "minimize", "f1": "maximize"}'
+            ": 1 to 10 names, of 1 to 60 characters without line breaks"
+        ),
     ] = None
     sampler: Annotated[Any, Meta(description="name of the sampler, or in a study file a class of one's own")] = "auto"
     policy: Annotated[_Name, Meta(description="name of the placement policy")] = "cost"
@@ -127,15 +144,25 @@ class StudySettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     def in_force(self) -> dict[str, Any]:
         """Return the settings that a study keeps as they are in force."""
-        own = {"sampler": None} if callable(self.sampler) else {}
+        own: dict[str, Any] = {"sampler": None} if callable(self.sampler) else {}
+        own |= {"objectives": dict(self.objectives)} if self.objectives else {}
         return {name: getattr(self, name) for name in IN_FORCE} | {"shares": self.shares_in_force} | own
 
     @property
+    def has_several(self) -> bool:
+        """True for a study of several losses."""
+        return len(self.objectives or ()) > 1
+
+    @property
     def shares_in_force(self) -> str:
-        """Name of the shares: those that are given, else by the policy, and by the sampler."""
+        """Name of the shares: those that are given, else by the policy, and by the sampler.
+
+        Of several losses no chance of a better one is known, so shares by promise are not their default.
+        """
         if self.shares is not None:
             return self.shares
-        return "paper" if self.policy == "paper" else "promise" if self.sampler == "auto" else "even"
+        by_promise = self.sampler == "auto" and not self.has_several
+        return "paper" if self.policy == "paper" else "promise" if by_promise else "even"
 
     @classmethod
     def meaning(cls, name: str) -> str:

@@ -37,6 +37,8 @@ Count = Annotated[int, Meta(ge=1, le=MAX_COUNT)]
 Place = Annotated[int, Meta(ge=1, le=MAX_ATTEMPTS)]
 #: a number that is neither NaN nor infinite
 Finite = Annotated[float, Meta(ge=-sys.float_info.max, le=sys.float_info.max)]
+#: such numbers by name
+Losses = Mapping[str, Finite]
 #: most seconds of a time limit, and the largest weight, that a message can carry; sums of them are still finite
 MAX_POSITIVE = 1e300
 Positive = Annotated[float, Meta(gt=0, le=MAX_POSITIVE)]
@@ -132,13 +134,22 @@ def digest_of(params: Params) -> str:
     return hashlib.blake2b(text, digest_size=8).hexdigest()
 
 
+def violation_of(constraints: Losses) -> float:
+    """Return the sum of the constraints above 0: how far a trial is from being feasible."""
+    return min(sum(value for value in constraints.values() if value > 0), sys.float_info.max)
+
+
 class Outcome(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Outcome of one call of an objective. Trial, result and pipe contain this record and copy no field."""
 
     #: COMPLETE, PRUNED, FAILED or CANCELLED
     state: TrialState
-    #: set if the state is COMPLETE
+    #: set if the state is COMPLETE; of several losses the first one
     loss: Finite | None = None
+    #: by name, the losses of a study with `objectives`, as they are minimised: one to maximise is negative here
+    losses: Losses = {}
+    #: by name, the constraints that the objective returned; it is feasible if none is above 0
+    constraints: Losses = {}
     #: further results of the objective
     metrics: Mapping[str, Any] = {}
     #: reason of the failure, with its traceback
@@ -160,6 +171,11 @@ class Outcome(Struct, frozen=True, kw_only=True, omit_defaults=True):
     code: Digest | None = None
 
     @property
+    def violation(self) -> float:
+        """Sum of the constraints above 0; 0 for a feasible trial, and for one without constraints."""
+        return violation_of(self.constraints)
+
+    @property
     def is_an_end(self) -> bool:
         """Membership of the state in `FINISHED`, with what belongs to it.
 
@@ -175,7 +191,8 @@ class Outcome(Struct, frozen=True, kw_only=True, omit_defaults=True):
         """Return the outcome of an attempt that was stopped after so many seconds, without its loss."""
         seconds = self.seconds if seconds is None else seconds
         state = TrialState.CANCELLED
-        return replace(self, state=state, loss=None, error="cancelled", seconds=seconds, out_of_memory=None, log=None)
+        facts = {"error": "cancelled", "seconds": seconds, "out_of_memory": None, "log": None}
+        return replace(self, state=state, loss=None, losses={}, constraints={}, **facts)
 
 
 class _Evaluation(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -251,6 +268,21 @@ class Trial(_Evaluation, frozen=True, kw_only=True):
         return self.outcome.loss if self.outcome else None
 
     @property
+    def losses(self) -> Losses:
+        """Losses of the outcome by name, as they are minimised; empty in a study of one unnamed loss."""
+        return self.outcome.losses if self.outcome else {}
+
+    @property
+    def constraints(self) -> Losses:
+        """Constraints of the outcome by name."""
+        return self.outcome.constraints if self.outcome else {}
+
+    @property
+    def violation(self) -> float:
+        """Sum of its constraints above 0; 0 for a feasible trial."""
+        return self.outcome.violation if self.outcome else 0.0
+
+    @property
     def metrics(self) -> Mapping[str, Any]:
         """Metrics of the outcome."""
         return self.outcome.metrics if self.outcome else {}
@@ -303,6 +335,23 @@ class Trial(_Evaluation, frozen=True, kw_only=True):
         return Attempt(**{**shared, "attempt": self.attempt, **where})
 
 
+def taught(
+    number: int,
+    subspace: str,
+    params: Params,
+    loss: float,
+    *,
+    losses: Losses | None = None,
+    constraints: Losses | None = None,
+) -> Trial:
+    """Return a COMPLETE trial of elsewhere, which teaches a study and is none of its own: params, losses, constraints.
+
+    The seconds of other machines, in particular, would mislead.
+    """
+    outcome = Outcome(state=TrialState.COMPLETE, loss=loss, losses=losses or {}, constraints=constraints or {})
+    return Trial(number=number, subspace=subspace, params=params, state=outcome.state, outcome=outcome)
+
+
 class Summary(Struct, frozen=True, kw_only=True):
     """Part of a finished trial that its study needs; the fields are those of `Trial` and `Outcome`."""
 
@@ -311,8 +360,11 @@ class Summary(Struct, frozen=True, kw_only=True):
     state: TrialState
     compute_class: str | None
     origin: Number | None
+    asked_at: float | None
     finished_at: float | None
     loss: Finite | None
+    losses: Losses
+    constraints: Losses
     seconds: Seconds | None
     memory: Bytes | None
     gpu_memory: Bytes | None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from shadho_celery.core.clock import Clock, SystemClock
@@ -29,13 +29,19 @@ class InlineExecutor:
         clock: Clock | None = None,
         checkpoints: Path = Path(".shadho/checkpoints"),
         study: str = "",
+        *,
+        objectives: Mapping[str, str] | None = None,
     ) -> None:
-        """`evaluate` makes the objective's values from a trial's params (`Space.evaluate`); `study` is a name."""
+        """`evaluate` makes the objective's values from a trial's params (`Space.evaluate`); `study` is a name.
+
+        `objectives` are those of the study, if its losses have names.
+        """
         self._objective = objective
         self._evaluate = evaluate
         self._clock = clock or SystemClock()
         self._checkpoints = checkpoints
         self._study = study
+        self._objectives = objectives
         self._queue: deque[Attempt] = deque()
         self._events: list[Event] = []
 
@@ -86,7 +92,13 @@ class InlineExecutor:
             budget=whole(attempt.budget),
             on_report=report,
         )
-        outcome = call(self._objective, lambda: self._evaluate(attempt.params), context, self._clock)
+        outcome = call(
+            self._objective,
+            lambda: self._evaluate(attempt.params),
+            context,
+            self._clock,
+            objectives=self._objectives,
+        )
         at = self._clock.wall()
         result = Result(number=number, attempt=which, outcome=outcome, compute_class=INLINE_CLASS, host=HOST, at=at)
         self._events.append(result)

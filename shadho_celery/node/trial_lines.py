@@ -44,7 +44,8 @@ def line(payload: Payload, attempt: Attempt, outcome: Outcome) -> str:
     """Return the line of an attempt that has ended."""
     which = f", attempt {attempt.attempt}" if attempt.attempt > 1 else ""
     parts = [f"study {payload.name or payload.study}, trial {attempt.number}{which} ({attempt.subspace})"]
-    loss = "" if outcome.loss is None else f", loss {outcome.loss:.6g}"
+    # Only the scheduler knows which losses are negative because they are to be maximised.
+    loss = "" if outcome.loss is None or outcome.losses else f", loss {outcome.loss:.6g}"
     parts.append(f"{outcome.state}{loss}, {outcome.seconds or 0.0:.3g} s")
     if outcome.state is TrialState.FAILED:
         parts.append(headline(outcome.error))

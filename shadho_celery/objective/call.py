@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -36,12 +36,14 @@ def call(
     clock: Clock | None = None,
     *,
     fatal: tuple[type[BaseException], ...] = (KeyboardInterrupt,),
+    objectives: Mapping[str, str] | None = None,
 ) -> Outcome:
     """Call `objective` on the params that `make_params` builds; return the outcome, unless the process ends.
 
-    Only `fatal` exceptions pass through: Ctrl-C is meant for the whole process.
+    `objectives` are those of the study, if its losses have names. Only `fatal` exceptions pass through: Ctrl-C is meant
+    for the whole process.
     """
-    outcome = _call(objective, make_params, context, clock or SystemClock(), fatal)
+    outcome = _call(objective, make_params, context, clock or SystemClock(), fatal, objectives=objectives)
     thinned = context.thinning.warning
     return outcome if thinned is None else replace(outcome, warning=joined(outcome.warning, thinned))
 
@@ -52,6 +54,8 @@ def _call(
     context: LocalContext,
     clock: Clock,
     fatal: tuple[type[BaseException], ...],
+    *,
+    objectives: Mapping[str, str] | None,
 ) -> Outcome:
     began = clock.now()
     try:
@@ -60,7 +64,7 @@ def _call(
         seconds = max(0.0, clock.now() - began)
         if context.stopped():
             return Outcome(state=TrialState.CANCELLED, error="cancelled", seconds=seconds)
-        loss, metrics, warning = read(returned)
+        outcome = read(returned, objectives)
     except fatal:
         raise
     except BaseException as error:
@@ -70,9 +74,8 @@ def _call(
             text = f"timed out after {context.timeout or 0:g} s (trial timeout)\n{text}"
         seconds, lacking = max(0.0, clock.now() - began), exhausted(error)
         return Outcome(state=TrialState.FAILED, error=text, seconds=seconds, out_of_memory=lacking)
-    if context.timed_out():
-        warning = joined(f"cut off at its time limit of {context.timeout or 0:g} s", warning)
-    return Outcome(state=TrialState.COMPLETE, loss=loss, metrics=metrics, warning=warning, seconds=seconds)
+    cut_off = f"cut off at its time limit of {context.timeout or 0:g} s" if context.timed_out() else None
+    return replace(outcome, warning=joined(cut_off, outcome.warning), seconds=seconds)
 
 
 def joined(*warnings: str | None) -> str | None:

@@ -1,4 +1,4 @@
-"""Return value of an objective: its loss, and the metrics beside it that JSON can represent."""
+"""Return value of an objective: its loss or losses, its constraints, and the metrics that JSON can represent."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from itertools import accumulate, islice
 from typing import Any
 
 from shadho_celery.core.checks import short
+from shadho_celery.core.objectives import turned
+from shadho_celery.core.trial import Outcome, TrialState
 
 #: hyperopt's statuses of a result; a loss counts only with the last one, or without a status
 STATUSES = ("new", "running", "suspended", "fail", "ok")
@@ -27,6 +29,12 @@ MAX_DEPTH = 100
 #: most characters of the names and reasons in a warning about dropped metrics
 MAX_WARNING = 500
 
+#: most constraints of a trial, and most characters of the name of one
+MOST_NUMBERS, MAX_NAME = 100, 60
+
+#: what an objective returns in a study without objectives
+NO_OBJECTIVES = "its loss, a number, or a dict with 'loss'"
+
 _encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
 
 
@@ -38,19 +46,26 @@ class _Unfit(Exception):
     """JSON cannot represent a metric; the message says why."""
 
 
-def read(returned: Any) -> tuple[float, dict[str, Any], str | None]:
-    """Return loss, metrics, and a warning about dropped metrics, of a number or of a mapping with the key `loss`.
+def read(returned: Any, objectives: Mapping[str, str] | None = None) -> Outcome:
+    """Return the COMPLETE outcome that an objective has returned: a number, or a mapping with the key `loss`.
 
+    In a study with `objectives` it is a mapping with the key `losses`, which has a number for each of them; of a single
+    one the number itself will do. Metrics that JSON cannot represent are dropped with a warning.
     Raises Unreadable, with a message for the user; also for any `status` but hyperopt's "ok".
     """
     try:
         if isinstance(returned, Mapping):
-            return _read_mapping(returned)
+            return _read_mapping(returned, objectives)
         if returned is None:
             raise Unreadable(
-                "the objective's return value is None; let it return its loss, a number, or a dict with 'loss'"
+                f"the objective's return value is None; let it return {_form(objectives) or NO_OBJECTIVES}"
             )
-        return number(returned, "the objective's return value"), {}, None
+        found = number(returned, "the objective's return value")
+        if not objectives:
+            return Outcome(state=TrialState.COMPLETE, loss=found)
+        if len(objectives) > 1:
+            raise Unreadable(f"the objective returned one number; let it return {_form(objectives)}")
+        return Outcome(state=TrialState.COMPLETE, **_minimised(dict.fromkeys(objectives, found), objectives))
     except Unreadable:
         raise
     except Exception as error:
@@ -82,19 +97,68 @@ def scalar(value: Any) -> Any:
     return value.item() if getattr(value, "ndim", None) == 0 and hasattr(value, "item") else value
 
 
-def _read_mapping(returned: Mapping[Any, Any]) -> tuple[float, dict[str, Any], str | None]:
+def _read_mapping(returned: Mapping[Any, Any], objectives: Mapping[str, str] | None) -> Outcome:
     _check_status(scalar(returned.get("status")))
-    if "loss" not in returned:
-        has = ", ".join(map(short, islice(returned, 20)))
-        raise Unreadable(f"the objective returned a dict without 'loss' (it has {has or 'nothing'})")
-    loss = number(returned["loss"], "'loss'")
+    facts: dict[str, Any] = _losses(returned, objectives) if objectives else {"loss": _loss(returned)}
+    if "constraints" in returned:
+        facts["constraints"] = _numbers(returned["constraints"], "constraints")
     # Not by its length: this also ends for a mapping whose length is wrong, or which never ends.
     keys = list(islice(returned, MAX_KEYS + 1))
-    metrics = {key: returned[key] for key in keys[:MAX_KEYS] if not (isinstance(key, str) and key == "loss")}
+    metrics = {key: returned[key] for key in keys[:MAX_KEYS] if not (isinstance(key, str) and key in facts)}
     kept, dropped = _fitting(metrics)
     if len(keys) > MAX_KEYS:
         dropped[f"all after the first {MAX_KEYS}"] = "too many"
-    return loss, kept, _warning(dropped) if dropped else None
+    warning = _warning(dropped) if dropped else None
+    return Outcome(state=TrialState.COMPLETE, metrics=kept, warning=warning, **facts)
+
+
+def _loss(returned: Mapping[Any, Any]) -> float:
+    if "losses" in returned:
+        raise Unreadable(
+            "the objective returned 'losses', and the study names none; give it objectives, such as "
+            'STUDY["objectives"] = {"error": "minimize", "accuracy": "maximize"}, or let it return a \'loss\''
+        )
+    if "loss" not in returned:
+        has = ", ".join(map(short, islice(returned, 20)))
+        raise Unreadable(f"the objective returned a dict without 'loss' (it has {has or 'nothing'})")
+    return number(returned["loss"], "'loss'")
+
+
+def _losses(returned: Mapping[Any, Any], objectives: Mapping[str, str]) -> dict[str, Any]:
+    """Return the losses of an outcome, by the objectives' order. Raises Unreadable unless each of them has a number."""
+    if "loss" in returned or "losses" not in returned:
+        has = "with 'loss'" if "loss" in returned else "without 'losses'"
+        raise Unreadable(f"the objective returned a dict {has}; let it return {_form(objectives)}")
+    found = _numbers(returned["losses"], "losses")
+    lacking = [name for name in objectives if name not in found]
+    if lacking or (more := [name for name in found if name not in objectives]):
+        wrong = f"no {', '.join(lacking)}" if lacking else f"{', '.join(map(short, more))}"
+        raise Unreadable(
+            f"the 'losses' that the objective returned have {wrong}; the study's objectives are {', '.join(objectives)}"
+        )
+    return _minimised({name: found[name] for name in objectives}, objectives)
+
+
+def _minimised(losses: Mapping[str, float], objectives: Mapping[str, str]) -> dict[str, Any]:
+    minimised = turned(losses, objectives)
+    return {"loss": next(iter(minimised.values())), "losses": minimised}
+
+
+def _numbers(returned: Any, what: str) -> dict[str, float]:
+    """Return finite numbers by name. Raises Unreadable, naming the first that is none."""
+    if not isinstance(returned, Mapping):
+        raise Unreadable(f"{what!r} is no dict but {type(returned).__name__}: {short(returned)}; give numbers by name")
+    keys = list(islice(returned, MOST_NUMBERS + 1))
+    if len(keys) > MOST_NUMBERS:
+        raise Unreadable(f"{what!r} has more than {MOST_NUMBERS} numbers; give fewer")
+    if odd := [key for key in keys if not (isinstance(key, str) and 0 < len(key) <= MAX_NAME and key.isprintable())]:
+        raise Unreadable(f"{what!r} has the name {short(odd[0], 60)}; a name is a text of up to {MAX_NAME} characters")
+    return {str.__str__(key): number(returned[key], f"{key!r} of {what!r}") for key in keys}
+
+
+def _form(objectives: Mapping[str, str] | None) -> str:
+    """Return what an objective should return, in words; "" for one loss without a name."""
+    return f"{{'losses': {{{', '.join(f'{name!r}: ...' for name in objectives)}}}}}" if objectives else ""
 
 
 def _check_status(status: Any) -> None:

@@ -1,4 +1,4 @@
-"""A study file: an ordinary module with SPACE, `objective`, and optionally STUDY."""
+"""A study file: an ordinary module with SPACE, `objective`, and optionally STUDY and `on_trial`."""
 
 from __future__ import annotations
 
@@ -34,6 +34,8 @@ class StudyFile:
     module: str
     space: Any
     objective: Callable[..., Any]
+    #: called after each trial, in the scheduler's process; None if there is none
+    on_trial: Callable[..., Any] | None = None
     #: settings in STUDY; options of the command line override those of the same names
     stated: Mapping[str, Any] = field(default_factory=dict)
     #: version of its sources, without the space
@@ -85,7 +87,14 @@ def load(module: str) -> StudyFile:
     if not _takes_values(imported.objective):
         raise UsageError(f"objective of {name} takes no argument; it gets the values of a trial: objective(params)")
     stated = _checked(name, vars(imported).get("STUDY", {}))
-    return StudyFile(module=name, space=imported.SPACE, objective=imported.objective, stated=stated, code=code)
+    return StudyFile(
+        module=name,
+        space=imported.SPACE,
+        objective=imported.objective,
+        on_trial=vars(imported).get("on_trial"),
+        stated=stated,
+        code=code,
+    )
 
 
 def read_sources(module: str) -> CodeVersion:

@@ -14,8 +14,10 @@ from shadho_celery.predictors.cost_model import CostModel
 from shadho_celery.predictors.features import Array
 
 #: trials in the pool: a quarter of the slots, and four for each slot of a small fleet up to so many; the most of all.
-#: A sampler that learns from losses loses by each trial that is drawn ahead: there it is a quarter of the slots.
 PART_OF_SLOTS, EACH_SLOT, LEAST, MOST = 4, 4, 32, 64
+#: a sampler that learns from losses loses by each trial that is drawn ahead: there it is a quarter of the slots, and
+#: half of those of a small fleet up to so many
+PART_OF_FEW, LEAST_ADAPTIVE = 2, 8
 #: the pool's one part where one sampler draws in the whole space, in place of a subspace's name
 WHOLE = ""
 #: with fewer trials of a subspace to choose from, none of it are drawn ahead
@@ -99,7 +101,8 @@ class Pool:
         if self._shared == (known := (slots, is_adaptive, self._classes, probabilities)):
             return
         self._shared = known
-        size = slots // PART_OF_SLOTS if is_adaptive else max(slots // PART_OF_SLOTS, min(EACH_SLOT * slots, LEAST))
+        of_few = min(slots // PART_OF_FEW, LEAST_ADAPTIVE) if is_adaptive else min(EACH_SLOT * slots, LEAST)
+        size = max(slots // PART_OF_SLOTS, of_few)
         size = min(size, MOST) if self._size is None else self._size
         size = size if len(self._classes) > 1 else 0
         parts = {name: int(size * probability) for name, probability in probabilities.items()}

@@ -183,8 +183,10 @@ class PromiseShares(EvenShares):
 
     def tell(self, trial: Trial) -> None:
         super().tell(trial)
-        # A failed trial counts as one that could not have been worse, so a subspace that only fails is judged too.
+        # A failed trial counts as one that could not have been worse, so a subspace that only fails is judged too; so
+        # does one that breaks a constraint. Of several losses the first one is looked at.
         loss = {TrialState.COMPLETE: trial.loss, TrialState.FAILED: math.inf}.get(trial.state)
+        loss = math.inf if loss is not None and trial.violation else loss
         if loss is not None and trial.subspace in self._losses:
             self._losses[trial.subspace].append(loss)
             self._best = min(self._best, loss)

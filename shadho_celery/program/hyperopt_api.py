@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from functools import partial
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -29,7 +29,8 @@ from shadho_celery.core.checks import short
 from shadho_celery.errors import ShadhoError, SpaceError, UsageError
 from shadho_celery.program.study import AskedTrial, Study
 from shadho_celery.program.words import python_words
-from shadho_celery.samplers import MakeSampler
+from shadho_celery.samplers import MakeSampler, unrepeated
+from shadho_celery.samplers.hyperopt import HYPEROPT, Suggest, new_document, suggest_of, suggestion
 from shadho_celery.samplers.random import RandomSampler
 from shadho_celery.samplers.tpe import TpeSampler
 from shadho_celery.space.compile import compile_space
@@ -117,9 +118,9 @@ def fmin(  # noqa: PLR0917  # hyperopt's own signature
     """Minimise `fn` over `space`, as hyperopt's ``fmin`` does; return the best trial's drawn values by label.
 
     Arguments and results are hyperopt's. `algo` is tpe.suggest (the default), rand.suggest or anneal.suggest, or a
-    ``partial`` of one: the first two name this package's samplers, anneal is hyperopt's own. A search is resumed by
-    passing its `trials` again with a larger `max_evals`. An exception of `fn` ends the search unless
-    `catch_eval_exceptions`. `allow_trials_fmin` makes no difference: there is one fmin.
+    ``partial`` of one: the first two name this package's samplers, anneal is hyperopt's own; so are "hyperopt:tpe" and
+    "hyperopt:rand". A search is resumed by passing its `trials` again with a larger `max_evals`. An exception of `fn`
+    ends the search unless `catch_eval_exceptions`. `allow_trials_fmin` makes no difference: there is one fmin.
     Raises UsageError for an unknown `algo`, SpaceError for a space that cannot be searched, else as hyperopt does.
     """
     base.validate_timeout(timeout)
@@ -130,7 +131,7 @@ def fmin(  # noqa: PLR0917  # hyperopt's own signature
     if trials is not None and points_to_evaluate is not None:
         raise UsageError("points_to_evaluate go into new trials; leave out one of trials and points_to_evaluate")
     trials = _trials(trials, points_to_evaluate, trials_save_file)
-    domain = base.Domain(fn, space, pass_expr_memo_ctrl=pass_expr_memo_ctrl)
+    domain = base.Domain(_with_status(fn), space, pass_expr_memo_ctrl=pass_expr_memo_ctrl)
     bar = show_progressbar if verbose else False
     search = _Search(
         domain,
@@ -149,6 +150,24 @@ def fmin(  # noqa: PLR0917  # hyperopt's own signature
             raise NoTrials(None if trials._dynamic_trials else "no trial was run, so there is no argmin: see max_evals")
         return trials.argmin
     return space_eval(space, trials.argmin) if len(trials) else None
+
+
+def _with_status(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the objective; it raises UsageError for a dict without a status, where hyperopt has a bare KeyError."""
+
+    # wraps: hyperopt reads an attribute of the objective.
+    @wraps(fn)
+    def checked(*args: Any, **named: Any) -> Any:
+        result = fn(*args, **named)
+        if isinstance(result, Mapping) and "status" not in result:
+            several = "; several losses are for minimize(..., objectives=...)" if "losses" in result else ""
+            raise UsageError(
+                f"the objective returned {short(result, 60)}, which has no status; let it return one number, or "
+                f'{{"loss": ..., "status": STATUS_OK}}{several}'
+            )
+        return result
+
+    return checked
 
 
 class NoTrials(ShadhoError):
@@ -184,7 +203,9 @@ class _Sampled:
         self._study.add(map(_point, ended), map(_loss, ended))
         waiting = [document for document in known if document["state"] == base.JOB_STATE_NEW]
         self._study.enqueue(map(_point, waiting))
-        self._asked.update((document["tid"], self._study.ask()) for document in waiting)
+        for document in waiting:
+            trial = self._asked[document["tid"]] = self._study.ask()
+            _fill(document, trial)
 
     def ask(self, number: int) -> Mapping[str, Any]:
         trial = self._asked[number] = self._study.ask()
@@ -202,6 +223,14 @@ class _Sampled:
 def _point(document: Document) -> Mapping[str, Any]:
     point: Mapping[str, Any] = base.spec_from_misc(document["misc"])
     return point
+
+
+def _fill(document: Document, trial: AskedTrial) -> None:
+    """Write what a point to evaluate leaves out into its document, as its trial has it."""
+    misc = document["misc"]
+    for label, value in trial.params.items():
+        if not misc["vals"].get(label):
+            misc["idxs"][label], misc["vals"][label] = [document["tid"]], [value]
 
 
 def _loss(document: Document) -> float:
@@ -224,18 +253,18 @@ def _within(space: Any, documents: Iterable[Document]) -> Iterator[Document]:
             yield document
 
 
-class _Annealed:
-    """Proposals of hyperopt's own annealing, which reads the documents of all trials."""
+class _Suggested:
+    """Proposals of one of hyperopt's own algorithms, which reads the documents of all trials."""
 
-    def __init__(self, domain: base.Domain, trials: hyperopt.Trials, seed: int, options: Mapping[str, Any]) -> None:
-        self._domain, self._trials, self._options = domain, trials, options
+    def __init__(
+        self, suggest: Suggest, domain: base.Domain, trials: hyperopt.Trials, seed: int, options: Mapping[str, Any]
+    ) -> None:
+        self._suggest, self._domain, self._trials = partial(suggest, **options), domain, trials
         self._generator = np.random.default_rng(seed)
 
     def ask(self, number: int) -> Mapping[str, Any]:
         seed = int(self._generator.integers(_MAX_SEED))
-        [document] = anneal.suggest([number], self._domain, self._trials, seed, **self._options)
-        found: dict[str, Any] = base.spec_from_misc(document["misc"])
-        return found
+        return suggestion(self._suggest, number, self._domain, self._trials, seed)
 
     def tell(self, document: Document) -> None:
         pass
@@ -307,14 +336,7 @@ class _Search:
         trials, domain = self._trials, self._domain
         [number] = trials.new_trial_ids(1)
         params = self._proposer.ask(number)
-        misc = {
-            "tid": number,
-            "cmd": domain.cmd,
-            "workdir": domain.workdir,
-            "idxs": {label: [number] if label in params else [] for label in domain.params},
-            "vals": {label: [params[label]] if label in params else [] for label in domain.params},
-        }
-        trials.insert_trial_docs(trials.new_trial_docs([number], [None], [domain.new_result()], [misc]))
+        trials.insert_trial_docs([new_document(number, params, domain, trials)])
         trials.refresh()
         document: Document = trials._dynamic_trials[-1]
         return document
@@ -364,12 +386,14 @@ def _read_algo(algo: Any) -> tuple[_Propose, Mapping[str, Any]]:
     name = "tpe" if function is None else function if isinstance(function, str) else None
     if name is None:
         name = next((known for suggest, known in _SUGGEST.items() if suggest is function), None)
-    if name == "anneal":
+    if name == "anneal" or (name or "").startswith(HYPEROPT):
         _refuse_unknown("anneal.suggest", options, _ANNEAL)
-        return lambda space, domain, trials, seed, given: _Annealed(domain, trials, seed, given), options
+        suggest = suggest_of((name or "").removeprefix(HYPEROPT))
+        return lambda space, domain, trials, seed, given: _Suggested(suggest, domain, trials, seed, given), options
     if name == "tpe":
         found = _tpe_options(options)
-        return lambda space, domain, trials, seed, _: _Sampled(space, trials, seed, partial(TpeSampler, **found)), {}
+        make = unrepeated(partial(TpeSampler, **found))
+        return lambda space, domain, trials, seed, _: _Sampled(space, trials, seed, make), {}
     if name == "random":
         _refuse_unknown("rand.suggest", options, ())
         return lambda space, domain, trials, seed, _: _Sampled(space, trials, seed, RandomSampler), {}

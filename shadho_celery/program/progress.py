@@ -29,8 +29,7 @@ class ProgressBar:
 
     def _update(self) -> None:
         study = self._scheduler.study
-        best = "no loss yet" if study.best is None else f"best loss {study.best.loss:.6g}"
-        self._bar.update(self._task, completed=study.counted, description=f"{study.name}: {best}")
+        self._bar.update(self._task, completed=study.counted, description=f"{study.name}: {study.best_words}")
 
 
 def make_bar(scheduler: Scheduler, *, wanted: bool | None) -> ProgressBar | None:

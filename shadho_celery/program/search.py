@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from shadho_celery.core.checks import as_record, short
@@ -17,11 +18,15 @@ from shadho_celery.errors import UsageError
 from shadho_celery.objective import study_file
 from shadho_celery.objective.call import Objective
 from shadho_celery.program.study import Study
+from shadho_celery.program.warm_start import WarmStartSource, of_object
 from shadho_celery.program.words import python_words
+from shadho_celery.results.on_trial import OnTrial, check_on_trial
 from shadho_celery.results.study import StudyResults
 from shadho_celery.samplers import MakeSampler
-from shadho_celery.scheduler.build import DEFAULT_SETTINGS
+from shadho_celery.scheduler.build import DEFAULT_SETTINGS, least_budget
+from shadho_celery.space.compile import compile_space
 from shadho_celery.study.limits import Limits
+from shadho_celery.study.warm_start import Source, refuse_if_resumed
 
 
 @python_words()
@@ -39,6 +44,7 @@ def minimize(
     policy: str | None = None,
     shares: str | None = None,
     rungs: Mapping[str, object] | None = None,
+    objectives: Mapping[str, str] | None = None,
     enqueue: Iterable[Mapping[str, Any]] = (),
     store: str = "sqlite://",
     study: str | None = None,
@@ -48,6 +54,8 @@ def minimize(
     broker: str | None = None,
     redis: str | None = None,
     trial_timeout: float | None = None,
+    on_trial: OnTrial | None = None,
+    warm_start: WarmStartSource | None = None,
 ) -> StudyResults:
     """Search for the params with the least loss.
 
@@ -57,12 +65,13 @@ def minimize(
     too.
 
     `trials`, `seconds`, `target`: the search ends when the study has so many trials, after so many seconds, or at a
-        loss of `target` or less, whichever comes first. Ctrl-C ends it, and what there is is returned.
+        feasible loss as good as `target`, whichever comes first. Ctrl-C ends it, and what there is is returned.
     `max_failures`: it also ends, and says so, if its first trials, so many, all fail in one way; 0 for never.
-    `early_stop`: it also ends after so many trials without a lower loss.
+    `early_stop`: it also ends after so many trials without a better feasible loss; of several losses, without a change
+        of the front.
     `seed`: makes the search repeatable.
-    `sampler`: "auto", the default, "random", "qmc", "grid", "tpe", "gp", "optuna:NAME", Optuna's of that name, or a
-        class of one's own (`samplers.base.Sampler`).
+    `sampler`: "auto", the default, "random", "qmc", "grid", "tpe", "gp", "cma", "local", "optuna:NAME" and
+        "hyperopt:NAME", theirs of that name, or a class of one's own (`samplers.base.Sampler`).
     `policy`: places trials on classes of workers.
     `shares`: divides the trials among subspaces: "promise", the default with sampler "auto", more to those that may
         hold the best loss; "even", the default with others, by the space's own law, but a tenth to a subspace that only
@@ -70,7 +79,14 @@ def minimize(
         unless they are given.
     `rungs`: such as ``{"least": 1, "most": 9, "eta": 3}``; many trials get a small ``context.budget``, and the best of
         them are promoted to larger ones (successive halving). For workers it stands in the study file.
+    `objectives`: such as ``{"error": "minimize", "accuracy": "maximize"}``, the names and directions of the `losses`
+        that the objective returns. Of several, `.front` has the feasible trials that no other one dominates.
+        For workers it stands in the study file.
     `enqueue`: known points to begin with, see `Study.enqueue`.
+    `warm_start`: finished trials of elsewhere that teach a new study and do not count as its own: the name of a study
+        of the store, "STORE_URL#STUDY", a CSV file as `export` writes it, or with a column for each label and one named
+        loss, a study, hyperopt's `Trials`, or a list of (params by label, what the objective returns: a number). A
+        warning says what did not fit.
     `store`: a database URL such as ``sqlite:///shadho.db``; by default trials are kept in memory. `study` names the
         search there, and `resume` continues it.
     `progress`: shows it on standard error, by default in a terminal and in a notebook; workers' progress always, unless
@@ -78,6 +94,8 @@ def minimize(
     `workers`: slots of the embedded workers by class, such as ``{"cpu": 4}``. `broker`, `redis`: URLs of a fleet, by
         default those of the environment variables CELERY_BROKER_URL and SHADHO_REDIS_URL.
     `trial_timeout`: seconds after which a worker stops a trial.
+    `on_trial`: a function that is called in this process after each trial, once it is recorded, with the study as it
+        is then, which has `best`, `trials` and `stop()`, and the trial. What it raises is warned of, and stops nothing.
 
     Returns the study: `.trials` by number, each with `.params` by label, `.values` as the objective got them, `.loss`
     and `.state`; `.best` is the one with the least loss, None without a success. Raises SpaceError for an unsuitable
@@ -91,14 +109,23 @@ def minimize(
         module = objective if isinstance(objective, str) else _module_of(objective, space)
         if space is not None and isinstance(objective, str):
             raise UsageError("a study file has its own SPACE; leave out space")
-        if rungs is not None or callable(sampler):
-            which = "rungs" if rungs is not None else "a sampler of one's own"
-            raise UsageError(f"{which} cannot be passed to workers' studies; set STUDY in the study file")
+        own = {"a sampler of one's own": callable(sampler), "rungs": rungs is not None}
+        own["objectives"] = objectives is not None
+        if which := [name for name, is_given in own.items() if is_given]:
+            raise UsageError(f"{which[-1]} cannot be passed to workers' studies; set STUDY in the study file")
         kept = {**limits, **given, "trial_timeout": trial_timeout}
         return _run_on_workers(
             module,
             {name: value for name, value in kept.items() if value is not None},
-            {"seed": seed, "name": study, "resume": resume, "store": store, "points": [*enqueue]},
+            {
+                "seed": seed,
+                "name": study,
+                "resume": resume,
+                "store": store,
+                "points": [*enqueue],
+                "on_trial": on_trial,
+                "warm_start": _source(module, warm_start, resume),
+            },
             workers=_slots(workers),
             urls={"CELERY_BROKER_URL": broker, "SHADHO_REDIS_URL": redis},
             silent=progress is False,
@@ -108,11 +135,23 @@ def minimize(
     if trial_timeout is not None:
         raise UsageError("trial_timeout needs workers: a trial in this process cannot be stopped")
     # Invalid arguments are refused before a study is recorded.
-    Limits.of(as_record(limits, StudySettings))
+    if on_trial is not None:
+        check_on_trial(on_trial, "on_trial")
+    Limits.of(as_record({**limits, "objectives": objectives}, StudySettings))
     names: dict[str, Any] = {"store": store, "study": study, "resume": resume, "seed": seed, "rungs": rungs}
-    with Study(space, **names, **given, enqueue=enqueue) as opened:
-        opened.run(objective, **limits, progress=progress)
+    given["objectives"] = objectives
+    with Study(space, **names, **given, enqueue=enqueue, warm_start=warm_start) as opened:
+        opened.run(objective, **limits, progress=progress, on_trial=on_trial)
     return opened
+
+
+def _source(module: str, given: Any, resume: bool) -> str | Path | Source | None:
+    """Return a warm start as a session takes it."""
+    refuse_if_resumed(given, resume=resume)
+    if given is None or isinstance(given, (str, Path)):
+        return given
+    file = study_file.load(module)
+    return of_object(given, compile_space(file.space), least_budget(file.settings.rungs))
 
 
 def _module_of(objective: Objective, space: object) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -14,8 +14,9 @@ from msgspec.structs import replace
 
 from shadho_celery.core.checks import as_record, short
 from shadho_celery.core.folders import CHECKPOINTS
-from shadho_celery.core.settings import StudySettings, continued
-from shadho_celery.core.trial import Attempt, Lost, Outcome, TrialState, whole
+from shadho_celery.core.objectives import refuse_others
+from shadho_celery.core.settings import StudySettings, continued, other_sampler
+from shadho_celery.core.trial import Attempt, Lost, Outcome, Trial, TrialState, whole
 from shadho_celery.errors import StoreError, UsageError
 from shadho_celery.executors.base import Executor
 from shadho_celery.executors.by_hand import ByHandExecutor
@@ -23,12 +24,14 @@ from shadho_celery.executors.inline import InlineExecutor
 from shadho_celery.objective.call import MAX_ERROR, Objective, describe
 from shadho_celery.objective.result import Unreadable, read
 from shadho_celery.program.interrupts import Interrupts
+from shadho_celery.program.warm_start import WarmStartSource, as_source
 from shadho_celery.program.words import python_words, warn
-from shadho_celery.results.study import StudyResults
+from shadho_celery.results.on_trial import OnTrial, TrialCallback, check_on_trial
+from shadho_celery.results.study import RunningStudy, StudyResults
 from shadho_celery.results.trial import TrialResult
 from shadho_celery.samplers import MakeSampler
 from shadho_celery.scheduler import known_points
-from shadho_celery.scheduler.build import DEFAULT_SETTINGS, check_settings, make_scheduler
+from shadho_celery.scheduler.build import DEFAULT_SETTINGS, check_settings, least_budget, make_scheduler
 from shadho_celery.scheduler.known_points import completed
 from shadho_celery.scheduler.scheduler import Scheduler
 from shadho_celery.space.compile import compile_space
@@ -36,6 +39,7 @@ from shadho_celery.space.stored import to_json
 from shadho_celery.store.sql import SqlStore
 from shadho_celery.study.limits import Limits
 from shadho_celery.study.open import open_study
+from shadho_celery.study.warm_start import fit, refuse_if_resumed
 
 #: bounds of a study that its caller ends
 _ENDLESS = Limits(target=-math.inf)
@@ -99,7 +103,9 @@ class Study(StudyResults):
         policy: str | None = None,
         shares: str | None = None,
         rungs: Mapping[str, object] | None = None,
+        objectives: Mapping[str, str] | None = None,
         enqueue: Iterable[Mapping[str, Any]] = (),
+        warm_start: WarmStartSource | None = None,
     ) -> None:
         """Begin or resume a study of `space`, a hyperopt expression.
 
@@ -109,19 +115,23 @@ class Study(StudyResults):
         (`samplers.base.Sampler`). `shares` divides the trials among subspaces, as in `minimize`. A study that is
         continued has those of before unless others are given. With `rungs`, such as
         ``{"least": 1, "most": 9, "eta": 3}``, many trials get a small budget, and the best of them are
-        promoted to larger ones. `policy` matters to workers only. `enqueue` are known points to begin
-        with, see the method of that name.
+        promoted to larger ones. `objectives`, such as ``{"error": "minimize", "accuracy": "maximize"}``, names the
+        losses that a result has. `policy` matters to workers only. `enqueue` are known points to begin
+        with, see the method of that name. `warm_start` are finished trials of elsewhere that teach a new study, see
+        `minimize`.
         Raises SpaceError, UsageError, StudyError or StoreError.
         """
         # Invalid arguments are refused before a study is recorded.
         names = as_record({"store": store, "study": study, "resume": resume, "seed": seed}, _Names)
-        named = {"sampler": sampler, "policy": policy, "shares": shares}
+        named = {"sampler": sampler, "policy": policy, "shares": shares, "objectives": objectives}
         self._given = {name: value for name, value in named.items() if value is not None}
         self._rungs = rungs
         self._settle({}, {})
         self._space = compile_space(space)
         points = _listed(enqueue)
         completed(self._space, self._settings, points)
+        refuse_if_resumed(warm_start, resume=names.resume)
+        self._warm_start = warm_start
         self._interrupts = Interrupts()
         with ExitStack() as opened:
             # An interrupted study is closed here: nobody has it yet.
@@ -134,6 +144,7 @@ class Study(StudyResults):
         """Open store and study, to be closed in reverse order."""
         self._database = SqlStore(names.store)
         opened.callback(self._database.close)
+        taught = self._taught()
         self._study = open_study(
             self._database,
             self._space.describe(),
@@ -142,6 +153,7 @@ class Study(StudyResults):
             seed=names.seed,
             settle=self._settle,
             tree=to_json(self._space),
+            warm_start=taught,
         )
         super().__init__(self._database, self._study.record, self._space.evaluate)
         self._by_hand = ByHandExecutor(self._study.clock)
@@ -149,6 +161,19 @@ class Study(StudyResults):
         self._loop: Scheduler | None = None
         self._is_open = True
         opened.callback(self.close)
+        if line := other_sampler(self._sampler_before, self._settings.in_force()["sampler"], self._study.counted):
+            warn(line)
+
+    def _taught(self) -> Sequence[Trial]:
+        """Return the trials of elsewhere that teach a new study; warn of what was left out of them."""
+        if self._warm_start is None:
+            return ()
+        objectives = self._settings.objectives
+        source = as_source(self._warm_start, self._space, self._database, least_budget(self._rungs), objectives)
+        found = fit(source, self._space, objectives)
+        if not found.is_whole:
+            warn(found.words)
+        return found.trials
 
     def __enter__(self) -> Study:
         return self
@@ -161,7 +186,8 @@ class Study(StudyResults):
         """Put known points before all other trials, in order; return their number.
 
         A point is a dict of labels and values, for a choice the index of its option or its name; what it leaves out is
-        drawn. Nothing is enqueued if one of them is refused: raises UsageError with its place and the cause.
+        proposed by the sampler. Nothing is enqueued if one of them is refused: raises UsageError with its place and the
+        cause.
         """
         self._refuse_if_closed()
         points = _listed(points)
@@ -178,7 +204,7 @@ class Study(StudyResults):
         Raises as `enqueue`.
         """
         self._refuse_if_closed()
-        points, outcomes = _listed(points), [_outcome(result, None) for result in results]
+        points, outcomes = _listed(points), [self._outcome(result, None) for result in results]
         if len(points) != len(outcomes):
             raise UsageError(f"{len(points)} points cannot have {len(outcomes)} results; give one for each")
         with self._interrupts:
@@ -228,8 +254,9 @@ class Study(StudyResults):
     ) -> TrialResult:
         """Record the result of a trial that was asked for; return the trial as it is recorded.
 
-        `result` is a loss, or a dict with `loss` and further metrics, as an objective returns it; a result that cannot
-        be read, such as NaN or None, is a failure. `error` is the reason of a failure: an exception, or a text.
+        `result` is a loss, or a dict with `loss` and further metrics, as an objective returns it (with `losses` in a
+        study that has `objectives`); a result that cannot be read, such as NaN or None, is a failure. `error` is the
+        reason of a failure: an exception, or a text.
         Raises UsageError for a trial that was told before, or is one of another study.
         """
         self._refuse_if_closed()
@@ -239,7 +266,7 @@ class Study(StudyResults):
         if (result is _NOTHING) == (error is None):
             raise UsageError(f"tell trial {number} either a result or an error")
         with self._interrupts:
-            self._by_hand.bring(number, _outcome(result, error))
+            self._by_hand.bring(number, self._outcome(result, error))
             self._scheduler().turn()
         return self.trial(number)
 
@@ -253,38 +280,54 @@ class Study(StudyResults):
         max_failures: int = DEFAULT_SETTINGS.max_failures,
         early_stop: int | None = None,
         progress: bool | None = None,
+        on_trial: OnTrial | None = None,
         on_turn: Callable[[], None] = lambda: None,
     ) -> Study:
         """Search for the params with the least loss, trial after trial in this process; return the study itself.
 
-        The search ends when the study has `trials`, after `seconds`, or at a loss of `target` or less, whichever comes
-        first. Ctrl-C ends it at once: its trial waits for the next run. It also ends, with a warning, if its first
-        `max_failures` trials all fail in one way (0: never), and after `early_stop` trials without a lower loss.
-        `progress` shows a bar on standard error, by default in a terminal and in a notebook. `on_turn` is called after
-        each trial.
+        The search ends when the study has `trials`, after `seconds`, or at a feasible loss that is as good as `target`,
+        whichever comes first. Ctrl-C ends it at once: its trial waits for the next run. It also ends, with a warning,
+        if its first `max_failures` trials all fail in one way (0: never), and after `early_stop` trials without a
+        better feasible loss; of several losses, without a change of the front.
+        `progress` shows a bar on standard error, by default in a terminal and in a notebook.
+        `on_trial(study, trial)` is called after each trial, once it is recorded: see `minimize`. `on_turn` is called
+        after each turn of the loop.
         """
         with python_words():
             self._refuse_if_closed()
             if not callable(objective):
                 raise UsageError(f"the objective is no function but {type(objective).__name__}")
-            bounds = {"trials": trials, "seconds": seconds, "target": target, "max_failures": max_failures}
-            bounds["early_stop"] = early_stop
+            bounds: dict[str, Any] = {"trials": trials, "seconds": seconds, "target": target}
+            bounds |= {"max_failures": max_failures, "early_stop": early_stop, "objectives": self._settings.objectives}
             limits = Limits.of(as_record(bounds, StudySettings))
+            if on_trial is not None:
+                check_on_trial(on_trial, "on_trial")
             if self._by_hand.fetched:
                 raise UsageError(f"tell the results of {self._asked} first")
             with self._interrupts:
-                self._run(objective, limits, progress, on_turn)
+                self._run(objective, limits, progress, on_trial, on_turn)
         return self
 
-    def _run(self, objective: Objective, limits: Limits, progress: bool | None, on_turn: Callable[[], None]) -> None:
+    def _run(
+        self,
+        objective: Objective,
+        limits: Limits,
+        progress: bool | None,
+        on_trial: OnTrial | None,
+        on_turn: Callable[[], None],
+    ) -> None:
         executor = InlineExecutor(
             self._interrupts.at_once(objective),
             self._space.evaluate,
             checkpoints=CHECKPOINTS / self.key,
             study=self.name,
+            objectives=self._settings.objectives,
         )
         self._loop = None
         scheduler = self._scheduler_of(executor, limits)
+        if on_trial is not None:
+            running = RunningStudy(self._database, self._study.record, self._space.evaluate, scheduler.stop)
+            scheduler.on_trial = TrialCallback(on_trial, running, warn)
 
         def after_turn() -> None:
             on_turn()
@@ -303,6 +346,11 @@ class Study(StudyResults):
         self._study.commit()
         if scheduler.hopeless:
             warn(f"stopped: {scheduler.hopeless} (max_failures)")
+        elif scheduler.is_exhausted and limits.trials is not None:
+            # Without a limit on trials this is the end that was asked for.
+            warn(f"ended after {self._study.counted} trials: the sampler has no further params")
+        for notice in scheduler.notices():
+            warn(notice)
 
     @python_words()
     def close(self) -> None:
@@ -337,9 +385,23 @@ class Study(StudyResults):
     def _settle(self, _: Mapping[str, Any], in_force: Mapping[str, Any]) -> Mapping[str, Any]:
         """Set the settings in force, given those `in_force` in earlier runs; return those to keep."""
         settings = as_record({**continued(in_force, self._given), **self._given}, StudySettings)
+        refuse_others(settings.objectives, in_force)
         self._settings = replace(settings, rungs=self._rungs)
         check_settings(self._settings)
-        return self._settings.in_force()
+        now = self._settings.in_force()
+        #: sampler of the run before this one
+        self._sampler_before = in_force.get("sampler", now["sampler"])
+        return now
+
+    def _outcome(self, result: Any, error: BaseException | str | None) -> Outcome:
+        """Return the outcome of a trial that the caller has run."""
+        if error is not None:
+            text = describe(error) if isinstance(error, BaseException) else str(error)[:MAX_ERROR]
+            return Outcome(state=TrialState.FAILED, error=text)
+        try:
+            return read(result, self._settings.objectives)
+        except Unreadable as problem:
+            return Outcome(state=TrialState.FAILED, error=str(problem))
 
     @property
     def _asked(self) -> str:
@@ -401,14 +463,3 @@ def _turn(scheduler: Scheduler, progress: bool | None, on_turn: Callable[[], Non
             on_turn()
 
         scheduler.run(shown)
-
-
-def _outcome(result: Any, error: BaseException | str | None) -> Outcome:
-    if error is not None:
-        text = describe(error) if isinstance(error, BaseException) else str(error)[:MAX_ERROR]
-        return Outcome(state=TrialState.FAILED, error=text)
-    try:
-        loss, metrics, warning = read(result)
-    except Unreadable as problem:
-        return Outcome(state=TrialState.FAILED, error=str(problem))
-    return Outcome(state=TrialState.COMPLETE, loss=loss, metrics=metrics, warning=warning)

@@ -20,10 +20,11 @@ MOMENTS = ("asked_at", "started_at", "finished_at")
 
 
 def make_frame(trials: Iterable[TrialResult], values: Values) -> pd.DataFrame:
-    """Return one row a trial: facts, one column a label with its value, one a metric, moments, error and warning.
+    """Return one row a trial: facts, one column a loss with a name, a label (its value), a metric, and a constraint.
 
-    A label or metric whose name is taken gets the prefix ``param.`` or ``metric.``. A column of unlike values, or of
-    lists and dicts, is made one of texts, so that every format can keep it.
+    Moments, error and warning follow. A constraint's column has the prefix ``constraint.``, and one whose name is taken
+    ``loss.``, ``param.`` or ``metric.``. A column of unlike values, or of lists and dicts, is made one of texts, so
+    that every format can keep it.
     """
     try:
         import pandas as pd
@@ -35,11 +36,16 @@ def make_frame(trials: Iterable[TrialResult], values: Values) -> pd.DataFrame:
     columns: dict[str, Any] = {name: [getattr(trial, name) for trial in rows] for name in FACTS}
     columns["state"] = [str(trial.state) for trial in rows]
     taken = {*FACTS, *MOMENTS, "error", "warning"}
+    for name in dict.fromkeys(name for trial in rows for name in trial.losses):
+        columns[_name(name, "loss", taken)] = _column([trial.losses.get(name) for trial in rows])
     for label in labels:
         shown = [values.shown(params, label) if label in (params := trial.params) else None for trial in rows]
         columns[_name(label, "param", taken)] = _column(shown)
     for name in metrics:
         columns[_name(name, "metric", taken)] = _column([trial.metrics.get(name) for trial in rows])
+    for name in dict.fromkeys(name for trial in rows for name in trial.constraints):
+        # Always with the prefix: a reader of the table cannot tell it from a metric otherwise.
+        columns[f"constraint.{name}"] = _column([trial.constraints.get(name) for trial in rows])
     frame = pd.DataFrame(columns, index=pd.RangeIndex(len(rows)))
     for name in MOMENTS:
         frame[name] = pd.to_datetime(

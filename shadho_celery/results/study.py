@@ -6,8 +6,9 @@ import fcntl
 import shutil
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,14 +16,16 @@ from msgspec import Struct
 
 from shadho_celery.core.checks import short
 from shadho_celery.core.folders import CHECKPOINTS, EMBEDDED, FOLDERS, LOCK
-from shadho_celery.core.trial import TrialState
+from shadho_celery.core.trial import Params, Summary, Trial, TrialState
 from shadho_celery.errors import StudyLocked, UsageError
+from shadho_celery.results.coverage import Coverage, coverage
 from shadho_celery.results.frame import make_frame
 from shadho_celery.results.trial import TrialResult, TrialResults
 from shadho_celery.results.values import Evaluate, Values
 from shadho_celery.store.base import StudyRecord
 from shadho_celery.store.lock import holder_name
 from shadho_celery.store.sql import SqlStore
+from shadho_celery.study.trials import FinishedTrials
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -39,6 +42,7 @@ class StudySummary(Struct, frozen=True, kw_only=True):
     created_at: float
     #: number of its trials by state
     counts: Mapping[str, int]
+    #: the best loss; of several losses that of the first one
     best_loss: float | None
     #: host and process of the scheduler that runs it; None if none does
     running_on: str | None
@@ -99,11 +103,26 @@ class StudyResults:
 
     @property
     def in_force(self) -> Mapping[str, Any]:
-        """Sampler, policy and shares of its latest run, defaults too; a sampler of one's own is None.
+        """Sampler, policy, shares and objectives of its latest run, defaults too; a sampler of one's own is None.
 
         Empty for a study of a version up to 0.5.
         """
         return self._record.in_force or {}
+
+    @property
+    def choices(self) -> Mapping[str, str]:
+        """By subspace, what the sampler `auto` chose last, and why; empty with other samplers."""
+        return self._store.find(self.name).choices
+
+    @property
+    def taught(self) -> int:
+        """Number of trials of elsewhere that have taught it, by a warm start; they are none of its own."""
+        return len(self._store.warm_start(self.key))
+
+    @property
+    def objectives(self) -> Mapping[str, str]:
+        """Direction of each loss by name; empty in a study of one loss without a name."""
+        return self._record.objectives
 
     @property
     def space(self) -> Mapping[str, str]:
@@ -138,7 +157,7 @@ class StudyResults:
     def trial(self, number: int) -> TrialResult:
         """Return the trial of that number. Raises UsageError if there is none."""
         for trial in self._store.trials(self.key, [number]):
-            return TrialResult(trial, self._values, self._store, self.key)
+            return self._result(trial)
         raise UsageError(f"study {self.name!r} has no trial {short(number)}; {self._range}")
 
     @property
@@ -148,9 +167,46 @@ class StudyResults:
 
     @property
     def best(self) -> TrialResult | None:
-        """The COMPLETE trial with the least loss, of those with the highest budget; None without one."""
+        """The COMPLETE trial with the least loss, of those with the highest budget; None without one.
+
+        A feasible one, if there is any, else the nearest. Of several losses it is the first trial of the front.
+        """
+        if front := self.front:
+            return front[0]
         number = self._store.best(self.key)
         return None if number is None else self.trial(number)
+
+    def shown(self, params: Params, label: str) -> Any:
+        """Return the value of one active label as a table shows it."""
+        return self._values.shown(params, label)
+
+    @property
+    def front(self) -> list[TrialResult]:
+        """Feasible trials that no other one dominates, the best first loss first; empty in a study of one loss.
+
+        One dominates another if it is as good in all losses, and better in one.
+        """
+        return [self._result(trial) for trial in self._finished.front] if len(self.objectives) > 1 else []
+
+    def coverage(self, reference: Mapping[str, float] | None = None) -> Coverage | None:
+        """Return the hypervolume of the front over time; None for one loss, and without a feasible trial.
+
+        The `reference` point has a loss for each name, as the objective returns it; by default it lies beyond the worst
+        of each loss so far by a tenth of its range. Raises UsageError unless it has a finite number for each.
+        """
+        return coverage(self._finished, self.objectives, reference)
+
+    @property
+    def _finished(self) -> FinishedTrials:
+        """The finished trials in the order of their results."""
+        earlier = self._store.earlier(self.key)
+        return FinishedTrials(
+            (trial for trial in earlier if isinstance(trial, Summary) or trial.state.is_finished),
+            partial(self._store.trials, self.key),
+        )
+
+    def _result(self, trial: Trial) -> TrialResult:
+        return TrialResult(trial, self._values, self._store, self._record)
 
     @property
     def values_note(self) -> str | None:
@@ -194,6 +250,25 @@ class StudyResults:
         return f"<study {self.name!r} in {self.store}>"
 
 
+class RunningStudy(StudyResults):
+    """A study while it runs, as `on_trial` gets it: its results so far, and a way to end it."""
+
+    def __init__(self, store: SqlStore, record: StudyRecord, evaluate: Evaluate, end: Callable[[], None]) -> None:
+        super().__init__(store, record, evaluate)
+        self._end = end
+        #: True once it is to end
+        self.is_stopped = False
+
+    def stop(self) -> None:
+        """End the study as a limit does: nothing new is sent, and running trials finish."""
+        self.is_stopped = True
+        self._end()
+
+    def result_of(self, trial: Trial) -> TrialResult:
+        """Return one of its trials as the store has it."""
+        return self._result(trial)
+
+
 def load_study(store: str, name: str) -> StudyResults:
     """Return the study called `name`, which may be shortened while it is unique, from the store at a URL.
 
@@ -219,7 +294,7 @@ def _summary(study: StudyResults) -> StudySummary:
         module=study.module,
         created_at=study.created_at,
         counts=study.counts,
-        best_loss=None if best is None else best.loss,
+        best_loss=None if best is None or not best.is_feasible else next(iter(best.losses.values()), best.loss),
         running_on=study.running_on,
     )
 

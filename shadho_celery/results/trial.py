@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import Any, overload
 
 from shadho_celery.core.hardware import shortages
+from shadho_celery.core.objectives import turned
 from shadho_celery.core.trial import Attempt, Memory, Report, Trial, TrialState
 from shadho_celery.results.values import Values
 from shadho_celery.store.base import StudyRecord
@@ -16,11 +17,11 @@ from shadho_celery.store.sql import PAGE, SqlStore
 class TrialResult:
     """A trial as the store has it: facts, and the values that its objective got."""
 
-    def __init__(self, trial: Trial, values: Values, store: SqlStore, key: str) -> None:
+    def __init__(self, trial: Trial, values: Values, store: SqlStore, record: StudyRecord) -> None:
         self._trial = trial
         self._values = values
         self._store = store
-        self._key = key
+        self._record = record
 
     @property
     def number(self) -> int:
@@ -49,8 +50,26 @@ class TrialResult:
 
     @property
     def loss(self) -> float | None:
-        """Loss; None without one."""
+        """Loss as it is minimised, of several the first one; None without one.
+
+        One to maximise is negative here: `losses` has it as the objective returned it.
+        """
         return self._trial.loss
+
+    @property
+    def losses(self) -> Mapping[str, float]:
+        """Losses by name, as the objective returned them; empty in a study without `objectives`."""
+        return turned(self._trial.losses, self._record.objectives)
+
+    @property
+    def constraints(self) -> Mapping[str, float]:
+        """Constraints by name; the trial is feasible if none is above 0."""
+        return self._trial.constraints
+
+    @property
+    def is_feasible(self) -> bool:
+        """True if no constraint is above 0."""
+        return not self._trial.violation
 
     @property
     def metrics(self) -> Mapping[str, Any]:
@@ -152,16 +171,18 @@ class TrialResult:
     @cached_property
     def reports(self) -> Sequence[Report]:
         """Intermediate losses, each with `.attempt`, `.step`, `.loss` and `.at`, by attempt and step."""
-        return tuple(self._store.reports(self._key, self.number))
+        return tuple(self._store.reports(self._record.key, self.number))
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, TrialResult) and self._trial == other._trial
 
     def __hash__(self) -> int:
-        return hash((self._key, self.number))
+        return hash((self._record.key, self.number))
 
     def __repr__(self) -> str:
-        return f"<trial {self.number}: {self.state}, loss {self.loss}, params {self.params}>"
+        named: Mapping[str, float | None] = self.losses or {"loss": self.loss}
+        losses = ", ".join(f"{name} {loss}" for name, loss in named.items())
+        return f"<trial {self.number}: {self.state}, {losses}, params {self.params}>"
 
 
 class TrialResults(Sequence[TrialResult]):
@@ -197,7 +218,7 @@ class TrialResults(Sequence[TrialResult]):
         return next(self._of([self._numbers[place]]))
 
     def _of(self, numbers: Sequence[int]) -> Iterator[TrialResult]:
-        key = self._record.key
+        where = self._values, self._store, self._record
         # In the order of `numbers`: the store has its own.
-        found = {trial.number: trial for trial in self._store.trials(key, numbers)}
-        return (TrialResult(found[number], self._values, self._store, key) for number in numbers if number in found)
+        found = {trial.number: trial for trial in self._store.trials(self._record.key, numbers)}
+        return (TrialResult(found[number], *where) for number in numbers if number in found)

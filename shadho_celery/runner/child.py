@@ -14,8 +14,9 @@ import sys
 import threading
 import warnings
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -59,7 +60,7 @@ class Child:
         self._current = 0
         self._is_recalled = False
         self._changed = threading.Condition()
-        self._studies: dict[str, tuple[Objective, Space]] = {}
+        self._studies: dict[str, tuple[Objective, Space, Mapping[str, str] | None]] = {}
         #: by module, the code as it was imported, or why it could not be
         self._codes: dict[str, CodeVersion] = {}
 
@@ -219,7 +220,7 @@ class Child:
         timeout = order.timeout
         context = self._context(order, tell)
         try:
-            objective, space = self._study(order.module)
+            objective, space, named = self._study(order.module)
         except BaseException as error:
             return Outcome(state=TrialState.FAILED, error=describe(error), seconds=0.0)
         peak = PeakMemory()
@@ -229,7 +230,10 @@ class Child:
             faulthandler.dump_traceback_later(timeout + protocol.HARD_SECONDS - 1, file=output)
         fatal = () if order.replica is None else (ReplicaDone,)
         try:
-            outcome = call(objective, lambda: space.evaluate(order.attempt.params), context, fatal=fatal)
+            # A replica's loss is nobody's: its coordinator returns the trial's.
+            named = named if order.replica is None else None
+            make_params = partial(space.evaluate, order.attempt.params)
+            outcome = call(objective, make_params, context, fatal=fatal, objectives=named)
         except ReplicaDone:
             outcome = Outcome(state=TrialState.CANCELLED, error="its gang needs it no more", seconds=0.0)
         if timeout is not None:
@@ -266,8 +270,8 @@ class Child:
             self._study(order.module)
         return self._codes[order.module].digest == order.code
 
-    def _study(self, module: str) -> tuple[Objective, Space]:
-        """Return the objective of `module`, made interruptible, and its compiled space."""
+    def _study(self, module: str) -> tuple[Objective, Space, Mapping[str, str] | None]:
+        """Return the objective of `module`, made interruptible, its compiled space, and the names of its losses."""
         if module not in self._studies:
             # hyperopt takes long to import: not before the first study.
             from shadho_celery.space.compile import compile_space
@@ -279,7 +283,7 @@ class Child:
             except BaseException as error:
                 self._codes[module] = study_file.failed_sources(module, error)
                 raise
-            self._studies[module] = (self._interruptible(file.objective), space)
+            self._studies[module] = (self._interruptible(file.objective), space, file.settings.objectives)
         return self._studies[module]
 
     def _send(self, record: protocol.FromChild) -> None:

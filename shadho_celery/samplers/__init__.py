@@ -11,15 +11,21 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from shadho_celery.core.checks import check_name
+from shadho_celery.errors import UsageError
 from shadho_celery.samplers.auto import AutoSampler
 from shadho_celery.samplers.base import Sampler
+from shadho_celery.samplers.cma import CmaSampler
 from shadho_celery.samplers.gp import GpSampler
 from shadho_celery.samplers.grid import GridSampler
-from shadho_celery.samplers.optuna import PREFIX, MakeOptunaSampler
+from shadho_celery.samplers.hyperopt import HYPEROPT, MakeHyperoptSampler
+from shadho_celery.samplers.hyperopt import NAMES as HYPEROPT_NAMES
+from shadho_celery.samplers.local import LocalSampler
+from shadho_celery.samplers.optuna import MakeOptunaSampler
 from shadho_celery.samplers.own import MakeOwnSampler
 from shadho_celery.samplers.qmc import QmcSampler
 from shadho_celery.samplers.random import RandomSampler
 from shadho_celery.samplers.tpe import TpeSampler
+from shadho_celery.samplers.unrepeated import Unrepeated
 from shadho_celery.space.split import Subspace
 
 #: called with a subspace and the words of its seed
@@ -32,20 +38,42 @@ SAMPLERS: dict[str, MakeSampler] = {
     "gp": GpSampler,
     "qmc": QmcSampler,
     "grid": GridSampler,
+    "cma": CmaSampler,
+    "local": LocalSampler,
+}
+#: those that try no point of a finite subspace twice; `grid` sees to it itself, and the draws of the others are a law's
+UNREPEATED = ("auto", "tpe", "gp")
+#: those that cannot learn several losses
+OF_ONE_LOSS = ("gp", "cma", "local", "optuna:CmaEsSampler", *(f"{HYPEROPT}{name}" for name in HYPEROPT_NAMES))
+
+#: samplers of other libraries: the beginning of their names, and what makes one from the rest and the number of losses
+ELSEWHERE: dict[str, Callable[[str, int], MakeSampler]] = {
+    "optuna:": MakeOptunaSampler,
+    HYPEROPT: lambda name, _: MakeHyperoptSampler(name),
 }
 
 
-def find_sampler(name: str | MakeSampler, limit: int | None = None) -> MakeSampler:
-    """Return what makes the samplers called `name`, in a study of at most `limit` trials.
+def find_sampler(name: str | MakeSampler, limit: int | None = None, objectives: int = 1) -> MakeSampler:
+    """Return what makes the samplers called `name`, in a study of at most `limit` trials and so many `objectives`.
 
-    A class of one's own makes its samplers itself. Raises UsageError for an unknown name.
+    A class of one's own makes its samplers itself. Raises UsageError for an unknown name, and for one that cannot do
+    with several objectives.
     """
     if not isinstance(name, str):
         return MakeOwnSampler(name)
-    if name.startswith(PREFIX):
-        return MakeOptunaSampler(name.removeprefix(PREFIX))
-    check_name("sampler", name, (*SAMPLERS, f"{PREFIX}NAME"))
-    return partial(AutoSampler, limit=limit) if name == "auto" else SAMPLERS[name]
+    if objectives > 1 and name in OF_ONE_LOSS:
+        raise UsageError(f"sampler {name} learns one loss, and this study has several; choose auto or tpe")
+    for prefix, make_of in ELSEWHERE.items():
+        if name.startswith(prefix):
+            return make_of(name.removeprefix(prefix), objectives)
+    check_name("sampler", name, (*SAMPLERS, *(f"{prefix}NAME" for prefix in ELSEWHERE)))
+    make = partial(AutoSampler, limit=limit) if name == "auto" else SAMPLERS[name]
+    return unrepeated(make) if name in UNREPEATED else make
+
+
+def unrepeated(make: MakeSampler) -> MakeSampler:
+    """Return what makes samplers of subspaces that try no point of a finite one twice, while there are others."""
+    return lambda subspace, entropy: Unrepeated(make(subspace, entropy), subspace, entropy)
 
 
 def make_sampler(name: str, subspace: Subspace, entropy: Sequence[int]) -> Sampler:

@@ -18,7 +18,8 @@ from shadho_celery.space.split import Subspace
 
 #: most labels with which a Gaussian process is asked
 MOST_LABELS = 30
-#: trials of a study for which it is asked whatever they take; and of those at the beginning of a longer study
+#: trials of a study, running ones included, for which it is asked whatever they take; and of a longer study, of those
+#: at its beginning
 MOST_TRIALS, AT_FIRST = 500, 100
 #: afterwards: the least seconds of a trial for each one that runs or waits, so that no slot waits for a guess
 SECONDS = 1.0
@@ -40,6 +41,8 @@ class AutoSampler:
         self._labels = len(subspace.domains)
         self._limit = limit
         self._told = 0
+        #: losses of a trial: more than one in a study of several objectives
+        self._losses = 1
         self._seconds: list[float] = []
         #: what the latest params came from, and why
         self.choice = "the first trials cover the space"
@@ -66,6 +69,7 @@ class AutoSampler:
 
     def tell(self, trials: Sequence[Trial]) -> None:
         self._told += len(trials)
+        self._losses = max([self._losses, *(len(trial.losses) for trial in trials)])
         self._seconds += [trial.seconds for trial in trials if trial.seconds is not None]
         del self._seconds[:-LATEST]
         self._gp.tell(trials)
@@ -73,10 +77,12 @@ class AutoSampler:
 
     def _why_not_gp(self, pending: Collection[Trial]) -> str | None:
         """Return the reason not to ask a Gaussian process; None if there is none."""
+        if self._losses > 1:
+            return f"it learns {self._losses} losses at once"
         if self._labels > MOST_LABELS:
             return f"{self._labels} hyperparameters are more than {MOST_LABELS}"
         is_short = self._limit is not None and self._limit <= MOST_TRIALS
-        if self._told <= (MOST_TRIALS if is_short else AT_FIRST):
+        if self._told + len(pending) <= (MOST_TRIALS if is_short else AT_FIRST):
             return None
         seconds = statistics.median(self._seconds) if self._seconds else 0.0
         if seconds < SECONDS * (1 + len(pending)):

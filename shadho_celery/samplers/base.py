@@ -27,4 +27,7 @@ class Sampler(Protocol):
         """
 
     def tell(self, trials: Sequence[Trial]) -> None:
-        """Learn from finished trials of this subspace, each once, of this run or of an earlier one."""
+        """Learn from finished trials of this subspace, each once, of this run or of an earlier one.
+
+        `loss` is the first of several `losses`, which are all minimised; a `violation` above 0 breaks a constraint.
+        """

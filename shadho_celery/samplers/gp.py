@@ -2,7 +2,7 @@
 
 Sources: Jones, Schonlau, Welch, "Efficient Global Optimization of Expensive Black-Box Functions", 1998; its logarithm,
 which has slopes everywhere: Ament, Daulton, Eriksson, Balandat, Bakshy, "Unexpected Improvements to Expected
-Improvement for Bayesian Optimization", NeurIPS 2023.
+Improvement for Bayesian Optimization", NeurIPS 2023. Constraints: see `constraints`.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from scipy.optimize import minimize
 from scipy.special import erfcx, log_ndtr
 from threadpoolctl import ThreadpoolController
 
-from shadho_celery.core.trial import Params, Trial, TrialState
+from shadho_celery.core.trial import Params, Trial, TrialState, violation_of
 from shadho_celery.predictors.features import features
+from shadho_celery.samplers.constraints import ConstraintModel
 from shadho_celery.samplers.failure_avoidance import FailureAvoidance
 from shadho_celery.samplers.gaussian_process import GaussianProcess
 from shadho_celery.samplers.qmc import QmcSampler
@@ -41,8 +42,12 @@ GROWTH = 1.1
 DRAWS, NEAR, EACH, WIDTHS = 400, 5, 10, (0.2, 0.05, 0.01, 0.001)
 #: the most that a loss counts for being bad, in distances of the best one from the median
 FAR = 4.0
+#: logarithm of the chance from which on a known trial counts as feasible
+LIKELY = math.log(0.5)
 #: part of the labels that a step moves, one at least
 MOVED = 0.3
+#: a label hardly matters if another value costs less of the improvement's logarithm
+LITTLE = 0.05
 #: of these, starts of a climb, and its steps
 CLIMBS, CLIMB_STEPS = 4, 40
 
@@ -57,12 +62,15 @@ class GpSampler:
         self._entropy = tuple(entropy)
         self._domains: Mapping[str, Domain] = subspace.domains
         self._random = min(MOST_RANDOM, max(LEAST_RANDOM, round(2 * MOST_RANDOM * subspace.probability)))
-        self._process = GaussianProcess([domain.is_numeric for domain in self._domains.values()])
+        is_numeric = [domain.is_numeric for domain in self._domains.values()]
+        self._process, self._constraints = GaussianProcess(is_numeric), ConstraintModel(is_numeric)
         self._climbed = np.array([_is_continuous(domain) for domain in self._domains.values()], dtype=bool)
         self._sequence = QmcSampler(subspace, entropy)
         self._avoidance = FailureAvoidance(subspace)
         self._rows: list[Array] = []
         self._losses: list[float] = []
+        #: constraints of the trials with these losses
+        self._told: list[Mapping[str, float]] = []
         self._failed: list[Params] = []
         #: results that the process was fitted to, and those that it has learned, if nothing else
         self._fitted, self._learned = 0, -1
@@ -119,6 +127,7 @@ class GpSampler:
             if trial.loss is not None and not math.isnan(trial.loss):
                 self._rows.append(self._features([trial.params])[0])
                 self._losses.append(float(trial.loss))
+                self._told.append(trial.constraints)
 
     def _start(self, index: int) -> Params:
         """Return the centre, then quasi-random points; once trials have failed, a draw that likely does not."""
@@ -133,30 +142,37 @@ class GpSampler:
         """
         while (number := max(self._fitted + 1, math.ceil(GROWTH * self._fitted))) <= len(self._losses):
             number = max(number, self._random)
-            self._process.fit(*self._history(number))
+            rows, losses, told = self._history(number)
+            self._process.fit(rows, losses)
+            self._constraints.learn(rows, told, fit=True)
             self._fitted = number
         if self._learned != len(self._losses):
-            self._process.learn(*self._history(len(self._losses)))
+            rows, losses, told = self._history(len(self._losses))
+            self._process.learn(rows, losses)
+            self._constraints.learn(rows, told, fit=False)
             self._learned = len(self._losses)
 
     def _suppose(self, params_list: Sequence[Params]) -> None:
         self._process.suppose(self._features(params_list))
         self._learned = -1
 
-    def _history(self, number: int) -> tuple[Array, Array]:
-        """Return rows and standardised losses of the first so many results: of many, the best and the latest."""
+    def _history(self, number: int) -> tuple[Array, Array, list[Mapping[str, float]]]:
+        """Return rows, standardised losses and constraints of the first so many results: of many, the best and latest.
+
+        Those are the best that break no constraint, if there are any.
+        """
         losses = np.array(self._losses[:number])
         most = min(MOST, math.isqrt(CELLS // len(self._domains)))
         kept = np.arange(number)
         if number > most:
-            best = np.argsort(losses, kind="stable")[: most // 3]
+            breaks = np.array([violation_of(constraints) > 0 for constraints in self._told[:number]])
+            best = np.lexsort((losses, breaks))[: most // 3]
             kept = np.sort(np.concatenate([best, np.setdiff1d(kept, best)[-(most - len(best)) :]]))
-        return np.array(self._rows)[kept], standardised(losses[kept])
+        return np.array(self._rows)[kept], standardised(losses[kept]), [self._told[place] for place in kept]
 
     def _guess(self, generator: np.random.Generator, tried: set[tuple[Any, ...]]) -> Params:
-        candidates, rows = self._candidates(generator)
-        means, _ = self._process.predict(self._process.rows)
-        best = float(means.min())
+        order, best = self._known()
+        candidates, rows = self._candidates(generator, self._process.rows[order[:NEAR]])
         worth = self._worth(rows, best) + self._avoidance.weights(candidates, generator)
         order = np.argsort(-worth, kind="stable")
         climbed: list[tuple[float, Params]] = []
@@ -167,17 +183,52 @@ class GpSampler:
                 climbed.append((float(value[0]), params))
         climbed += [(float(worth[place]), candidates[place]) for place in order]
         climbed.sort(key=lambda each: -each[0])
-        fresh = (params for _, params in climbed if self._key(params) not in tried)
-        return next(fresh, climbed[0][1])
+        fresh = (each for each in climbed if self._key(each[1]) not in tried)
+        most, params = next(fresh, climbed[0])
+        return self._spread(params, most, best, generator)
 
-    def _worth(self, rows: Array, best: float) -> Array:
-        means, deviations = self._process.predict(rows)
-        return log_improvement((best - means) / deviations) + np.log(deviations)
+    def _spread(self, params: Params, value: float, best: float | None, generator: np.random.Generator) -> Params:
+        """Return the params, with worth `value`, with those labels drawn anew that hardly matter to it.
 
-    def _candidates(self, generator: np.random.Generator) -> tuple[list[Params], Array]:
-        """Return params, and their features: drawn from the law, and some labels of the best trials moved a little."""
+        The greatest improvement has some value of such a label, for many trials one after another. Spread over its law
+        they teach more, and machines that differ in what such a label costs them all find something to do.
+        """
+        draw = self._subspace.sample(generator, 1)[0]
+        # Not the options, which may switch other labels on.
+        numbers = (label for label, domain in self._domains.items() if domain.is_numeric)
+        labels = [label for label in numbers if label in params and label in draw]
+        if not labels:
+            return params
+
+        def worth(several: Sequence[Params]) -> Array:
+            return self._worth(self._features(several), best) + self._avoidance.weights(several, generator)
+
+        found = worth([{**params, label: draw[label]} for label in labels])
+        free = [label for label, each in zip(labels, found, strict=True) if each > value - LITTLE]
+        spread = {**params, **{label: draw[label] for label in free}}
+        return spread if worth([spread])[0] > value - LITTLE else params
+
+    def _known(self) -> tuple[NDArray[np.intp], float | None]:
+        """Return the places of the known rows, the best first, and the loss to improve; None while none is feasible."""
         means, _ = self._process.predict(self._process.rows)
-        best = self._process.rows[np.argsort(means, kind="stable")[:NEAR]]
+        if not self._constraints.any:
+            return np.argsort(means, kind="stable"), float(means.min())
+        chances = self._constraints.log_chances(self._process.rows)
+        feasible = chances >= LIKELY
+        if not feasible.any():
+            return np.argsort(-chances, kind="stable"), None
+        return np.lexsort((means, ~feasible)), float(means[feasible].min())
+
+    def _worth(self, rows: Array, best: float | None) -> Array:
+        """Return the log expected improvement, weighed by the chance of being feasible; without a `best` that alone."""
+        chances = self._constraints.log_chances(rows)
+        if best is None:
+            return chances
+        means, deviations = self._process.predict(rows)
+        return log_improvement((best - means) / deviations) + np.log(deviations) + chances
+
+    def _candidates(self, generator: np.random.Generator, best: Array) -> tuple[list[Params], Array]:
+        """Return params, and their features: drawn from the law, and some labels of the best trials moved a little."""
         centres = np.repeat(best, EACH * len(WIDTHS), axis=0)
         widths = np.tile(np.repeat(WIDTHS, EACH), len(best))
         moved = generator.random(centres.shape) < max(MOVED, 1.0 / centres.shape[1])
@@ -202,7 +253,7 @@ class GpSampler:
         ]
         return candidates, self._features(candidates)
 
-    def _climb(self, params: Params, row: Array, best: float) -> Params:
+    def _climb(self, params: Params, row: Array, best: float | None) -> Params:
         """Return the params at the top of the improvement near these, by what is continuous."""
         moved = self._climbed & ~np.isnan(row)
         if not moved.any():
@@ -211,6 +262,9 @@ class GpSampler:
         def cost(values: Array) -> tuple[float, Array]:
             at = row.copy()
             at[moved] = values
+            chance, by_chance = self._constraints.slopes(at)
+            if best is None:
+                return -chance, -by_chance[moved]
             mean, deviation, by_mean, by_deviation = self._process.slopes(at)
             z = np.array([(best - mean) / deviation])
             level = float(log_improvement(z)[0])
@@ -218,7 +272,7 @@ class GpSampler:
             below = math.exp(float(log_ndtr(z[0])) - level)
             density = math.exp(-0.5 * float(z[0]) ** 2 - 0.5 * math.log(2 * math.pi) - level)
             slope = (-below * by_mean + density * by_deviation) / deviation
-            return -level - math.log(deviation), -slope[moved]
+            return -level - math.log(deviation) - chance, -(slope + by_chance)[moved]
 
         found = minimize(
             cost, row[moved], jac=True, method="L-BFGS-B", bounds=[(0.0, 1.0)] * int(moved.sum()),

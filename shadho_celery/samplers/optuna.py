@@ -23,7 +23,6 @@ from shadho_celery.space.domains import Categorical, Domain, RandInt
 from shadho_celery.space.split import Subspace
 from shadho_celery.space.tree import Value
 
-PREFIX = "optuna:"
 #: packages that some of them import at their first guess
 _NEEDS = {"CmaEsSampler": "cmaes", "GPSampler": "torch"}
 
@@ -33,8 +32,10 @@ class OptunaSampler:
 
     adaptive = True
 
-    def __init__(self, subspace: Subspace, entropy: Sequence[int], kind: Any, optuna: ModuleType) -> None:
-        """Begin a study of Optuna's, with a sampler of the class `kind`."""
+    def __init__(
+        self, subspace: Subspace, entropy: Sequence[int], kind: Any, optuna: ModuleType, objectives: int = 1
+    ) -> None:
+        """Begin a study of Optuna's, of so many `objectives`, with a sampler of the class `kind`."""
         self._optuna = optuna
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         is_seeded = "seed" in inspect.signature(kind).parameters
@@ -42,7 +43,8 @@ class OptunaSampler:
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
             sampler = kind(seed=int(np.random.SeedSequence(entropy).generate_state(1)[0])) if is_seeded else kind()
         self._name = kind.__name__
-        self._study = optuna.create_study(sampler=sampler)
+        self._is_of_several = objectives > 1
+        self._study = optuna.create_study(sampler=sampler, directions=["minimize"] * max(1, objectives))
         self._subspace = subspace
         #: by params, Optuna's trials without a result
         self._running: defaultdict[tuple[Any, ...], list[Any]] = defaultdict(list)
@@ -50,23 +52,33 @@ class OptunaSampler:
     def ask(self, n: int, pending: Collection[Trial]) -> list[Params]:
         """Raises UsageError if the sampler needs a package that is not installed."""
         try:
-            # Optuna knows its own pending trials.
-            return [self._asked() for _ in range(n)]
+            # Optuna knows its own pending trials; what numpy warns of there nobody can mend.
+            with np.errstate(all="ignore"):
+                return [self._asked() for _ in range(n)]
         except ImportError as error:  # some are imported at the first guess
             raise UsageError(f"Optuna's {self._name} lacks a package: {error}; install it") from None
         except ValueError as error:
             raise UsageError(f"Optuna's {self._name} cannot search this space: {error}; choose another") from None
 
     def tell(self, trials: Sequence[Trial]) -> None:
+        """Raises UsageError for constraints if this Optuna does not take them."""
         states = self._optuna.trial.TrialState
         for trial in trials:
             running = self._running.get(_key(trial.params))
             is_known = trial.state is TrialState.COMPLETE and trial.loss is not None and math.isfinite(trial.loss)
-            value = trial.loss if is_known else None
+            if trial.constraints and not hasattr(self._optuna.Trial, "set_constraint"):
+                raise UsageError("samplers of Optuna need version 5 for constraints: pip install 'optuna>=5'")
             if running:
-                self._study.tell(running.pop(), value, state=states.COMPLETE if is_known else states.FAIL)
+                own = running.pop()
+                for name, value in trial.constraints.items():
+                    own.set_constraint(name, value)
+                values = self._values(trial) if is_known else None
+                self._study.tell(own, values, state=states.COMPLETE if is_known else states.FAIL)
             elif is_known:  # of an earlier run, or enqueued
-                self._study.add_trial(self._recorded(trial.params, value))
+                self._study.add_trial(self._recorded(trial))
+
+    def _values(self, trial: Trial) -> list[float | None]:
+        return [*trial.losses.values()] if self._is_of_several else [trial.loss]
 
     def _asked(self) -> Params:
         trial = self._study.ask()
@@ -80,12 +92,14 @@ class OptunaSampler:
         self._running[_key(params)].append(trial)
         return params
 
-    def _recorded(self, params: Params, value: float | None) -> Any:
-        domains = {label: self._subspace.space.domains[label] for label in params}
+    def _recorded(self, trial: Trial) -> Any:
+        domains = {label: self._subspace.space.domains[label] for label in trial.params}
+        constraints = {"constraints": dict(trial.constraints)} if trial.constraints else {}
         return self._optuna.trial.create_trial(
-            params={label: _suggestion(domain, params[label]) for label, domain in domains.items()},
+            params={label: _suggestion(domain, trial.params[label]) for label, domain in domains.items()},
             distributions={label: self._law(domain) for label, domain in domains.items()},
-            value=value,
+            values=self._values(trial),
+            **constraints,
         )
 
     def _law(self, domain: Domain) -> Any:
@@ -102,7 +116,7 @@ class MakeOptunaSampler:
 
     spans_space = True
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, objectives: int = 1) -> None:
         """Raises UsageError if Optuna is not installed, or has no such class."""
         try:
             import optuna
@@ -112,12 +126,13 @@ class MakeOptunaSampler:
             raise UsageError(f"Optuna has no sampler {short(name)}; choose one of {', '.join(known)}")
         if (package := _NEEDS.get(name)) is not None and importlib.util.find_spec(package) is None:
             raise UsageError(f"Optuna's {name} needs the package {package}: pip install {package}")
+        self._objectives = objectives
         self._optuna: ModuleType = optuna
         self._kind = getattr(optuna.samplers, name)
 
     def __call__(self, subspace: Subspace, entropy: Sequence[int]) -> OptunaSampler:
         """Return a sampler of the whole space."""
-        return OptunaSampler(subspace, entropy, self._kind, self._optuna)
+        return OptunaSampler(subspace, entropy, self._kind, self._optuna, self._objectives)
 
 
 def names(optuna: ModuleType) -> list[str]:

@@ -21,7 +21,10 @@ class OwnSampler:
 
     def ask(self, n: int, pending: Collection[Trial]) -> list[Params]:
         """Raises UsageError for params that are not of the space."""
-        asked = [*self._sampler.ask(n, pending)][:n]
+        returned = self._sampler.ask(n, pending)
+        if not isinstance(returned, Sequence):
+            raise UsageError(f"sampler {self._name} returned {short(returned, 60)} from ask; return a list of params")
+        asked = [*returned[:n]]
         for params in asked:
             try:
                 self._subspace.space.check(params)

@@ -2,7 +2,9 @@
 
 Sources: [B] Bergstra, Bardenet, Bengio, Kégl, "Algorithms for Hyper-Parameter Optimization", NeurIPS 2011, section 4;
 [W] Watanabe, "Tree-Structured Parzen Estimator: Understanding Its Algorithm Components and Their Roles for Better
-Empirical Performance", arXiv 2304.11127, section 3.
+Empirical Performance", arXiv 2304.11127, section 3; [O] Ozaki, Tanigaki, Watanabe, Nomura, Onishi, "Multiobjective
+Tree-Structured Parzen Estimator", JAIR 73, 2022: of several losses the good trials are those of the first fronts, and
+of the last one those that cover most. Trials that break a constraint come after all others, by how far they do.
 
 Both densities are mixtures over whole trials (the multivariate form of [W]): values that worked together are drawn
 together. A trial's kernel is the product of its labels' kernels; for a label that is inactive in the trial it is the
@@ -13,17 +15,20 @@ from __future__ import annotations
 
 import math
 from bisect import insort
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import numpy as np
-from scipy.special import logsumexp, ndtr, ndtri
+from numpy.typing import NDArray
+from scipy.special import ndtr, ndtri
 
 from shadho_celery.core.trial import Params, Trial, TrialState
 from shadho_celery.samplers.failure_avoidance import FailureAvoidance
+from shadho_celery.samplers.qmc import QmcSampler
 from shadho_celery.space.domains import UNIT_MASS, Array, Categorical, Continuous, Domain, Normal, RandInt
 from shadho_celery.space.split import Subspace
 from shadho_celery.space.tree import Value
+from shadho_celery.study.front import order_of
 
 #: results before the first guess: the most, for the whole space, and the least, for a small part of it
 MOST_RANDOM, LEAST_RANDOM = 10, 5
@@ -33,6 +38,10 @@ GOOD_SHARE, MOST_GOOD = 0.1, 25
 MOST_BAD = 300
 #: draws from l(x), of which the best ratio wins
 CANDIDATES = 24
+#: every so many trials, times one more than the labels, one goes on with the start
+EXPLORE = 2
+#: places of the start's sequence among which an untried one is looked for
+AHEAD = 256
 #: most guesses for which the densities are estimated once
 AT_ONCE = 100
 #: a kernel's greatest width, in units of the range; the best one on our own benchmark (tests/benchmarks/samplers.py)
@@ -72,12 +81,15 @@ class TpeSampler:
         self._random = min(MOST_RANDOM, max(LEAST_RANDOM, round(2 * MOST_RANDOM * subspace.probability)))
         if startup is not None:
             self._random = max(1, round(startup * subspace.probability))
-        #: by order of telling, the values, NaN for an inactive label
-        self._rows: list[list[float]] = []
-        #: (loss, order of telling), the least loss first
-        self._ranked: list[tuple[float, int]] = []
+        #: by order of telling, the values, NaN for an inactive label; rows beyond the last trial are to be filled
+        self._rows = np.empty((MOST_RANDOM, len(self._axes)))
+        #: (violation, loss, order of telling), the best first
+        self._ranked: list[tuple[float, float, int]] = []
+        #: by order of telling, several losses and the violation of the trials that have them
+        self._several: dict[int, tuple[tuple[float, ...], float]] = {}
         self._successes = 0
         self._avoidance = FailureAvoidance(subspace)
+        self._sequence = QmcSampler(subspace, entropy)
         self._tried: set[_Key] = set()
         self._always_active = _always_active(subspace)
         #: trials told, cancelled ones included
@@ -85,14 +97,33 @@ class TpeSampler:
 
     def ask(self, n: int, pending: Collection[Trial]) -> list[Params]:
         first = self._count_told + len(pending)
-        generators = [np.random.default_rng([*self._entropy, index]) for index in range(first, first + n)]
+        indices = range(first, first + n)
         if not self._axes or len(self._ranked) < self._random:
-            return [self._avoidance.draw(generator) for generator in generators]
-        asked: list[Params] = []
-        for start in range(0, n, AT_ONCE):
-            waiting = [*(trial.params for trial in pending), *asked]
-            asked += self._guesses(generators[start : start + AT_ONCE], waiting)
-        return asked
+            return [self._start(index, [index], set()) for index in indices]
+        # Density estimates believe that a region is like its neighbours: some trials go on with the start.
+        every = EXPLORE * (1 + len(self._axes))
+        taken = {self._key(trial.params) for trial in pending}
+        asked: dict[int, Params] = {}
+        for index in range(-(-first // every) * every, first + n, every):
+            place = self._random + index // every
+            asked[index] = self._start(index, range(place, place + AHEAD), self._tried | taken)
+            taken.add(self._key(asked[index]))
+        guessed = [index for index in indices if index not in asked]
+        for start in range(0, len(guessed), AT_ONCE):
+            part = guessed[start : start + AT_ONCE]
+            generators = [np.random.default_rng([*self._entropy, index]) for index in part]
+            waiting = [*(trial.params for trial in pending), *asked.values()]
+            asked.update(zip(part, self._guesses(generators, waiting), strict=True))
+        return [asked[index] for index in indices]
+
+    def _start(self, index: int, places: Iterable[int], tried: Collection[_Key]) -> Params:
+        """Return the first untried point at these places of the quasi-random sequence.
+
+        If there is none, or once trials have failed, return a draw from the law that likely does not fail.
+        """
+        points = () if self._avoidance.any else map(self._sequence.point, places)
+        untried = (params for params in points if self._key(params) not in tried)
+        return next(untried, None) or self._avoidance.draw(np.random.default_rng([*self._entropy, index]))
 
     def tell(self, trials: Sequence[Trial]) -> None:
         for trial in trials:
@@ -103,12 +134,17 @@ class TpeSampler:
     def _learn(self, trial: Trial) -> None:
         key = self._key(trial.params)
         self._avoidance.tell(trial, guessed=len(self._ranked) >= self._random)
-        loss = math.inf  # a failed trial is worse than any other, so that regions that fail are left
+        merit = math.inf, math.inf  # a failed trial is worse than any other, so that regions that fail are left
         if trial.state is TrialState.COMPLETE and trial.loss is not None and not math.isnan(trial.loss):
-            loss = float(trial.loss)
+            merit = trial.violation, float(trial.loss)
             self._successes += 1
-        insort(self._ranked, (loss, len(self._rows)))
-        self._rows.append(_row(key))
+            if len(trial.losses) > 1:
+                self._several[len(self._ranked)] = tuple(trial.losses.values()), trial.violation
+        place = len(self._ranked)
+        insort(self._ranked, (*merit, place))
+        if place == len(self._rows):
+            self._rows = np.concatenate([self._rows, np.empty_like(self._rows)])
+        self._rows[place] = _row(key)
         self._tried.add(key)
 
     def _key(self, params: Params) -> _Key:
@@ -127,7 +163,8 @@ class TpeSampler:
 
         good, bad = self._split(generators[0], keys)
         candidates = np.concatenate([self._draw(good, generator) for generator in generators])
-        ratios = good.log_density(candidates) - (worse := bad.log_density(candidates))
+        worse = bad.log_factors(candidates)
+        ratios = (good.log_factors(candidates) - worse).sum(axis=1)
         guesses = []
         for place, generator in enumerate(generators):
             own = slice(place * self._count, (place + 1) * self._count)
@@ -142,27 +179,50 @@ class TpeSampler:
             if place + 1 == len(generators):
                 break
             rest = slice(own.stop, None)
-            more = np.logaddexp(worse[rest], bad.log_part(_row(self._key(guess)), candidates[rest]))
-            ratios[rest] += worse[rest] - more
+            more = np.logaddexp(worse[rest], bad.log_parts(_row(self._key(guess)), candidates[rest]))
+            ratios[rest] += (worse[rest] - more).sum(axis=1)
             worse[rest] = more
         return guesses
 
-    def _split(self, generator: np.random.Generator, waiting: Collection[_Key]) -> tuple[_Mixture, _Mixture]:
+    def _split(self, generator: np.random.Generator, waiting: Collection[_Key]) -> tuple[_Density, _Density]:
         """Return the densities of good and of bad trials ([B], equation 2)."""
         number = len(self._ranked)
         share = GOOD_SHARE * number if self._gamma is None else self._gamma * math.sqrt(number)
         count = min(math.ceil(share), MOST_GOOD, self._successes)
         # Pending trials count as bad, so that many slots do not all get the same point.
         pending = [_row(key) for key in list(waiting)[-MOST_BAD:]]
-        bad, room = np.arange(count, number), MOST_BAD - len(pending)
+        order = self._order(count)
+        bad, room = order[count:], MOST_BAD - len(pending)
         if len(bad) > room:
             bad = generator.choice(bad, room, replace=False)
         prior = [math.nan] * len(self._axes)  # a trial with nothing known
-        rows = [[self._rows[self._ranked[place][1]] for place in places] for places in (range(count), bad)]
-        axes = [*self._axes.values()]
-        return _Mixture(axes, np.array([*rows[0], prior])), _Mixture(axes, np.array([*rows[1], *pending, prior]))
+        axes, parts = [*self._axes.values()], self._parts
+        return (
+            _Density(axes, np.vstack([self._rows[order[:count]], prior]), parts),
+            _Density(axes, np.vstack([self._rows[bad], *pending, prior]), parts),
+        )
 
-    def _draw(self, density: _Mixture, generator: np.random.Generator) -> Array:
+    @property
+    def _parts(self) -> list[list[int]]:
+        """Places of the labels that are drawn together.
+
+        All of them for one loss. On a front trials are good by unlike values of some labels and like values of others,
+        so that of several losses each label is drawn by itself, as in [O].
+        """
+        places = range(len(self._axes))
+        return [[place] for place in places] if self._several else [[*places]]
+
+    def _order(self, count: int) -> NDArray[np.intp]:
+        """Return the trials by order of telling, the best first; of several losses only the best `count` are sorted."""
+        ranked = np.array([place for *_, place in self._ranked], dtype=np.intp)
+        if not self._several:
+            return ranked
+        known = np.array([*self._several], dtype=np.intp)
+        losses, violations = zip(*self._several.values(), strict=True)
+        best = known[order_of(np.array(losses), np.array(violations), count)]
+        return np.concatenate([best, ranked[~np.isin(ranked, best)]])
+
+    def _draw(self, density: _Density, generator: np.random.Generator) -> Array:
         """Draw candidates from a density; NaN for the labels that are inactive in one."""
         drawn = density.draw(self._count, generator)
         if self._always_active is None:
@@ -180,6 +240,36 @@ class TpeSampler:
         }
         active = self._always_active or self._subspace.space.active(params)
         return {label: params[label] for label in active}
+
+
+class _Density:
+    """Product of mixtures, of labels that are drawn together each; the last of the `rows` is the prior."""
+
+    def __init__(self, axes: Sequence[_Axis], rows: Array, parts: Sequence[Sequence[int]]) -> None:
+        """`parts` are the places of such labels. A part looks only at the trials in which one of them is active."""
+        self._labels = len(axes)
+        self._parts = []
+        for places in parts:
+            own = rows[:, places]
+            if len(parts) > 1:
+                own = np.concatenate([own[:-1][~np.isnan(own[:-1]).all(axis=1)], own[-1:]])
+            self._parts.append((places, _Mixture([axes[place] for place in places], own)))
+
+    def draw(self, size: int, generator: np.random.Generator) -> Array:
+        """Draw values, shape (size, labels)."""
+        drawn = np.empty((size, self._labels))
+        for places, mixture in self._parts:
+            drawn[:, places] = mixture.draw(size, generator)
+        return drawn
+
+    def log_factors(self, points: Array) -> Array:
+        """Return the logarithms of the mixtures at each of `points`, shape (points, parts)."""
+        return np.stack([mixture.log_density(points[:, places]) for places, mixture in self._parts], axis=1)
+
+    def log_parts(self, row: Sequence[float], points: Array) -> Array:
+        """Return the logarithms of what one more trial would add to the mixtures at `points`, as `log_factors`."""
+        cut = [([row[place] for place in places], points[:, places], mixture) for places, mixture in self._parts]
+        return np.stack([mixture.log_part(own, at) for own, at, mixture in cut], axis=1)
 
 
 class _Mixture:
@@ -205,7 +295,10 @@ class _Mixture:
 
     def log_density(self, points: Array) -> Array:
         """Return the logarithm of the mixture at each of `points`, shape (points,)."""
-        return np.asarray(logsumexp(_log_products(self._kernels, points, self._size), axis=1) - math.log(self._size))
+        # Not scipy's `logsumexp`, which takes longer than all else here.
+        terms = _log_products(self._kernels, points, self._size)
+        most = terms.max(axis=1)
+        return np.asarray(most + np.log(np.exp(terms - most[:, None]).sum(axis=1)) - math.log(self._size))
 
     def log_part(self, row: Sequence[float], points: Array) -> Array:
         """Return the logarithm of what one more trial would add to the density at `points`, shape (points,)."""

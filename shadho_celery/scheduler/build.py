@@ -32,13 +32,15 @@ _POLICY_STREAM = 0x70
 
 
 def check_settings(settings: StudySettings) -> None:
-    """Raise UsageError unless every name exists and the rungs are a valid ladder."""
-    samplers.find_sampler(settings.sampler)
+    """Raise UsageError unless every name exists, the rungs are a valid ladder, and several losses are possible."""
+    samplers.find_sampler(settings.sampler, objectives=len(settings.objectives or ()))
     check_name("policy", settings.policy, POLICIES)
     check_name("kind of shares", settings.shares_in_force, SHARES)
     if settings.shares == "paper" != settings.policy:
         raise UsageError("shares 'paper' are those of --policy paper, which has ranks; choose even, uniform or promise")
     make_rounds(settings.rungs)
+    if settings.has_several and settings.rungs is not None:
+        raise UsageError("rungs promote trials by one loss, and this study has several; leave out rungs or objectives")
 
 
 def make_rounds(rungs: Mapping[str, object] | None) -> Rounds:
@@ -51,6 +53,12 @@ def make_rounds(rungs: Mapping[str, object] | None) -> Rounds:
     return SuccessiveHalving(Ladder.of(rungs))
 
 
+def least_budget(rungs: Mapping[str, object] | None) -> float | None:
+    """Return the budget of the lowest rung, of which samplers learn; None without rungs."""
+    least = None if rungs is None else rungs.get("least")
+    return float(least) if isinstance(least, (int, float)) else None
+
+
 def make_scheduler(
     space: Space,
     study: Study,
@@ -60,7 +68,7 @@ def make_scheduler(
 ) -> Scheduler:
     """Return the scheduler of `study` with the parts named by `settings`. Raises UsageError as `check_settings`."""
     check_settings(settings)
-    make_sampler = samplers.find_sampler(settings.sampler, limits.trials)
+    make_sampler = samplers.find_sampler(settings.sampler, limits.trials, len(settings.objectives or ()))
     if settings.policy == "paper" and spans_space(make_sampler):
         raise UsageError("policy 'paper' ranks subspaces, which this sampler chooses itself; choose cost or fifo")
     subspaces = split(space)

@@ -15,6 +15,7 @@ from shadho_celery.placement.pool import WHOLE
 from shadho_celery.placement.shares import Shares
 from shadho_celery.samplers import MakeSampler
 from shadho_celery.samplers.auto import AutoSampler
+from shadho_celery.samplers.unrepeated import Unrepeated
 from shadho_celery.scheduler.rounds import Rounds, Wanted
 from shadho_celery.scheduler.widths import Width
 from shadho_celery.space.split import Subspace, undivided
@@ -75,6 +76,7 @@ class Proposals:
         self._narrowest: dict[str, int] = {}
         #: subspaces, or WHOLE, whose sampler has no further params
         self._exhausted: set[str] = set()
+        self._all_tried: int | None = None
         self._adaptive = any(sampler.adaptive for sampler in self.samplers.values())
         for name in study.drawn():
             shares.deal(name)
@@ -88,9 +90,9 @@ class Proposals:
         return len(self._exhausted) == len(self.samplers)
 
     @property
-    def choices(self) -> dict[str, str]:
-        """By subspace, what the sampler `auto` chose for it last, and why; empty for other samplers."""
-        return {name: each.choice for name, each in self.samplers.items() if isinstance(each, AutoSampler)}
+    def all_tried(self) -> int | None:
+        """Number of points of a finite space, once all have been tried and trials repeat them; None before."""
+        return self._all_tried
 
     def see(self, classes: Sequence[ComputeClass]) -> None:
         """Update the live classes, the strongest first."""
@@ -107,7 +109,9 @@ class Proposals:
         ones.
         """
         self._draw_ahead(left)
-        for _ in range(DRAWS):
+        draws = 0
+        while draws < DRAWS:
+            draws += 1
             wanted = self._wanted(left)
             if wanted is not None and wanted.origin is not None:
                 trial = self._promoted(self._study.trial(wanted.origin), wanted)
@@ -120,6 +124,8 @@ class Proposals:
                     return None
                 drawn = self._drawn(picked, wanted)
                 if not drawn:
+                    # One subspace less to draw from, which is no misfit.
+                    draws -= 1
                     continue
                 [trial] = drawn
                 self.shares.deal(trial.subspace)
@@ -133,16 +139,20 @@ class Proposals:
         # Losses compare at one budget only, and the trials on higher rungs are a selection.
         lowest = [trial for trial in trials if not trial.rung]
         self.policy.tell(*lowest, following=following)
+        self.teach(lowest)
+        for trial in trials:
+            self.rounds.tell(trial)
+
+    def teach(self, trials: Sequence[Trial]) -> None:
+        """Let shares and samplers learn from finished trials, of this study or of elsewhere."""
         by_sampler: defaultdict[str, list[Trial]] = defaultdict(list)
-        for trial in lowest:
+        for trial in trials:
             if not self._spans_space:
                 self.shares.tell(trial)
             by_sampler[WHOLE if self._spans_space else trial.subspace].append(trial)
         for name, told in by_sampler.items():
             if name in self.samplers:
                 self.samplers[name].tell(told)
-        for trial in trials:
-            self.rounds.tell(trial)
 
     def _wanted(self, left: float) -> Wanted | None:
         """Return what the rounds want next; None if no further trial may wait."""
@@ -214,12 +224,27 @@ class Proposals:
 
     def _drawn(self, name: str, wanted: Wanted, number: int = 1) -> list[Trial]:
         """Add so many new trials in the subspace called `name`, or in those of WHOLE."""
-        asked = self.samplers[name].ask(number, self._study.pending() if name == WHOLE else self._study.pending(name))
+        sampler = self.samplers[name]
+        asked = sampler.ask(number, self._study.pending() if name == WHOLE else self._study.pending(name))
+        inner = sampler.sampler if isinstance(sampler, Unrepeated) else sampler
+        if isinstance(inner, AutoSampler):
+            self._study.note_choice(name, inner.choice)
         if len(asked) < number:
             self._exhausted.add(name)
+            if self.is_exhausted:
+                self._let_repeat()
         if name != WHOLE:
             return [self._added(name, params, wanted) for params in asked]
         return [self._added(self._subspace_of(params), params, wanted) for params in asked]
+
+    def _let_repeat(self) -> None:
+        """Let the samplers that may repeat points do so: every point has been tried, and losses may be noisy."""
+        repeating = {name: each for name, each in self.samplers.items() if isinstance(each, Unrepeated)}
+        for each in repeating.values():
+            each.may_repeat = True
+        if repeating:
+            self._exhausted.clear()
+            self._all_tried = sum(each.points or 0 for each in repeating.values())
 
     def _subspace_of(self, params: Params) -> str:
         return next(name for name, subspace in self._by_name.items() if subspace.contains(params))

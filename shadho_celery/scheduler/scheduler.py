@@ -60,6 +60,10 @@ class Scheduler:
         self.classes: list[ComputeClass] = []
         #: longest time that one turn waits for an event
         self.turn_seconds = TURN_SECONDS
+        #: called with each trial that has ended, after it is recorded
+        self.on_trial: Callable[[Trial], None] | None = None
+        #: trials that have ended, for which it is to be called
+        self._ended: list[Trial] = []
         #: True once nothing new is sent; running trials are waited for
         self.stopping = False
         self._executor = executor
@@ -71,6 +75,7 @@ class Scheduler:
         #: attempts that are placed, and sent once they are recorded
         self._unsent: list[Attempt] = []
         self._began = self._watched_at = study.clock.now()
+        proposals.teach(study.warm_start)
         for trials, following in study.history():
             self._learn(*trials, following=following)
             executor.keep()
@@ -84,13 +89,8 @@ class Scheduler:
 
     @property
     def is_stale(self) -> bool:
-        """True once so many trials have ended without a lower loss that the study should."""
+        """True once so many trials have ended without a better feasible loss that the study should."""
         return self.limits.without_gain is not None and self.study.trials.without_gain >= self.limits.without_gain
-
-    @property
-    def choices(self) -> Mapping[str, str]:
-        """By subspace, what the sampler `auto` chose for it last, and why; empty for other samplers."""
-        return self._proposals.choices
 
     # The loop
 
@@ -110,10 +110,13 @@ class Scheduler:
             self._executor.keep()
             self._stop_at_limit()
             self._send()
-            return
-        self.tell(self.collect())
-        self.assign()
-        self.fill()
+            self._call_on_trial()
+        else:
+            self.tell(self.collect())
+            # Before the next ones are sent: it may stop the study.
+            self._call_on_trial()
+            self.assign()
+            self.fill()
 
     def collect(self) -> Sequence[Event]:
         """Return the events since the last turn."""
@@ -129,6 +132,8 @@ class Scheduler:
         # From many at once the models learn far faster than from one after the other.
         if finished := [trial for trial in told if trial is not None and trial.state.is_finished]:
             self._learn(*finished)
+        if self.on_trial is not None:
+            self._ended += finished
         for trial in finished:
             if trial.state is TrialState.FAILED:
                 self._hopelessness.add(trial, self.study.failures.add(trial))
@@ -179,8 +184,11 @@ class Scheduler:
         return self._hopelessness.reason if not self.study.count(*WELL) else None
 
     def notices(self) -> Sequence[str]:
-        """Return what a user should know of the placement of trials, a sentence each."""
-        return [*self._memory_fit.notices]
+        """Return what a user should know of the choice and placement of trials, a sentence each."""
+        points = self._proposals.all_tried
+        repeated = f"all {points} points of the space have been tried; trials repeat them, as losses may be noisy"
+        # Of a space with nothing to choose this is no news.
+        return [*self._memory_fit.notices, *([repeated] if points is not None and points > 1 else [])]
 
     def _stop_at_limit(self) -> None:
         if not self.stopping and (self._limit_reached() or self.hopeless):
@@ -195,6 +203,14 @@ class Scheduler:
             self._unsent = []
         else:
             self._spill()
+
+    def _call_on_trial(self) -> None:
+        """Call `on_trial` with the trials that have ended, once they are recorded."""
+        if self.on_trial is None or not self._ended or not self.study.commit():
+            return
+        ended, self._ended = self._ended, []
+        for trial in ended:
+            self.on_trial(trial)
 
     def _with_retry(self, result: Result) -> Result:
         """Return a result, with a reason if its trial is to be tried again on a class with more memory."""

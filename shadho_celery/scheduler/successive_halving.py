@@ -143,7 +143,8 @@ class SuccessiveHalving:
             del rung.origins[trial.number]
             self._drawn += place == 0
             return
-        loss = trial.loss if trial.state is TrialState.COMPLETE else None
+        # What breaks a constraint is promoted after all that does not, like a failure.
+        loss = trial.loss if trial.state is TrialState.COMPLETE and not trial.violation else None
         rung.losses.append((math.inf if loss is None else loss, rung.origins[trial.number]))
         self._advance()
 

@@ -62,6 +62,17 @@ class Domain(ABC):
         """Return the number of values, a grid's within its central interval; None if they count as a continuum."""
 
     @abstractmethod
+    def steps(self) -> tuple[range, float] | None:
+        """Return whole numbers and a size: its values are their products. None if there are infinitely many.
+
+        Of an unbounded law they are the values that `from_unit` returns.
+        """
+
+    def may_draw(self, value: float) -> bool:
+        """Return False for a value of probability 0."""
+        return True
+
+    @abstractmethod
     def to_unit(self, values: npt.ArrayLike) -> Array:
         """Map values to features in [0, 1], linear in the unscaled variable; an index i of n becomes i / (n - 1)."""
 
@@ -127,19 +138,26 @@ class Continuous(Domain):
         count = round((high - low) / self.step) + 1
         return count if count <= MAX_GRID else None
 
+    def steps(self) -> tuple[range, float] | None:
+        if self.step is None:
+            return None
+        low, high = self.from_unit([0.0, 1.0]).tolist()
+        return range(round(low / self.step), round(high / self.step) + 1), self.step
+
     def to_unit(self, values: npt.ArrayLike) -> Array:
         latent = np.asarray(values, dtype=float)
         low, high = self.central_interval(self.unit_mass)
         if self.log:  # a grid of a log law may hold 0, which belongs to the lower end
             latent = np.log(np.maximum(latent, _TINY))
-        return ((latent - low) / (high - low)).clip(0.0, 1.0)
+        # A law may be narrower than the distance between two floats.
+        return ((latent - low) / ((high - low) or 1.0)).clip(0.0, 1.0)
 
     def from_unit(self, units: npt.ArrayLike) -> Array:
         low, high = self.central_interval(self.unit_mass)
         return self._scale(low + np.asarray(units, dtype=float).clip(0.0, 1.0) * (high - low))
 
     def contains(self, value: object) -> bool:
-        if isinstance(value, bool) or not isinstance(value, numbers.Real) or not math.isfinite(value):
+        if isinstance(value, bool) or not isinstance(value, numbers.Real) or not _is_finite(value):
             return False
         low, high = self._scale(self.central_interval(1.0)).tolist()
         slack = 1e-9 * max(abs(low), abs(high)) if math.isfinite(low + high) else 0.0
@@ -302,6 +320,12 @@ class Discrete(Domain):
     def cardinality(self, mass: float) -> int | None:
         return self.count
 
+    def steps(self) -> tuple[range, float] | None:
+        return range(self.first, self.first + self.count), 1
+
+    def may_draw(self, value: float) -> bool:
+        return self.probability(int(value)) > 0
+
     def to_unit(self, values: npt.ArrayLike) -> Array:
         offsets = np.asarray(values, dtype=float) - self.first
         return (offsets / max(self.count - 1, 1)).clip(0.0, 1.0)
@@ -450,6 +474,13 @@ def validate(label: str, domain: Domain) -> None:
         raise SpaceError(f"Hyperparameter {label!r}: {problem}.")
 
 
+def cell(domain: Domain, value: Any) -> tuple[float, float]:
+    """Return the ends of what is rounded to a number's value, in units of `to_unit`; they are one in a continuum."""
+    half = (domain.step or 0.0) / 2 if isinstance(domain, Continuous) else 0.5
+    low, high = domain.to_unit([value - half, value + half]).tolist()
+    return low, high
+
+
 def _real(label: str, law: str, name: str, arguments: Mapping[str, object]) -> float:
     if name not in arguments:
         raise SpaceError(f"Hyperparameter {label!r}: {law} lacks {name}; give a number.")
@@ -484,6 +515,14 @@ def _categorical(label: str, weights: object) -> Categorical:
     validate(label, Categorical(masses))
     total = math.fsum(masses)
     return Categorical(tuple(mass / total for mass in masses))
+
+
+def _is_finite(value: numbers.Real) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:
+        # A whole number that no float can hold.
+        return False
 
 
 def _below_one(masses: npt.ArrayLike) -> Array:

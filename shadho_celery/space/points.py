@@ -1,8 +1,8 @@
-"""Known points of a space: labels with values that a person gives, and the rest of the params drawn from the prior."""
+"""Known points of a space: labels with values that a person gives, and the rest of the params, proposed or drawn."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,9 +29,7 @@ def complete(
     The value of a choice is the index of its option, or its name. Choices that are left out are drawn so that all given
     labels are active. Raises SpaceError, with the label, for a point that is no part of the space.
     """
-    if not isinstance(point, Mapping):
-        raise SpaceError(f"it is no dict of labels and values but {short(point, 60)}")
-    given = {str(label): _value(space, label, value) for label, value in point.items()}
+    given = given_values(space, point)
     params: Params = {}
     unused: list[str] = []
     for _ in range(TRIES):
@@ -45,7 +43,62 @@ def complete(
     for subspace in subspaces:
         if subspace.contains(params):
             return subspace.name, params
-    raise SpaceError(f"{short(dict(point), 60)} lies in no subspace: it picks an option of probability 0")
+    raise SpaceError(f"{short(given, 60)} lies in no subspace: it picks an option of probability 0")
+
+
+def given_values(space: Space, point: object) -> dict[str, Any]:
+    """Return the labels and values of a point as the space draws them. Raises SpaceError as `complete`."""
+    if not isinstance(point, Mapping):
+        raise SpaceError(f"it is no dict of labels and values but {short(point, 60)}")
+    return {str(label): _value(space, label, value) for label, value in point.items()}
+
+
+def fill(
+    space: Space,
+    point: object,
+    completed: Params,
+    proposals: Sequence[Params],
+    generator: np.random.Generator,
+    *,
+    is_new: Callable[[Params], bool],
+) -> Params:
+    """Return the params of a point whose missing labels are those of a proposal, the one nearest to the given values.
+
+    Proposals that make params which are `is_new` come first. `completed` is what `complete` made of the point: what a
+    proposal has in none of its options is drawn, and without a fitting proposal nothing changes.
+    """
+    given = given_values(space, point)
+    # Of the choices that were completed those above a given label must stay.
+    needed = {choice: completed[choice] for label in given for choice in _above(space, label, completed)}
+    fixed = {**needed, **given}
+    fitting: list[Params] = []
+    for proposal in sorted(proposals, key=lambda each: _distance(space, fixed, each)):
+        params: Params = space.sample(generator, 1, {**proposal, **fixed})[0]
+        if all(label in params for label in given):
+            if is_new(params):
+                return params
+            fitting.append(params)
+    return next(iter(fitting), completed)
+
+
+def _above(space: Space, label: str, params: Params) -> list[str]:
+    """Return the choices above a label by which it is active in these params."""
+    ways = space.conditions[label]
+    way = next((way for way in ways if all(params.get(choice) == place for choice, place in way)), ())
+    return [choice for choice, _ in way]
+
+
+def _distance(space: Space, fixed: Mapping[str, Any], params: Params) -> float:
+    """Return how far params are from the fixed values: 1 for another option, and for an inactive label."""
+    found = 0.0
+    for label, value in fixed.items():
+        domain = space.domains[label]
+        if label not in params or not domain.is_numeric:
+            found += params.get(label) != value
+        else:
+            ends = domain.to_unit([value, params[label]]).tolist()
+            found += abs(ends[0] - ends[1])
+    return found
 
 
 def _value(space: Space, label: object, value: Any) -> Any:

@@ -38,6 +38,8 @@ class Space:
     domains: Mapping[str, Domain]
     #: label -> the first choice whose option it picks
     switches: Mapping[str, Switch] = field(default_factory=dict)
+    #: hyperopt's own form of it, for hyperopt's own algorithms; None if it was not made from one
+    graph: Value = None
 
     def sample(self, generator: np.random.Generator, size: int, pins: Pins = _NO_PINS) -> list[dict[str, Value]]:
         """Draw `size` assignments from the prior: the active labels' raw draws, as plain ints and floats.

@@ -1,4 +1,4 @@
-"""Persistence of studies and trials: three tables that a person can query, in SQLite or PostgreSQL.
+"""Persistence of studies and trials: four tables that a person can query, in SQLite or PostgreSQL.
 
 May use: core. `base` is the role, `sql` the database, `memory` a store for searches that end with their process.
 Why it is so: one scheduler owns a study and is its only writer. Its lock has a fencing number that every write checks

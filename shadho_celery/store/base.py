@@ -14,7 +14,7 @@ DEFAULT_STORE = "sqlite:///shadho.db"
 
 @dataclass(frozen=True, kw_only=True)
 class StudyRecord:
-    """A study without its trials; only its settings change."""
+    """A study without its trials; only its settings and choices change."""
 
     #: globally unique: studies of several stores may share one Redis
     key: str
@@ -30,8 +30,15 @@ class StudyRecord:
     settings: Mapping[str, Any] = field(default_factory=dict)
     #: `settings.IN_FORCE` of its latest run, the sampler None if it was a function; None in a study up to version 0.5
     in_force: Mapping[str, Any] | None = None
+    #: by subspace, what the sampler `auto` chose last, and why; empty with other samplers, and up to version 0.5
+    choices: Mapping[str, str] = field(default_factory=dict)
     #: the space in machine-readable form, `space.stored`; None in a study of an earlier version
     tree: Mapping[str, Any] | None = None
+
+    @property
+    def objectives(self) -> Mapping[str, str]:
+        """Direction of each loss by name; empty in a study of one loss without a name."""
+        return (self.in_force or {}).get("objectives") or {}
 
 
 class Store(Protocol):
@@ -53,8 +60,12 @@ class Store(Protocol):
         new: Sequence[Trial],
         changed: Sequence[Trial],
         reported: Iterable[Report],
+        choices: Mapping[str, str] | None = None,
     ) -> None:
-        """Record one turn of the loop, all or nothing. Raises LockLost if `fence` is old."""
+        """Record one turn of the loop, all or nothing, and `choices` if there are new ones.
+
+        Raises LockLost if `fence` is old.
+        """
 
     def unlock(self, key: str, fence: int) -> None:
         """Unlock the study."""

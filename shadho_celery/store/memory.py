@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from shadho_celery.core.trial import Report, Trial
 from shadho_celery.errors import LockLost
@@ -27,6 +27,7 @@ class MemoryStore:
         new: Sequence[Trial] = (),
         changed: Sequence[Trial] = (),
         reported: Iterable[Report] = (),
+        choices: Mapping[str, str] | None = None,
     ) -> None:
         if fence != self._fence:
             raise LockLost

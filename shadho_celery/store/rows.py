@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from msgspec.structs import asdict, astuple
 
 from shadho_celery.core.checks import one_line
-from shadho_celery.core.trial import Outcome, Summary, Trial, TrialState
+from shadho_celery.core.trial import Finite, Outcome, Summary, Trial, TrialState
 from shadho_celery.store.tables import trials
 
 #: a trial's columns, which are named like its fields or those of its outcome
@@ -22,13 +22,16 @@ COLUMNS = [str.__str__(c.name) for c in trials.columns if c.name != "study"]
 #: columns with text of the trial's or the machine's own
 _TEXTS = ("error", "host", "warning", "log")
 #: columns with JSON
-JSON = ("params", "metrics", "live")
+JSON = ("params", "metrics", "live", "losses", "constraints")
+#: those of them that are read with every row
+_NUMBERS = ("losses", "constraints")
 #: columns that a study does not need of earlier trials; most bytes of a row are in them
 _AT_LENGTH = ("metrics", "error", "log")
 #: stored fields of a live attempt
 _OF_ATTEMPT = ("attempt", "state", "compute_class", "host", "started_at")
 _NO_OUTCOME = Outcome(state=TrialState.WAITING)
 _HINTS = get_type_hints(Outcome, include_extras=True) | get_type_hints(Trial, include_extras=True)
+_as_numbers = msgspec.json.Decoder(dict[str, Finite]).decode
 _as_object = msgspec.json.Decoder(dict[str, Any]).decode
 
 #: what a row raises that is no trial
@@ -46,10 +49,12 @@ class Reader:
         self.columns = list(dict.fromkeys([*based, *own, *of_outcome, *columns]))
         self.query = self.select()
         # An earlier version wrote no slots.
-        hints = {**_HINTS, "slots": _HINTS["slots"] | None, **dict.fromkeys(JSON, str | None)}
+        texts = dict.fromkeys((name for name in JSON if name not in _NUMBERS), str | None)
+        hints = {**_HINTS, "slots": _HINTS["slots"] | None, "violation": float | None, **texts}
         fields = [(name, hints[name]) for name in self.columns if name not in based]
         self._row = msgspec.defstruct("Row", fields, bases=bases or None, array_like=True, kw_only=True)
         self._own, self._of_outcome = self._part(own), self._part(of_outcome)
+        self._numbers = [self.columns.index(name) for name in _NUMBERS]
 
     def select(self, lacking: Collection[str] = ()) -> sa.Select[Any]:
         """Return the query of its columns; those that a store of an earlier version is `lacking` are null."""
@@ -64,7 +69,7 @@ class Reader:
 
     def trial(self, row: Sequence[object]) -> Trial:
         """Return the trial of a row. Raises one of UNREADABLE if a value is not of its field's type."""
-        found: Any = msgspec.convert(tuple(row), self._row)
+        found = self._converted(row)
         values = astuple(found)
         outcome = self._outcome(found, values) if found.state.is_finished else None
         trial = Trial(params=_object(found.params), slots=found.slots or 1, outcome=outcome, **self._own(values))
@@ -75,7 +80,7 @@ class Reader:
 
     def earlier(self, row: Sequence[object]) -> Trial | Summary:
         """Return the trial of a row, or the summary of one that has finished."""
-        found: Any = msgspec.convert(tuple(row), self._row)
+        found = self._converted(row)
         if not found.state.is_finished:
             return self.trial(row)
         _check(found)
@@ -87,6 +92,14 @@ class Reader:
     def problem(self, error: Exception) -> str:
         """Return one line for an error that `trial` has raised; it names the column."""
         return one_line(re.sub(r"`\$\[(\d+)\]`", lambda place: self.columns[int(place[1])], str(error)))
+
+    def _converted(self, row: Sequence[object]) -> Any:
+        """Return the columns of a row in their types. Raises one of UNREADABLE."""
+        values = [*row]
+        for place in self._numbers:
+            text: Any = values[place]
+            values[place] = _as_numbers(text) if text else {}
+        return msgspec.convert(values, self._row)
 
     def _outcome(self, found: Any, values: tuple[Any, ...]) -> Outcome:
         _check(found)
@@ -115,7 +128,10 @@ BRIEF = Reader([name for name in COLUMNS if name not in _AT_LENGTH], Summary)
 def make_row(key: str, trial: Trial) -> dict[str, object]:
     """Return the row of a trial."""
     facts = asdict(trial.outcome or _NO_OUTCOME) | asdict(trial)
+    facts["violation"] = trial.violation if facts["constraints"] else None
     row: dict[str, Any] = {"study": key, **{name: facts[name] for name in COLUMNS}, "state": str(trial.state)}
+    # None, and not an empty object, in nearly all studies.
+    row |= {name: row[name] or None for name in _NUMBERS}
     row |= {name: _text(row[name]) for name in _TEXTS}
     if trial.live is not None:
         row["live"] = [{name: getattr(each, name) for name in _OF_ATTEMPT} for each in trial.live]

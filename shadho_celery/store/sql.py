@@ -1,4 +1,4 @@
-"""Store of studies and trials: three tables that a person can query, in SQLite or PostgreSQL.
+"""Store of studies and trials: four tables that a person can query, in SQLite or PostgreSQL.
 
 One scheduler writes to a study at a time. Its lock is the `holder`, `lock_expires` and `fence` of the study's row;
 every write checks the fence in the same transaction, so that a scheduler which was replaced cannot write.
@@ -23,7 +23,7 @@ from msgspec.structs import asdict
 from sqlalchemy.dialects import postgresql, sqlite
 
 from shadho_celery.core.checks import mask, mask_in, one_line, short
-from shadho_celery.core.trial import Report, Summary, Trial, TrialState
+from shadho_celery.core.trial import Report, Summary, Trial, TrialState, taught
 from shadho_celery.errors import LockLost, StoreError, StoreOutage, StudyExists, StudyLocked, StudyNotFound
 from shadho_celery.store.base import DEFAULT_STORE, StudyRecord
 from shadho_celery.store.engine import is_outage, make_engine, remedy
@@ -40,6 +40,7 @@ from shadho_celery.store.tables import (
     studies,
     trials,
     unreadable,
+    warm_starts,
 )
 
 T = TypeVar("T", Trial, Trial | Summary)
@@ -93,21 +94,30 @@ class SqlStore:
         """The URL without its password, for messages."""
         return mask(self.url)
 
-    def create(self, record: StudyRecord) -> None:
-        """Record a new study. Raises StudyExists if the store has another one of its name."""
+    def create(self, record: StudyRecord, warm_start: Sequence[Trial] = ()) -> None:
+        """Record a new study, with the trials of elsewhere that teach it.
+
+        Raises StudyExists if the store has another one of its name.
+        """
+        rows = [_lesson(record.key, place, each) for place, each in enumerate(warm_start)]
         try:
             with self._begin() as connection:
                 connection.execute(sa.insert(studies), vars(record))
+                if rows:
+                    connection.execute(sa.insert(warm_starts), rows)
         except sa.exc.IntegrityError:
             raise StudyExists(
                 f"a study named {record.name!r} is in {self.safe_url} already; "
                 f"continue it with --resume {record.name} or choose another --study name"
             ) from None
 
-    def find(self, name: str) -> StudyRecord:
-        """Return the study called `name`, which may be shortened while it is unique. Raises StudyNotFound."""
+    def find(self, name: str, instead: str | None = None) -> StudyRecord:
+        """Return the study called `name`, which may be shortened while it is unique.
+
+        Raises StudyNotFound, with `instead` as the remedy.
+        """
         whole = self._whole_name(name)
-        return self._one(self._records().where(studies.c.name == whole), f"named {name!r}")
+        return self._one(self._records().where(studies.c.name == whole), f"named {name!r}", instead)
 
     def records(self) -> list[StudyRecord]:
         """Return all studies, the latest first."""
@@ -142,10 +152,12 @@ class SqlStore:
     def best(self, key: str) -> int | None:
         """Return the number of the COMPLETE trial with the least loss, of those with the highest budget; None without.
 
-        A budget of null is all of the fidelity.
+        A budget of null is all of the fidelity. A feasible trial comes before all others, and these by how near they
+        are.
         """
-        has_budget = "budget" not in self._lacking.get(trials.name, ())
-        order = [trials.c.budget.is_not(None), trials.c.budget.desc()] if has_budget else []
+        lacking = self._lacking.get(trials.name, ())
+        order: list[Any] = [] if "violation" in lacking else [sa.func.coalesce(trials.c.violation, 0.0)]
+        order += [] if "budget" in lacking else [trials.c.budget.is_not(None), trials.c.budget.desc()]
         query = sa.select(trials.c.number).where(
             trials.c.study == key, trials.c.state == TrialState.COMPLETE, trials.c.loss.is_not(None)
         )
@@ -162,7 +174,7 @@ class SqlStore:
         with self._begin() as connection:
             if not _set(connection, key, fence, holder=None):
                 raise LockLost
-            for table in (reports, trials, unreadable):
+            for table in (reports, trials, unreadable, warm_starts):
                 connection.execute(sa.delete(table).where(table.c.study == key))
             connection.execute(sa.delete(studies).where(studies.c.key == key))
 
@@ -214,6 +226,7 @@ class SqlStore:
         new: Sequence[Trial] = (),
         changed: Sequence[Trial] = (),
         reported: Iterable[Report] = (),
+        choices: Mapping[str, str] | None = None,
     ) -> None:
         """Record one turn of the loop and renew the lock. Raises LockLost, and writes nothing, if `fence` is old.
 
@@ -222,11 +235,14 @@ class SqlStore:
         # Of several reports of one step the last one counts.
         last = {(r.number, r.attempt, r.step): r for r in reported}
         rows = [{"study": key, **asdict(report)} for report in last.values()]
+        facts: dict[str, object] = {"lock_expires": now + LOCK_SECONDS}
+        if choices is not None:
+            facts["choices"] = dict(choices)
 
         def write() -> None:
             insert = self._insert_ignoring(trials) if self._is_unsure else _INSERT
             with self._begin() as connection:
-                if not _set(connection, key, fence, lock_expires=now + LOCK_SECONDS):
+                if not _set(connection, key, fence, **facts):
                     raise LockLost
                 if new:
                     _execute_many(connection, insert, [make_row(key, trial) for trial in new])
@@ -257,6 +273,16 @@ class SqlStore:
     def earlier(self, key: str) -> Iterator[Trial | Summary]:
         """Yield the study's trials by number; of finished ones a summary, which is read faster. Raises as `trials`."""
         return self._read(key, BRIEF, BRIEF.earlier)
+
+    def warm_start(self, key: str) -> list[Trial]:
+        """Return the trials of elsewhere that teach the study; their numbers are their places, no trials of its own."""
+        if warm_starts.name in self._lacking and "study" in self._lacking[warm_starts.name]:
+            return []
+        rows = self._fetched(sa.select(warm_starts).where(warm_starts.c.study == key).order_by(warm_starts.c.place))
+        return [
+            taught(row.place, row.subspace, row.params, row.loss, losses=row.losses, constraints=row.constraints)
+            for row in rows
+        ]
 
     def moved(self, key: str) -> set[int]:
         """Return the numbers of the trials that a repair has moved away."""
@@ -296,7 +322,7 @@ class SqlStore:
         if self._engine.url.database not in {None, "", ":memory:"}:
             self._engine.dispose()
 
-    def _one(self, query: sa.Select[Any], which: str) -> StudyRecord:
+    def _one(self, query: sa.Select[Any], which: str, instead: str | None = None) -> StudyRecord:
         try:
             with self._errors(), self._engine.connect() as connection:
                 row = connection.execute(query).one_or_none()
@@ -305,7 +331,7 @@ class SqlStore:
                 f"the study {which} in {self.safe_url} cannot be read: {one_line(error)}; restore the store from a copy"
             ) from None
         if row is None:
-            raise StudyNotFound(f"there is no study {which} in {self.safe_url}; {self._instead}")
+            raise StudyNotFound(f"there is no study {which} in {self.safe_url}; {instead or self._instead}")
         return _record(row)
 
     def _records(self) -> sa.Select[Any]:
@@ -413,9 +439,16 @@ class SqlStore:
             raise kind(f"the store {self.safe_url} cannot be used: {cause}; {remedy(cause)}") from error
 
 
+def _lesson(key: str, place: int, trial: Trial) -> dict[str, Any]:
+    """Return the row of a trial of elsewhere that teaches a study."""
+    named = {"losses": trial.losses or None, "constraints": trial.constraints or None}
+    facts = {"subspace": trial.subspace, "params": trial.params, "loss": trial.loss}
+    return {"study": key, "place": place, **facts, **named}
+
+
 def _record(row: sa.Row[Any]) -> StudyRecord:
-    # A study of an earlier version has no settings.
-    return StudyRecord(**{**row._mapping, "settings": row.settings or {}})
+    # A study of an earlier version has no settings and no choices.
+    return StudyRecord(**{**row._mapping, "settings": row.settings or {}, "choices": row.choices or {}})
 
 
 def _set(connection: sa.Connection, key: str, fence: int, /, **values: object) -> bool:

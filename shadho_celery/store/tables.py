@@ -1,6 +1,6 @@
-"""The tables of the store: three that a person can query, its version, and rows that were moved away by a repair.
+"""The tables of the store: four that a person can query, its version, and rows that were moved away by a repair.
 
-A column of `trials` has the name of a field of a trial or of its outcome: `sql` needs no second list.
+A column of `trials` has the name of a fact of a trial or of its outcome: `sql` needs no second list.
 """
 
 from __future__ import annotations
@@ -26,8 +26,10 @@ studies = sa.Table(
     sa.Column("created_at", sa.Float, nullable=False),
     #: options that its command lines have given so far
     sa.Column("settings", json),
-    #: sampler, policy and shares of its latest run, whether they were given or defaults; null before version 0.6
+    #: sampler, policy, shares and objectives of its latest run, given ones or defaults; null before version 0.6
     sa.Column("in_force", sa.JSON(none_as_null=True)),
+    #: by subspace, what the sampler `auto` chose last, and why; null before version 0.6
+    sa.Column("choices", sa.JSON(none_as_null=True)),
     #: the space in machine-readable form, by which values are made from params
     sa.Column("tree", sa.JSON(none_as_null=True)),
     sa.Column("holder", sa.String(255)),
@@ -47,7 +49,14 @@ trials = sa.Table(
     sa.Column("attempt", sa.Integer, nullable=False),
     sa.Column("lost", sa.Integer, nullable=False),
     sa.Column("compute_class", sa.String(255)),
+    #: of several losses the first one; one to maximise is negative
     sa.Column("loss", sa.Float),
+    #: losses by name, in a study that names them, as they are minimised; null for none, and before version 0.6
+    sa.Column("losses", sa.JSON(none_as_null=True)),
+    #: constraints by name, of which none above 0 is feasible; null for none
+    sa.Column("constraints", sa.JSON(none_as_null=True)),
+    #: sum of the constraints above 0, by which a query finds feasible trials; null without constraints
+    sa.Column("violation", sa.Float),
     sa.Column("metrics", json, nullable=False),
     sa.Column("error", sa.Text),
     sa.Column("host", sa.String(255)),
@@ -88,6 +97,20 @@ reports = sa.Table(
     #: null for NaN, which SQLite cannot keep
     sa.Column("loss", sa.Float),
     sa.Column("at", sa.Float, nullable=False),
+)
+
+#: trials of elsewhere that teach a study and are none of its own, in the order of their places
+warm_starts = sa.Table(
+    "warm_starts",
+    schema,
+    sa.Column("study", sa.String(32), sa.ForeignKey("studies.key"), primary_key=True),
+    sa.Column("place", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("subspace", sa.Text, nullable=False),
+    sa.Column("params", json, nullable=False),
+    sa.Column("loss", sa.Float, nullable=False),
+    #: as those of a trial
+    sa.Column("losses", sa.JSON(none_as_null=True)),
+    sa.Column("constraints", sa.JSON(none_as_null=True)),
 )
 
 #: the version of the tables: one row

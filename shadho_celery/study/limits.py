@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from shadho_celery.core.objectives import turned
 from shadho_celery.core.settings import StudySettings
 from shadho_celery.core.trial import Trial
 from shadho_celery.errors import UsageError
@@ -18,11 +19,12 @@ class Limits:
     trials: int | None = None
     #: seconds of this run of the scheduler
     seconds: float | None = None
-    #: a loss that is good enough
+    #: a loss of a feasible trial that is good enough
     target: float | None = None
     #: first trials of this run: if all of them fail in one way, and the study has had no success, it stops
     failures: int | None = None
-    #: trials that end without a lower loss than the best one before
+    #: trials that end without a better feasible loss than the best one before; of several losses, without a change of
+    #: the front
     without_gain: int | None = None
 
     def __post_init__(self) -> None:
@@ -35,12 +37,18 @@ class Limits:
 
     @classmethod
     def of(cls, settings: StudySettings) -> Limits:
-        """Return the limits that settings give. Raises UsageError if they are none."""
-        failures = settings.max_failures or None
+        """Return the limits that settings give. Raises UsageError if they are none, or a target of several losses."""
+        failures, target = settings.max_failures or None, settings.target
+        if target is not None and settings.objectives:
+            if settings.has_several:
+                names = ", ".join(settings.objectives)
+                raise UsageError(f"a target is for one loss, and this study has several: {names}; leave out --target")
+            [(name, _)] = settings.objectives.items()
+            target = turned({name: target}, settings.objectives)[name]
         return cls(
             trials=settings.trials,
             seconds=settings.seconds,
-            target=settings.target,
+            target=target,
             failures=failures,
             without_gain=settings.early_stop,
         )
@@ -54,5 +62,7 @@ class Limits:
         return math.inf if self.seconds is None else began + self.seconds - now
 
     def is_met_by(self, best: Trial | None) -> bool:
-        """Return whether the `best` COMPLETE trial is good enough."""
-        return self.target is not None and best is not None and (best.loss or 0.0) <= self.target
+        """Return whether the `best` COMPLETE trial is good enough, and feasible."""
+        if self.target is None or best is None or best.violation:
+            return False
+        return (best.loss or 0.0) <= self.target

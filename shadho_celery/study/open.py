@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -43,13 +43,15 @@ def open_study(
     tree: Mapping[str, Any] | None = None,
     clock: Clock | None = None,
     repaired: Callable[[str], None] | None = None,
+    warm_start: Sequence[Trial] = (),
 ) -> Study:
     """Begin or resume a study, and lock it.
 
     `space` is `Space.describe()`, and `tree` its machine-readable form, which is kept. With `resume` the study is the
     one called `name`, else the module's latest. `settings` (JSON values) are added to those of earlier runs in its
     record. `settle` decides what is in force, and that is kept, too. With `repaired` trials that are missing or cannot
-    be read are moved away, and it is told what was done; without they are refused.
+    be read are moved away, and it is told what was done; without they are refused. A new study keeps the trials of a
+    `warm_start`, which teach it and its resumptions.
     Raises StudyExists, StudyNotFound, StudyLocked, SpaceChanged, UsageError (another seed) or StoreError.
     """
     clock = clock or SystemClock()
@@ -61,7 +63,8 @@ def open_study(
         before, record = record, _settled(record, settings, settle, _earlier(record.in_force))
     else:
         record = replace(_new_record(space, module, name, seed, clock), tree=tree)
-        before = record = _create(store, _settled(record, settings, settle, {}), is_named=name is not None)
+        settled = _settled(record, settings, settle, {})
+        before = record = _create(store, settled, is_named=name is not None, warm_start=warm_start)
     fence = store.lock(record.key, holder_name(), clock.wall())
     try:
         if repaired is not None:
@@ -74,7 +77,9 @@ def open_study(
             record = replace(record, tree=tree)
         moved = store.moved(record.key) if resume else set()
         earlier = _whole(store, record.key, fence, moved, clock) if resume else ()
-        return Study(store, record, fence, earlier, clock, first_number=max(moved, default=-1) + 1)
+        taught = store.warm_start(record.key) if resume else warm_start
+        first_number = max(moved, default=-1) + 1
+        return Study(store, record, fence, earlier, clock, first_number=first_number, warm_start=taught)
     except ShadhoError:
         with suppress(StoreError):
             store.unlock(record.key, fence)
@@ -127,11 +132,11 @@ def _short_name(module: str, key: str, length: int) -> str:
     return f"{last or 'study'}-{key[:length]}"
 
 
-def _create(store: SqlStore, record: StudyRecord, *, is_named: bool) -> StudyRecord:
+def _create(store: SqlStore, record: StudyRecord, *, is_named: bool, warm_start: Sequence[Trial]) -> StudyRecord:
     """Record a new study; a name that is not the user's gets longer until the store has no other one of it."""
     for length in range(SHORT, len(record.key) + 1):
         try:
-            store.create(record)
+            store.create(record, warm_start)
             return record
         except StudyExists:
             if is_named or length == len(record.key):

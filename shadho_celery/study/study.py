@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from heapq import merge
 from itertools import chain
@@ -19,6 +19,7 @@ from msgspec.structs import replace
 
 from shadho_celery.core.attempts import Attempts
 from shadho_celery.core.clock import Clock, SystemClock
+from shadho_celery.core.objectives import turned
 from shadho_celery.core.trial import (
     COUNTED,
     MAX_ATTEMPTS,
@@ -71,8 +72,11 @@ class Study:
         clock: Clock | None = None,
         *,
         first_number: int = 0,
+        warm_start: Sequence[Trial] = (),
     ) -> None:
         """`trials` are those of earlier runs, by number; new ones follow, and have no number below `first_number`."""
+        #: finished trials of elsewhere, which teach those who propose trials, and are none of this study
+        self.warm_start = warm_start
         self.store = store
         self.record = record
         self.clock = clock or SystemClock()
@@ -80,6 +84,11 @@ class Study:
         self.copied = self.rescued = 0
         #: results of this run that were refused: they are of other params than their trial's
         self.refused = 0
+        is_auto = (record.in_force or {}).get("sampler") == "auto"
+        #: by subspace, what the sampler `auto` chose last, and why; empty with other samplers
+        self.choices: dict[str, str] = {**record.choices} if is_auto else {}
+        #: True if `commit` has to write them
+        self._has_chosen = self.choices != record.choices
         #: trials that have not finished, by number
         self._open: dict[int, Trial] = {}
         self._live: Attempts[Attempt] = Attempts()
@@ -200,8 +209,26 @@ class Study:
 
     @property
     def best(self) -> Trial | None:
-        """The COMPLETE trial with the least loss, of those with the highest budget."""
+        """The COMPLETE trial with the least loss, of those with the highest budget; see `FinishedTrials.best`."""
         return self.trials.best
+
+    @property
+    def objectives(self) -> Mapping[str, str]:
+        """Direction of each loss by name; empty in a study of one loss without a name."""
+        return self.record.objectives
+
+    @property
+    def best_words(self) -> str:
+        """The best loss so far in words, by its name if it has one; of several losses the size of the front."""
+        best = self.best
+        if best is None:
+            return "no loss yet"
+        if best.violation:
+            return "no feasible trial yet"
+        name, loss = next(iter(turned(best.losses, self.objectives).items()), ("loss", best.loss))
+        size = self.trials.on_front
+        front = f"front of {size} {'trial' if size == 1 else 'trials'}, " if size else ""
+        return f"{front}best {name} {loss:.6g}"
 
     def best_of(self, subspace: str) -> float | None:
         """Return the least loss in `subspace` at the highest budget of its trials; None without a loss."""
@@ -314,6 +341,12 @@ class Study:
         self._put(trial)
         return trial
 
+    def note_choice(self, subspace: str, choice: str) -> None:
+        """Note what the sampler `auto` chose for a subspace, and why."""
+        if self.choices.get(subspace) != choice:
+            self.choices[subspace] = choice
+            self._has_chosen = True
+
     def hold_back(self, trial: Trial, *, first: bool = False) -> None:
         """Put a trial into the queue of `next_waiting`, at its end or as the `first`."""
         self._waiting.insert(0 if first else len(self._waiting), trial.number)
@@ -410,7 +443,9 @@ class Study:
             new=[self.trial(number) for number, is_new in unwritten if is_new],
             changed=[self.trial(number) for number, is_new in unwritten if not is_new],
             reported=self._reports,
+            choices=self.choices if self._has_chosen else None,
         )
+        self._has_chosen = False
         self._unwritten.clear()
         self._reports.clear()
         self.trials.settle()

@@ -12,8 +12,9 @@ from typing import Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from shadho_celery.core.trial import COUNTED, Attempt, Outcome, Params, Summary, Trial, TrialState
+from shadho_celery.core.trial import COUNTED, Attempt, Losses, Outcome, Params, Summary, Trial, TrialState, violation_of
 from shadho_celery.errors import StoreError
+from shadho_celery.study.front import Front
 
 #: reads trials by number, in any order
 Read = Callable[[Sequence[int]], Iterable[Trial]]
@@ -26,8 +27,10 @@ BLOCK = 2000
 _TYPES = {
     "number": "q",
     "origin": "q",
+    "asked_at": "d",
     "finished_at": "d",
     "loss": "d",
+    "violation": "d",
     "seconds": "d",
     "budget": "d",
     "memory": "q",
@@ -46,13 +49,17 @@ _SUBSPACE = [*_TYPES].index("subspace")
 _STATES = tuple(TrialState)
 _PLACES = {state: place for place, state in enumerate(_STATES)}
 #: a merit that every trial exceeds
-_NONE = (math.inf, math.inf)
+_NONE = (math.inf, math.inf, math.inf)
 _Table = NDArray[np.void]
 
 
-def merit(trial: Trial) -> tuple[float, float]:
-    """Return a sort key, least for the best COMPLETE trial: the highest budget first, then the least loss."""
-    return -(math.inf if trial.budget is None else trial.budget), math.inf if trial.loss is None else trial.loss
+def merit(trial: Trial) -> tuple[float, float, float]:
+    """Return a sort key, least for the best COMPLETE trial.
+
+    The feasible ones first, then those nearest to it; of these the highest budget first, then the least loss.
+    """
+    budget = math.inf if trial.budget is None else trial.budget
+    return trial.violation, -budget, math.inf if trial.loss is None else trial.loss
 
 
 def _known(value: float) -> float | None:
@@ -104,9 +111,13 @@ class FinishedTrials:
         #: trials that are not in the store yet
         self._fresh: dict[int, Trial] = {}
         #: by subspace, the merit of its best trial
-        self._merits: dict[str, tuple[float, float]] = {}
+        self._merits: dict[str, tuple[float, float, float]] = {}
         self._best: Trial | None = None
-        #: trials that have ended since the best one did, cancelled ones apart
+        #: feasible trials with several losses that no other one dominates
+        self._front = Front()
+        #: by number, losses and constraints of the trials that have any
+        self._numbers: dict[int, tuple[Losses, Losses]] = {}
+        #: trials that have ended since the best feasible one did, or since the front has changed; not cancelled ones
         self.without_gain = 0
         self._counts = Counts()
         self.count = self._counts.count
@@ -156,7 +167,12 @@ class FinishedTrials:
         if has_loss and (mine := merit(trial)) < self._merits.get(trial.subspace, _NONE):
             self._merits[trial.subspace] = mine
             if self._best is None or mine < merit(self._best):
-                self._best, self.without_gain = trial, 0
+                self._best = trial
+                self.without_gain *= bool(trial.violation)
+        if self._is_on_front(trial):
+            self.without_gain = 0
+            if self._front.numbers[0] == trial.number:
+                self._best = trial
 
     def settle(self) -> None:
         """Let go of the trials: the store has them."""
@@ -180,12 +196,39 @@ class FinishedTrials:
 
     @property
     def best(self) -> Trial | None:
-        """The COMPLETE trial with the least loss, of those with the highest budget; the first of equals."""
+        """The COMPLETE trial with the least loss, of those with the highest budget; the first of equals.
+
+        Of several losses it is the one on the front with the least first loss. If no trial is feasible, it is the one
+        that is nearest to it.
+        """
         return self._best
 
+    @property
+    def front(self) -> list[Trial]:
+        """Feasible trials with several losses that no other one dominates, the least first loss first."""
+        return self.of(self._front.numbers)
+
+    @property
+    def on_front(self) -> int:
+        """Number of trials on the front."""
+        return len(self._front.numbers)
+
+    def losses(self) -> Iterator[tuple[int, Losses]]:
+        """Iterate over the feasible COMPLETE trials with named losses, in the order of their results.
+
+        Beside the losses stands the number of trials that have ended so far, cancelled ones apart.
+        """
+        ended = 0
+        for number, state in self._table()[["number", "state"]].tolist():
+            ended += _STATES[state] in COUNTED
+            losses, constraints = self._numbers.get(number, ({}, {}))
+            if losses and not violation_of(constraints):
+                yield ended, losses
+
     def best_of(self, subspace: str) -> float | None:
-        """Return the least loss in `subspace` at the highest budget of its trials; None without a loss."""
-        return self._merits[subspace][1] if subspace in self._merits else None
+        """Return the least loss in `subspace` at the highest budget of its trials; None without a feasible one."""
+        violation, _, loss = self._merits.get(subspace, _NONE)
+        return None if violation else loss
 
     def best_few(self, count: int) -> list[Trial]:
         """Return the best COMPLETE trials, the best first."""
@@ -254,11 +297,15 @@ class FinishedTrials:
     def _append(self, trial: Trial | Summary) -> None:
         """Append the row of a trial."""
         self.lost += trial.lost
+        if trial.losses or trial.constraints:
+            self._numbers[trial.number] = trial.losses, trial.constraints
         self._rows += _ROW.pack(
             trial.number,
             -1 if trial.origin is None else trial.origin,
+            math.nan if trial.asked_at is None else trial.asked_at,
             trial.finished_at or 0.0,
             math.nan if trial.loss is None else trial.loss,
+            violation_of(trial.constraints),
             math.nan if trial.seconds is None else trial.seconds,
             math.nan if trial.budget is None else trial.budget,
             -1 if trial.memory is None else trial.memory,
@@ -290,24 +337,38 @@ class FinishedTrials:
             self._merits[one.subspace] = merit(one)
         ended = table[table["state"] != _PLACES[TrialState.CANCELLED]]
         self.without_gain = len(ended)
+        gained = int(ranked["number"][0]) if len(ranked) and not ranked["violation"][0] else None
+        if self._numbers:
+            for row in self._of_state(TrialState.COMPLETE).tolist():
+                if self._is_on_front(one := self._recalled(row, unread)):
+                    gained = one.number
         if len(ranked):
-            self._best = self.get(int(ranked["number"][0]))
-            self.without_gain -= 1 + int(np.flatnonzero(ended["number"] == ranked["number"][0])[0])
+            self._best = self.get((self._front.numbers or ranked["number"].tolist())[0])
+        if gained is not None:
+            self.without_gain -= 1 + int(np.flatnonzero(ended["number"] == gained)[0])
+
+    def _is_on_front(self, trial: Trial) -> bool:
+        """Return whether a trial that has ended is on the front, and enter it there."""
+        is_one = trial.state is TrialState.COMPLETE and len(trial.losses) > 1 and not trial.violation
+        return is_one and self._front.add(trial.number, [*trial.losses.values()])
 
     def _ranked(self) -> _Table:
         """Return the rows of the COMPLETE trials, the best first."""
         table = self._of_state(TrialState.COMPLETE)
         table = table[~np.isnan(table["loss"])]
         budgets = np.where(np.isnan(table["budget"]), np.inf, table["budget"])
-        ranked: _Table = table[np.lexsort((table["number"], table["loss"], -budgets))]
+        ranked: _Table = table[np.lexsort((table["number"], table["loss"], -budgets, table["violation"]))]
         return ranked
 
     def _recalled(self, row: tuple[Any, ...], params: _Block) -> Trial:
-        number, origin, at, loss, seconds, budget, memory, gpu_memory, *places, rung, state, _ = row
+        number, origin, asked_at, at, loss, _, seconds, budget, memory, gpu_memory, *places, rung, state, _ = row
         subspace, compute_class, outgrown, outgrown_memory = [self._names[place] for place in places]
+        losses, constraints = self._numbers.get(number, ({}, {}))
         outcome = Outcome(
             state=_STATES[state],
             loss=_known(loss),
+            losses=losses,
+            constraints=constraints,
             seconds=_known(seconds),
             memory=None if memory < 0 else memory,
             gpu_memory=None if gpu_memory < 0 else gpu_memory,
@@ -321,6 +382,7 @@ class FinishedTrials:
             compute_class=compute_class,
             state=outcome.state,
             outcome=outcome,
+            asked_at=_known(asked_at),
             finished_at=at,
             rung=None if rung < 0 else rung,
             outgrown=outgrown,

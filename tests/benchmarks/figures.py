@@ -53,6 +53,13 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
     return mean - reach, mean + reach
 
 
+def p_no_worse(ours: Sequence[float], theirs: Sequence[float]) -> float:
+    """Return Mann-Whitney's p of our regrets being like theirs; 1 if their median is not below ours."""
+    if statistics.median(ours) <= statistics.median(theirs) or {*ours} == {*theirs}:
+        return 1.0
+    return float(stats.mannwhitneyu(ours, theirs).pvalue)
+
+
 def results_of(futures: Mapping[K, Sequence[Future[R]]], words: str) -> dict[K, list[R]]:
     """Return the results of runs by key; show meanwhile, on stderr, how many have ended."""
     runs = [run for each in futures.values() for run in each]

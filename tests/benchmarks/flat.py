@@ -35,8 +35,10 @@ from shadho_celery.space.compile import compile_space
 
 #: kinds of trials of one family that the linear program tells apart
 KINDS = 512
-#: a proposal of TPE takes ten milliseconds: it is played for an hour at most
-TPE_SECONDS = 3600.0
+#: samplers that learn from losses; their proposals take milliseconds: they are played for an hour at most
+ADAPTIVE, ADAPTIVE_SECONDS = ("tpe", "auto"), 3600.0
+#: trials for each slot in a block of theirs, for which there is one bound
+BLOCK = 10
 #: 150 workers, and the fleet of the issue that asked for this
 FLEET, SMALL = {"gpu": 40, "cpu": 110}, {"gpu": 4, "cpu": 12}
 THREE = {"large": 25, "small": 50, "cpu": 75}
@@ -192,17 +194,17 @@ def _pieces(law: Param, number: int) -> list[Param]:
 
 
 def run(cluster: Cluster, how: str, seed: int) -> Result:
-    """Play a cluster: `how` is cost, fifo, hand-split, tpe, or shuffled, which is cost with a wrong model."""
-    if how == "tpe":
-        cluster = replace(cluster, seconds=min(cluster.seconds or TPE_SECONDS, TPE_SECONDS))
+    """Play a cluster: `how` is cost, fifo, hand-split, a sampler, or shuffled, which is cost with a wrong model."""
+    if how in ADAPTIVE:
+        cluster = replace(cluster, seconds=min(cluster.seconds or ADAPTIVE_SECONDS, ADAPTIVE_SECONDS))
     policy = "fifo" if how == "fifo" else "cost"
-    sampler = "tpe" if how == "tpe" else "random"
+    sampler = how if how in ADAPTIVE else "random"
     with patch("shadho_celery.scheduler.build.CostModel", Shuffled if how == "shuffled" else CostModel):
         split = cut(cluster) if how == "hand-split" else cluster
         played = simulate(split, policy=policy, sampler=sampler, seed=seed)
     shares = split.shares
     count = min(played.complete[name] * sum(shares.values()) / share for name, share in shares.items())
-    most = best(cluster, _values(cluster, played, seed) if how == "tpe" else None)
+    most = best_by_blocks(cluster, played) if how in ADAPTIVE else best(cluster)
     return Result(count, count / most * (cluster.seconds or 0.0) / played.seconds, _longest_wait(played))
 
 
@@ -214,16 +216,25 @@ class Shuffled(CostModel):
         return found[np.random.default_rng(len(params_list)).permutation(len(found))][:, ::-1]
 
 
-def _values(cluster: Cluster, played: Simulation, seed: int) -> dict[str, list[dict[str, Any]]]:
-    """Return the values of some trials' params by family: an adaptive sampler's own mix."""
-    found: dict[str, list[dict[str, Any]]] = {name: [] for name in cluster.families}
-    trials = list(played.study)
-    for place in np.random.default_rng(seed).choice(len(trials), min(4 * KINDS, len(trials)), replace=False):
-        trial = trials[place]
-        name = trial.subspace.removeprefix("family=")
-        laws = cluster.families[name].params
-        found[name].append({param: law.value(trial.params[f"{param} of {name}"]) for param, law in laws.items()})
-    return {name: values for name, values in found.items() if values}
+def best_by_blocks(cluster: Cluster, played: Simulation) -> float:
+    """Return the most trials with the params of those that were played, block after block.
+
+    An adaptive sampler's mix changes with what it learns: no placement can run trials before they are proposed.
+    """
+    assert cluster.seconds is not None
+    trials = sorted(played.study.trials, key=lambda trial: trial.number)
+    size = BLOCK * sum(cluster.slots.values())
+    seconds = 0.0
+    for start in range(0, len(trials), size):
+        block = trials[start : start + size]
+        found: dict[str, list[dict[str, Any]]] = {}
+        for trial in block:
+            name = trial.subspace.removeprefix("family=")
+            laws = cluster.families[name].params
+            values = {param: law.value(trial.params[f"{param} of {name}"]) for param, law in laws.items()}
+            found.setdefault(name, []).append(values)
+        seconds += len(block) * cluster.seconds / best(cluster, found)
+    return len(trials) * cluster.seconds / seconds
 
 
 def _longest_wait(played: Simulation) -> int:
@@ -273,7 +284,8 @@ WAYS = {
     "cost": "placement by params, learned from nothing",
     "fifo": "first come, first served",
     "hand-split": "cost, with the space cut by hand into a family for each part of the params",
-    "tpe": "cost with sampler tpe, whose own mix is the bound's",
+    "tpe": "cost with sampler tpe, whose own mix is the bound's, block after block",
+    "auto": "the same with sampler auto",
     "shuffled": "cost with a model that is wrong on purpose: it learns of other trials' params",
     "share of bound": "of the trials that the best placement could complete, had it known all seconds beforehand",
     "longest wait": "trials of its subspace that were sent before a trial drawn earlier",
@@ -283,7 +295,7 @@ WAYS = {
 def ways(cluster: Cluster) -> tuple[str, ...]:
     """Return the ways in which a case is played."""
     given = any(family.params for family in cluster.families.values())
-    return ("cost", "fifo", "hand-split", "tpe", "shuffled") if given else ("cost", "fifo")
+    return ("cost", "fifo", "hand-split", *ADAPTIVE, "shuffled") if given else ("cost", "fifo")
 
 
 def show(results: Mapping[tuple[str, str], Sequence[Result]]) -> None:
@@ -313,7 +325,8 @@ def goals(results: Mapping[tuple[str, str], Sequence[Result]]) -> dict[str, dict
         elif (case, "hand-split") in results:
             found[f"{case}: share of bound"] = goal(_shares(results[case, "cost"]), at_least=0.95)
             found[f"{case}: beside hand-split"] = goal(_beside(results, case, "cost", "hand-split"), at_least=0.98)
-            found[f"{case}: tpe, share of bound"] = goal(_shares(results[case, "tpe"]), at_least=0.90)
+            for how in ADAPTIVE:
+                found[f"{case}: {how}, share of bound"] = goal(_shares(results[case, how]), at_least=0.90)
         if (case, "shuffled") in results:
             found[f"{case}: shuffled beside fifo"] = goal(_beside(results, case, "shuffled", "fifo"), at_least=0.98)
     return found

@@ -25,7 +25,7 @@ def play_study(
     trials: int | None = None,
     target: float | None = None,
     policy: str = "cost",
-    shares: str = "uniform",
+    shares: str | None = "uniform",
     sampler: str = "random",
     pool: int | None = None,
     seed: int = 0,

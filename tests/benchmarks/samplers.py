@@ -7,6 +7,11 @@ Parts, in this order; ``--part`` runs some of them:
 - small: hyperopt's own test domains written by hand; ``tpe`` against random search and hyperopt's TPE by wins: a lower
   best loss under the same seed, a tie is half a win.
 - time: milliseconds of a suggestion by the length of the history.
+- models: twelve problems of scikit-learn, after Bayesmark; 100 is the best loss that anybody saw, 0 a random one.
+- parallel: on 16 and 64 slots of a virtual clock, ``auto`` against Optuna's TPE with its constant liar, ten evaluations
+  a slot; and against one slot with as many evaluations.
+- short: trials of 10 ms on two embedded workers, ``auto`` beside random search in trials a second.
+- objectives: several losses and a constraint beside Optuna's TPE and NSGA-II, see `objectives.py`.
 - pool (only by name): TPE on a simulated fleet of two classes, with trials drawn ahead against without.
 
 Ours go through `shadho_celery.minimize`, and so with the search space split into subspaces. No worse than a peer means:
@@ -20,6 +25,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import statistics
 import time
 from collections.abc import Mapping, Sequence
@@ -30,11 +36,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from figures import finish, goal, results_of
+from figures import finish, goal, p_no_worse, results_of
+from models import models
+from objectives import several
+from parallel import parallel
 from peers import HYPEROPT, OPTUNA, quiet, search
 from playing import play_study
 from problems import CLOSED_FORMS, SMALL, Problem, Unlucky, problems_of
-from scipy.stats import mannwhitneyu
+from short_trials import short
 
 from shadho_celery.core.trial import Attempt, Outcome, Trial, TrialState
 from shadho_celery.samplers import make_sampler
@@ -162,13 +171,6 @@ def compare(problem: Problem, rows: Mapping[str, Sequence[Sequence[float]]], tri
         "auto_is_no_worse": best is None or p_no_worse(last["auto"], last[best]) >= 0.05,
         "tpe_is_no_worse_than_optuna": "optuna tpe" not in last or p_no_worse(last["tpe"], last["optuna tpe"]) >= 0.05,
     }
-
-
-def p_no_worse(ours: Sequence[float], theirs: Sequence[float]) -> float:
-    """Return Mann-Whitney's p of our regrets being like theirs; 1 if their median is not below ours."""
-    if statistics.median(ours) <= statistics.median(theirs) or {*ours} == {*theirs}:
-        return 1.0
-    return float(mannwhitneyu(ours, theirs).pvalue)
 
 
 def show(figures: Mapping[str, Json]) -> None:
@@ -362,7 +364,31 @@ def search_on_fleet(problem: str, pool: int | None, seed: int, trials: int) -> f
     return math.inf if study.best is None else study.best.loss or 0.0
 
 
-PARTS = {"closed": closed, "small": small, "time": timed, "pool": with_pool}
+def draw(figures: Mapping[str, Json], folder: Path) -> None:
+    """Draw the parts that have a picture."""
+    from samplers_pictures import regrets, suggestion_times
+
+    if "closed" in figures:
+        regrets(figures["closed"], folder / "regret.png")
+    if "time" in figures:
+        suggestion_times(figures["time"], folder / "suggestion_times.png")
+
+
+def of_objectives(arguments: argparse.Namespace, processes: ProcessPoolExecutor) -> tuple[Json, Json]:
+    """Return figures and goals of several objectives and constraints."""
+    return several(range(arguments.first_seed, arguments.first_seed + arguments.seeds), processes)
+
+
+PARTS = {
+    "closed": closed,
+    "small": small,
+    "time": timed,
+    "models": models,
+    "parallel": parallel,
+    "short": short,
+    "objectives": of_objectives,
+    "pool": with_pool,
+}
 
 
 def main() -> None:
@@ -371,24 +397,33 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="5 seeds; under ten minutes")
     parser.add_argument("--seeds", type=int, default=SEEDS, help="of the closed forms (default 11)")
     parser.add_argument("--small-seeds", type=int, default=20, help="of the small problems (default 20)")
+    parser.add_argument("--model-seeds", type=int, default=5, help="of the models (default 5)")
+    parser.add_argument("--parallel-seeds", type=int, default=5, help="of the searches on many slots (default 5)")
     parser.add_argument("--first-seed", type=int, default=0, help="(default 0)")
     parser.add_argument("--trials", type=int, default=EVALUATIONS, help="of the closed forms (default 100)")
     parser.add_argument("--shift", type=int, metavar="SEED", help="move the boxes by up to 15 %% of their widths")
     parser.add_argument("--problems", type=Path, help="Python file with PROBLEMS = {name: (space, function, optimum)}")
     parser.add_argument("--full", action="store_true", help="run all peers, and renew their recorded table")
+    parser.add_argument("--pictures", type=Path, metavar="FOLDER", help="draw regret and time there")
     parser.add_argument("--processes", type=int, default=2)
     arguments = parser.parse_args()
     if arguments.quick:
-        arguments.seeds, arguments.small_seeds = 5, 5
+        arguments.seeds = arguments.small_seeds = 5
+        arguments.model_seeds = arguments.parallel_seeds = 1
     if arguments.problems is not None and not arguments.problems.is_file():
         parser.error(f"argument --problems: there is no file {arguments.problems}")
-    parts = arguments.part or (["closed"] if arguments.problems else ["closed", "small", "time"])
+    # Several searches at a time: with several threads each they would wait for one another.
+    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+        os.environ.setdefault(name, "1")
+    parts = arguments.part or (["closed"] if arguments.problems else [*PARTS][:-1])
     figures, goals = {}, {}
     with ProcessPoolExecutor(arguments.processes, get_context("spawn"), initializer=quiet) as processes:
         for part in parts:
             print(f"\n{part}")
             figures[part], reached = PARTS[part](arguments, processes)
             goals.update(reached)
+    if arguments.pictures is not None:
+        draw(figures, arguments.pictures)
     settings = {name: getattr(arguments, name) for name in ("seeds", "small_seeds", "first_seed", "trials", "shift")}
     finish(figures, goals, settings)
 

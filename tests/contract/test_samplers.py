@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hyperopt import hp
 
+from shadho_celery import minimize
 from shadho_celery.core.trial import Outcome, Trial, TrialState
-from shadho_celery.samplers import SAMPLERS, make_sampler
+from shadho_celery.samplers import SAMPLERS, UNREPEATED, make_sampler
 from shadho_celery.samplers.base import Sampler
+from shadho_celery.samplers.unrepeated import points
 from shadho_celery.space.compile import compile_space
 from shadho_celery.space.split import Subspace, split
 
@@ -40,10 +44,28 @@ SPACES: dict[str, Any] = {
     "two hundred numbers": [hp.uniform(f"x{place}", 0, 1) for place in range(200)],
     "ten thousand options": hp.choice("c", [*range(10_000)]),
     "a law as narrow as floats are": hp.uniform("x", 1.0, 1.0 + 1e-15),
+    "one point": [hp.choice("c", ["a"]), hp.randint("n", 1), hp.quniform("q", 1.6, 2.4, 1)],
+    "laws of one value beside others": {
+        "x": hp.uniform("x", 0, 1),
+        "c": hp.choice("c", ["a"]),
+        "top": hp.choice("top", [hp.randint("n", 1), {"q": hp.quniform("q", 1.6, 2.4, 1), "m": hp.randint("m", 3)}]),
+        "p": hp.pchoice("p", [(1.0, "a"), (0.0, "b")]),
+        "narrow": hp.normal("narrow", 1e9, 1e-9),
+    },
+    "numbers of every size": [hp.uniform("x", -1e300, 1e300), hp.loguniform("y", -700, 700), hp.randint("n", 2**62)],
+}
+FINITE: dict[str, Any] = {
+    "one choice": hp.choice("c", ["a", "b", "c"]),
+    "steps": [hp.quniform("q", 0, 1, 0.25), hp.randint("n", 4)],
+    "an option hardly ever drawn": hp.pchoice("p", [(1e-9, "a"), (0.0, "never"), (1 - 1e-9, hp.choice("c", [1, 2]))]),
+    "nested choices": hp.choice("top", ["x", hp.choice("inner", [hp.randint("n", 4), "y"]), hp.randint("m", 4)]),
 }
 
 
-@pytest.fixture(params=[*SAMPLERS, "optuna:TPESampler"])
+ELSEWHERE = ["optuna:TPESampler", "hyperopt:tpe", "hyperopt:anneal"]
+
+
+@pytest.fixture(params=[*SAMPLERS, *(pytest.param(each, marks=pytest.mark.long) for each in ELSEWHERE)])
 def name(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -80,6 +102,12 @@ def losses(count: int) -> list[float]:
 @pytest.mark.parametrize("space", SPACES)
 def test_params_can_be_drawn_from_the_space(name: str, space: str) -> None:
     """Every active label is there, no other, with a value of its law and of the law's type."""
+    if name.startswith("hyperopt:") and space in {
+        "ten thousand options",
+        "numbers of every size",
+        "two hundred numbers",
+    }:
+        pytest.skip("hyperopt counts all whole numbers of a range: it takes half a minute, or too much memory")
     subspace = whole(SPACES[space])
     sampler = make_sampler(name, subspace, (0, 0))
     for params in [*run(sampler, losses(18)), *sampler.ask(3, waiting([]))]:
@@ -89,7 +117,9 @@ def test_params_can_be_drawn_from_the_space(name: str, space: str) -> None:
             assert type(value) is type(subspace.space.domains[label].quantile([0.5]).tolist()[0])
 
 
+@pytest.mark.parametrize("name", SAMPLERS)
 def test_pinned_choices_are_among_the_params(name: str) -> None:
+    """Those of other libraries are asked for the whole space only."""
     space = hp.choice("kind", [{"a": hp.uniform("a", 0, 1)}, {"b": hp.uniform("b", 0, 1)}])
     for place, subspace in enumerate(split(compile_space(space))):
         for params in run(make_sampler(name, subspace, (0, place)), losses(14)):
@@ -106,7 +136,7 @@ def test_the_same_seed_and_history_give_the_same_params(name: str, space: str) -
     assert one.ask(3, []) == two.ask(3, [])
 
 
-@pytest.mark.parametrize("name", SAMPLERS)
+@pytest.mark.parametrize("name", [*SAMPLERS, "hyperopt:tpe", "hyperopt:anneal"])
 def test_trials_told_at_once_teach_what_they_teach_one_by_one(name: str) -> None:
     """A resumed study's sampler goes on as the one before would have; Optuna's draw from a stream of their own."""
     one, two = (make_sampler(name, whole(LAWS), (1, 0)) for _ in range(2))
@@ -127,15 +157,37 @@ def test_trials_told_at_once_teach_what_they_teach_one_by_one(name: str) -> None
         [TrialState.PRUNED, 0.5] * 8,
         [TrialState.CANCELLED] * 14,
         [1e-300, 2e-300] * 7,
+        [1.7e308, -1.7e308, 0.0] * 6,
+        [-math.inf, math.inf, 1.0] * 6,
+        [5.0, *[TrialState.FAILED] * 40],
     ],
-    ids=["equal", "infinite", "huge", "NaN at first", "all failed", "half failed", "half pruned", "cancelled", "tiny"],
+    ids=[
+        *("equal", "infinite", "huge", "NaN at first", "all failed", "half failed", "half pruned", "cancelled", "tiny"),
+        *("as large as floats are", "infinite both ways", "all failed but one"),
+    ],
 )
-def test_whatever_comes_of_the_trials_params_are_proposed(name: str, ends: list[float | TrialState]) -> None:
-    subspace = whole(NESTED)
+@pytest.mark.parametrize(
+    "space", [NESTED, {"x": hp.uniform("x", 0, 1), "n": hp.randint("n", 9)}], ids=["nested", "two"]
+)
+def test_whatever_comes_of_the_trials_params_are_proposed(
+    name: str, space: Any, ends: list[float | TrialState]
+) -> None:
+    subspace = whole(space)
     sampler = make_sampler(name, subspace, (0, 0))
     run(sampler, ends)
     for params in sampler.ask(4, []):
         subspace.space.check(params)
+
+
+@pytest.mark.parametrize("space", ["every law", "one number", "one choice", "one point", "no labels"])
+def test_a_long_history_without_a_difference_is_gone_on_from(name: str, space: str) -> None:
+    """Equal losses and failures: nothing can be learned, and no start anew is without an end."""
+    subspace = whole(SPACES[space])
+    for end in (1.0, TrialState.FAILED):
+        sampler = make_sampler(name, subspace, (0, 0))
+        sampler.tell([told(params, end) for params in subspace.sample(np.random.default_rng(0), 400)])
+        for params in run(sampler, [end] * 3):
+            subspace.space.check(params)
 
 
 def test_slots_that_are_filled_at_once_get_different_params(name: str) -> None:
@@ -151,3 +203,52 @@ def test_nothing_is_told_of_a_trial_that_is_pending(name: str) -> None:
     sampler = make_sampler(name, whole(NESTED), (0, 0))
     asked = sampler.ask(3, [])
     assert sampler.ask(2, waiting(asked)) == make_sampler(name, whole(NESTED), (0, 0)).ask(5, [])[3:]
+
+
+@pytest.mark.parametrize("name", [*UNREPEATED, "grid"])
+@pytest.mark.parametrize("space", FINITE)
+def test_finite_spaces_are_not_asked_twice_for_a_point(name: str, space: str) -> None:
+    """Trials that are pending, have failed or are told count as tried, and every point is."""
+    subspace = whole(FINITE[space])
+    count = len(list(points(subspace, np.random.default_rng(0))))
+    sampler = make_sampler(name, subspace, (0, 0))
+    seen: list[Params] = []
+    held: list[Params] = []
+    while asked := sampler.ask(3, waiting(held)):
+        seen += asked
+        held += asked[1:]
+        sampler.tell([told(asked[0], TrialState.FAILED if len(seen) % 2 else float(len(seen)))])
+    keys = [tuple(sorted(each.items())) for each in seen]
+    assert len(keys) == len({*keys}) == count
+
+
+@pytest.mark.parametrize("name", [*UNREPEATED, "grid"])
+def test_a_cancelled_point_is_asked_for_again(name: str) -> None:
+    sampler = make_sampler(name, whole(FINITE["one choice"]), (0, 0))
+    asked = sampler.ask(3, [])
+    sampler.tell([told(asked[0], TrialState.CANCELLED), *(told(each, 1.0) for each in asked[1:])])
+    assert sampler.ask(3, []) == asked[:1]
+
+
+@pytest.mark.filterwarnings("ignore:sampler .* from now on", "ignore:.*ended")
+def test_a_study_goes_on_with_another_sampler(name: str, tmp_path: Path) -> None:
+    """It learns from the trials so far, failed ones too, and is in force from then on."""
+
+    def objective(values: Any) -> float:
+        if values["x"] > 0.9:
+            raise ValueError
+        return float(values["x"]) + values.get("deep", 0.5)
+
+    space = {"x": hp.uniform("x", 0, 1), "top": hp.choice("top", [{"deep": hp.uniform("deep", 0, 1)}, {}])}
+    flat = {"x": hp.uniform("x", 0, 1), "deep": hp.uniform("deep", 0, 1)}
+    for place, each in enumerate((space, flat)):
+        options: dict[str, Any] = {"store": f"sqlite:///{tmp_path}/{place}.db", "study": "s", "progress": False}
+
+        def loss(values: Any) -> float:
+            return objective({**values, **values.get("top", {})})
+
+        minimize(loss, each, trials=14, sampler="random", seed=0, **options)
+        study = minimize(loss, each, trials=20, sampler=name, resume=True, **options)
+        assert (study.count(), study.in_force["sampler"]) == (20, name)
+        study = minimize(loss, each, trials=24, sampler="tpe", resume=True, **options)
+        assert (study.count(), study.in_force["sampler"]) == (24, "tpe")

@@ -21,7 +21,7 @@ import services
 import sqlalchemy as sa
 from msgspec.structs import asdict, replace
 
-from shadho_celery.core.trial import FINISHED, Attempt, Outcome, Report, Result, Summary, Trial, TrialState
+from shadho_celery.core.trial import FINISHED, Attempt, Outcome, Report, Result, Summary, Trial, TrialState, taught
 from shadho_celery.errors import LockLost, StoreError, StudyExists, StudyLocked, StudyNotFound
 from shadho_celery.results.study import list_studies, load_study
 from shadho_celery.store import engine as database
@@ -87,6 +87,8 @@ FULL = Trial(
 OUTCOME = Outcome(
     state=TrialState.COMPLETE,
     loss=0.1 + 0.2,
+    losses={"z error": 0.1 + 0.2, "a größe": -1e300},
+    constraints={"memory_gb": 1e-17, "b": -3.5},
     metrics={"z": 1, "a": {"nested": [1, 2.5, None, True, {"ü": "ß"}]}, "1": "str", "tokens": 2**53 + 1},
     error='Traceback: "quoted" 文字 \U0001f600\nsecond line',
     seconds=1e-9,
@@ -179,6 +181,14 @@ def test_what_its_command_lines_have_asked_for_is_kept_with_a_study(store: SqlSt
     assert store.latest("tasks.svm").settings["trials"] == 12
     store.create(record("k2", in_force=in_force))
     assert store.find("study k2").in_force == in_force
+
+
+def test_what_the_sampler_chose_is_kept_with_a_turn_of_the_loop(store: SqlStore) -> None:
+    fence = begun(store)
+    assert store.find("study k1").choices == {}
+    for choices, kept in (({"all": "gp: why"}, {"all": "gp: why"}), (None, {"all": "gp: why"}), ({}, {})):
+        store.write("k1", fence, NOW, choices=choices)
+        assert store.find("study k1").choices == kept
 
 
 def test_a_name_that_is_taken_is_refused_with_the_remedy(store: SqlStore) -> None:
@@ -396,6 +406,19 @@ def test_a_finished_trial_keeps_its_first_result(store: SqlStore, state: TrialSt
     assert list(store.trials("k1")) == [end]
 
 
+def test_a_feasible_trial_is_better_than_all_others_and_these_by_how_near_they_are(store: SqlStore) -> None:
+    fence = begun(store)
+    facts = {0: (1.0, 3.0), 1: (5.0, 0.5), 2: (2.0, 0.5), 3: (9.0, -1.0), 4: (8.0, None)}
+    best = []
+    for number, (loss, over) in facts.items():
+        constraints = {} if over is None else {"memory_gb": over, "ms": -1.0}
+        outcome = Outcome(state=TrialState.COMPLETE, loss=loss, constraints=constraints)
+        made = trial(number, state=outcome.state, outcome=outcome, finished_at=NOW)
+        store.write("k1", fence, NOW, new=[made])
+        best.append(store.best("k1"))
+    assert best == [0, 1, 2, 3, 4]
+
+
 def test_trials_come_in_the_order_of_their_numbers(store: SqlStore) -> None:
     fence = begun(store)
     store.write("k1", fence, NOW, new=[trial(number) for number in (10, 2, 0)])
@@ -489,7 +512,8 @@ def test_a_step_may_count_tokens(store: SqlStore) -> None:
 
 # A database of an earlier version
 
-NEWER = {"memory", "gpu_memory", "outgrown_memory", "budget", "settings", "in_force"}
+NEWER = {"memory", "gpu_memory", "outgrown_memory", "budget", "settings", "in_force", "choices"}
+NEWER |= {"losses", "constraints", "violation"}
 
 
 def written_by_an_earlier_version(url: str) -> None:
@@ -520,7 +544,7 @@ KEPT = [
         origin=None,
         budget=None,
         outgrown_memory=None,
-        outcome=replace(OUTCOME, memory=None, gpu_memory=None),
+        outcome=replace(OUTCOME, memory=None, gpu_memory=None, losses={}, constraints={}),
     ),
     trial(1, asked_at=NOW),
 ]
@@ -770,3 +794,16 @@ def test_a_reader_changes_nothing(shared_url: str) -> None:
         with pytest.raises((StoreError, sa.exc.InternalError)):
             reader.create(record("k2"))
         assert [found.key for found in reader.records()] == ["k1"]
+
+
+def test_the_trials_that_teach_a_study_are_kept_apart_from_its_own_and_deleted_with_it(store: SqlStore) -> None:
+    known = [taught(place, "all", {"x": place / 7, "größe": "ω"}, 0.1 + place) for place in range(3)]
+    known.append(taught(3, "all", {"x": 1.0}, 2.0, losses={"b": 2.0, "a": -1.0}, constraints={"size": 3.0}))
+    store.create(record("k1"), known)
+    store.create(record("k2"))
+    assert [*store.warm_start("k1")[3].losses] == ["b", "a"]
+    assert store.warm_start("k1") == known
+    assert store.warm_start("k2") == []
+    assert (store.numbers("k1"), store.best("k1")) == ([], None)
+    store.delete("k1", store.lock("k1", holder_name(), NOW))
+    assert store.warm_start("k1") == []

@@ -33,6 +33,8 @@ SPACE = hp.choice(
     ],
 )
 TRIALS = 12
+#: a trial of elsewhere
+POINT = ({"model": 0, "exponent": -3.5}, 1.0)
 
 
 def objective(values: dict[str, Any], context: Any) -> dict[str, Any]:
@@ -150,6 +152,8 @@ def test_a_study_is_shown_as_its_run_has_ended() -> None:
     ]
     told = found("show", "svm-1a")
     assert told["in_force"] == {"sampler": "auto", "policy": "cost", "shares": "promise", "pool": None}
+    assert told["sampler"]["name"] == "auto"
+    assert {*told["sampler"]["choices"]} == {"model=net", "model=forest"}
     assert told["trials"] == {"complete": 9, "failed": 3}
     assert told["best"] == {key: value for key, value in found("best", "svm-1a").items() if key != "study"}
 
@@ -375,3 +379,30 @@ def test_an_ending_that_names_no_form_is_refused() -> None:
 def test_yes_deletes_only_what_is_named_in_full(here: Path) -> None:
     assert "--yes needs the whole name: svm-1a2b" in refused("rm", "svm-1a", "--yes")
     assert "12 trials" in answer("trials", "svm-1a")
+
+
+def test_a_warm_start_is_shown_with_its_study() -> None:
+    shadho_celery.minimize(
+        lambda values: 0.0, SPACE, trials=1, seed=0, store="sqlite:///shadho.db", study="new", warm_start=[POINT]
+    )
+    assert "warm start: 1 trials of elsewhere have taught it" in answer("show", "new")
+    assert "warm start" not in answer("show", "svm-1a2b")
+    assert (found("show", "new")["warm_start"], found("show", "svm-1a2b")["warm_start"]) == (1, 0)
+
+
+def test_a_loss_to_maximise_is_not_negative_in_json() -> None:
+    shadho_celery.minimize(
+        lambda values: values["x"],
+        {"x": hp.uniform("x", 1, 2)},
+        trials=3,
+        store="sqlite:///shadho.db",
+        study="greatest",
+        objectives={"accuracy": "maximize"},
+    )
+    shown, best = found("show", "greatest"), found("best", "greatest")
+    assert shown["objectives"] == {"accuracy": "maximize"}
+    assert shown["best"]["loss"] == best["loss"] == best["losses"]["accuracy"] == best["values"]["x"]
+
+
+def test_the_help_of_best_says_what_a_front_is() -> None:
+    assert "the feasible ones that no other one dominates" in " ".join(answer("best", "--help").split())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -76,14 +77,18 @@ def console() -> tuple[Console, io.StringIO]:
 
 def test_the_json_object_is_the_documented_one() -> None:
     study, scheduler, _ = searched()
-    found = views.as_json(study, 12.34567, scheduler.subspaces, {"gpu": 1, "[/cpu]": 2, "idle": 4}, {})
+    found = views.as_json(study, 12.34567, scheduler.subspaces, {"gpu": 1, "[/cpu]": 2, "idle": 4})
     assert json.loads(json.dumps(found, allow_nan=False)) == found
     assert list(found) == [
         "study",
         "store",
         "seconds",
+        "objectives",
         "trials",
         "best",
+        "front",
+        "hypervolume",
+        "warm_start",
         "classes",
         "sampler",
         "placed_by_params",
@@ -93,6 +98,8 @@ def test_the_json_object_is_the_documented_one() -> None:
     assert found["store"] == study.store.safe_url
     assert found["seconds"] == 12.346
     assert found["trials"] == {"total": 10, "complete": 8, "failed": 2, "pruned": 0, "cancelled": 0}
+    assert (found["front"], found["hypervolume"]) == ([], None), "those of several losses"
+    assert found["warm_start"] == 0
     best = study.best
     assert best is not None
     assert found["best"] == {
@@ -116,10 +123,16 @@ def test_the_json_object_is_the_documented_one() -> None:
         }
 
 
+def test_the_json_object_counts_the_trials_of_a_warm_start() -> None:
+    study, scheduler, _ = searched(trials=1)
+    study.warm_start = [study.trial(0)] * 3
+    assert views.as_json(study, 0.0, scheduler.subspaces, {})["warm_start"] == 3
+
+
 def test_the_json_object_of_a_study_without_a_loss_has_no_best() -> None:
     failing = Outcome(state=S.FAILED, error="no", seconds=1.0)
     study, scheduler, _ = searched(trials=3, play=lambda attempt, name: failing)
-    found = views.as_json(study, 0.0, scheduler.subspaces, {}, {})
+    found = views.as_json(study, 0.0, scheduler.subspaces, {})
     assert found["best"] is None
     assert found["trials"]["failed"] == found["trials"]["total"] == 3
     assert {values["best"] for values in found["subspaces"].values()} == {None}
@@ -127,7 +140,7 @@ def test_the_json_object_of_a_study_without_a_loss_has_no_best() -> None:
 
 def test_subspaces_that_got_no_trial_and_classes_that_are_gone_are_in_the_json_object() -> None:
     study, _, _ = searched(trials=1)
-    found = views.as_json(study, 0.0, ["model=net", "never drawn"], {}, {})
+    found = views.as_json(study, 0.0, ["model=net", "never drawn"], {})
     assert found["subspaces"]["never drawn"] == {"complete": 0, "failed": 0, "best": None}
     assert set(found["classes"]) == set(study.compute_classes)
     assert {values["slots"] for values in found["classes"].values()} == {0}
@@ -158,6 +171,41 @@ def test_the_summary_shows_the_best_trials_and_what_the_objective_got() -> None:
     assert "ValueError: [/bad] depth" in shown
     assert study.store.safe_url in shown
     assert "the command to go on" in shown
+
+
+def two_losses(attempt: Attempt, compute_class: str) -> Outcome:
+    x = float(attempt.params["x"])
+    losses, over = {"error": x, "accuracy": -math.sqrt(x)}, {"memory": x - 0.9}
+    return Outcome(state=S.COMPLETE, loss=x, losses=losses, constraints=over, seconds=1.0)
+
+
+def test_losses_with_names_are_shown_as_the_objective_returned_them_in_80_columns() -> None:
+    study, scheduler, space = searched(compile_space({"x": hp.uniform("x", 0, 1)}), 40, play=two_losses)
+    study.record = replace(study.record, in_force={"objectives": {"error": "minimize", "accuracy": "maximize"}})
+    text = io.StringIO()
+    views.summary(study, space, Console(file=text, width=80, force_terminal=False), "go on")
+    table, rest = text.getvalue().split("best: ")
+    assert max(map(len, table.splitlines())) <= 80
+    front = study.trials.front
+    assert len(front) > views.FRONT
+    rows = [[cell.strip() for cell in line.split("│")[1:4]] for line in table.splitlines() if "{x: " in line]
+    assert len(rows) == views.FRONT
+    for row, each in zip((rows[0], rows[-1]), (front[0], front[-1]), strict=True):
+        assert row == [str(each.number), f"{each.losses['error']:.6g}", f"{-each.losses['accuracy']:.6g}"]
+    assert f"front of {len(front)} trials, best error {front[0].loss:.6g}" in rest
+    assert f"all: shadho-celery best {study.name}" in rest
+    found = json.loads(json.dumps(views.as_json(study, 1.0, scheduler.subspaces, {}), allow_nan=False))
+    assert [each["losses"]["accuracy"] for each in found["front"]] == [-each.losses["accuracy"] for each in front]
+    assert found["front"][0]["constraints"] == dict(front[0].constraints)
+    assert found["hypervolume"]["history"][-1][0] <= 40
+
+
+def test_without_a_feasible_trial_the_nearest_one_is_named() -> None:
+    study, _, space = searched(trials=1, play=lambda *_: Outcome(state=S.COMPLETE, loss=0.5, constraints={"c": 2.0}))
+    assert views.best_line(study).startswith("no feasible trial yet (the nearest breaks its constraints by 2: trial 0")
+    screen, text = console()
+    views.summary(study, space, screen, "go on")
+    assert "violation" in text.getvalue()
 
 
 def flat(w_decides: bool = True) -> tuple[Study, Space]:
@@ -450,12 +498,29 @@ def test_nothing_that_is_to_be_copied_is_wrapped() -> None:
 
 def test_what_the_sampler_chose_is_said_for_the_subspaces_with_the_most_trials() -> None:
     study, _, space = searched()
-    assert views.choice_lines(study, {}) == []
-    assert views.choice_lines(study, {"all": "gp: why"}) == ["sampler auto: gp: why"]
+    study.choices.clear()
+    assert views.choice_lines(study) == []
+    study.note_choice("all", "gp: why")
+    assert views.choice_lines(study) == ["sampler auto: gp: why"]
+    screen, text = console()
+    views.summary(study, space, screen, None)
+    assert "sampler auto: gp: why" in text.getvalue()
     first, second = study.subspaces
-    lines = views.choice_lines(study, {"never": "tpe: 1", "nor this": "tpe: 2", first: "tpe: 3", second: "gp: 4"})
+    study.choices = {"never": "tpe: 1", "nor this": "tpe: 2", first: "tpe: 3", second: "gp: 4"}
+    lines = views.choice_lines(study)
     assert {*lines[:2]} == {f"sampler auto, {first}: tpe: 3", f"sampler auto, {second}: gp: 4"}
     assert lines[2:] == ["sampler auto, never: tpe: 1", "sampler auto in further subspaces (1): see --json"]
-    screen, text = console()
-    views.summary(study, space, screen, None, choices={"all": "gp: why"})
-    assert "sampler auto: gp: why" in text.getvalue()
+
+
+def test_a_loss_to_maximise_is_not_negative_in_json() -> None:
+    def play(attempt: Attempt, compute_class: str) -> Outcome:
+        x = float(attempt.params["x"])
+        return Outcome(state=S.COMPLETE, loss=-x, losses={"accuracy": -x}, seconds=1.0)
+
+    study, scheduler, _ = searched(compile_space({"x": hp.uniform("x", 0, 1)}), 4, play=play)
+    study.record = replace(study.record, in_force={"objectives": {"accuracy": "maximize"}})
+    found = json.loads(json.dumps(views.as_json(study, 1.0, scheduler.subspaces, {})))
+    greatest = max(trial.params["x"] for trial in study.trials)
+    assert found["objectives"] == {"accuracy": "maximize"}
+    assert found["best"]["loss"] == found["best"]["losses"]["accuracy"] == greatest
+    assert [each["best"] for each in found["subspaces"].values()] == [greatest]

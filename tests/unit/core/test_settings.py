@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
 from shadho_celery import samplers
-from shadho_celery.core.settings import EARLIER_DEFAULTS, IN_FORCE, KEPT, SAMPLERS, StudySettings
+from shadho_celery.core.settings import EARLIER_DEFAULTS, IN_FORCE, KEPT, SAMPLERS, StudySettings, other_sampler
 
 
 def test_the_names_of_samplers_are_those_of_the_samplers_that_there_are() -> None:
@@ -14,3 +16,15 @@ def test_each_setting_that_is_kept_as_it_was_in_force_has_the_default_of_the_ver
     assert {*IN_FORCE} == {*EARLIER_DEFAULTS} <= {*KEPT}
     assert StudySettings(sampler="tpe").in_force()["sampler"] == "tpe"
     assert StudySettings(**EARLIER_DEFAULTS).in_force() == EARLIER_DEFAULTS
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "line"),
+    [
+        ("auto", "auto", None),
+        ("auto", "cma", "sampler cma from now on, auto until now: it learns from the 7 trials so far"),
+        (None, "tpe", "sampler tpe from now on, of its own until now: it learns from the 7 trials so far"),
+    ],
+)
+def test_another_sampler_than_before_is_said(before: str | None, now: str, line: str | None) -> None:
+    assert other_sampler(before, now, 7) == line

@@ -52,6 +52,12 @@ class Tensor:
 # Reading what came back
 
 
+def parts(returned: Any) -> tuple[float | None, Mapping[str, Any], str | None]:
+    """Return loss, metrics and warning of a return value."""
+    outcome = read(returned)
+    return outcome.loss, outcome.metrics, outcome.warning
+
+
 @pytest.mark.parametrize(
     ("returned", "loss"),
     [
@@ -81,7 +87,7 @@ class Tensor:
 )
 def test_every_kind_of_number_is_a_loss(returned: Any, loss: float) -> None:
     for value in (returned, {"loss": returned}, OrderedDict(status="ok", loss=returned)):
-        found, *_ = read(value)
+        found = read(value).loss
         assert type(found) is float
         assert found == loss
 
@@ -147,7 +153,7 @@ def test_a_dict_without_a_loss_is_refused_naming_what_it_has() -> None:
 def test_hyperopts_status_fail_is_a_failure_even_beside_a_loss() -> None:
     with pytest.raises(ValueError, match="status 'fail'"):
         read({"status": "fail", "loss": 0.1})
-    assert read({"status": "ok", "loss": 0.1}) == (0.1, {"status": "ok"}, None)
+    assert parts({"status": "ok", "loss": 0.1}) == (0.1, {"status": "ok"}, None)
 
 
 class Status(str, Enum):
@@ -157,7 +163,7 @@ class Status(str, Enum):
 
 @pytest.mark.parametrize("status", [None, "ok", np.str_("ok"), np.array("ok"), Status.OK])
 def test_a_loss_counts_without_a_status_and_with_hyperopts_ok(status: Any) -> None:
-    assert read({"loss": 0.1, "status": status})[0] == 0.1
+    assert read({"loss": 0.1, "status": status}).loss == 0.1
 
 
 @pytest.mark.parametrize("status", [*hyperopt.STATUS_STRINGS, Status.FAIL, np.str_("fail"), np.array("fail")])
@@ -183,7 +189,7 @@ def test_what_json_can_carry_is_kept_beside_the_loss_and_the_rest_is_dropped_by_
     deep: list[Any] = []
     for _ in range(100_000):
         deep = [deep]
-    loss, metrics, warning = read(
+    loss, metrics, warning = parts(
         {
             "loss": 1.0,
             "accuracy": 0.9,
@@ -215,7 +221,7 @@ def test_what_json_can_carry_is_kept_beside_the_loss_and_the_rest_is_dropped_by_
     ids=repr,
 )
 def test_a_numpy_number_is_a_metric_like_any_other(value: Any, kept: Any) -> None:
-    _, metrics, warning = read({"loss": 1.0, "metric": value})
+    _, metrics, warning = parts({"loss": 1.0, "metric": value})
     assert metrics == {"metric": kept}
     assert type(metrics["metric"]) is type(kept)
     assert warning is None
@@ -244,7 +250,7 @@ class Level(IntEnum):
     ids=repr,
 )
 def test_numbers_of_all_kinds_are_kept_within_a_metric_too(value: Any, kept: Any) -> None:
-    _, metrics, warning = read({"loss": 1.0, "metric": value})
+    _, metrics, warning = parts({"loss": 1.0, "metric": value})
     assert warning is None
     assert json.dumps(metrics) == json.dumps({"metric": kept})
 
@@ -255,20 +261,20 @@ def test_numbers_of_all_kinds_are_kept_within_a_metric_too(value: Any, kept: Any
     ids=repr,
 )
 def test_a_metric_that_holds_what_json_has_no_word_for_is_dropped(value: Any) -> None:
-    _, metrics, warning = read({"loss": 1.0, "metric": value, "other": 1})
+    _, metrics, warning = parts({"loss": 1.0, "metric": value, "other": 1})
     assert metrics == {"other": 1}
     assert str(warning).startswith("metrics dropped: 'metric' (")
 
 
 def test_of_two_keys_that_json_cannot_tell_apart_the_text_is_kept() -> None:
     for metrics in ({1: "number", "1": "text"}, {"1": "text", 1: "number"}):
-        _, kept, warning = read({"loss": 1.0, **metrics})
+        _, kept, warning = parts({"loss": 1.0, **metrics})
         assert kept == {"1": "text"}
         assert "metrics dropped: 1 (" in str(warning)
 
 
 def test_metrics_that_are_too_large_are_dropped_the_largest_first_until_they_fit() -> None:
-    _, kept, warning = read({"loss": 1.0, "small": 1, "a": "x" * 400_000, "b": "x" * 500_000, "c": "x" * 450_000})
+    _, kept, warning = parts({"loss": 1.0, "small": 1, "a": "x" * 400_000, "b": "x" * 500_000, "c": "x" * 450_000})
     assert sorted(kept) == ["a", "c", "small"]
     assert "'b'" in str(warning)
     assert f"{MAX_METRICS}" in str(warning)
@@ -287,13 +293,13 @@ def test_metrics_that_are_too_large_are_dropped_the_largest_first_until_they_fit
 )
 def test_a_huge_metric_is_dropped_without_being_written_out(huge: Any) -> None:
     """A hundred megabytes of them: each would take seconds and gigabytes as JSON."""
-    loss, metrics, warning = read({"loss": 1.0, "huge": huge, "small": 1})
+    loss, metrics, warning = parts({"loss": 1.0, "huge": huge, "small": 1})
     assert (loss, metrics) == (1.0, {"small": 1})
     assert "'huge'" in str(warning)
 
 
 def test_of_very_many_metrics_some_are_dropped_and_the_loss_is_found() -> None:
-    loss, metrics, warning = read({**{f"m{n}": 0 for n in range(MAX_KEYS + 5)}, "loss": 0.5})
+    loss, metrics, warning = parts({**{f"m{n}": 0 for n in range(MAX_KEYS + 5)}, "loss": 0.5})
     assert loss == 0.5
     assert 0 < len(metrics) <= MAX_KEYS
     assert "all after the first" in str(warning)
@@ -301,7 +307,7 @@ def test_of_very_many_metrics_some_are_dropped_and_the_loss_is_found() -> None:
 
 @pytest.mark.parametrize("key", ["\n", "x" * 10_000, "a" * 100])
 def test_a_warning_is_one_short_line(key: str) -> None:
-    _, _, warning = read({"loss": 1.0, **{f"{key}{n}": object() for n in range(1000)}})
+    _, _, warning = parts({"loss": 1.0, **{f"{key}{n}": object() for n in range(1000)}})
     assert warning is not None
     assert "\n" not in warning
     assert len(warning) < MAX_WARNING + 50
@@ -349,7 +355,7 @@ def test_a_mapping_that_cannot_be_read_fails_its_trial(lie: str) -> None:
 
 @pytest.mark.parametrize("lie", ["len", "endless", "nothing"])
 def test_how_long_a_mapping_says_it_is_does_not_matter(lie: str) -> None:
-    assert read(Liar(lie))[0] == 0.5
+    assert read(Liar(lie)).loss == 0.5
 
 
 class RudeNumber:
@@ -774,7 +780,7 @@ def test_a_recursion_of_a_hundred_thousand_calls_is_told_in_short() -> None:
 def test_a_masked_value_is_no_number() -> None:
     with pytest.raises(ValueError, match="is masked"):
         read(np.ma.masked_all(3).mean())
-    assert read(np.ma.array([1.0, 2.0]).mean())[0] == 1.5
+    assert read(np.ma.array([1.0, 2.0]).mean()).loss == 1.5
 
 
 @pytest.mark.parametrize("made", [10, MAX_REPORTS, 20 * MAX_REPORTS])

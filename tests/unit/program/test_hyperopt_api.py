@@ -13,7 +13,9 @@ from typing import Any
 import hyperopt
 import numpy as np
 import pytest
+from hyperopt import base
 from hyperopt.exceptions import AllTrialsFailed, InvalidLoss
+from hyperopt.fmin import generate_trials_to_calculate
 from hyperopt.tests.unit import test_fmin as theirs
 
 from shadho_celery import STATUS_FAIL, STATUS_OK, Trials, anneal, fmin, hp, rand, space_eval, tpe
@@ -181,6 +183,18 @@ def test_an_objectives_exception_is_the_callers() -> None:
     assert [trial["misc"]["error"][1] for trial in trials._dynamic_trials] == ["mine"] * 5
 
 
+@pytest.mark.parametrize(
+    ("result", "words"),
+    [
+        ({"loss": 1.0}, r"has no status; let it return one number, or .*STATUS_OK}$"),
+        ({"losses": {"a": 1.0}}, r"has no status; .* several losses are for minimize\(\.\.\., objectives=\.\.\.\)$"),
+    ],
+)
+def test_a_result_without_a_status_is_refused_in_one_line(result: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        quiet(lambda _: result, SPACE, tpe.suggest, 5)
+
+
 def test_an_interrupt_is_the_callers_and_the_trials_stay() -> None:
     trials = Trials()
 
@@ -331,3 +345,21 @@ def test_an_unknown_argument_is_pythons_own_error() -> None:
 def test_without_a_trial_there_is_no_argmin_and_the_error_says_why() -> None:
     with pytest.raises(ShadhoError, match=r"no trial was run.*max_evals"):
         fmin(lambda x: x, hp.uniform("x", 0, 1), max_evals=0, verbose=False)
+
+
+def test_a_point_to_evaluate_may_leave_labels_out() -> None:
+    """What it leaves out is proposed and evaluated, and stands in the document; hyperopt asserts that it is there."""
+    seen: list[dict[str, Any]] = []
+    space = {"x": hp.uniform("x", -5, 5), "kind": hp.choice("kind", ["a", {"depth": hp.randint("depth", 3)}])}
+    trials = generate_trials_to_calculate([{"x": 1.0}, {"kind": 1}])
+
+    def noted(values: dict[str, Any]) -> float:
+        seen.append(values)
+        return float(values["x"] ** 2)
+
+    fmin(noted, space, tpe.suggest, 4, trials=trials, rstate=np.random.default_rng(0), verbose=False)
+    assert seen[0]["x"] == 1.0
+    assert seen[1]["kind"]["depth"] in range(3)
+    drawn = [base.spec_from_misc(document["misc"]) for document in trials.trials]
+    assert [each["x"] for each in drawn] == [values["x"] for values in seen]
+    assert all(("depth" in each) is (each["kind"] == 1) for each in drawn)

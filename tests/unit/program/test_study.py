@@ -29,6 +29,98 @@ def params(study: Any) -> list[dict[str, Any]]:
     return [trial.params for trial in study.trials]
 
 
+# Several losses, and constraints
+
+TWO = {"error": "minimize", "accuracy": "maximize"}
+
+
+def two(values: dict[str, float]) -> dict[str, Any]:
+    x = values["x"]
+    return {"losses": {"error": x**2, "accuracy": 1 - (x - 1) ** 2}, "constraints": {"above": x - 0.8}}
+
+
+def test_a_front_is_kept_and_read_again_in_the_users_own_numbers() -> None:
+    found = minimize(two, SPACE, trials=30, seed=0, store=STORE, study="two", objectives=TWO)
+    assert found.objectives == TWO
+    for study in (found, load_study(STORE, "two")):
+        front = study.front
+        assert front
+        assert study.best == front[0]
+        errors, accuracies = ([each.losses[name] for each in front] for name in TWO)
+        assert errors == sorted(errors)
+        assert accuracies == sorted(accuracies)
+        assert all(each.is_feasible and each.losses == two(each.values)["losses"] for each in front)
+        covered = study.coverage({"error": 1.0, "accuracy": -1.0})
+        assert covered is not None
+        assert covered.reference == {"error": 1.0, "accuracy": -1.0}
+        assert 1.0 < covered.hypervolume < 2.0
+
+
+@pytest.mark.parametrize(
+    "reference",
+    [
+        {"error": 1.0},
+        {"error": "z", "accuracy": 2},
+        5,
+        [1, 2],
+        *({"error": 1, "accuracy": x} for x in (math.nan, None)),
+    ],
+)
+def test_a_reference_point_that_cannot_be_is_refused_in_one_line(reference: Any) -> None:
+    found = minimize(two, SPACE, trials=3, seed=0, objectives=TWO)
+    with pytest.raises(UsageError, match=r"^the reference point .* should have the losses error, accuracy, a finite"):
+        found.coverage(reference)
+
+
+def test_a_study_goes_on_with_its_objectives_and_refuses_others() -> None:
+    minimize(two, SPACE, trials=5, seed=0, store=STORE, study="two", objectives=TWO)
+    again = minimize(two, SPACE, trials=8, store=STORE, study="two", resume=True)
+    assert (again.counts, again.objectives) == ({"COMPLETE": 8}, TWO)
+    with pytest.raises(UsageError, match="was begun with other objectives"):
+        minimize(two, SPACE, trials=9, store=STORE, study="two", resume=True, objectives={"error": "minimize"})
+
+
+def test_one_loss_may_be_maximised_up_to_a_target() -> None:
+    study = minimize(lambda v: v["x"], SPACE, trials=100, seed=0, target=0.9, objectives={"x": "maximize"})
+    assert study.best is not None
+    assert study.best.losses["x"] == study.best.values["x"] >= 0.9
+    assert len(study.trials) < 100
+    assert (study.front, study.coverage()) == ([], None)
+
+
+def test_losses_that_are_not_those_of_the_study_are_failures() -> None:
+    with Study(SPACE, seed=0, objectives=TWO) as study:
+        told = study.tell(study.ask(), {"losses": {"error": 1.0}})
+        assert told.state is S.FAILED
+        assert "have no accuracy" in str(told.error)
+        assert study.tell(study.ask(), {"losses": {"error": 1, "accuracy": 0}}).losses == {"error": 1, "accuracy": 0}
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (
+            {"objectives": {"error": "upwards"}},
+            "invalid enum value 'upwards'; losses by name",
+        ),
+        ({"objectives": {}}, "objectives: {} is not allowed; its length must be at least 1; losses by name"),
+        ({"objectives": dict.fromkeys("abcdefghijk", "minimize")}, "its length must be at most 10; losses by name"),
+        ({"objectives": {"": "minimize"}}, "objectives: one of its keys is not allowed; losses by name"),
+        ({"objectives": {"a" * 61: "minimize"}}, "objectives: one of its keys is not allowed; losses by name"),
+        ({"objectives": {1: "minimize"}}, "objectives: the key 1 is no text; losses by name"),
+        ({"objectives": ["error"]}, "objectives: this is no table but a list"),
+        ({"objectives": TWO, "target": 0.5}, "a target is for one loss"),
+        ({"objectives": TWO, "sampler": "gp"}, "sampler gp learns one loss"),
+        ({"objectives": TWO, "rungs": {"least": 1, "most": 9}}, "rungs promote trials by one loss"),
+    ],
+)
+def test_objectives_that_cannot_be_are_refused_in_one_line(given: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        minimize(two, SPACE, trials=5, **given)
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
 # Ask and tell
 
 
@@ -153,9 +245,21 @@ def test_a_study_with_a_sampler_of_its_own_is_not_continued_with_another_one_una
         assert study.in_force["sampler"] is None
     with pytest.raises(UsageError, match="a sampler of its own: pass that function again"):
         Study(SPACE, store=STORE, study="mine", resume=True)
-    for sampler, kept in ((TpeSampler, None), ("tpe", "tpe")):
-        with Study(SPACE, store=STORE, study="mine", resume=True, sampler=sampler) as study:
-            assert study.in_force["sampler"] == kept
+    with Study(SPACE, store=STORE, study="mine", resume=True, sampler=TpeSampler) as study:
+        assert study.in_force["sampler"] is None
+    with pytest.warns(UserWarning, match="sampler tpe from now on, of its own until now"):
+        study = Study(SPACE, store=STORE, study="mine", resume=True, sampler="tpe")
+    with study:
+        assert study.in_force["sampler"] == "tpe"
+
+
+def test_another_sampler_than_before_is_warned_of() -> None:
+    options: dict[str, Any] = {"store": STORE, "study": "mine", "progress": False}
+    minimize(abs, hp.uniform("x", -1, 1), trials=3, sampler="random", **options)
+    with pytest.warns(UserWarning, match="sampler tpe from now on, random until now: it learns from the 3 trials") as w:
+        minimize(abs, hp.uniform("x", -1, 1), trials=4, sampler="tpe", resume=True, **options)
+    assert [each.filename for each in w] == [__file__]
+    minimize(abs, hp.uniform("x", -1, 1), trials=5, resume=True, **options)
 
 
 def test_rungs_await_the_results_that_they_depend_on() -> None:
@@ -319,3 +423,16 @@ def test_a_warning_names_the_line_of_the_caller(run: Any) -> None:
     with pytest.warns(UserWarning, match="stopped: the first 10 trials") as warned:
         run()
     assert [each.filename for each in warned] == [__file__]
+
+
+def test_what_auto_chose_is_kept_until_another_sampler_takes_over() -> None:
+    options: dict[str, Any] = {"store": STORE, "study": "mine"}
+    minimize(abs, hp.uniform("x", -1, 1), trials=15, seed=0, **options)
+    chosen = load_study(STORE, "mine").choices
+    assert {*chosen} == {"all"}
+    assert chosen["all"].startswith("gp")
+    with Study(hp.uniform("x", -1, 1), resume=True, **options) as study:
+        assert study.choices == chosen
+    with pytest.warns(UserWarning, match="sampler tpe from now on, auto until now"):
+        minimize(abs, hp.uniform("x", -1, 1), trials=18, sampler="tpe", resume=True, **options)
+    assert load_study(STORE, "mine").choices == {}

@@ -96,7 +96,7 @@ def test_a_label_or_metric_whose_name_is_taken_gets_a_prefix() -> None:
 
 def test_values_of_unlike_kinds_are_one_column_of_texts() -> None:
     space = hp.choice("o", [1, "a", None, (2, 3)])
-    study = shadho_celery.minimize(lambda value: {"loss": 0.0, "m": [1]}, space, trials=20, seed=0)
+    study = shadho_celery.minimize(lambda value: {"loss": 0.0, "m": [1]}, space, trials=20, seed=0, sampler="random")
     frame = study.dataframe()
     assert {*frame["o"]} == {"1", "a", "None", "(2, 3)"}
     assert set(frame["m"]) == {"[1]"}

@@ -40,6 +40,19 @@ def test_a_smooth_function_of_few_numbers_is_for_gp() -> None:
     assert auto.choice.startswith("gp: it foretells ")
 
 
+def test_several_losses_are_for_tpe() -> None:
+    auto, tpe = AutoSampler(whole(NUMBERS), (0, 0)), TpeSampler(whole(NUMBERS), (0, 0))
+    told = [
+        replace(trial, outcome=Outcome(state=trial.state, loss=x, losses={"a": x, "b": 1 - x}))
+        for trial in trials(NUMBERS, 30)
+        if (x := float(trial.params["x0"])) >= 0
+    ]
+    for sampler in (auto, tpe):
+        sampler.tell(told)
+    assert auto.ask(2, []) == tpe.ask(2, [])
+    assert auto.choice == "tpe: it learns 2 losses at once"
+
+
 def test_where_nothing_can_be_foretold_both_are_asked_by_turns() -> None:
     auto, gp = AutoSampler(whole(NUMBERS), (0, 0)), GpSampler(whole(NUMBERS), (0, 0))
     for sampler in (auto, gp):

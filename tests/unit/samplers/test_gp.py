@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from hyperopt import hp
+from msgspec.structs import replace
 from scipy.special import log_ndtr
 
 from shadho_celery import minimize
@@ -17,6 +18,7 @@ from shadho_celery.samplers.gp import GpSampler, log_improvement, standardised
 from shadho_celery.space.compile import compile_space
 from shadho_celery.space.split import split
 
+S = TrialState
 Params = Mapping[str, Any]
 
 
@@ -86,11 +88,36 @@ def test_params_that_fail_are_left() -> None:
     assert best(losses) < 1e-3
 
 
+def test_what_breaks_a_constraint_is_left_and_its_edge_is_found() -> None:
+    sampler = gp(NUMBERS)
+    best, broken = math.inf, 0
+    for place in range(40):
+        [params] = sampler.ask(1, [])
+        # The bowl's bottom is out of reach: of what remains, x0 = .5 is nearest.
+        over = 1000.0 * (0.5 - params["x0"])
+        outcome = Outcome(state=TrialState.COMPLETE, loss=bowl(params), constraints={"ms": over})
+        sampler.tell([replace(told(params, 0.0), outcome=outcome)])
+        best = best if over > 0 else min(best, bowl(params))
+        broken += place >= 20 and over > 0
+    assert best < 0.25 + 1e-2
+    assert broken <= 12
+
+
+def test_while_nothing_is_feasible_it_is_looked_for() -> None:
+    sampler = gp(NUMBERS)
+    for _ in range(30):
+        [params] = sampler.ask(1, [])
+        over = bowl(params) - 0.01
+        sampler.tell([replace(told(params, 0.0), outcome=Outcome(state=S.COMPLETE, loss=0.0, constraints={"c": over}))])
+    [params] = sampler.ask(1, [])
+    assert bowl(params) < 0.05
+
+
 def test_of_a_long_history_the_best_and_the_latest_are_learned_from() -> None:
     sampler = gp(NUMBERS)
     drawn = split(compile_space(NUMBERS))[0].sample(np.random.default_rng(0), 700)
     sampler.tell([told(params, bowl(params)) for params in drawn])
-    _, values = sampler._history(700)
+    _, values, _ = sampler._history(700)
     assert len(values) == 300
     [params] = sampler.ask(1, [])
     assert bowl(params) < 0.01
@@ -126,3 +153,16 @@ def test_minimize_solves_two_numbers_in_forty_trials() -> None:
     assert study.best is not None
     assert study.best.loss is not None
     assert study.best.loss < 1e-3
+
+
+def test_labels_that_do_not_matter_are_spread_over_their_law() -> None:
+    """Guesses would else share a value of such a label for many trials, for no reason."""
+    space = {"x": hp.uniform("x", -1, 1), "idle": hp.uniform("idle", 0, 1)}
+    sampler = gp(space)
+    asked: list[Params] = []
+    for _ in range(40):
+        [params] = sampler.ask(1, [])
+        asked.append(params)
+        sampler.tell([told(params, (params["x"] - 0.3) ** 2)])
+    late = [params["idle"] for params in asked[20:]]
+    assert np.histogram(late, bins=4, range=(0, 1))[0].min() >= 1

@@ -96,7 +96,8 @@ def test_a_label_has_its_own_values_or_some_quantiles(space: Any, number: int) -
 
 @pytest.mark.parametrize("space", [FINITE, TREE])
 def test_an_exhausted_grid_ends_the_study(space: Any) -> None:
-    study = shadho_celery.minimize(lambda _: 0.0, space, trials=1000, sampler="grid", seed=0)
+    with pytest.warns(UserWarning, match=r"ended after \d\d trials: the sampler has no further params"):
+        study = shadho_celery.minimize(lambda _: 0.0, space, trials=1000, sampler="grid", seed=0)
     points = [repr(sorted(trial.params.items())) for trial in study.trials]
     assert len(points) == len({*points}) == (36 if space is FINITE else 16)
 
@@ -104,7 +105,8 @@ def test_an_exhausted_grid_ends_the_study(space: Any) -> None:
 def test_a_resumed_grid_tries_nothing_twice(tmp_path: Path) -> None:
     options: dict[str, Any] = {"store": f"sqlite:///{tmp_path}/grid.db", "study": "s", "sampler": "grid"}
     shadho_celery.minimize(lambda _: 0.0, FINITE, trials=10, seed=0, **options)
-    study = shadho_celery.minimize(lambda _: math.nan, FINITE, trials=1000, resume=True, max_failures=0, **options)
+    with pytest.warns(UserWarning, match="ended after 36 trials"):
+        study = shadho_celery.minimize(lambda _: math.nan, FINITE, trials=1000, resume=True, max_failures=0, **options)
     points = [repr(sorted(trial.params.items())) for trial in study.trials]
     assert len(points) == len({*points}) == 36
 

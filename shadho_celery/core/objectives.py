@@ -1,0 +1,39 @@
+"""Objectives of a study: the losses that it names, and the direction of each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta
+
+from shadho_celery.core.trial import Losses
+from shadho_celery.errors import UsageError
+
+Direction = Literal["minimize", "maximize"]
+_Name = Annotated[str, Meta(min_length=1, max_length=60, pattern=r"^[^\x00-\x1f\ud800-\udfff]*\Z")]
+#: direction by name; the first one decides where one number has to
+Objectives = Annotated[Mapping[_Name, Direction], Meta(min_length=1, max_length=10)]
+
+
+def turned(losses: Losses, objectives: Mapping[str, str] | None) -> dict[str, float]:
+    """Return losses as they are minimised, those to maximise negative; and from minimised ones the user's own."""
+    # Not -value: a loss of 0 has no sign.
+    return {
+        name: 0.0 - value if (objectives or {}).get(name) == "maximize" else value for name, value in losses.items()
+    }
+
+
+def in_words(objectives: Mapping[str, str] | None) -> str:
+    """Return objectives for a message."""
+    return ", ".join(f"{way} {name}" for name, way in objectives.items()) if objectives else "one loss without a name"
+
+
+def refuse_others(objectives: Mapping[str, str] | None, in_force: Mapping[str, Any]) -> None:
+    """Raise UsageError if a study that is resumed had other objectives `in_force`, or another first one."""
+    before = in_force.get("objectives")
+    if in_force and [*(before or {}).items()] != [*(objectives or {}).items()]:
+        raise UsageError(
+            f"this study was begun with other objectives: {in_words(before)}, not {in_words(objectives)}; begin "
+            "another study (without resume), or restore them"
+        )

@@ -1,0 +1,74 @@
+"""What the front of a study of several losses covers, over time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+
+import msgspec
+import numpy as np
+from msgspec import Struct
+
+from shadho_celery.core.checks import plain, short
+from shadho_celery.core.objectives import turned
+from shadho_celery.errors import UsageError
+from shadho_celery.study.front import Front, hypervolumes, reference_point
+from shadho_celery.study.trials import FinishedTrials
+
+#: most moments of a history; of more changes of the front some are left out
+MOST = 100
+
+
+class Coverage(Struct, frozen=True, kw_only=True):
+    """Hypervolumes of a front against one reference point; of more than three losses they are estimated."""
+
+    #: by name, losses as the objective returned them
+    reference: Mapping[str, float]
+    #: trials that had ended, and the hypervolume of the front then; the last one is the present
+    history: Sequence[tuple[int, float]]
+
+    @property
+    def hypervolume(self) -> float:
+        """The present hypervolume."""
+        return self.history[-1][1]
+
+
+def coverage(
+    trials: FinishedTrials, objectives: Mapping[str, str], reference: Mapping[str, float] | None = None
+) -> Coverage | None:
+    """Return what the front has covered; None for less than two objectives, and without a feasible trial.
+
+    The `reference` point is by default beyond the worst of each loss so far by a tenth of its range. Raises UsageError
+    unless it has a finite number for each of them.
+    """
+    if reference is not None:
+        reference = _checked(reference, objectives)
+    found = [(ended, [losses[name] for name in objectives]) for ended, losses in trials.losses()]
+    if len(objectives) < 2 or not found:
+        return None
+    if reference is None:
+        point = reference_point(np.array([losses for _, losses in found]))
+    else:
+        minimised = turned(reference, objectives)
+        point = np.array([minimised[name] for name in objectives])
+    front = Front()
+    changes = [place for place, (_, losses) in enumerate(found) if front.add(place, losses)]
+    looked_at = sorted({round(place) for place in np.linspace(0, len(changes) - 1, min(MOST, len(changes)))})
+    # What a point covers stays covered when a better one takes its place on the front.
+    points = np.array([found[place][1] for place in changes])
+    volumes = hypervolumes(points, point, [place + 1 for place in looked_at])
+    history = [(found[changes[place]][0], volume) for place, volume in zip(looked_at, volumes, strict=True)]
+    own = turned(dict(zip(objectives, point.tolist(), strict=True)), objectives)
+    return Coverage(reference=own, history=history)
+
+
+def _checked(reference: object, objectives: Mapping[str, str]) -> dict[str, float]:
+    """Return a reference point as floats. Raises UsageError unless it has a finite one for each loss."""
+    if isinstance(reference, Mapping) and {*reference} == {*objectives}:
+        with suppress(msgspec.ValidationError):
+            found = msgspec.convert(plain(reference), dict[str, float])
+            if all(map(math.isfinite, found.values())):
+                return found
+    losses = ", ".join(objectives)
+    raise UsageError(f"the reference point {short(reference)} should have the losses {losses}, a finite number each")

@@ -1,0 +1,261 @@
+"""Sources of a warm start: recorded studies, and tables as `export` writes them."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import sys
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import closing, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from shadho_celery.core.checks import one_line, short
+from shadho_celery.core.trial import TrialState
+from shadho_celery.errors import UsageError
+from shadho_celery.results.frame import FACTS, MOMENTS
+from shadho_celery.results.study import StudyResults
+from shadho_celery.results.trial import TrialResult
+from shadho_celery.space.compile import find_function
+from shadho_celery.space.domains import Domain
+from shadho_celery.space.space import Space
+from shadho_celery.space.stored import RestoredSpace, to_json
+from shadho_celery.store.sql import SqlStore
+from shadho_celery.study.warm_start import Lesson, Source
+
+#: steps of a domain that are compared with a number, and halvings of a range in search of its draw
+_MOST_STEPS, _HALVINGS = 10_000, 200
+#: relative difference up to which a number of a table is what a draw gives
+_EQUAL = 1e-9
+#: what begins the column of a constraint
+_CONSTRAINT = "constraint."
+#: a trial, its state and its budget
+_Row = tuple[Lesson, str, Any]
+
+
+def read_source(
+    given: str | Path,
+    space: Space,
+    store: SqlStore,
+    least: float | None = None,
+    objectives: Mapping[str, str] | None = None,
+) -> Source:
+    """Return the trials of a study in `store`, of ``STORE_URL#STUDY``, or of a CSV file, which has these objectives.
+
+    With budgets those of the greatest teach, or of the `least` one of a study with rungs: losses of others do not
+    compare. Raises UsageError, StudyNotFound or StoreError.
+    """
+    text = str(given)
+    if not text.strip():
+        raise UsageError("the warm start is empty; give a study's name, STORE_URL#STUDY or FILE.csv, or leave it out")
+    if "://" in text:
+        url, mark, name = text.rpartition("#")
+        if not mark or not name:
+            raise UsageError(f"{short(text)} names no study; write STORE_URL#STUDY, such as sqlite:///old.db#svm")
+        with closing(SqlStore(url, read_only=True)) as other:
+            return of_study(StudyResults(other, other.find(name)), space, least)
+    if isinstance(given, Path) or text.lower().endswith(".csv"):
+        return of_table(Path(given), space, least, objectives)
+    found = store.find(text, instead="shadho-celery studies lists its studies; a file is named FILE.csv")
+    return of_study(StudyResults(store, found), space, least)
+
+
+def of_study(study: StudyResults, space: Space, least: float | None = None) -> Source:
+    """Return the trials of a recorded study.
+
+    Where a label's domain has changed, its new draw is the one that gives the objective what the old one gave.
+    """
+    reader, described = _Reader(space), space.describe()
+
+    def point(params: Mapping[str, Any]) -> dict[str, Any]:
+        is_same = {label: study.space.get(label) == described.get(label) for label in params}
+        return {
+            label: value if is_same[label] else reader.draw(label, study.shown(params, label))
+            for label, value in params.items()
+        }
+
+    def lesson(each: TrialResult) -> Lesson:
+        return Lesson(point=point(each.params), loss=each.loss, losses=each.losses, constraints=each.constraints)
+
+    rows = [(lesson(each), each.state, each.budget) for each in study.trials]
+    return _of_rows(f"study {study.name}", rows, least)
+
+
+def of_table(
+    path: Path, space: Space, least: float | None = None, objectives: Mapping[str, str] | None = None
+) -> Source:
+    """Return the trials of a CSV file: a column for each label, with what the objective got, and `loss`.
+
+    With `objectives` a column of each counts in place of it. Both have what the objective returned, but `loss` in a
+    file of `export` is the one that was minimised. The columns `state`,
+    `budget` and ``constraint.NAME`` of `export` count, if they are there. An empty cell is an inactive label.
+    """
+    names, lines = _lines(path)
+    columns = {label: column for label in space.domains if (column := _column(label, names)) is not None}
+    losses = _loss_columns(names, objectives or {}, {*columns.values()})
+    has_losses = "loss" in names or bool(losses)
+    if not has_losses or not columns:
+        lacking = "a label of the space" if has_losses else "the losses, named loss"
+        note = _note(space, names)
+        more = f"; {note}" if note else ""
+        raise UsageError(f"the warm start {path} lacks a column of {lacking}; its columns are {short([*names])}{more}")
+    reader = _Reader(space)
+
+    def row(cells: Mapping[str, str]) -> _Row:
+        filled = {label: cell for label, column in columns.items() if (cell := cells[column])}
+        point = {label: reader.draw(label, _number(cell)) for label, cell in filled.items()}
+        state = (cells.get("state") or TrialState.COMPLETE).upper()
+        lesson = Lesson(
+            point=point,
+            loss=_number(cells.get("loss", "")),
+            is_minimised=_is_export(names),
+            losses={name: _number(cells[column]) for name, column in losses.items()},
+            constraints={
+                column.removeprefix(_CONSTRAINT): _number(cell)
+                for column, cell in cells.items()
+                if column.startswith(_CONSTRAINT) and cell
+            },
+        )
+        return lesson, state, _number(cells.get("budget", ""))
+
+    return replace(_of_rows(str(path), [row(cells) for cells in lines], least), note=_note(space, names))
+
+
+def _lines(path: Path) -> tuple[Sequence[str], list[dict[str, str]]]:
+    """Return the columns of a CSV file, and its rows. Raises UsageError for what is none."""
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            table = csv.DictReader(file, strict=True)
+            lines = [{name: str(cells.get(name) or "") for name in table.fieldnames or ()} for cells in table]
+            names = table.fieldnames or ()
+    except OSError as error:
+        raise UsageError(f"the warm start {path} cannot be read: {error.strerror}; give another file") from None
+    except (UnicodeDecodeError, csv.Error) as error:
+        form = "give a file as shadho-celery export writes it"
+        raise UsageError(f"the warm start {path} is no CSV ({one_line(error)}); {form}") from None
+    if twice := [name for name, count in Counter(names).items() if name and count > 1]:
+        raise UsageError(
+            f"the warm start {path} has several columns named {short(twice[0])}; rename or delete all but one"
+        )
+    return names, lines
+
+
+def _of_rows(name: str, rows: Sequence[_Row], least: float | None) -> Source:
+    """Return the source of these trials: those that are COMPLETE, at one budget."""
+    if not rows:
+        raise UsageError(f"the warm start {name} has no trials; give another source, or leave it out")
+    complete = [row for row in rows if row[1] == TrialState.COMPLETE]
+    left_out = Counter(str(state).lower() for _, state, _ in rows if state != TrialState.COMPLETE)
+    budgets = [budget if isinstance(budget, (int, float)) else math.inf for *_, budget in complete]
+    wanted = max(budgets, default=math.inf) if least is None or least not in budgets else least
+    if others := sum(budget != wanted for budget in budgets):
+        left_out["of another budget"] += others
+    kept = [lesson for (lesson, *_), budget in zip(complete, budgets, strict=True) if budget == wanted]
+    return Source(name=name, trials=kept, left_out=left_out)
+
+
+class _Reader:
+    """Turns what the objective got of a label into the draw of a space that gives it."""
+
+    def __init__(self, space: Space) -> None:
+        self._space = space
+        self._restored = RestoredSpace(to_json(space), find_function)
+        self._places = {
+            label: {text: place for place, option in enumerate(known.options) for text in _texts(option)}
+            for label, known in self._restored.labels.items()
+            if known.options is not None
+        }
+
+    def draw(self, label: str, shown: Any) -> Any:
+        """Return the draw; what no draw gives is returned as a text, which no domain contains."""
+        if label not in self._space.domains:
+            return shown
+        if label in self._places:
+            places = self._places[label]
+            return next((places[text] for text in _texts(shown) if text in places), shown)
+        if isinstance(shown, int) and abs(shown) > sys.float_info.max:
+            return "a number too long for a float"
+        if not _is_number(shown) or self._value(label, shown) == shown:
+            return shown
+        return self._inverse(label, self._space.domains[label], float(shown))
+
+    def _inverse(self, label: str, domain: Domain, shown: float) -> Any:
+        """Return the draw whose expression has this value: one of its steps, or by halving, if it is monotone."""
+        grid = domain.steps()
+        if grid is not None and grid[0].stop - grid[0].start <= _MOST_STEPS:
+            draws = [step * grid[1] for step in grid[0]]
+        elif not (draws := self._halved(label, domain, shown)):
+            return str(shown)
+        return next((draw for draw in draws if self._gives(label, draw, shown)), str(shown))
+
+    def _halved(self, label: str, domain: Domain, shown: float) -> list[float]:
+        """Return the ends of the range that is left after halving the domain towards a value; none without values."""
+        low, high = domain.from_unit([0.0, 1.0]).tolist()
+        ends = self._value(label, low), self._value(label, high)
+        if not all(map(_is_number, ends)):
+            return []
+        grows = ends[0] < ends[1]
+        for _ in range(_HALVINGS):
+            middle = (low + high) / 2
+            low, high = (middle, high) if (self._value(label, middle) < shown) == grows else (low, middle)
+        return [low, high]
+
+    def _value(self, label: str, draw: Any) -> Any:
+        return self._restored.shown({label: draw}, label)
+
+    def _gives(self, label: str, draw: Any, shown: float) -> bool:
+        value = self._value(label, draw)
+        return _is_number(value) and math.isclose(value, shown, rel_tol=_EQUAL)
+
+
+def _column(label: str, names: Sequence[str]) -> str | None:
+    """Return the column of a label, which `export` gives a prefix where its name is taken."""
+    taken = {*FACTS, *MOMENTS}
+    return next((name for name in (f"param.{label}", label) if name in names and name not in taken), None)
+
+
+def _note(space: Space, names: Sequence[str]) -> str:
+    """Return what to do about columns of labels that are named as facts of a trial."""
+    facts = [name for name in space.domains if name in {*FACTS, *MOMENTS} and name in names]
+    unread = [name for name in facts if f"param.{name}" not in names]
+    if not unread or _is_export(names):
+        return ""
+    return f"the column {unread[0]} is no label's but a fact of a trial; name the label's param.{unread[0]}"
+
+
+def _is_export(names: Sequence[str]) -> bool:
+    return {*FACTS} <= {*names}
+
+
+def _loss_columns(names: Sequence[str], objectives: Mapping[str, str], labels: Collection[str]) -> dict[str, str]:
+    """Return the column of each objective that has one; `export` gives a prefix where its name is taken."""
+    taken = {*labels, *((*FACTS, *MOMENTS, "error", "warning") if _is_export(names) else ())}
+    found = {
+        objective: [name for name in (f"loss.{objective}", objective) if name in names and name not in taken]
+        for objective in objectives
+    }
+    return {objective: columns[0] for objective, columns in found.items() if columns}
+
+
+def _number(cell: str) -> Any:
+    """Return a cell's number, a whole one as int; another text as it is."""
+    with suppress(ValueError):
+        return int(cell)
+    with suppress(ValueError):
+        return float(cell)
+    return cell
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _texts(option: Any) -> list[str]:
+    """Return the forms of an option in tables."""
+    found = [str(option)]
+    with suppress(TypeError, ValueError):
+        found.append(json.dumps(option, ensure_ascii=False))
+    return found

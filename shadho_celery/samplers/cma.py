@@ -1,0 +1,189 @@
+"""CMA-ES: a Gaussian over all numbers of a subspace, which moves to the better trials and takes on their shape.
+
+Sources: Hansen, "The CMA Evolution Strategy: A Tutorial", arXiv 1604.00772, as the package cmaes has it; [I] Hansen,
+"Injecting External Solutions Into CMA-ES", arXiv 1110.4181; [R] Auger, Hansen, "A Restart CMA Evolution Strategy With
+Increasing Population Size", CEC 2005. The idea of the margin is that of Hamano, Saito, Nomura, Shirakawa, "CMA-ES with
+Margin", GECCO 2022; here it is a least width.
+
+Finished trials make up generations in the order in which they are told, whoever proposed them: a trial that took long,
+a known point, or one of an earlier run counts as far as the Gaussian could have drawn it ([I]). So the state follows
+from the history, and a resumed study goes on where it was.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import numpy as np
+from cmaes import CMA
+from numpy.typing import NDArray
+from scipy.special import ndtr, ndtri
+
+from shadho_celery.core.trial import Params, Trial, TrialState
+from shadho_celery.samplers.constraints import feasible_loss
+from shadho_celery.space.domains import cell
+from shadho_celery.space.split import Subspace
+
+Array = NDArray[np.float64]
+
+#: the Gaussian's first width, and the width below which it has converged, in units of the ranges
+FIRST_WIDTH, LAST_WIDTH = 0.25, 1e-7
+#: least width of a rounded number, in distances between two values: so neighbours are drawn now and then
+MARGIN = 0.25
+#: chance that a choice goes by the law, and not by one of the better trials of the last generation
+BY_LAW = 0.2
+#: draws until one lies in the ranges, and until one differs from all trials so far
+DRAWS = 10
+#: losses beyond count as this one: the difference of two is still a number
+LARGEST = 1e300
+
+
+class CmaSampler:
+    """CMA-ES within one subspace. Without any number in it, the law alone is drawn from."""
+
+    adaptive = True
+
+    def __init__(self, subspace: Subspace, entropy: Sequence[int]) -> None:
+        self._subspace = subspace
+        self._entropy = tuple(entropy)
+        self._numbers = {label: domain for label, domain in subspace.domains.items() if domain.is_numeric}
+        self._options = {label: domain for label, domain in subspace.domains.items() if not domain.is_numeric}
+        self._population: int | None = None
+        self._restarts = self._told = 0
+        #: end of the last run: what was asked for before belongs to that one
+        self._since = -math.inf
+        if self._numbers:
+            self._evolution = self._begun(np.full(len(self._numbers), 0.5))
+            self._least = self._least_widths()
+        #: the present generation, each trial with its loss; and the better half of the last one
+        self._generation: list[tuple[float, Params]] = []
+        self._better: list[Params] = []
+        self._tried: set[tuple[Any, ...]] = set()
+
+    def ask(self, n: int, pending: Collection[Trial]) -> list[Params]:
+        first = self._told + len(pending)
+        tried = self._tried | {self._key(trial.params) for trial in pending}
+        asked = []
+        for index in range(first, first + n):
+            params = self._drawn(np.random.default_rng([*self._entropy, index]), tried)
+            asked.append(params)
+            tried.add(self._key(params))
+        return asked
+
+    def tell(self, trials: Sequence[Trial]) -> None:
+        for trial in trials:
+            self._told += 1
+            if trial.state is TrialState.CANCELLED:
+                continue
+            self._tried.add(self._key(trial.params))
+            if not self._numbers or (trial.asked_at is not None and trial.asked_at < self._since):
+                continue
+            self._generation.append((feasible_loss(trial), trial.params))
+            if len(self._generation) == self._evolution.population_size:
+                self._evolve(trial.finished_at)
+
+    def _evolve(self, now: float | None) -> None:
+        """Let the Gaussian learn from a whole generation; if it has converged, or all has failed, begin elsewhere."""
+        ranked = sorted(self._generation, key=lambda each: each[0])
+        losses = np.array([loss for loss, _ in ranked])
+        self._better = [params for _, params in ranked[: len(ranked) // 2]]
+        self._generation.clear()
+        generator = np.random.default_rng([*self._entropy, self._told, 1])
+        has_failed = bool(np.isposinf(losses).all())
+        if not has_failed:
+            cells = np.array([self._cells(params) for _, params in ranked])
+            self._evolution.learn(cells, np.clip(losses, -LARGEST, LARGEST), generator)
+        if has_failed or self._evolution.has_converged:
+            self._restarts += 1
+            self._since = -math.inf if now is None else now
+            self._better.clear()
+            if not has_failed:  # [R]
+                self._population = 2 * self._evolution.population_size
+            self._evolution = self._begun(generator.random(len(self._numbers)))
+        self._least = self._least_widths()
+
+    def _begun(self, mean: Array) -> _Evolution:
+        return _Evolution(mean, FIRST_WIDTH, population_size=self._population)
+
+    def _least_widths(self) -> Array:
+        """Return the least width of each number: of a rounded one a part of its value at the mean, else 0."""
+        means = zip(self._numbers.values(), self._evolution.mean, strict=True)
+        cells = [cell(domain, domain.from_unit([mean]).tolist()[0]) for domain, mean in means]
+        return MARGIN * np.diff(cells)[:, 0]
+
+    def _drawn(self, generator: np.random.Generator, tried: Collection[tuple[Any, ...]]) -> Params:
+        if not self._numbers:
+            return self._subspace.sample(generator, 1)[0]
+        params: Params = {}
+        for _ in range(DRAWS):
+            params = self._draw(generator)
+            if self._key(params) not in tried:
+                break
+        return params
+
+    def _draw(self, generator: np.random.Generator) -> Params:
+        params = {**self._subspace.fixed}
+        units = self._evolution.draw(generator, self._least)
+        for label, domain, unit in zip(self._numbers, self._numbers.values(), units, strict=True):
+            params[label] = domain.from_unit([unit]).tolist()[0]
+        like: Params = self._better[int(generator.integers(len(self._better)))] if self._better else {}
+        for label, domain in self._options.items():
+            by_law = domain.sample(generator, 1).tolist()[0]
+            params[label] = by_law if generator.random() < BY_LAW else like.get(label, by_law)
+        return {label: params[label] for label in self._subspace.space.active(params)}
+
+    def _cells(self, params: Params) -> list[tuple[float, float]]:
+        """Return what is known of each number in units of its range: all of it where a label is inactive."""
+        return [
+            cell(domain, params[label]) if label in params else (0.0, 1.0) for label, domain in self._numbers.items()
+        ]
+
+    def _key(self, params: Params) -> tuple[Any, ...]:
+        return tuple(params.get(label) for label in self._subspace.domains)
+
+
+class _Evolution(CMA):  # type: ignore[misc]  # cmaes has no types
+    """The Gaussian of cmaes, which learns from points that it did not draw, and of rounded ones."""
+
+    def draw(self, generator: np.random.Generator, least: Array) -> Array:
+        """Return a point of [0, 1]^n, drawn with widths of at least `least`."""
+        axes, lengths = self._eigen_decomposition()
+        wider = np.maximum(least / self.widths, 1.0)
+        point = np.empty(0)
+        for _ in range(DRAWS):
+            point = self.mean + wider * self._sigma * (axes @ (lengths * generator.normal(size=self.dim)))
+            if ((point >= 0.0) & (point <= 1.0)).all():
+                break
+        return np.asarray(point.clip(0.0, 1.0))
+
+    def learn(self, cells: Array, losses: Array, generator: np.random.Generator) -> None:
+        """Learn from ranked points, of each of which the ends of its coordinates' cells are known.
+
+        Inside its cell a point lies where this Gaussian could have drawn it. `cells` have shape (points, n, 2).
+        """
+        with np.errstate(all="ignore"):
+            ends = (cells - self.mean[:, None]) / self.widths[:, None]
+            low, high = ndtr(ends[..., 0]), ndtr(ends[..., 1])
+            inside = ndtri(low + generator.random(low.shape) * (high - low)).clip(ends[..., 0], ends[..., 1])
+            steps = np.where(cells[..., 0] < cells[..., 1], inside.clip(-3.0, 3.0), ends[..., 0]) * self.widths
+            axes, lengths = self._eigen_decomposition()
+            # [I], equation 2: no step is longer than the Gaussian's own are.
+            far = np.linalg.norm(steps @ axes / lengths, axis=1) / self._sigma
+            most = math.sqrt(self.dim) + 2 * self.dim / (self.dim + 2)
+            points = self.mean + steps * np.minimum(1.0, most / np.maximum(far, most))[:, None]
+            self.tell([*zip(points, losses.tolist(), strict=True)])
+
+    @property
+    def widths(self) -> Array:
+        """Standard deviation of each coordinate."""
+        return np.asarray(self._sigma * np.sqrt(np.diag(self._C)))
+
+    @property
+    def has_converged(self) -> bool:
+        """True if the Gaussian is too narrow to go on, or cannot go on."""
+        if not (np.isfinite(self.mean).all() and np.isfinite(self.widths).all()):
+            return True
+        with np.errstate(all="ignore"):
+            return bool(self.widths.max() < LAST_WIDTH) or self.should_stop()

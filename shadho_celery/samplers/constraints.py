@@ -1,0 +1,82 @@
+"""Constraints for samplers: the chance that params are feasible, by one Gaussian process for each constraint.
+
+Source: Gardner, Kusner, Xu, Weinberger, Cunningham, "Bayesian Optimization with Inequality Constraints", ICML 2014: the
+expected improvement is weighed by that chance (equation 6), the product over constraints.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import log_ndtr
+
+from shadho_celery.core.trial import Trial, TrialState
+from shadho_celery.samplers.gaussian_process import GaussianProcess
+
+Array = NDArray[np.float64]
+
+
+def feasible_loss(trial: Trial) -> float:
+    """Return a trial's loss, infinite where there is none or a constraint is broken."""
+    is_known = trial.state is TrialState.COMPLETE and trial.loss is not None and not math.isnan(trial.loss)
+    return float(trial.loss or 0.0) if is_known and not trial.violation else math.inf
+
+
+class ConstraintModel:
+    """Constraints by name, each a function of a trial's features. Before the first one everything is feasible."""
+
+    def __init__(self, is_numeric: Sequence[bool]) -> None:
+        self._is_numeric = is_numeric
+        #: by name, the process, and the scaled value up to which a trial is feasible
+        self._processes: dict[str, tuple[GaussianProcess, float]] = {}
+
+    @property
+    def any(self) -> bool:
+        """True once a trial has had a constraint."""
+        return bool(self._processes)
+
+    def learn(self, rows: Array, told: Sequence[Mapping[str, float]], *, fit: bool) -> None:
+        """Learn from n trials, features of shape (n, labels), and forget those before; with `fit` estimate lengths."""
+        for name in dict.fromkeys(name for constraints in told for name in constraints):
+            known = np.array([name in constraints for constraints in told])
+            values, limit = scaled(np.array([constraints[name] for constraints in told if name in constraints]))
+            process = self._processes[name][0] if name in self._processes else GaussianProcess(self._is_numeric)
+            self._processes[name] = process, limit
+            if fit:
+                process.fit(rows[known], values)
+            process.learn(rows[known], values)
+
+    def log_chances(self, rows: Array) -> Array:
+        """Return the logarithm of the chance that n rows of features are feasible, shape (n,)."""
+        total = np.zeros(len(rows))
+        for process, limit in self._processes.values():
+            means, deviations = process.predict(rows)
+            total += log_ndtr((limit - means) / deviations)
+        return total
+
+    def slopes(self, row: Array) -> tuple[float, Array]:
+        """Return the logarithm of the chance at one row, and its derivatives by the features, shape (labels,)."""
+        total, gradient = 0.0, np.zeros(len(row))
+        for process, limit in self._processes.values():
+            mean, deviation, by_mean, by_deviation = process.slopes(row)
+            z = (limit - mean) / deviation
+            level = float(log_ndtr(z))
+            total += level
+            # The derivative of log Phi(z) is phi(z) / Phi(z).
+            steep = math.exp(min(-0.5 * z**2 - 0.5 * math.log(2 * math.pi) - level, 700.0))
+            gradient -= steep * (by_mean + z * by_deviation) / deviation
+        return total, gradient
+
+
+def scaled(values: Array) -> tuple[Array, float]:
+    """Return values of a constraint with mean 0 and variance 1, and what 0, the limit, becomes.
+
+    Large ones are closer together: where a constraint is broken tenfold is of no interest.
+    """
+    unit = float(np.median(np.abs(values))) or float(np.abs(values).max(initial=0.0)) or 1.0
+    bent = np.arcsinh(values / unit)
+    mean, spread = float(bent.mean()), float(bent.std()) or 1.0
+    return np.asarray((bent - mean) / spread), -mean / spread

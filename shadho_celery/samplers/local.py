@@ -1,0 +1,145 @@
+"""Local search: steps around the best trial, wider after a success and narrower after a failure, with restarts.
+
+Sources: the width is that of a (1+1) evolution strategy with the success rule, as in Kern, Müller, Hansen, Büche,
+Ocenasek, Koumoutsakos, "Learning Probability Distributions in Continuous Evolutionary Algorithms", Natural Computing 3,
+2004; the difference of two good trials as a step is from Storn, Price, "Differential Evolution", 1997.
+
+A run begins with draws from the law and ends once its steps are too narrow; every second one begins at the best trial
+of all instead. This follows from the trials in the order in which they were told, so that a resumed study goes on where
+it was; with many slots each gets another step from the same trial.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import numpy as np
+
+from shadho_celery.core.trial import Params, Trial, TrialState
+from shadho_celery.samplers.constraints import feasible_loss
+from shadho_celery.space.domains import Domain, cell
+from shadho_celery.space.split import Subspace
+
+#: width of a run's first steps, and that below which it ends, in units of the ranges
+FIRST_WIDTH, LAST_WIDTH = 0.25, 1e-6
+#: results of draws from the law with which a run begins
+DRAWS = 5
+#: good trials of a run whose differences are steps
+GOOD = 8
+#: chances of a step along such a difference, and of one that moves some labels only, choices among them
+ALONG, SOME = 0.4, 0.3
+#: width of a step beside such a difference, in that of others
+NARROWER = 0.1
+#: steps until one leads to params that were not tried
+TRIES = 10
+
+
+class LocalSampler:
+    """Local search within one subspace."""
+
+    adaptive = True
+
+    def __init__(self, subspace: Subspace, entropy: Sequence[int]) -> None:
+        self._subspace = subspace
+        self._entropy = tuple(entropy)
+        self._domains = subspace.domains
+        #: factor of a success; that of a failure is its fourth root's inverse, so that one success in five keeps it
+        self._growth = math.exp(2.0 / math.sqrt(len(self._domains) + 1))
+        #: the best trials of this run, the best one first, with their losses; and the best one of all
+        self._good: list[tuple[float, Params]] = []
+        self._best: tuple[float, Params] | None = None
+        self._width = FIRST_WIDTH
+        self._runs = self._drawn = self._told = 0
+        #: end of the last run: what was asked for before belongs to that one; and the last success: what was asked for
+        #: before and is no better says nothing of the steps' width
+        self._since = self._success = -math.inf
+        self._tried: set[tuple[Any, ...]] = set()
+
+    def ask(self, n: int, pending: Collection[Trial]) -> list[Params]:
+        first = self._told + len(pending)
+        tried = self._tried | {self._key(trial.params) for trial in pending}
+        asked = []
+        for index in range(first, first + n):
+            asked.append(self._proposed(np.random.default_rng([*self._entropy, index]), tried))
+            tried.add(self._key(asked[-1]))
+        return asked
+
+    def tell(self, trials: Sequence[Trial]) -> None:
+        for trial in trials:
+            self._told += 1
+            if trial.state is TrialState.CANCELLED:
+                continue
+            self._tried.add(self._key(trial.params))
+            if trial.asked_at is None or trial.asked_at >= self._since:
+                self._learn(feasible_loss(trial), trial)
+
+    def _learn(self, loss: float, trial: Trial) -> None:
+        is_better = not self._good or loss < self._good[0][0]
+        if loss < math.inf:
+            # Of equal ones the latest comes first: it crosses a plateau.
+            place = next((place for place, (other, _) in enumerate(self._good) if loss <= other), len(self._good))
+            self._good.insert(place, (loss, trial.params))
+            del self._good[GOOD:]
+            if self._best is None or loss < self._best[0]:
+                self._best = (loss, trial.params)
+        if self._drawn < DRAWS:
+            self._drawn += 1
+            return
+        if is_better:
+            self._width = min(self._growth * self._width, FIRST_WIDTH)
+            self._success = -math.inf if trial.finished_at is None else trial.finished_at
+        elif trial.asked_at is None or trial.asked_at >= self._success:
+            self._width *= self._growth**-0.25
+        if self._width < LAST_WIDTH:
+            self._runs += 1
+            at_best = self._runs % 2 == 1 and self._best is not None
+            self._good = [self._best] if at_best and self._best is not None else []
+            self._drawn, self._width = DRAWS if at_best else 0, FIRST_WIDTH
+            self._since = -math.inf if trial.finished_at is None else trial.finished_at
+
+    def _proposed(self, generator: np.random.Generator, tried: Collection[tuple[Any, ...]]) -> Params:
+        params: Params = {}
+        for _ in range(TRIES):
+            if self._drawn < DRAWS or not (self._good and self._domains):
+                params = self._subspace.sample(generator, 1)[0]
+            else:
+                params = self._step(generator)
+            if self._key(params) not in tried:
+                break
+        return params
+
+    def _step(self, generator: np.random.Generator) -> Params:
+        """Return params near the best ones of this run."""
+        centre = self._good[0][1]
+        one, other = (self._good[place][1] for place in generator.integers(len(self._good), size=2))
+        some, along = (generator.random() < chance for chance in (SOME, ALONG))
+        moved = generator.random(len(self._domains)) < (1.0 / len(self._domains) if some else 1.0)
+        moved[generator.integers(len(self._domains))] = True
+        part = generator.normal() if along else 0.0
+        params = {**self._subspace.fixed}
+        for (label, domain), moves in zip(self._domains.items(), moved, strict=True):
+            params[label] = domain.sample(generator, 1).tolist()[0]
+            step = self._width * generator.normal() * (NARROWER if along else 1.0)
+            if label not in centre:
+                continue
+            if not domain.is_numeric:
+                params[label] = params[label] if some and moves else centre[label]
+            elif moves:
+                if label in one and label in other:
+                    step += part * (_unit(domain, one[label]) - _unit(domain, other[label]))
+                low, high = cell(domain, centre[label])
+                if some and abs(step) < high - low:  # to the next value at least
+                    step = math.copysign(high - low, step)
+                params[label] = domain.from_unit([_unit(domain, centre[label]) + step]).tolist()[0]
+            else:
+                params[label] = centre[label]
+        return {label: params[label] for label in self._subspace.space.active(params)}
+
+    def _key(self, params: Params) -> tuple[Any, ...]:
+        return tuple(params.get(label) for label in self._domains)
+
+
+def _unit(domain: Domain, value: Any) -> float:
+    return float(domain.to_unit([value])[0])

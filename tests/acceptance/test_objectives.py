@@ -1,0 +1,46 @@
+"""The study of two losses and a constraint that the objective's README shows runs, is resumed, and keeps its losses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from acceptance.commands import ROOT, Desk
+
+pytestmark = pytest.mark.timeout(180)
+
+
+def example() -> str:
+    text = Path(ROOT, "shadho_celery/objective/README.md").read_text(encoding="utf-8")
+    return text.split("```python\n")[1].split("```")[0]
+
+
+def test_it_runs_and_is_resumed_and_its_front_is_in_the_report_and_in_json(desk: Desk) -> None:
+    desk.write("my_study.py", example())
+    words = ("my_study", "--study", "s", "--workers", "cpu=1", "--seed", "0")
+    first = desk.launch(*words, "--trials", "20").wait()
+    assert first.code == 0, desk.said()
+    assert "front of " in first.out
+    assert "front: hypervolume " in first.out
+    assert "tpe: it learns 2 losses at once" in first.out
+    again = desk.launch("my_study", "--resume", "s", "--trials", "25", "--workers", "cpu=1", "--json").wait()
+    told = again.json()
+    assert told["trials"]["complete"] == 25, desk.said()
+    losses = [(each["losses"]["accuracy"], each["losses"]["ms"]) for each in told["front"]]
+    assert losses == sorted(losses, reverse=True), "the more accurate, the slower"
+    assert all(0 < accuracy < 1 for accuracy, _ in losses)
+    assert all(each["constraints"]["memory_gb"] <= 0 for each in told["front"])
+    volumes = [volume for _, volume in told["hypervolume"]["history"]]
+    assert volumes == sorted(volumes)
+    assert told["best"] == told["front"][0]
+    desk.write("my_study.py", example().replace('"ms": "minimize"', '"ms": "maximize"'))
+    other = desk.launch("my_study", "--resume", "s", "--trials", "30").wait()
+    assert other.code == 2
+    assert "begun with other objectives: maximize accuracy, minimize ms, not" in other.err.splitlines()[-1]
+
+
+def test_losses_without_names_in_the_study_are_failures_that_name_the_remedy(desk: Desk) -> None:
+    desk.write("my_study.py", example().replace(', "objectives": {"accuracy": "maximize", "ms": "minimize"}', ""))
+    command = desk.launch("my_study", "--trials", "3", "--workers", "cpu=1").wait()
+    assert command.code == 1
+    assert "give it objectives, such as STUDY" in command.out

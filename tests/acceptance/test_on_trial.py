@@ -1,0 +1,57 @@
+"""The function after each trial that the objective's README shows, with embedded workers and on a fleet."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+
+import pytest
+from acceptance.commands import ROOT, Desk
+
+pytestmark = pytest.mark.timeout(120)
+
+README = (ROOT / "shadho_celery" / "objective" / "README.md").read_text(encoding="utf-8")
+[EXAMPLE] = [
+    block for block in re.findall(r"^```python\n(.*?)^```", README, re.MULTILINE | re.DOTALL) if "on_trial" in block
+]
+
+
+def test_the_example_is_called_after_each_trial_and_ends_the_study(desk: Desk) -> None:
+    desk.write("my_study.py", EXAMPLE)
+    run = desk.launch("my_study", "--trials", "100", "--seed", "0", "--workers", "cpu=1").wait(60)
+    assert run.code == 0, desk.said()
+    said = re.findall(r"^trial (\d+): COMPLETE, loss", run.out, re.MULTILINE)
+    assert sorted(map(int, said)) == sorted(trial["number"] for trial in desk.trials() if trial["state"] == "COMPLETE")
+    assert 10 <= len(said) < 100
+    assert "ended: on_trial called study.stop(); --resume my_study-" in run.err
+
+
+def test_on_a_fleet_what_it_raises_is_one_warning_and_json_stays_whole(desk: Desk, redis_url: str) -> None:
+    name = desk.study()
+    path = desk.folder / f"{name}.py"
+    path.write_text(
+        f"{path.read_text()}\ndef on_trial(study, trial):\n    print('told')\n    raise ValueError('mine')\n"
+    )
+    desk.start(
+        *(sys.executable, "-m", "shadho_celery.worker", "--import", name, "--class", "solo", "--slots", "1"),
+        CELERY_BROKER_URL=redis_url,
+        SHADHO_REDIS_URL=redis_url,
+    )
+    urls = {"CELERY_BROKER_URL": redis_url, "SHADHO_REDIS_URL": redis_url}
+    run = desk.launch(name, "--trials", "4", "--json", **urls).wait(90)
+    assert run.code == 0, desk.said()
+    assert json.loads(run.out)["trials"]["complete"] == 4
+    assert run.err.count("told") == 4
+    [line] = [line for line in run.err.splitlines() if "on_trial failed" in line]
+    assert "on_trial failed after trial 0: ValueError: mine (" in line
+    assert "the study goes on" in line
+
+
+def test_one_that_cannot_be_called_is_refused(desk: Desk) -> None:
+    desk.write("my_study.py", EXAMPLE.replace("def on_trial(study, trial)", "def on_trial(trial)"))
+    run = desk.launch("my_study", "--workers", "cpu=1").wait(60)
+    assert run.code == 2, desk.said()
+    assert run.err.splitlines()[-1].startswith("Error: on_trial of my_study does not take a study and a trial")
+    assert "Traceback" not in run.err
+    assert not (desk.folder / "shadho.db").exists()

@@ -1,0 +1,194 @@
+"""A recorded study and its exported table are the same source; labels mean what their objective got."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hyperopt import hp
+
+from shadho_celery import load_study, minimize
+from shadho_celery.errors import ShadhoError
+from shadho_celery.results.warm_start import of_study, of_table, read_source
+from shadho_celery.space.compile import compile_space
+from shadho_celery.store.sql import SqlStore
+from shadho_celery.study.warm_start import Source, fit
+
+STORE = "sqlite:///shadho.db"
+
+
+def space(*kinds: Any, widest: float = 2.0, base: float = 10.0) -> dict[str, Any]:
+    options = [*(kinds or ("a", {"name": "b", "k": hp.randint("k", 3)}, (1, 2), None, 16))]
+    return {
+        "rate": base ** hp.uniform("rate", -widest, widest),
+        "units": hp.uniformint("units", 1, 9),
+        "loss": hp.quniform("loss", 0, 1, 0.25),
+        "kind": hp.choice("kind", options),
+    }
+
+
+def objective(values: Any) -> float:
+    if values["units"] == 3:
+        raise ValueError("three")
+    return float(values["units"])
+
+
+def pairs(source: Source) -> list[tuple[Mapping[str, Any], Any]]:
+    return [(each.point, each.loss) for each in source.trials]
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    minimize(objective, space(), trials=40, seed=0, sampler="random", store=STORE, study="old-1", progress=False)
+
+
+@pytest.fixture
+def store() -> Iterator[SqlStore]:
+    with closing(SqlStore(STORE)) as opened:
+        yield opened
+
+
+def test_the_trials_of_a_study_that_succeeded_are_given(store: SqlStore) -> None:
+    found = read_source("old", compile_space(space()), store)
+    study = load_study(STORE, "old")
+    assert found.name == "study old-1"
+    assert pairs(found) == [(trial.params, trial.loss) for trial in study.trials if trial.state == "COMPLETE"]
+    assert found.left_out == {"failed": study.count("FAILED")}
+
+
+def test_a_table_of_export_is_the_same(store: SqlStore) -> None:
+    """Expressions are inverted, names of options found, and a label of a taken name has its own column."""
+    compiled = compile_space(space())
+    study = load_study(STORE, "old")
+    study.dataframe().to_csv("old.csv", index=False)
+    table, stored = read_source("old.csv", compiled, store), of_study(study, compiled)
+    assert (len(table.trials), table.left_out) == (len(stored.trials), stored.left_out)
+    for (point, loss), (params, known) in zip(pairs(table), pairs(stored), strict=True):
+        assert loss == known
+        assert point == pytest.approx(params, rel=1e-9)
+
+
+def test_a_study_of_another_store_is_named_with_its_url(tmp_path: Path) -> None:
+    with closing(SqlStore("sqlite:///other.db")) as other:
+        found = read_source(f"{STORE}#old", compile_space(space()), other)
+    assert found.name == "study old-1"
+
+
+def test_options_that_moved_are_found_and_those_that_are_gone_are_not_of_the_space() -> None:
+    study = load_study(STORE, "old")
+    moved = of_study(study, compile_space(space(16, "new", "a")))
+    for trial, (point, _) in zip((t for t in study.trials if t.state == "COMPLETE"), pairs(moved), strict=True):
+        assert point["kind"] == {0: 2, 4: 0}.get(trial.params["kind"], point["kind"])
+        assert isinstance(point["kind"], int) is (trial.params["kind"] in {0, 4})
+
+
+def test_a_number_whose_expression_changed_gives_the_objective_the_same() -> None:
+    study = load_study(STORE, "old")
+    found = of_study(study, compile_space(space(base=100.0)))
+    for trial, (point, _) in zip((t for t in study.trials if t.state == "COMPLETE"), pairs(found), strict=True):
+        assert point["rate"] == pytest.approx(trial.params["rate"] / 2)
+
+
+def test_of_budgets_the_greatest_teaches_or_the_least_of_a_study_with_rungs() -> None:
+    rungs = {"least": 1, "most": 9, "eta": 3}
+    study = minimize(lambda values: 1.0, space(), trials=13, seed=0, rungs=rungs, progress=False)
+    compiled = compile_space(space())
+    assert len(of_study(study, compiled).trials) == study.count() - sum(t.budget != 9 for t in study.trials)
+    assert len(of_study(study, compiled, least=1.0).trials) == sum(t.budget == 1 for t in study.trials)
+
+
+def test_a_plain_table_needs_a_label_and_losses() -> None:
+    Path("plain.csv").write_text("\ufeffkind,k,loss,note\nb,2,0.5,x\n4,,1e-3,y\n0,,,z\n", encoding="utf-8")
+    found = of_table(Path("plain.csv"), compile_space(space()))
+    assert pairs(found) == [({"kind": 1, "k": 2}, 0.5), ({"kind": 4}, 1e-3), ({"kind": 0}, "")]
+
+
+def test_several_losses_and_constraints_come_from_a_study_and_from_its_table() -> None:
+    objectives = {"error": "minimize", "acc": "maximize"}
+
+    def several(x: float) -> Any:
+        return {"losses": {"acc": x, "error": -x}, "constraints": {"size": x - 1}}
+
+    study = minimize(several, hp.uniform("x", 0, 2), trials=6, seed=0, objectives=objectives, progress=False)
+    study.dataframe().to_csv("old.csv", index=False)
+    compiled = compile_space(hp.uniform("x", 0, 2))
+    table = of_table(Path("old.csv"), compiled, objectives=objectives)
+    for source in (of_study(study, compiled), table):
+        for trial, own in zip(fit(source, compiled, objectives).trials, study.trials, strict=True):
+            x = own.params["x"]
+            assert trial.losses == pytest.approx({"error": -x, "acc": -x})
+            assert (trial.loss, trial.constraints["size"]) == pytest.approx((own.loss, x - 1))
+
+
+def test_a_whole_number_too_long_for_a_float_is_outside_of_its_label() -> None:
+    long = "9" * 400
+    Path("long.csv").write_text(f"kind,rate,units,loss\n0,{long},1,1\n0,1,-{long},1\n0,1,1,{long}\n0,1,1,1\n")
+    compiled = compile_space(space())
+    found = fit(of_table(Path("long.csv"), compiled), compiled)
+    assert len(found.trials) == 1
+    assert all(word in found.words for word in ("1 outside rate", "1 outside units", "1 without a finite loss"))
+
+
+def test_a_label_named_as_a_fact_needs_a_prefix_and_the_message_says_so() -> None:
+    compiled = compile_space({"seconds": hp.uniform("seconds", 0, 9), "x": hp.uniform("x", 0, 1)})
+    remedy = "the column seconds is no label's but a fact of a trial; name the label's param.seconds"
+    Path("own.csv").write_text("seconds,x,loss\n5,0.5,1\n")
+    assert fit(of_table(Path("own.csv"), compiled), compiled).words.endswith(remedy)
+    Path("own.csv").write_text("seconds,loss\n5,1\n")
+    with pytest.raises(ShadhoError, match=remedy):
+        of_table(Path("own.csv"), compiled)
+    Path("own.csv").write_text("param.seconds,x,loss\n5,0.5,1\n")
+    assert fit(of_table(Path("own.csv"), compiled), compiled).is_whole
+
+
+@pytest.mark.parametrize("column", ["loss", "acc", "loss.acc"])
+def test_a_table_of_ones_own_has_what_the_objective_returns(column: str) -> None:
+    Path("own.csv").write_text(f"kind,{column}\n4,0.75\n", encoding="utf-8")
+    compiled, objectives = compile_space(space()), {"acc": "maximize"}
+    [trial] = fit(of_table(Path("own.csv"), compiled, objectives=objectives), compiled, objectives).trials
+    assert (trial.loss, trial.losses) == (-0.75, {"acc": -0.75})
+
+
+def test_the_losses_of_export_without_names_were_minimised(store: SqlStore) -> None:
+    load_study(STORE, "old").dataframe().to_csv("old.csv", index=False)
+    compiled, objectives = compile_space(space()), {"acc": "maximize"}
+    for given in ("old.csv", "old"):
+        found = fit(read_source(given, compiled, store, objectives=objectives), compiled, objectives)
+        assert all((trial.loss or 0) > 0 for trial in found.trials)
+
+
+@pytest.mark.parametrize(
+    ("given", "content", "words"),
+    [
+        (
+            "none",
+            None,
+            "there is no study named 'none' in sqlite:///shadho.db; shadho-celery studies lists its studies",
+        ),
+        ("", None, "the warm start is empty; give a study's name"),
+        ("sqlite:///shadho.db", None, "names no study; write STORE_URL#STUDY"),
+        ("sqlite:///none.db#old", None, "there is no store"),
+        ("none.csv", None, "the warm start none.csv cannot be read: No such file or directory"),
+        ("a.csv", b"", "lacks a column of the losses, named loss"),
+        ("a.csv", b"kind\na\n", "lacks a column of the losses, named loss; its columns are ['kind']"),
+        ("a.csv", b"loss,x\n1,2\n", "lacks a column of a label of the space; its columns are ['loss', 'x']"),
+        (
+            "a.csv",
+            b"kind,loss,kind\na,1,b\n",
+            "the warm start a.csv has several columns named 'kind'; rename or delete",
+        ),
+        ("a.csv", b"loss,kind\n", "the warm start a.csv has no trials"),
+        ("a.csv", b"loss,kind\n\xff,1\n", "the warm start a.csv is no CSV"),
+    ],
+)
+def test_what_is_no_source_is_refused(store: SqlStore, given: str, content: bytes | None, words: str) -> None:
+    if content is not None:
+        Path(given).write_bytes(content)
+    with pytest.raises(ShadhoError) as caught:
+        read_source(given, compile_space(space()), store)
+    assert words in str(caught.value)
+    assert caught.value.exit_code == 2

@@ -1,0 +1,95 @@
+"""Trials of elsewhere teach as far as they fit a space; a line says what became of the others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+from hyperopt import hp
+
+from shadho_celery.core.trial import TrialState
+from shadho_celery.errors import UsageError
+from shadho_celery.space.compile import compile_space
+from shadho_celery.study.warm_start import Lesson, Source, fit, refuse_if_resumed
+
+SPACE = compile_space(
+    {"rate": hp.uniform("rate", 0, 1), "kind": hp.choice("kind", ["plain", {"depth": hp.randint("depth", 9)}])}
+)
+
+
+def source(*trials: tuple[Mapping[str, Any], Any], **left_out: int) -> Source:
+    trials_ = [Lesson(point=point, loss=loss) for point, loss in trials]
+    return Source(name="study svm", trials=trials_, left_out=left_out)
+
+
+def test_what_fits_is_complete_and_has_no_seconds() -> None:
+    found = fit(source(({"rate": 0.5, "kind": "plain"}, 2), ({"rate": 1, "kind": 1, "depth": 3.0}, 1.5)), SPACE)
+    first, second = found.trials
+    assert (first.params, first.loss, first.state) == ({"rate": 0.5, "kind": 0}, 2.0, TrialState.COMPLETE)
+    assert (second.params, second.subspace) == ({"rate": 1.0, "kind": 1, "depth": 3}, "kind=1")
+    assert (first.seconds, first.compute_class) == (None, None)
+    assert (found.words, found.is_whole) == ("warm start: 2 of 2 trials of study svm taught", True)
+
+
+def test_what_does_not_fit_is_counted_by_its_reason() -> None:
+    known = {"rate": 0.5, "kind": 0}
+    found = fit(
+        source(
+            (known, 1.0),
+            ({**known, "rate": 2.0}, 1.0),
+            ({**known, "rate": -1.0}, 1.0),
+            ({**known, "depth": 1}, 1.0),
+            ({"other": 1}, 1.0),
+            (known, float("inf")),
+            (known, 10**400),
+            (known, "text"),
+            (known, np.complex128(1)),
+            failed=4,
+        ),
+        SPACE,
+    )
+    assert len(found.trials) == 1
+    assert found.words == (
+        "warm start: 1 of 13 trials of study svm taught; left out 4 failed, 4 without a finite loss, "
+        "2 outside rate (uniform(0, 1)), 1 with labels that are not active together and 1 for other reasons"
+    )
+
+
+def test_trials_without_the_losses_of_the_study_are_left_out() -> None:
+    point, losses = {"rate": 0.5, "kind": 0}, {"ms": 3.0, "acc": 0.9}
+    known = [
+        Lesson(point=point, loss=3.0, losses=losses, constraints={"size": 2}),
+        Lesson(point=point, loss=1.0),
+        Lesson(point=point, loss=1.0, losses={"ms": 1.0}),
+        Lesson(point=point, loss=1.0, losses=losses, constraints={"size": "x"}),
+    ]
+    found = fit(Source(name="s", trials=known), SPACE, {"acc": "maximize", "ms": "minimize"})
+    [trial] = found.trials
+    assert (trial.loss, trial.losses, trial.violation) == (-0.9, {"acc": -0.9, "ms": 3.0}, 2.0)
+    assert found.words.endswith("left out 2 without the losses acc, ms, 1 without a finite constraint")
+    assert fit(Source(name="s", trials=known), SPACE).trials[0].loss == 3.0, "of several the first"
+
+
+def test_labels_that_are_lacking_are_drawn_alike_each_time_and_others_dropped() -> None:
+    known = source(({"rate": 0.5, "old": 1, 3: 4}, 1.0), ({"rate": 0.6}, 2.0))  # type: ignore[dict-item]
+    found = fit(known, SPACE)
+    assert [trial.params for trial in found.trials] == [trial.params for trial in fit(known, SPACE).trials]
+    assert {"kind", "rate"} <= {*found.trials[0].params} <= {"kind", "rate", "depth"}
+    assert "dropped, as the space lacks them: 3, old; drawn, as trials lack them: " in found.words
+    assert not found.is_whole
+
+
+def test_a_source_of_which_nothing_fits_is_refused() -> None:
+    with pytest.raises(
+        UsageError, match=r"nothing of study svm can teach this study, of 3 trials: left out 2 failed, 1"
+    ):
+        fit(source(({"rate": 7}, 1.0), failed=2), SPACE)
+
+
+def test_a_study_that_is_continued_has_its_warm_start() -> None:
+    refuse_if_resumed(None, resume=True)
+    refuse_if_resumed("svm", resume=False)
+    with pytest.raises(UsageError, match="leave out --warm-start or --resume"):
+        refuse_if_resumed("svm", resume=True)
