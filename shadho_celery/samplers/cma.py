@@ -6,23 +6,22 @@ Increasing Population Size", CEC 2005. The idea of the margin is that of Hamano,
 Margin", GECCO 2022; here it is a least width.
 
 Finished trials make up generations in the order in which they are told, whoever proposed them: a trial that took long,
-a known point, or one of an earlier run counts as far as the Gaussian could have drawn it ([I]). So the state follows
-from the history, and a resumed study goes on where it was.
+a known point, or one of an earlier start of the study counts as far as the Gaussian could have drawn it ([I]).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 from cmaes import CMA
 from numpy.typing import NDArray
 from scipy.special import ndtr, ndtri
 
-from shadho_celery.core.trial import Params, Trial, TrialState
+from shadho_celery.core.trial import Params, Trial
 from shadho_celery.samplers.constraints import feasible_loss
+from shadho_celery.samplers.runs import SamplerInRuns
 from shadho_celery.space.domains import cell
 from shadho_celery.space.split import Subspace
 
@@ -34,57 +33,35 @@ FIRST_WIDTH, LAST_WIDTH = 0.25, 1e-7
 MARGIN = 0.25
 #: chance that a choice goes by the law, and not by one of the better trials of the last generation
 BY_LAW = 0.2
-#: draws until one lies in the ranges, and until one differs from all trials so far
+#: draws until one lies in the ranges
 DRAWS = 10
 #: losses beyond count as this one: the difference of two is still a number
 LARGEST = 1e300
 
 
-class CmaSampler:
+class CmaSampler(SamplerInRuns):
     """CMA-ES within one subspace. Without any number in it, the law alone is drawn from."""
 
-    adaptive = True
-
     def __init__(self, subspace: Subspace, entropy: Sequence[int]) -> None:
-        self._subspace = subspace
-        self._entropy = tuple(entropy)
+        super().__init__(subspace, entropy)
         self._numbers = {label: domain for label, domain in subspace.domains.items() if domain.is_numeric}
         self._options = {label: domain for label, domain in subspace.domains.items() if not domain.is_numeric}
         self._population: int | None = None
-        self._restarts = self._told = 0
-        #: end of the last run: what was asked for before belongs to that one
-        self._since = -math.inf
         if self._numbers:
             self._evolution = self._begun(np.full(len(self._numbers), 0.5))
             self._least = self._least_widths()
         #: the present generation, each trial with its loss; and the better half of the last one
         self._generation: list[tuple[float, Params]] = []
         self._better: list[Params] = []
-        self._tried: set[tuple[Any, ...]] = set()
 
-    def ask(self, n: int, pending: Collection[Trial]) -> list[Params]:
-        first = self._told + len(pending)
-        tried = self._tried | {self._key(trial.params) for trial in pending}
-        asked = []
-        for index in range(first, first + n):
-            params = self._drawn(np.random.default_rng([*self._entropy, index]), tried)
-            asked.append(params)
-            tried.add(self._key(params))
-        return asked
+    def _learn(self, trial: Trial) -> None:
+        if not self._numbers:
+            return
+        self._generation.append((feasible_loss(trial), trial.params))
+        if len(self._generation) == self._evolution.population_size:
+            self._evolve(trial)
 
-    def tell(self, trials: Sequence[Trial]) -> None:
-        for trial in trials:
-            self._told += 1
-            if trial.state is TrialState.CANCELLED:
-                continue
-            self._tried.add(self._key(trial.params))
-            if not self._numbers or (trial.asked_at is not None and trial.asked_at < self._since):
-                continue
-            self._generation.append((feasible_loss(trial), trial.params))
-            if len(self._generation) == self._evolution.population_size:
-                self._evolve(trial.finished_at)
-
-    def _evolve(self, now: float | None) -> None:
+    def _evolve(self, last: Trial) -> None:
         """Let the Gaussian learn from a whole generation; if it has converged, or all has failed, begin elsewhere."""
         ranked = sorted(self._generation, key=lambda each: each[0])
         losses = np.array([loss for loss, _ in ranked])
@@ -96,8 +73,7 @@ class CmaSampler:
             cells = np.array([self._cells(params) for _, params in ranked])
             self._evolution.learn(cells, np.clip(losses, -LARGEST, LARGEST), generator)
         if has_failed or self._evolution.has_converged:
-            self._restarts += 1
-            self._since = -math.inf if now is None else now
+            self._end_run(last)
             self._better.clear()
             if not has_failed:  # [R]
                 self._population = 2 * self._evolution.population_size
@@ -113,17 +89,9 @@ class CmaSampler:
         cells = [cell(domain, domain.from_unit([mean]).tolist()[0]) for domain, mean in means]
         return MARGIN * np.diff(cells)[:, 0]
 
-    def _drawn(self, generator: np.random.Generator, tried: Collection[tuple[Any, ...]]) -> Params:
+    def _draw(self, generator: np.random.Generator) -> Params:
         if not self._numbers:
             return self._subspace.sample(generator, 1)[0]
-        params: Params = {}
-        for _ in range(DRAWS):
-            params = self._draw(generator)
-            if self._key(params) not in tried:
-                break
-        return params
-
-    def _draw(self, generator: np.random.Generator) -> Params:
         params = {**self._subspace.fixed}
         units = self._evolution.draw(generator, self._least)
         for label, domain, unit in zip(self._numbers, self._numbers.values(), units, strict=True):
@@ -139,9 +107,6 @@ class CmaSampler:
         return [
             cell(domain, params[label]) if label in params else (0.0, 1.0) for label, domain in self._numbers.items()
         ]
-
-    def _key(self, params: Params) -> tuple[Any, ...]:
-        return tuple(params.get(label) for label in self._subspace.domains)
 
 
 class _Evolution(CMA):  # type: ignore[misc]  # cmaes has no types

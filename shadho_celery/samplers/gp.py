@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from functools import cache
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +24,7 @@ from shadho_celery.samplers.failure_avoidance import FailureAvoidance
 from shadho_celery.samplers.gaussian_process import GaussianProcess
 from shadho_celery.samplers.qmc import QmcSampler
 from shadho_celery.space.domains import UNIT_MASS, Domain
-from shadho_celery.space.split import Subspace
+from shadho_celery.space.split import Key, Subspace
 
 Array = NDArray[np.float64]
 
@@ -74,7 +73,7 @@ class GpSampler:
         self._failed: list[Params] = []
         #: results that the process was fitted to, and those that it has learned, if nothing else
         self._fitted, self._learned = 0, -1
-        self._tried: set[tuple[Any, ...]] = set()
+        self._tried: set[Key] = set()
         self._count_told = 0
 
     @property
@@ -105,12 +104,12 @@ class GpSampler:
         unknown = [*self._failed[-MOST_FAILED:], *waiting[-MOST:]]
         if unknown:
             self._suppose(unknown)
-        tried = self._tried | {self._key(params) for params in waiting}
+        tried = self._tried | {self._subspace.key(params) for params in waiting}
         asked: list[Params] = []
         for index in indices:
             params = self._guess(np.random.default_rng([*self._entropy, index]), tried)
             asked.append(params)
-            tried.add(self._key(params))
+            tried.add(self._subspace.key(params))
             if len(asked) < len(indices):
                 self._suppose([params])
         return asked
@@ -121,7 +120,7 @@ class GpSampler:
             if trial.state is TrialState.CANCELLED:
                 continue
             self._avoidance.tell(trial, guessed=self.is_started)
-            self._tried.add(self._key(trial.params))
+            self._tried.add(self._subspace.key(trial.params))
             if trial.state is TrialState.FAILED:
                 self._failed.append(trial.params)
             if trial.loss is not None and not math.isnan(trial.loss):
@@ -170,7 +169,7 @@ class GpSampler:
             kept = np.sort(np.concatenate([best, np.setdiff1d(kept, best)[-(most - len(best)) :]]))
         return np.array(self._rows)[kept], standardised(losses[kept]), [self._told[place] for place in kept]
 
-    def _guess(self, generator: np.random.Generator, tried: set[tuple[Any, ...]]) -> Params:
+    def _guess(self, generator: np.random.Generator, tried: set[Key]) -> Params:
         order, best = self._known()
         candidates, rows = self._candidates(generator, self._process.rows[order[:NEAR]])
         worth = self._worth(rows, best) + self._avoidance.weights(candidates, generator)
@@ -183,7 +182,7 @@ class GpSampler:
                 climbed.append((float(value[0]), params))
         climbed += [(float(worth[place]), candidates[place]) for place in order]
         climbed.sort(key=lambda each: -each[0])
-        fresh = (each for each in climbed if self._key(each[1]) not in tried)
+        fresh = (each for each in climbed if self._subspace.key(each[1]) not in tried)
         most, params = next(fresh, climbed[0])
         return self._spread(params, most, best, generator)
 
@@ -287,9 +286,6 @@ class GpSampler:
 
     def _features(self, params_list: Sequence[Params]) -> Array:
         return features(params_list, self._domains, inactive=math.nan)
-
-    def _key(self, params: Params) -> tuple[Any, ...]:
-        return tuple(params.get(label) for label in self._domains)
 
 
 @cache

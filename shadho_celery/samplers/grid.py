@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
 from shadho_celery.core.trial import Params, Trial, TrialState
 from shadho_celery.space.domains import Categorical, Domain
-from shadho_celery.space.split import Subspace
+from shadho_celery.space.split import Key, Subspace
 from shadho_celery.space.tree import Value
 
 #: values of a continuum, and most values of a label that is rounded or whole; of a choice every option is one
@@ -30,7 +29,7 @@ class GridSampler:
         #: the points that have not been asked for, and those that were and are to be asked for again
         self._points = self._walk(np.random.default_rng(entropy))
         self._again: deque[Params] = deque()
-        self._taken: set[tuple[Any, ...]] = set()
+        self._taken: set[Key] = set()
 
     @property
     def size(self) -> int:
@@ -38,13 +37,13 @@ class GridSampler:
         return math.prod(map(len, self._levels))
 
     def ask(self, n: int, pending: Collection[Trial]) -> list[Params]:
-        taken = self._taken | {self._key(trial.params) for trial in pending}
+        taken = self._taken | {self._subspace.key(trial.params) for trial in pending}
         asked: list[Params] = []
         while len(asked) < n:
             params = self._again.popleft() if self._again else next(self._points, None)
             if params is None:
                 break
-            if self._key(params) not in taken:
+            if self._subspace.key(params) not in taken:
                 asked.append(params)
         return asked
 
@@ -53,7 +52,7 @@ class GridSampler:
             if trial.state is TrialState.CANCELLED:
                 self._again.append(trial.params)
             else:
-                self._taken.add(self._key(trial.params))
+                self._taken.add(self._subspace.key(trial.params))
 
     def _walk(self, generator: np.random.Generator) -> Iterator[Params]:
         """Yield the points, each once.
@@ -82,9 +81,6 @@ class GridSampler:
         inactive = (label for label in self._labels if label not in known)
         is_first = all(params[label] == self._levels[self._labels.index(label)][0] for label in inactive)
         return known if is_first else None
-
-    def _key(self, params: Params) -> tuple[Any, ...]:
-        return tuple(params.get(label) for label in self._labels)
 
 
 def levels(domain: Domain) -> list[Value]:

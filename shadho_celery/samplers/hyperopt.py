@@ -19,7 +19,7 @@ from shadho_celery.errors import UsageError
 from shadho_celery.samplers.constraints import feasible_loss
 from shadho_celery.space.domains import Discrete
 from shadho_celery.space.space import Space
-from shadho_celery.space.split import Subspace
+from shadho_celery.space.split import Key, Subspace
 
 #: beginning of the names of these samplers
 HYPEROPT = "hyperopt:"
@@ -49,7 +49,7 @@ class HyperoptSampler:
         except Exception as error:
             raise _unable(error) from None
         #: by params, hyperopt's documents of trials without a result
-        self._running: defaultdict[tuple[Any, ...], list[Document]] = defaultdict(list)
+        self._running: defaultdict[Key, list[Document]] = defaultdict(list)
         self._told = 0
 
     def ask(self, n: int, pending: Collection[Trial]) -> list[Params]:
@@ -61,7 +61,7 @@ class HyperoptSampler:
     def tell(self, trials: Sequence[Trial]) -> None:
         for trial in trials:
             self._told += 1
-            running = self._running.get(_key(trial.params))
+            running = self._running.get(self._subspace.key(trial.params))
             if not running and trial.state is TrialState.CANCELLED:
                 continue
             # Without a document it is of an earlier run, or was enqueued.
@@ -78,7 +78,7 @@ class HyperoptSampler:
         except Exception as error:
             raise _unable(error) from None
         params = {label: _plain(space, label, value) for label, value in params.items()}
-        self._running[_key(params)].append(self._entered(params, number))
+        self._running[self._subspace.key(params)].append(self._entered(params, number))
         self._trials.refresh()
         return {label: params[label] for label in space.active(params)}
 
@@ -151,7 +151,3 @@ def _unable(error: Exception) -> UsageError:
 def _plain(space: Space, label: str, value: Any) -> Any:
     """Return a value as the space draws it."""
     return int(value) if isinstance(space.domains[label], Discrete) else float(value)
-
-
-def _key(params: Params) -> tuple[Any, ...]:
-    return tuple(sorted(params.items()))

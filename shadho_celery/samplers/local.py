@@ -5,20 +5,20 @@ Ocenasek, Koumoutsakos, "Learning Probability Distributions in Continuous Evolut
 2004; the difference of two good trials as a step is from Storn, Price, "Differential Evolution", 1997.
 
 A run begins with draws from the law and ends once its steps are too narrow; every second one begins at the best trial
-of all instead. This follows from the trials in the order in which they were told, so that a resumed study goes on where
-it was; with many slots each gets another step from the same trial.
+of all instead. With many slots each gets another step from the same trial.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from shadho_celery.core.trial import Params, Trial, TrialState
+from shadho_celery.core.trial import Params, Trial
 from shadho_celery.samplers.constraints import feasible_loss
+from shadho_celery.samplers.runs import SamplerInRuns
 from shadho_celery.space.domains import Domain, cell
 from shadho_celery.space.split import Subspace
 
@@ -32,18 +32,13 @@ GOOD = 8
 ALONG, SOME = 0.4, 0.3
 #: width of a step beside such a difference, in that of others
 NARROWER = 0.1
-#: steps until one leads to params that were not tried
-TRIES = 10
 
 
-class LocalSampler:
+class LocalSampler(SamplerInRuns):
     """Local search within one subspace."""
 
-    adaptive = True
-
     def __init__(self, subspace: Subspace, entropy: Sequence[int]) -> None:
-        self._subspace = subspace
-        self._entropy = tuple(entropy)
+        super().__init__(subspace, entropy)
         self._domains = subspace.domains
         #: factor of a success; that of a failure is its fourth root's inverse, so that one success in five keeps it
         self._growth = math.exp(2.0 / math.sqrt(len(self._domains) + 1))
@@ -51,31 +46,12 @@ class LocalSampler:
         self._good: list[tuple[float, Params]] = []
         self._best: tuple[float, Params] | None = None
         self._width = FIRST_WIDTH
-        self._runs = self._drawn = self._told = 0
-        #: end of the last run: what was asked for before belongs to that one; and the last success: what was asked for
-        #: before and is no better says nothing of the steps' width
-        self._since = self._success = -math.inf
-        self._tried: set[tuple[Any, ...]] = set()
+        self._runs = self._drawn = 0
+        #: the last success: what was asked for before and is no better says nothing of the steps' width
+        self._success = -math.inf
 
-    def ask(self, n: int, pending: Collection[Trial]) -> list[Params]:
-        first = self._told + len(pending)
-        tried = self._tried | {self._key(trial.params) for trial in pending}
-        asked = []
-        for index in range(first, first + n):
-            asked.append(self._proposed(np.random.default_rng([*self._entropy, index]), tried))
-            tried.add(self._key(asked[-1]))
-        return asked
-
-    def tell(self, trials: Sequence[Trial]) -> None:
-        for trial in trials:
-            self._told += 1
-            if trial.state is TrialState.CANCELLED:
-                continue
-            self._tried.add(self._key(trial.params))
-            if trial.asked_at is None or trial.asked_at >= self._since:
-                self._learn(feasible_loss(trial), trial)
-
-    def _learn(self, loss: float, trial: Trial) -> None:
+    def _learn(self, trial: Trial) -> None:
+        loss = feasible_loss(trial)
         is_better = not self._good or loss < self._good[0][0]
         if loss < math.inf:
             # Of equal ones the latest comes first: it crosses a plateau.
@@ -97,18 +73,12 @@ class LocalSampler:
             at_best = self._runs % 2 == 1 and self._best is not None
             self._good = [self._best] if at_best and self._best is not None else []
             self._drawn, self._width = DRAWS if at_best else 0, FIRST_WIDTH
-            self._since = -math.inf if trial.finished_at is None else trial.finished_at
+            self._end_run(trial)
 
-    def _proposed(self, generator: np.random.Generator, tried: Collection[tuple[Any, ...]]) -> Params:
-        params: Params = {}
-        for _ in range(TRIES):
-            if self._drawn < DRAWS or not (self._good and self._domains):
-                params = self._subspace.sample(generator, 1)[0]
-            else:
-                params = self._step(generator)
-            if self._key(params) not in tried:
-                break
-        return params
+    def _draw(self, generator: np.random.Generator) -> Params:
+        if self._drawn < DRAWS or not (self._good and self._domains):
+            return self._subspace.sample(generator, 1)[0]
+        return self._step(generator)
 
     def _step(self, generator: np.random.Generator) -> Params:
         """Return params near the best ones of this run."""
@@ -136,9 +106,6 @@ class LocalSampler:
             else:
                 params[label] = centre[label]
         return {label: params[label] for label in self._subspace.space.active(params)}
-
-    def _key(self, params: Params) -> tuple[Any, ...]:
-        return tuple(params.get(label) for label in self._domains)
 
 
 def _unit(domain: Domain, value: Any) -> float:

@@ -20,7 +20,7 @@ from shadho_celery.core.checks import short
 from shadho_celery.core.trial import Params, Trial, TrialState
 from shadho_celery.errors import UsageError
 from shadho_celery.space.domains import Categorical, Domain, RandInt
-from shadho_celery.space.split import Subspace
+from shadho_celery.space.split import Key, Subspace
 from shadho_celery.space.tree import Value
 
 #: packages that some of them import at their first guess
@@ -47,7 +47,7 @@ class OptunaSampler:
         self._study = optuna.create_study(sampler=sampler, directions=["minimize"] * max(1, objectives))
         self._subspace = subspace
         #: by params, Optuna's trials without a result
-        self._running: defaultdict[tuple[Any, ...], list[Any]] = defaultdict(list)
+        self._running: defaultdict[Key, list[Any]] = defaultdict(list)
 
     def ask(self, n: int, pending: Collection[Trial]) -> list[Params]:
         """Raises UsageError if the sampler needs a package that is not installed."""
@@ -64,7 +64,7 @@ class OptunaSampler:
         """Raises UsageError for constraints if this Optuna does not take them."""
         states = self._optuna.trial.TrialState
         for trial in trials:
-            running = self._running.get(_key(trial.params))
+            running = self._running.get(self._subspace.key(trial.params))
             is_known = trial.state is TrialState.COMPLETE and trial.loss is not None and math.isfinite(trial.loss)
             if trial.constraints and not hasattr(self._optuna.Trial, "set_constraint"):
                 raise UsageError("samplers of Optuna need version 5 for constraints: pip install 'optuna>=5'")
@@ -89,7 +89,7 @@ class OptunaSampler:
             for label in block.labels:
                 if label not in params:
                     params[label] = _suggested(trial, label, domains[label])
-        self._running[_key(params)].append(trial)
+        self._running[self._subspace.key(params)].append(trial)
         return params
 
     def _recorded(self, trial: Trial) -> Any:
@@ -163,7 +163,3 @@ def _suggestion(domain: Domain, value: Value) -> Value:
 
 def _options(domain: Categorical) -> list[int]:
     return [*range(domain.first, domain.first + domain.count)]
-
-
-def _key(params: Params) -> tuple[Any, ...]:
-    return tuple(sorted(params.items()))

@@ -16,7 +16,6 @@ from __future__ import annotations
 import math
 from bisect import insort
 from collections.abc import Collection, Iterable, Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +25,7 @@ from shadho_celery.core.trial import Params, Trial, TrialState
 from shadho_celery.samplers.failure_avoidance import FailureAvoidance
 from shadho_celery.samplers.qmc import QmcSampler
 from shadho_celery.space.domains import UNIT_MASS, Array, Categorical, Continuous, Domain, Normal, RandInt
-from shadho_celery.space.split import Subspace
+from shadho_celery.space.split import Key, Subspace
 from shadho_celery.space.tree import Value
 from shadho_celery.study.front import order_of
 
@@ -51,8 +50,6 @@ OPTION_WIDTH = 0.2
 #: the prior of a bounded law is a Gaussian as wide as the range ([W]), that of a normal law is the law itself
 PRIOR_WIDTH, NORMAL_WIDTH = 1.0, 0.5 / float(ndtri((1 + UNIT_MASS) / 2))
 
-#: a trial's values by label, None for an inactive one
-_Key = tuple[Any, ...]
 _TINY = np.finfo(float).tiny
 
 
@@ -90,7 +87,7 @@ class TpeSampler:
         self._successes = 0
         self._avoidance = FailureAvoidance(subspace)
         self._sequence = QmcSampler(subspace, entropy)
-        self._tried: set[_Key] = set()
+        self._tried: set[Key] = set()
         self._always_active = _always_active(subspace)
         #: trials told, cancelled ones included
         self._count_told = 0
@@ -102,12 +99,12 @@ class TpeSampler:
             return [self._start(index, [index], set()) for index in indices]
         # Density estimates believe that a region is like its neighbours: some trials go on with the start.
         every = EXPLORE * (1 + len(self._axes))
-        taken = {self._key(trial.params) for trial in pending}
+        taken = {self._subspace.key(trial.params) for trial in pending}
         asked: dict[int, Params] = {}
         for index in range(-(-first // every) * every, first + n, every):
             place = self._random + index // every
             asked[index] = self._start(index, range(place, place + AHEAD), self._tried | taken)
-            taken.add(self._key(asked[index]))
+            taken.add(self._subspace.key(asked[index]))
         guessed = [index for index in indices if index not in asked]
         for start in range(0, len(guessed), AT_ONCE):
             part = guessed[start : start + AT_ONCE]
@@ -116,13 +113,13 @@ class TpeSampler:
             asked.update(zip(part, self._guesses(generators, waiting), strict=True))
         return [asked[index] for index in indices]
 
-    def _start(self, index: int, places: Iterable[int], tried: Collection[_Key]) -> Params:
+    def _start(self, index: int, places: Iterable[int], tried: Collection[Key]) -> Params:
         """Return the first untried point at these places of the quasi-random sequence.
 
         If there is none, or once trials have failed, return a draw from the law that likely does not fail.
         """
         points = () if self._avoidance.any else map(self._sequence.point, places)
-        untried = (params for params in points if self._key(params) not in tried)
+        untried = (params for params in points if self._subspace.key(params) not in tried)
         return next(untried, None) or self._avoidance.draw(np.random.default_rng([*self._entropy, index]))
 
     def tell(self, trials: Sequence[Trial]) -> None:
@@ -132,7 +129,7 @@ class TpeSampler:
                 self._learn(trial)
 
     def _learn(self, trial: Trial) -> None:
-        key = self._key(trial.params)
+        key = self._subspace.key(trial.params)
         self._avoidance.tell(trial, guessed=len(self._ranked) >= self._random)
         merit = math.inf, math.inf  # a failed trial is worse than any other, so that regions that fail are left
         if trial.state is TrialState.COMPLETE and trial.loss is not None and not math.isnan(trial.loss):
@@ -147,19 +144,16 @@ class TpeSampler:
         self._rows[place] = _row(key)
         self._tried.add(key)
 
-    def _key(self, params: Params) -> _Key:
-        return tuple(params.get(label) for label in self._axes)
-
     def _guesses(self, generators: Sequence[np.random.Generator], waiting: Sequence[Params]) -> list[Params]:
         """Return for each generator the candidate of greatest l / g, and so of greatest expected improvement.
 
         ([B], equation 3.) The terms for failures are added to its logarithm. `waiting` are the params of pending
         trials. The densities are estimated once, and each guess is added to the bad ones for those after it.
         """
-        keys = dict.fromkeys(map(self._key, waiting))
+        keys = dict.fromkeys(map(self._subspace.key, waiting))
 
         def is_new(params: Params) -> bool:
-            return (key := self._key(params)) not in self._tried and key not in keys
+            return (key := self._subspace.key(params)) not in self._tried and key not in keys
 
         good, bad = self._split(generators[0], keys)
         candidates = np.concatenate([self._draw(good, generator) for generator in generators])
@@ -175,16 +169,16 @@ class TpeSampler:
             ordered = candidates[own][np.argsort(-worth, kind="stable")]
             guess = next(filter(is_new, map(self._params, ordered)), self._params(ordered[0]))
             guesses.append(guess)
-            keys[self._key(guess)] = None
+            keys[self._subspace.key(guess)] = None
             if place + 1 == len(generators):
                 break
             rest = slice(own.stop, None)
-            more = np.logaddexp(worse[rest], bad.log_parts(_row(self._key(guess)), candidates[rest]))
+            more = np.logaddexp(worse[rest], bad.log_parts(_row(self._subspace.key(guess)), candidates[rest]))
             ratios[rest] += (worse[rest] - more).sum(axis=1)
             worse[rest] = more
         return guesses
 
-    def _split(self, generator: np.random.Generator, waiting: Collection[_Key]) -> tuple[_Density, _Density]:
+    def _split(self, generator: np.random.Generator, waiting: Collection[Key]) -> tuple[_Density, _Density]:
         """Return the densities of good and of bad trials ([B], equation 2)."""
         number = len(self._ranked)
         share = GOOD_SHARE * number if self._gamma is None else self._gamma * math.sqrt(number)
@@ -328,7 +322,7 @@ def _log_products(kernels: Sequence[_Kernels], points: Array, size: int) -> Arra
     return found + np.array(powers).T @ np.array(factors) if powers else found
 
 
-def _row(key: _Key) -> list[float]:
+def _row(key: Key) -> list[float]:
     return [math.nan if value is None else float(value) for value in key]
 
 

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import chain
-from typing import Any
 
 import numpy as np
 
 from shadho_celery.core.trial import Params, Trial, TrialState
 from shadho_celery.samplers.base import Sampler
 from shadho_celery.space.domains import Domain
-from shadho_celery.space.split import Subspace
+from shadho_celery.space.split import Key, Subspace
 from shadho_celery.space.tree import Value
 
 #: draws from the law in place of a point that was tried; after them the points are gone through one by one
 DRAWS = 64
 #: mixed into the seed for these draws
 _STREAM = 0x75
-
-_Key = tuple[Any, ...]
 
 
 class Unrepeated:
@@ -39,17 +36,17 @@ class Unrepeated:
         self._subspace = subspace
         self._entropy = tuple(entropy)
         self._is_finite = all(domain.steps() is not None for domain in subspace.domains.values())
-        self._tried: set[_Key] = set()
+        self._tried: set[Key] = set()
         self._count_told = 0
 
     def ask(self, n: int, pending: Collection[Trial]) -> list[Params]:
         if not self._is_finite or self.may_repeat:
             return self.sampler.ask(n, pending)
         first = self._count_told + len(pending)
-        waiting = {self._key(trial.params) for trial in pending}
+        waiting = {self._subspace.key(trial.params) for trial in pending}
 
         def is_new(params: Params) -> bool:
-            return (key := self._key(params)) not in self._tried and key not in waiting
+            return (key := self._subspace.key(params)) not in self._tried and key not in waiting
 
         asked: list[Params] = []
         for index, params in enumerate(self.sampler.ask(n, pending), first):
@@ -58,13 +55,15 @@ class Unrepeated:
                 self.points = len(self._tried | waiting)
                 break
             asked.append(untried)
-            waiting.add(self._key(untried))
+            waiting.add(self._subspace.key(untried))
         return asked
 
     def tell(self, trials: Sequence[Trial]) -> None:
         self._count_told += len(trials)
         if self._is_finite:
-            self._tried.update(self._key(each.params) for each in trials if each.state is not TrialState.CANCELLED)
+            self._tried.update(
+                self._subspace.key(each.params) for each in trials if each.state is not TrialState.CANCELLED
+            )
         self.sampler.tell(trials)
 
     def _untried(self, is_new: Callable[[Params], bool], index: int) -> Params | None:
@@ -72,9 +71,6 @@ class Unrepeated:
         generator = np.random.default_rng([*self._entropy, _STREAM, index])
         others = chain(self._subspace.sample(generator, DRAWS), points(self._subspace, generator))
         return next(filter(is_new, others), None)
-
-    def _key(self, params: Params) -> _Key:
-        return tuple(params.get(label) for label in self._subspace.domains)
 
 
 def points(subspace: Subspace, generator: np.random.Generator) -> Iterator[Params]:

@@ -25,6 +25,8 @@ logger = logging.getLogger(__name__)
 DEFAULT_MAX_SUBSPACES = 64
 #: the subspace that is the whole space
 UNDIVIDED = "all"
+#: the values of a subspace's labels in their order, None for an inactive one: what tells params of it from others
+Key = tuple[Value | None, ...]
 #: the choices still open, nearest first, as a linked list
 _Pending = tuple[Branch, "_Pending"] | None
 
@@ -46,6 +48,10 @@ class Subspace:
     def sample(self, generator: np.random.Generator, size: int) -> list[dict[str, Value]]:
         """Draw `size` assignments of the active labels from the prior within the subspace, pinned labels included."""
         return self.space.sample(generator, size, self.fixed)
+
+    def key(self, params: Params) -> Key:
+        """Return what tells these params from others of the subspace."""
+        return tuple(map(params.get, self.domains))
 
     def contains(self, params: Params) -> bool:
         """Return True if these params lie in this subspace, and so in no other."""

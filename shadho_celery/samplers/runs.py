@@ -1,0 +1,67 @@
+"""Base of samplers that search in runs, each from a new start: `cma` and `local`.
+
+What such a sampler has learned follows from the trials in the order in which they were told, and each proposal has a
+generator of its own, seeded by its place; so a resumed study goes on where it was.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Sequence
+
+import numpy as np
+
+from shadho_celery.core.trial import Params, Trial, TrialState
+from shadho_celery.space.split import Key, Subspace
+
+#: draws until one differs from all trials so far
+TRIES = 10
+
+
+class SamplerInRuns(ABC):
+    """Proposes params one by one, and learns from the trials of its present run."""
+
+    adaptive = True
+
+    def __init__(self, subspace: Subspace, entropy: Sequence[int]) -> None:
+        self._subspace = subspace
+        self._entropy = tuple(entropy)
+        self._told = 0
+        #: end of the last run: what was asked for before belongs to that one
+        self._since = -math.inf
+        self._tried: set[Key] = set()
+
+    def ask(self, n: int, pending: Collection[Trial]) -> list[Params]:
+        first = self._told + len(pending)
+        tried = self._tried | {self._subspace.key(trial.params) for trial in pending}
+        asked: list[Params] = []
+        for index in range(first, first + n):
+            generator = np.random.default_rng([*self._entropy, index])
+            draws = [self._draw(generator)]
+            while self._subspace.key(draws[-1]) in tried and len(draws) < TRIES:
+                draws.append(self._draw(generator))
+            asked.append(draws[-1])
+            tried.add(self._subspace.key(draws[-1]))
+        return asked
+
+    def tell(self, trials: Sequence[Trial]) -> None:
+        for trial in trials:
+            self._told += 1
+            if trial.state is TrialState.CANCELLED:
+                continue
+            self._tried.add(self._subspace.key(trial.params))
+            if trial.asked_at is None or trial.asked_at >= self._since:
+                self._learn(trial)
+
+    def _end_run(self, trial: Trial) -> None:
+        """Leave the present run, which this trial was the last one of."""
+        self._since = -math.inf if trial.finished_at is None else trial.finished_at
+
+    @abstractmethod
+    def _draw(self, generator: np.random.Generator) -> Params:
+        """Return params of the present run."""
+
+    @abstractmethod
+    def _learn(self, trial: Trial) -> None:
+        """Learn from a trial of the present run that has ended."""
