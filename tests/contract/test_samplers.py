@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 from hyperopt import hp
+from services.trials import told
 
 from shadho_celery import minimize
-from shadho_celery.core.trial import Outcome, Trial, TrialState
+from shadho_celery.core.trial import Trial, TrialState
 from shadho_celery.samplers import SAMPLERS, UNREPEATED, make_sampler
 from shadho_celery.samplers.base import Sampler
 from shadho_celery.samplers.unrepeated import points
@@ -73,11 +74,6 @@ def name(request: pytest.FixtureRequest) -> str:
 def whole(space: Any) -> Subspace:
     """The undivided space as one subspace."""
     return split(compile_space(space), max_subspaces=1)[0]
-
-
-def told(params: Params, end: float | TrialState, number: int = 0) -> Trial:
-    outcome = Outcome(state=end) if isinstance(end, TrialState) else Outcome(state=TrialState.COMPLETE, loss=end)
-    return Trial(number=number, subspace="all", params=params, state=outcome.state, outcome=outcome)
 
 
 def waiting(asked: Collection[Params]) -> list[Trial]:

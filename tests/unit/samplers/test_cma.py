@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from hyperopt import hp
+from services.trials import search, told
 
 from shadho_celery import minimize
-from shadho_celery.core.trial import Outcome, Params, Trial, TrialState
+from shadho_celery.core.trial import TrialState
 from shadho_celery.samplers.cma import FIRST_WIDTH, CmaSampler
 from shadho_celery.space.compile import compile_space
 from shadho_celery.space.split import split
@@ -22,23 +22,8 @@ def cma(space: Any, seed: int = 0) -> CmaSampler:
     return CmaSampler(split(compile_space(space), max_subspaces=1)[0], (seed, 0))
 
 
-def told(params: Params, loss: float | None, **facts: Any) -> Trial:
-    state = TrialState.FAILED if loss is None else TrialState.COMPLETE
-    outcome = Outcome(state=state, loss=loss)
-    return Trial(number=0, subspace="all", params=params, state=state, outcome=outcome, **facts)
-
-
 def valley(p: Any) -> float:
     return float(100 * (p["y"] - p["x"] ** 2) ** 2 + (1 - p["x"]) ** 2 + p["z"] ** 2)
-
-
-def search(sampler: CmaSampler, loss: Callable[[Params], float | None], trials: int) -> list[Params]:
-    """One after another."""
-    asked = []
-    for _ in range(trials):
-        asked += sampler.ask(1, [])
-        sampler.tell([told(asked[-1], loss(asked[-1]))])
-    return asked
 
 
 def test_a_curved_valley_is_followed_to_its_end() -> None:
@@ -94,14 +79,16 @@ def test_once_it_has_converged_it_begins_elsewhere_with_twice_as_many() -> None:
 
 
 def test_where_all_fails_it_begins_elsewhere() -> None:
-    asked = search(cma(NUMBERS), lambda p: None if p["x"] < 1.5 else (p["x"] - 1.7) ** 2, 400)
+    asked = search(cma(NUMBERS), lambda p: TrialState.FAILED if p["x"] < 1.5 else (p["x"] - 1.7) ** 2, 400)
     assert sum(params["x"] > 1.5 for params in asked) > 100
 
 
 def test_what_was_asked_for_before_it_began_elsewhere_does_not_draw_it_back() -> None:
     sampler = cma(NUMBERS)
     population = sampler._evolution.population_size
-    sampler.tell([told(params, None, asked_at=1.0, finished_at=2.0) for params in sampler.ask(population, [])])
+    sampler.tell(
+        [told(params, TrialState.FAILED, asked_at=1.0, finished_at=2.0) for params in sampler.ask(population, [])]
+    )
     mean = sampler._evolution.mean.copy()
     late = [told(dict.fromkeys("xyz", 1.9), 0.0, asked_at=1.5, finished_at=3.0)] * 40
     sampler.tell(late)

@@ -11,9 +11,10 @@ import pytest
 from hyperopt import hp
 from msgspec.structs import replace
 from scipy.special import log_ndtr
+from services.trials import search, told
 
 from shadho_celery import minimize
-from shadho_celery.core.trial import Outcome, Trial, TrialState
+from shadho_celery.core.trial import Outcome, TrialState
 from shadho_celery.samplers.gp import GpSampler, log_improvement, standardised
 from shadho_celery.space.compile import compile_space
 from shadho_celery.space.split import split
@@ -26,22 +27,12 @@ def gp(space: Any, seed: int = 0) -> GpSampler:
     return GpSampler(split(compile_space(space), max_subspaces=1)[0], (seed, 0))
 
 
-def told(params: Params, loss: float | None) -> Trial:
-    state = TrialState.FAILED if loss is None else TrialState.COMPLETE
-    return Trial(number=0, subspace="all", params=params, state=state, outcome=Outcome(state=state, loss=loss))
+def run(sampler: GpSampler, trials: int, end: Callable[[Params], float | TrialState]) -> list[float | TrialState]:
+    return [*map(end, search(sampler, end, trials))]
 
 
-def run(sampler: GpSampler, trials: int, loss: Callable[[Params], float | None]) -> list[float | None]:
-    found = []
-    for _ in range(trials):
-        [params] = sampler.ask(1, [])
-        found.append(loss(params))
-        sampler.tell([told(params, found[-1])])
-    return found
-
-
-def best(losses: list[float | None]) -> float:
-    return min(loss for loss in losses if loss is not None)
+def best(ends: list[float | TrialState]) -> float:
+    return min(loss for loss in ends if not isinstance(loss, TrialState))
 
 
 NUMBERS = [hp.uniform(f"x{place}", -1, 1) for place in range(3)]
@@ -83,8 +74,8 @@ def test_one_enormous_loss_does_not_hide_the_others() -> None:
 
 
 def test_params_that_fail_are_left() -> None:
-    losses = run(gp(NUMBERS), 50, lambda p: None if p["x1"] < 0 else bowl(p))
-    assert losses[25:].count(None) <= 6
+    losses = run(gp(NUMBERS), 50, lambda p: TrialState.FAILED if p["x1"] < 0 else bowl(p))
+    assert losses[25:].count(TrialState.FAILED) <= 6
     assert best(losses) < 1e-3
 
 

@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 from hyperopt import hp
+from services.trials import told
 
 import shadho_celery
 from shadho_celery.core.clock import ManualClock
 from shadho_celery.core.settings import StudySettings
-from shadho_celery.core.trial import Attempt, Outcome, Trial, TrialState
+from shadho_celery.core.trial import Attempt, Outcome, TrialState
 from shadho_celery.executors.simulated import Change, SimulatedExecutor
 from shadho_celery.samplers.grid import LEVELS, MOST, GridSampler, levels
 from shadho_celery.scheduler.build import make_scheduler
@@ -32,11 +33,6 @@ TREE = {
 
 def grid(space: Any, seed: int = 0) -> GridSampler:
     return GridSampler(split(compile_space(space), max_subspaces=1)[0], (seed, 0))
-
-
-def told(params: Any, state: TrialState = TrialState.COMPLETE) -> Trial:
-    loss = 1.0 if state is TrialState.COMPLETE else None
-    return Trial(number=0, subspace="all", params=params, state=state, outcome=Outcome(state=state, loss=loss))
 
 
 def test_every_combination_comes_once_and_then_no_other() -> None:
@@ -65,9 +61,9 @@ def test_the_first_points_are_spread() -> None:
 def test_a_cancelled_point_comes_again_and_a_tried_or_pending_one_does_not() -> None:
     sampler = grid(FINITE)
     asked = sampler.ask(10, [])
-    sampler.tell([told(asked[0]), told(asked[1], TrialState.FAILED), told(asked[2], TrialState.CANCELLED)])
+    sampler.tell([told(asked[0], 1.0), told(asked[1], TrialState.FAILED), told(asked[2], TrialState.CANCELLED)])
     resumed = grid(FINITE)
-    resumed.tell([told(asked[0]), told(asked[1], TrialState.FAILED)])
+    resumed.tell([told(asked[0], 1.0), told(asked[1], TrialState.FAILED)])
     for each in (sampler, resumed):
         rest = each.ask(100, [told(params, TrialState.RUNNING) for params in asked[3:]])
         assert len(rest) == 36 - 9

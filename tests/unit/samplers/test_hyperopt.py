@@ -7,10 +7,11 @@ from typing import Any
 import hyperopt
 import pytest
 from hyperopt import base, hp
+from services.trials import told
 
 import shadho_celery
 from shadho_celery import minimize
-from shadho_celery.core.trial import Outcome, Trial, TrialState
+from shadho_celery.core.trial import TrialState
 from shadho_celery.errors import UsageError
 from shadho_celery.samplers import find_sampler
 from shadho_celery.samplers.hyperopt import NAMES, HyperoptSampler
@@ -24,12 +25,6 @@ def sampler_of(space: Any, name: str = "tpe") -> HyperoptSampler:
     sampler = find_sampler(f"hyperopt:{name}")(undivided(compile_space(space)), (0,))
     assert isinstance(sampler, HyperoptSampler)
     return sampler
-
-
-def told(params: Any, end: float | TrialState) -> Trial:
-    state = end if isinstance(end, TrialState) else TrialState.COMPLETE
-    outcome = Outcome(state=state, loss=None if isinstance(end, TrialState) else end)
-    return Trial(number=0, subspace="all", params=params, state=state, outcome=outcome)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from hyperopt import hp
+from services.trials import search, told
 
 from shadho_celery import minimize
-from shadho_celery.core.trial import Outcome, Params, Trial, TrialState
+from shadho_celery.core.trial import Params, TrialState
 from shadho_celery.samplers.local import DRAWS, FIRST_WIDTH, LocalSampler
 from shadho_celery.space.compile import compile_space
 from shadho_celery.space.split import split
@@ -24,21 +24,6 @@ MIXED = {
 
 def local(space: Any) -> LocalSampler:
     return LocalSampler(split(compile_space(space), max_subspaces=1)[0], (0, 0))
-
-
-def told(params: Params, loss: float | None, **facts: Any) -> Trial:
-    state = TrialState.FAILED if loss is None else TrialState.COMPLETE
-    outcome = Outcome(state=state, loss=loss)
-    return Trial(number=0, subspace="all", params=params, state=state, outcome=outcome, **facts)
-
-
-def search(sampler: LocalSampler, loss: Callable[[Params], float | None], trials: int) -> list[Params]:
-    """One after another."""
-    asked = []
-    for _ in range(trials):
-        asked += sampler.ask(1, [])
-        sampler.tell([told(asked[-1], loss(asked[-1]))])
-    return asked
 
 
 def bowl(params: Params) -> float:
@@ -98,5 +83,5 @@ def test_slots_that_were_filled_before_a_success_do_not_narrow_the_steps() -> No
 
 
 def test_where_all_fails_it_draws_from_the_law() -> None:
-    asked = search(local(NUMBERS), lambda _: None, 60)
+    asked = search(local(NUMBERS), lambda _: TrialState.FAILED, 60)
     assert np.std([params["x"] for params in asked[30:]]) > 0.8

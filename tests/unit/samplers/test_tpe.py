@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from hyperopt import hp
+from services.trials import search, told
 
 from shadho_celery import minimize
 from shadho_celery.core.trial import Outcome, Trial, TrialState
@@ -56,22 +57,8 @@ def whole(space: Any) -> Subspace:
     return split(compile_space(space), max_subspaces=1)[0]
 
 
-def told(params: Params, end: float | TrialState) -> Trial:
-    outcome = Outcome(state=end) if isinstance(end, TrialState) else Outcome(state=TrialState.COMPLETE, loss=end)
-    return Trial(number=0, subspace="all", params=params, state=outcome.state, outcome=outcome)
-
-
 def waiting(params: Params) -> Trial:
     return Trial(number=0, subspace="all", params=params)
-
-
-def run(sampler: TpeSampler, trials: int, loss: Loss) -> list[Params]:
-    asked = []
-    for _ in range(trials):
-        [params] = sampler.ask(1, [])
-        sampler.tell([told(params, loss(params))])
-        asked.append(params)
-    return asked
 
 
 def tpe(space: Any, seed: int = 0) -> TpeSampler:
@@ -122,7 +109,7 @@ def test_labels_of_a_tree_are_drawn_by_themselves_for_several_losses() -> None:
 
 def test_the_same_seed_and_history_give_the_same_params() -> None:
     def history(seed: int) -> list[Params]:
-        return run(tpe(nested(), seed), 40, lambda p: p["x"] + p.get("deep", 0.5))
+        return search(tpe(nested(), seed), lambda p: p["x"] + p.get("deep", 0.5), 40)
 
     assert history(3) == history(3)
     assert history(3) != history(4)
@@ -131,7 +118,7 @@ def test_the_same_seed_and_history_give_the_same_params() -> None:
 def test_params_lie_in_their_laws_with_the_types_that_random_search_has() -> None:
     subspace = whole(every_law())
     types = {label: type(value) for label, value in subspace.sample(np.random.default_rng(0), 1)[0].items()}
-    for params in run(TpeSampler(subspace, (0,)), 60, lambda p: p["uniform"] ** 2 - p["randint"]):
+    for params in search(TpeSampler(subspace, (0,)), lambda p: p["uniform"] ** 2 - p["randint"], 60):
         subspace.space.check(params)
         assert {label: type(value) for label, value in params.items()} == types
         for label, domain in subspace.domains.items():
@@ -143,35 +130,35 @@ def test_params_lie_in_their_laws_with_the_types_that_random_search_has() -> Non
 @pytest.mark.parametrize(("label", "low", "high"), [("quniform", 0, 8), ("qloguniform", 0, 54), ("randint", 3, 8)])
 def test_the_ends_of_a_grid_are_reached(label: str, low: int, high: int, sign: int) -> None:
     space = {label: every_law()[label]}
-    values = {params[label] for params in run(tpe(space), 40, lambda p: sign * p[label])}
+    values = {params[label] for params in search(tpe(space), lambda p: sign * p[label], 40)}
     assert (low if sign > 0 else high) in values
     assert all(low <= value <= high for value in values)
 
 
 def test_only_active_labels_are_proposed() -> None:
     subspace = whole(nested())
-    asked = run(TpeSampler(subspace, (0,)), 60, lambda p: p["x"])
+    asked = search(TpeSampler(subspace, (0,)), lambda p: p["x"], 60)
     assert all(set(params) == set(subspace.space.active(params)) for params in asked)
     assert {params.get("inner") for params in asked} == {None, 0, 1, 2}
 
 
 def test_pinned_choices_are_among_the_params() -> None:
     subspace = next(s for s in split(compile_space(nested())) if s.fixed == {"top": 1, "inner": 0})
-    for params in run(TpeSampler(subspace, (0,)), 20, lambda p: p["x"]):
+    for params in search(TpeSampler(subspace, (0,)), lambda p: p["x"], 20):
         assert set(params) == {"top", "inner", "deep", "x"}
         assert subspace.contains(params)
 
 
 def test_a_subspace_without_leaves_has_its_pinned_choices_only() -> None:
     space = compile_space(hp.choice("c", ["nothing", hp.uniform("x", 0, 1)]))
-    assert run(TpeSampler(split(space)[0], (0,)), 30, lambda p: 0.0) == [{"c": 0}] * 30
+    assert search(TpeSampler(split(space)[0], (0,)), lambda p: 0.0, 30) == [{"c": 0}] * 30
 
 
 # What is learnt
 
 
 def test_guesses_gather_where_losses_are_low() -> None:
-    asked = run(tpe({"x": hp.uniform("x", -10, 10), "y": hp.loguniform("y", -9, 0)}), 60, lambda p: abs(p["x"] - 4))
+    asked = search(tpe({"x": hp.uniform("x", -10, 10), "y": hp.loguniform("y", -9, 0)}), lambda p: abs(p["x"] - 4), 60)
     late = [abs(params["x"] - 4) for params in asked[30:]]
     assert np.median(late) < 1.0  # of the prior it would be 5
 
@@ -183,12 +170,12 @@ def test_labels_that_work_together_are_drawn_together() -> None:
     def loss(p: Params) -> float:
         return min(math.hypot(p["x"] - place, p["y"] - place) for place in (0, 1))
 
-    late = [loss(params) for seed in range(3) for params in run(tpe(space, seed), 60, loss)[30:]]
+    late = [loss(params) for seed in range(3) for params in search(tpe(space, seed), loss, 60)[30:]]
     assert np.median(late) < 0.25
 
 
 def test_the_better_branch_is_taken_more_often() -> None:
-    asked = run(tpe(nested()), 80, lambda p: (p["deep"] - 0.3) ** 2 if "deep" in p else 1.0)
+    asked = search(tpe(nested()), lambda p: (p["deep"] - 0.3) ** 2 if "deep" in p else 1.0, 80)
     late = asked[40:]
     assert np.mean(["deep" in params for params in late]) > 0.5  # of the prior it would be a sixth
 
@@ -213,7 +200,7 @@ def test_failing_settings_are_left_at_least_as_fast_as_random_search_would() -> 
     def failing(name: str) -> float:
         outcomes = []
         for seed in range(6):
-            asked = run(make_sampler(name, whole(space), (seed,)), 60, loss)  # type: ignore[arg-type]
+            asked = search(make_sampler(name, whole(space), (seed,)), loss, 60)  # type: ignore[arg-type]
             outcomes += [loss(params) is TrialState.FAILED for params in asked[20:]]
         return float(np.mean(outcomes))
 
@@ -244,7 +231,7 @@ def test_only_a_completed_trials_loss_can_be_good(state: TrialState) -> None:
 def test_slots_that_are_filled_at_once_get_different_params() -> None:
     """Pending trials count as bad, so later guesses avoid them."""
     sampler = tpe({"x": hp.uniform("x", 0, 1)})
-    run(sampler, 30, lambda p: abs(p["x"] - 0.5))
+    search(sampler, lambda p: abs(p["x"] - 0.5), 30)
     together = [params["x"] for params in sampler.ask(30, [])]
     one_by_one: list[Trial] = []
     while len(one_by_one) < 30:
@@ -258,7 +245,7 @@ def test_slots_that_are_filled_at_once_get_different_params() -> None:
 def test_some_trials_cover_the_space_whatever_the_losses_say() -> None:
     """A narrow optimum far from all good trials is met by those that go on with the start."""
     sampler = tpe({"x": hp.uniform("x", 0, 1)})
-    asked = run(sampler, 60, lambda p: -2.0 if abs(p["x"] - 0.2) < 0.03 else -p["x"])
+    asked = search(sampler, lambda p: -2.0 if abs(p["x"] - 0.2) < 0.03 else -p["x"], 60)
     explored = sorted(params["x"] for index, params in enumerate(asked) if index < MOST_RANDOM or index % 4 == 0)
     assert np.diff(explored).max() < 0.1
     assert min(abs(params["x"] - 0.2) for params in asked) < 0.03
@@ -266,7 +253,7 @@ def test_some_trials_cover_the_space_whatever_the_losses_say() -> None:
 
 def test_nothing_is_proposed_twice_while_there_is_something_else() -> None:
     sampler = tpe({"c": hp.choice("c", list(range(4))), "n": hp.randint("n", 3)})
-    asked = run(sampler, MOST_RANDOM, lambda p: p["c"])
+    asked = search(sampler, lambda p: p["c"], MOST_RANDOM)
     before = {tuple(params.values()) for params in asked}
     assert tuple(sampler.ask(1, [])[0].values()) not in before
 
@@ -275,7 +262,7 @@ def test_a_cancelled_trial_teaches_nothing() -> None:
     """But it has had its place in the stream."""
     samplers = [tpe(nested()) for _ in range(3)]
     for sampler in samplers:
-        run(sampler, 20, lambda p: p["x"])
+        search(sampler, lambda p: p["x"], 20)
     for sampler, x in zip(samplers, (0.1, 0.9), strict=False):
         sampler.tell([told({"top": 0, "shallow": x, "x": x}, TrialState.CANCELLED)])
     asked = [sampler.ask(1, []) for sampler in samplers]
@@ -302,7 +289,7 @@ def test_a_history_longer_than_is_looked_at_gives_the_same_guess_each_time() -> 
 
 def test_more_slots_than_is_looked_at_are_filled() -> None:
     sampler = tpe({"x": hp.uniform("x", 0, 1)})
-    run(sampler, MOST_RANDOM, lambda p: p["x"])
+    search(sampler, lambda p: p["x"], MOST_RANDOM)
     assert len({params["x"] for params in sampler.ask(MOST_BAD + 20, [])}) == MOST_BAD + 20
 
 
