@@ -126,7 +126,8 @@ def test_where_all_models_take_ten_minutes_thirty_workers_train_300_in_105_minut
     row = played["figures"]["schedulers"][scheduler]
     assert row["own mix"] == pytest.approx([300 / 1.75] * 3)
     assert row["even mix"][2] <= 300 / 1.75
-    assert row["even weights"] == pytest.approx(row["own mix"], rel=0.03), "no kernel takes longer than another"
+    # Seconds of models that are still trained at the end count, too: many of one kernel make that one dearer.
+    assert row["even weights"] == pytest.approx(row["own mix"], rel=0.06), "no kernel takes longer than another"
     assert row["hours to 1.0"][0] == pytest.approx(1 / 6, abs=1e-3)
     assert sum(played["figures"]["mix"][scheduler].values()) == pytest.approx(1)
 
