@@ -21,6 +21,7 @@ from msgspec.structs import replace
 
 from shadho_celery.core.checks import misfit, plain, short
 from shadho_celery.core.code import CodeVersion
+from shadho_celery.core.late_import import OF_HYPEROPT, load_late
 from shadho_celery.core.settings import StudySettings
 from shadho_celery.errors import UsageError
 from shadho_celery.objective import sources
@@ -62,6 +63,7 @@ def load(module: str) -> StudyFile:
             f"{edited} was edited after this Python imported it; restart Python (in a notebook, its kernel)"
         )
     here = Path.cwd()
+    load_late(OF_HYPEROPT)
     try:
         imported = importlib.import_module(name)
     except ImportError as error:

@@ -14,7 +14,6 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import LinAlgError, cholesky, solve_triangular
-from scipy.optimize import minimize
 
 Array = NDArray[np.float64]
 
@@ -46,6 +45,8 @@ class GaussianProcess:
 
     def fit(self, rows: Array, values: Array) -> None:
         """Estimate lengths and variances from n trials, shapes (n, labels) and (n,); the last ones are the start."""
+        from scipy.optimize import minimize  # takes long to import, and not every search needs it
+
         squares = np.array([self._squares(rows, rows, place) for place in range(rows.shape[1])])
         squares = squares.reshape(rows.shape[1], len(rows), len(rows))
         bounds = [LENGTHS] * rows.shape[1] + [VARIANCES, NOISES]

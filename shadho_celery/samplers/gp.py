@@ -13,7 +13,6 @@ from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import minimize
 from scipy.special import erfcx, log_ndtr
 from threadpoolctl import ThreadpoolController
 
@@ -254,6 +253,8 @@ class GpSampler:
 
     def _climb(self, params: Params, row: Array, best: float | None) -> Params:
         """Return the params at the top of the improvement near these, by what is continuous."""
+        from scipy.optimize import minimize  # takes long to import, and not every search needs it
+
         moved = self._climbed & ~np.isnan(row)
         if not moved.any():
             return params

@@ -6,10 +6,10 @@ Source: Owen, "Scrambling Sobol' and Niederreiter-Xing Points", Journal of Compl
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import qmc
 
 from shadho_celery.core.trial import Params, Trial
 from shadho_celery.space.split import Subspace
@@ -27,7 +27,7 @@ class QmcSampler:
         self._subspace = subspace
         self._seed = tuple(entropy)
         self._points = np.empty((0, len(subspace.domains)))
-        self._sequence: qmc.Sobol | None = None
+        self._sequence: Any = None
         self._told = 0
 
     def ask(self, n: int, pending: Collection[Trial]) -> list[Params]:
@@ -43,7 +43,7 @@ class QmcSampler:
         if not domains:
             return self.centre()
         if index >= len(self._points):
-            self._sequence = self._sequence or qmc.Sobol(len(domains), seed=np.random.default_rng(self._seed))
+            self._sequence = self._sequence or _sobol(len(domains), self._seed)
             more = [self._sequence.random(BLOCK) for _ in range(1 + (index - len(self._points)) // BLOCK)]
             self._points = np.concatenate([self._points, *more])
         return self._at(self._points[index])
@@ -57,3 +57,9 @@ class QmcSampler:
         for column, (label, domain) in enumerate(self._subspace.domains.items()):
             params[label] = domain.quantile(masses[column : column + 1]).tolist()[0]
         return {label: params[label] for label in self._subspace.space.active(params)}
+
+
+def _sobol(dimensions: int, seed: Sequence[int]) -> Any:
+    from scipy.stats import qmc  # takes half a second to import, and not every search needs it
+
+    return qmc.Sobol(dimensions, seed=np.random.default_rng(seed))
