@@ -21,7 +21,7 @@ from integration import fleets
 from integration.fleets import Fleet, on_each
 from services.proxy import Proxy
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.timeout(120), pytest.mark.long]
 
 TRIALS = 12
 
