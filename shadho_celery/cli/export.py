@@ -41,7 +41,7 @@ def _parquet(study: StudyResults, file: IO[bytes]) -> None:
     try:
         study.dataframe().to_parquet(file, index=False)
     except ImportError:
-        raise UsageError("parquet needs pyarrow: pip install pandas pyarrow") from None
+        raise UsageError("parquet needs pyarrow: pip install 'shadho_celery[export]'") from None
 
 
 WRITERS: Mapping[str, Callable[[StudyResults, IO[bytes]], None]] = {"csv": _csv, "json": _json, "parquet": _parquet}
@@ -56,7 +56,7 @@ Examples:
   shadho-celery export svm -o trials.parquet
 \b
 csv and parquet are tables: one row a trial, one column a label with its value, one a metric. They need
-pandas, and parquet pyarrow: pip install pandas pyarrow
+pandas, and parquet pyarrow: pip install 'shadho_celery[export]'
 """
 )
 @study_argument

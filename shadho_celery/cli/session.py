@@ -38,7 +38,7 @@ from shadho_celery.objective.study_file import StudyFile
 from shadho_celery.results.on_trial import OnTrial, TrialCallback, check_on_trial
 from shadho_celery.results.study import RunningStudy, StudyResults
 from shadho_celery.results.warm_start import read_source
-from shadho_celery.scheduler.build import check_settings, least_budget, make_scheduler
+from shadho_celery.scheduler.build import check_sampler, check_settings, least_budget, make_scheduler
 from shadho_celery.scheduler.known_points import completed, enqueue
 from shadho_celery.scheduler.widths import widest
 from shadho_celery.space.compile import compile_space
@@ -129,6 +129,7 @@ class Session:
         self._began = time.monotonic()
         self._settle({}, {})
         self._space = compile_space(file.space)
+        check_sampler(self._settings, self._space)
         completed(self._space, self._settings, options.points)
         refuse_if_resumed(options.warm_start, resume=options.resume)
         self._on_trial = options.on_trial or file.on_trial
@@ -403,7 +404,8 @@ class Session:
         elif self._running.is_stopped:
             click.echo(f"ended: on_trial called study.stop(); --resume {self._study.name} goes on", err=True)
         elif self._scheduler.is_exhausted:
-            click.echo("ended: the sampler has no further params, all of its points have been tried", err=True)
+            tried = "has no further params, all of its points have been tried"
+            click.echo(f"ended: the sampler {tried if self._study.counted else 'returned no params'}", err=True)
         # A short run may have ended before the last look for warnings.
         for warning in (f"Warning: {each}" for each in self._scheduler.notices()):
             if warning not in self._warned:

@@ -93,7 +93,7 @@ class StudySettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             ": 1 to 10 names, of 1 to 60 characters without line breaks"
         ),
     ] = None
-    sampler: Annotated[Any, Meta(description="name of the sampler, or in a study file a class of one's own")] = "auto"
+    sampler: Annotated[Any, Meta(description="such as auto, gp, tpe or random, or a class in the study file")] = "auto"
     policy: Annotated[_Name, Meta(description="name of the placement policy")] = "cost"
     shares: Annotated[_Name | None, Meta(description="how trials are shared out between subspaces")] = None
     pool: Annotated[
@@ -137,7 +137,7 @@ class StudySettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         if not (self.cost is None or callable(self.cost) or isinstance(self.cost, Mapping)):
             raise misfit_at("cost", "give a mapping or a function")
         if not (callable(self.sampler) or (isinstance(self.sampler, str) and self.sampler)):
-            raise misfit_at("sampler", "give a name, or a class of one's own")
+            raise misfit_at("sampler", "give a name, or a class of your own")
         is_count = isinstance(self.slots, int) and not isinstance(self.slots, bool) and self.slots > 0
         if not (is_count or callable(self.slots) or (isinstance(self.slots, str) and self.slots)):
             raise misfit_at("slots", "give a number from 1, a key or a function")

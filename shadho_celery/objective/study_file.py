@@ -176,9 +176,10 @@ def _refuse_no_module(name: str) -> None:
             "my_study.py, and give that"
         )
     if bad := [part for part in name.split(".") if part and not part.isidentifier()]:
+        because = "" if bad[0] == name else f", because of {short(bad[0], 60)!r}"
         raise UsageError(
-            f"{short(name, 200)} is no name of a module, because of {short(bad[0], 60)!r}; rename the file so that it "
-            "has letters, digits and underscores only, such as my_study.py"
+            f"{short(name, 200)} is no name of a module{because}; rename the file so that it has letters, digits and "
+            "underscores only, such as my_study.py"
         )
 
 

@@ -31,7 +31,7 @@ from shadho_celery.results.study import RunningStudy, StudyResults
 from shadho_celery.results.trial import TrialResult
 from shadho_celery.samplers import MakeSampler
 from shadho_celery.scheduler import known_points
-from shadho_celery.scheduler.build import DEFAULT_SETTINGS, check_settings, least_budget, make_scheduler
+from shadho_celery.scheduler.build import DEFAULT_SETTINGS, check_sampler, check_settings, least_budget, make_scheduler
 from shadho_celery.scheduler.known_points import completed
 from shadho_celery.scheduler.scheduler import Scheduler
 from shadho_celery.space.compile import compile_space
@@ -129,6 +129,7 @@ class Study(StudyResults):
         self._settle({}, {})
         self._space = compile_space(space)
         points = _listed(enqueue)
+        check_sampler(self._settings, self._space)
         completed(self._space, self._settings, points)
         refuse_if_resumed(warm_start, resume=names.resume)
         self._warm_start = warm_start

@@ -29,7 +29,7 @@ def make_frame(trials: Iterable[TrialResult], values: Values) -> pd.DataFrame:
     try:
         import pandas as pd
     except ImportError:
-        raise UsageError("a table of trials needs pandas: pip install pandas pyarrow") from None
+        raise UsageError("a table of trials needs pandas: pip install 'shadho_celery[export]'") from None
     rows = list(trials)
     labels = dict.fromkeys(label for trial in rows for label in trial.params)
     metrics = dict.fromkeys(name for trial in rows for name in trial.metrics)

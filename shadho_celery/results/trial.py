@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, overload
 
+from shadho_celery.core.failures import headline
 from shadho_celery.core.hardware import shortages
 from shadho_celery.core.objectives import turned
 from shadho_celery.core.trial import Attempt, Memory, Report, Trial, TrialState
@@ -182,7 +183,8 @@ class TrialResult:
     def __repr__(self) -> str:
         named: Mapping[str, float | None] = self.losses or {"loss": self.loss}
         losses = ", ".join(f"{name} {loss}" for name, loss in named.items())
-        return f"<trial {self.number}: {self.state}, {losses}, params {self.params}>"
+        found = headline(self.error) if self.state == TrialState.FAILED else losses
+        return f"<trial {self.number}: {self.state}, {found}, params {self.params}>"
 
 
 class TrialResults(Sequence[TrialResult]):

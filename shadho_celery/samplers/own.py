@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+import inspect
+import traceback
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from shadho_celery.core.checks import short
+from shadho_celery.core.failures import read_failure
 from shadho_celery.core.trial import Params, Trial
 from shadho_celery.errors import SpaceError, UsageError
 from shadho_celery.samplers.base import Sampler
@@ -20,8 +24,9 @@ class OwnSampler:
         self.adaptive = getattr(sampler, "adaptive", True) is not False
 
     def ask(self, n: int, pending: Collection[Trial]) -> list[Params]:
-        """Raises UsageError for params that are not of the space."""
-        returned = self._sampler.ask(n, pending)
+        """Raises UsageError for params that are not of the space, and for what the user's code raises."""
+        with _named(self._name, "ask"):
+            returned = self._sampler.ask(n, pending)
         if not isinstance(returned, Sequence):
             raise UsageError(f"sampler {self._name} returned {short(returned, 60)} from ask; return a list of params")
         asked = [*returned[:n]]
@@ -35,7 +40,9 @@ class OwnSampler:
         return asked
 
     def tell(self, trials: Sequence[Trial]) -> None:
-        self._sampler.tell(trials)
+        """Raises UsageError for what the user's code raises."""
+        with _named(self._name, "tell"):
+            self._sampler.tell(trials)
 
 
 class MakeOwnSampler:
@@ -46,9 +53,33 @@ class MakeOwnSampler:
         self.spans_space = getattr(make, "spans_space", False) is True
 
     def __call__(self, subspace: Subspace, entropy: Sequence[int]) -> OwnSampler:
-        """Return a sampler of the subspace. Raises UsageError for one that cannot ask or tell."""
+        """Return a sampler of the subspace. Raises UsageError for one that cannot be made, ask or tell."""
         name = getattr(self._make, "__name__", type(self._make).__name__)
-        sampler = self._make(subspace, entropy)
+        with _named(name, "its making"):
+            sampler = self._make(subspace, entropy)
         if missing := [verb for verb in ("ask", "tell") if not callable(getattr(sampler, verb, None))]:
             raise UsageError(f"sampler {name} lacks {' and '.join(missing)}; it needs ask(n, pending) and tell(trials)")
+        for verb, arguments in (("ask", "n, pending"), ("tell", "trials")):
+            if not _takes(getattr(sampler, verb), len(arguments.split())):
+                raise UsageError(f"{verb} of sampler {name} takes other arguments; write def {verb}(self, {arguments})")
         return OwnSampler(sampler, subspace, name)
+
+
+@contextmanager
+def _named(name: str, verb: str) -> Iterator[None]:
+    """Turn what the user's code raises into a UsageError that names it."""
+    try:
+        yield
+    except Exception as error:
+        raise UsageError(f"sampler {name} failed in {verb}: {read_failure(traceback.format_exc())}; mend it") from error
+
+
+def _takes(function: Any, arguments: int) -> bool:
+    """Return True unless it is known that a function cannot be called with so many arguments."""
+    try:
+        inspect.signature(function).bind(*range(arguments))
+    except TypeError:
+        return False
+    except ValueError:  # a function of C, of which nothing is known
+        pass
+    return True

@@ -21,7 +21,7 @@ from shadho_celery.scheduler.rounds import Endless, Rounds
 from shadho_celery.scheduler.scheduler import Scheduler
 from shadho_celery.scheduler.widths import make_width
 from shadho_celery.space.compile import Space
-from shadho_celery.space.split import split
+from shadho_celery.space.split import split, undivided
 from shadho_celery.study.limits import Limits
 from shadho_celery.study.study import Study
 
@@ -41,6 +41,12 @@ def check_settings(settings: StudySettings) -> None:
     make_rounds(settings.rungs)
     if settings.has_several and settings.rungs is not None:
         raise UsageError("rungs promote trials by one loss, and this study has several; leave out rungs or objectives")
+
+
+def check_sampler(settings: StudySettings, space: Space) -> None:
+    """Raise UsageError if the sampler cannot be made for a space: before anything is recorded."""
+    make = samplers.find_sampler(settings.sampler, settings.trials, len(settings.objectives or ()))
+    make(undivided(space) if spans_space(make) else split(space)[0], (0, 0))
 
 
 def make_rounds(rungs: Mapping[str, object] | None) -> Rounds:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 
@@ -24,6 +25,9 @@ from shadho_celery.study.study import Study
 
 #: draws for a slot until one fits its memory
 DRAWS = 20
+
+#: results for each trial in a class's queue, where the sampler learns from losses
+RESULTS_PER_AHEAD = 4
 
 #: trials of a subspace that may wait for a class with more memory; then new ones come from other subspaces
 WAITING_PER_SUBSPACE = 4
@@ -88,6 +92,11 @@ class Proposals:
     def is_exhausted(self) -> bool:
         """True once no sampler has further params."""
         return len(self._exhausted) == len(self.samplers)
+
+    @property
+    def most_ahead(self) -> int:
+        """Trials that may wait in a class's queue: what learns from losses should know some before it proposes many."""
+        return self._study.counted // RESULTS_PER_AHEAD if self._adaptive else sys.maxsize
 
     @property
     def all_tried(self) -> int | None:

@@ -75,10 +75,13 @@ class Scheduler:
         #: attempts that are placed, and sent once they are recorded
         self._unsent: list[Attempt] = []
         self._began = self._watched_at = study.clock.now()
+        #: True once so many trials have ended without a better feasible loss that the study should
+        self.is_stale = False
         proposals.teach(study.warm_start)
         for trials, following in study.history():
             self._learn(*trials, following=following)
             executor.keep()
+        self._look_for_gain()
         if study.in_flight:
             executor.submit(list(study.attempts))
 
@@ -86,11 +89,6 @@ class Scheduler:
     def is_exhausted(self) -> bool:
         """True once every point of a finite search, such as a grid, has ended: one that runs may still be lost."""
         return self._proposals.is_exhausted and not self.study.waiting() and not self.study.in_flight
-
-    @property
-    def is_stale(self) -> bool:
-        """True once so many trials have ended without a better feasible loss that the study should."""
-        return self.limits.without_gain is not None and self.study.trials.without_gain >= self.limits.without_gain
 
     # The loop
 
@@ -128,7 +126,11 @@ class Scheduler:
 
     def tell(self, events: Sequence[Event]) -> None:
         """Record `events`, and let policy and samplers learn from the finished trials."""
-        told = [self.study.tell(self._with_retry(e) if isinstance(e, Result) else e) for e in events]
+        told = []
+        for event in events:
+            told.append(self.study.tell(self._with_retry(event) if isinstance(event, Result) else event))
+            # After each: of many events at once a later one may be a gain.
+            self._look_for_gain()
         # From many at once the models learn far faster than from one after the other.
         if finished := [trial for trial in told if trial is not None and trial.state.is_finished]:
             self._learn(*finished)
@@ -194,6 +196,10 @@ class Scheduler:
         if not self.stopping and (self._limit_reached() or self.hopeless):
             self.stop(running=self._target_reached() or self.hopeless is not None)
 
+    def _look_for_gain(self) -> None:
+        most = self.limits.without_gain
+        self.is_stale = self.is_stale or (most is not None and self.study.trials.without_gain >= most)
+
     def _send(self) -> None:
         """Record this turn, and send its attempts: none before it is recorded."""
         if not self.study.commit():
@@ -242,7 +248,8 @@ class Scheduler:
         while takers:
             still_taking = []
             for compute_class in takers:
-                free = self._reservations.free(compute_class, 0 if is_shallow else compute_class.ahead)
+                ahead = 0 if is_shallow else min(compute_class.ahead, self._proposals.most_ahead)
+                free = self._reservations.free(compute_class, ahead)
                 trial = self._next_trial(compute_class) if free > 0 and self._left() > 0 else None
                 if trial is None:
                     continue

@@ -18,6 +18,7 @@ from shadho_celery.core.checks import one_line
 from shadho_celery.core.objectives import turned
 from shadho_celery.core.trial import Params, Trial, taught
 from shadho_celery.errors import SpaceError, UsageError
+from shadho_celery.space.domains import Categorical
 from shadho_celery.space.points import complete, given_values
 from shadho_celery.space.space import Space
 from shadho_celery.space.split import Subspace, split
@@ -140,7 +141,9 @@ def _fitted(
         try:
             given_values(space, {label: value})
         except SpaceError:
-            raise SpaceError(f"outside {label} ({one_line(space.domains[label].describe(), 60)})") from None
+            domain = space.domains[label]
+            law = f"{domain.count} options" if isinstance(domain, Categorical) else domain.describe()
+            raise SpaceError(f"outside {label} ({one_line(law, 60)})") from None
     try:
         return complete(space, subspaces, known, generator)
     except SpaceError:

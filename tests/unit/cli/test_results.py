@@ -304,7 +304,7 @@ def test_tables_have_a_column_for_each_label_and_metric(here: Path) -> None:
 
 def test_a_table_without_pandas_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pandas", None)
-    assert "pip install pandas pyarrow" in refused("export", "svm-1a")
+    assert "pip install 'shadho_celery[export]'" in refused("export", "svm-1a")
 
 
 @pytest.mark.parametrize("place", ["/proc/trials.json", "missing/trials.json", "shadho.db/trials.json"])

@@ -68,3 +68,30 @@ def test_what_is_no_list_of_params_is_named() -> None:
 def test_one_that_cannot_ask_or_tell_is_refused() -> None:
     with pytest.raises(UsageError, match=r"^sampler Mute lacks tell; it needs ask\(n, pending\) and tell\(trials\)"):
         find_sampler(type("Mute", (), {"__init__": Same.__init__, "ask": Same.ask}))(SECOND, (0, 1))
+
+
+@pytest.mark.parametrize(
+    ("facts", "words"),
+    [
+        ({"ask": lambda self, n: []}, r"^ask of sampler Odd takes other arguments; write def ask\(self, n, pending\)$"),
+        ({"tell": lambda self: None}, r"^tell of sampler Odd takes other arguments; write def tell\(self, trials\)$"),
+        (
+            {"__init__": lambda self, *_: 1 / 0},
+            r"^sampler Odd failed in its making: ZeroDivisionError.* \(test_own.py:\d+\)",
+        ),
+    ],
+)
+def test_a_class_that_cannot_be_used_is_named_before_it_is_asked(facts: Any, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        find_sampler(proposing(Same.params, **facts))(FIRST, (0, 0))
+
+
+def test_what_its_code_raises_is_one_line_with_the_place() -> None:
+    def fails(self: Any, *_: Any) -> list[Params]:
+        raise KeyError("loss")
+
+    sampler = find_sampler(proposing(Same.params, ask=fails, tell=fails))(FIRST, (0, 0))
+    with pytest.raises(UsageError, match=r"^sampler Odd failed in ask: KeyError: 'loss' \(test_own.py:\d+\); mend it$"):
+        sampler.ask(1, [])
+    with pytest.raises(UsageError, match=r"^sampler Odd failed in tell: KeyError"):
+        sampler.tell([])

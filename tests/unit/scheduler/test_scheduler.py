@@ -88,6 +88,7 @@ class Search:
         wrap: Callable[[SimulatedExecutor], Executor] = lambda executor: executor,
         policy: str = "cost",
         shares: str = "uniform",
+        sampler: str = "random",
         seed: int | None = 5,
         resume: bool = False,
         clock: ManualClock | None = None,
@@ -107,7 +108,7 @@ class Search:
             wrap(self.simulated),
             Limits(**limits),
             # A late trial's copy would be one attempt more than these tests count.
-            StudySettings(sampler="random", policy=policy, shares=shares, speculate=speculate),
+            StudySettings(sampler=sampler, policy=policy, shares=shares, speculate=speculate),
         )
 
     def run(self, until: Callable[[Search], bool] = lambda _: False) -> Search:
@@ -186,6 +187,16 @@ def test_every_class_gets_its_slots_and_what_waits_ahead_but_no_more() -> None:
     assert search.study.count(S.RUNNING, compute_class="gpu") == 3
     assert search.study.count(S.RUNNING, compute_class="cpu") == 2
     assert search.study.in_flight == 13
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "auto"])
+def test_of_what_learns_from_losses_few_wait_before_some_are_known(sampler: str) -> None:
+    def grown(search: Search) -> bool:
+        assert search.study.in_flight <= 2 + search.study.counted // 4, "two slots, and one for four results"
+        return search.study.in_flight == 2 + 8
+
+    search = Search(trials=100, slots={"only": 2}, ahead=8, sampler=sampler).run(grown)
+    assert search.study.counted < 80, "in the end as many wait as anywhere"
 
 
 def test_near_the_end_nothing_waits_behind_a_busy_slot() -> None:
@@ -306,6 +317,17 @@ def test_at_the_target_what_runs_is_cancelled() -> None:
     assert search.study.count(S.CANCELLED) >= 1
     assert len(search.study) < 20
     assert all(trial.loss is None for trial in search.study if trial.state is S.CANCELLED)
+
+
+def test_trials_without_a_gain_end_the_study_although_a_later_one_of_the_same_turn_is_a_gain() -> None:
+    """Four slots, and so four results a turn: the fifth to the seventh are no gain, and the eighth is one."""
+
+    def play(trial: Attempt, compute_class: str) -> Outcome:
+        return Outcome(state=S.COMPLETE, loss={0: 1.0, 3: 1.0, 7: 0.0}.get(trial.number, 2.0), seconds=1.0)
+
+    search = Search(without_gain=5, slots={"only": 4}, play=play).run()
+    assert (len(search.study), search.scheduler.is_stale) == (8, True)
+    assert not Search(without_gain=8, trials=8, slots={"only": 4}, play=play).run().scheduler.is_stale
 
 
 def test_whichever_limit_comes_first_ends_the_study() -> None:
