@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import compileall
 import contextlib
 import os
 import signal
+import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -14,6 +16,7 @@ import services
 import sqlalchemy as sa
 from services.clocks import MachineTime
 
+import shadho_celery
 from shadho_celery.core import clock
 from shadho_celery.store import engine, sql
 
@@ -32,10 +35,13 @@ LONGEST = (
 )
 
 
-def pytest_configure() -> None:
-    """Give Ctrl-C its meaning back, which a shell's background job has lost: tests send it to themselves."""
+def pytest_configure(config: pytest.Config) -> None:
+    # A shell's background job has lost the meaning of Ctrl-C, which tests send to themselves.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    # Tests start processes by the thousand: where Python writes no bytecode, each would compile the package.
+    if sys.dont_write_bytecode and not hasattr(config, "workerinput"):
+        compileall.compile_dir(shadho_celery.__path__[0], quiet=2)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
