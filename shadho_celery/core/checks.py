@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 import reprlib
@@ -182,6 +183,18 @@ def misfit(error: msgspec.ValidationError, value: object, kind: type[object]) ->
             return wrong or "", _no_such_key(kind)
         return ".".join(keys), f"the key {wrong} is no text" if wrong else "one of its keys is not allowed"
     return ".".join(keys), _in_words(what, value)
+
+
+def accepts(function: Callable[..., Any], count: int) -> bool:
+    """Return False if a call of `function` with so many positional arguments cannot be right."""
+    try:
+        inspect.signature(function).bind(*range(count))
+    except TypeError:
+        return False
+    except ValueError:
+        # A function of C, of which nothing is known.
+        return True
+    return True
 
 
 def _no_such_key(kind: type[object]) -> str:

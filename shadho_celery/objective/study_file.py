@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import importlib
 import importlib.util
-import inspect
 import os
 import sys
 import traceback
@@ -19,7 +18,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from shadho_celery.core.checks import misfit, plain, short
+from shadho_celery.core.checks import accepts, misfit, plain, short
 from shadho_celery.core.code import CodeVersion
 from shadho_celery.core.late_import import OF_HYPEROPT, load_late
 from shadho_celery.core.settings import StudySettings
@@ -86,7 +85,7 @@ def load(module: str) -> StudyFile:
         )
     if not callable(imported.objective):
         raise UsageError(f"objective of {name} is no function but {type(imported.objective).__name__}")
-    if not _takes_values(imported.objective):
+    if not (wants_context(imported.objective) or accepts(imported.objective, 1)):
         raise UsageError(f"objective of {name} takes no argument; it gets the values of a trial: objective(params)")
     stated = _checked(name, vars(imported).get("STUDY", {}))
     return StudyFile(
@@ -154,18 +153,6 @@ def failed_sources(module: str, error: BaseException) -> CodeVersion:
     if isinstance(cause, ModuleNotFoundError) and cause.name:
         code = replace(code, files={**code.files, **sources.absent(cause.name).files})
     return code
-
-
-def _takes_values(objective: Callable[..., Any]) -> bool:
-    """Return False if a call with one argument cannot be right."""
-    try:
-        inspect.signature(objective).bind(None) if not wants_context(objective) else None
-    except TypeError:
-        return False
-    except ValueError:
-        # A function of C, of which nothing is known.
-        return True
-    return True
 
 
 def _refuse_no_module(name: str) -> None:

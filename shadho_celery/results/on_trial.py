@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
 import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from shadho_celery.core.checks import one_line, short
+from shadho_celery.core.checks import accepts, one_line, short
 from shadho_celery.core.trial import Trial
 from shadho_celery.errors import UsageError
 from shadho_celery.results.study import RunningStudy
@@ -44,13 +43,8 @@ def check_on_trial(function: object, where: str) -> None:
     """Raise UsageError unless it can be called with a study and a trial; `where` names it."""
     if not callable(function):
         raise UsageError(f"{where} is no function but {short(function, 60)}; write def on_trial(study, trial)")
-    try:
-        inspect.signature(function).bind(None, None)
-    except TypeError:
-        raise UsageError(f"{where} does not take a study and a trial; write def on_trial(study, trial)") from None
-    except ValueError:
-        # A function of C, of which nothing is known.
-        pass
+    if not accepts(function, 2):
+        raise UsageError(f"{where} does not take a study and a trial; write def on_trial(study, trial)")
 
 
 def _cause(error: BaseException) -> str:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
 import traceback
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from shadho_celery.core.checks import short
+from shadho_celery.core.checks import accepts, short
 from shadho_celery.core.failures import read_failure
 from shadho_celery.core.trial import Params, Trial
 from shadho_celery.errors import SpaceError, UsageError
@@ -60,7 +59,7 @@ class MakeOwnSampler:
         if missing := [verb for verb in ("ask", "tell") if not callable(getattr(sampler, verb, None))]:
             raise UsageError(f"sampler {name} lacks {' and '.join(missing)}; it needs ask(n, pending) and tell(trials)")
         for verb, arguments in (("ask", "n, pending"), ("tell", "trials")):
-            if not _takes(getattr(sampler, verb), len(arguments.split())):
+            if not accepts(getattr(sampler, verb), len(arguments.split())):
                 raise UsageError(f"{verb} of sampler {name} takes other arguments; write def {verb}(self, {arguments})")
         return OwnSampler(sampler, subspace, name)
 
@@ -72,14 +71,3 @@ def _named(name: str, verb: str) -> Iterator[None]:
         yield
     except Exception as error:
         raise UsageError(f"sampler {name} failed in {verb}: {read_failure(traceback.format_exc())}; mend it") from error
-
-
-def _takes(function: Any, arguments: int) -> bool:
-    """Return True unless it is known that a function cannot be called with so many arguments."""
-    try:
-        inspect.signature(function).bind(*range(arguments))
-    except TypeError:
-        return False
-    except ValueError:  # a function of C, of which nothing is known
-        pass
-    return True

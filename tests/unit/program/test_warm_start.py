@@ -117,7 +117,8 @@ def test_a_list_has_what_the_objective_returns() -> None:
 def test_what_fits_is_taken_without_a_word() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        Study(SPACE, warm_start=[({"x": 1, "y": 2}, 1)]).close()
+        with Study(SPACE, warm_start=[({"x": 1, "y": 2}, 1)]) as study:
+            assert study.taught == 1
 
 
 @pytest.mark.parametrize(

@@ -10,11 +10,10 @@ from hyperopt import base, hp
 from services.trials import told
 
 import shadho_celery
-from shadho_celery import minimize
 from shadho_celery.core.trial import TrialState
 from shadho_celery.errors import UsageError
 from shadho_celery.samplers import find_sampler
-from shadho_celery.samplers.hyperopt import NAMES, HyperoptSampler
+from shadho_celery.samplers.hyperopt import HyperoptSampler
 from shadho_celery.space.compile import compile_space
 from shadho_celery.space.split import undivided
 
@@ -25,27 +24,6 @@ def sampler_of(space: Any, name: str = "tpe") -> HyperoptSampler:
     sampler = find_sampler(f"hyperopt:{name}")(undivided(compile_space(space)), (0,))
     assert isinstance(sampler, HyperoptSampler)
     return sampler
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_tree_of_choices_is_searched(name: str) -> None:
-    study = minimize(
-        lambda p: 1 + p["u"] ** 2 if "u" in p else p["n"] + p["v"], TREE, trials=30, sampler=f"hyperopt:{name}", seed=0
-    )
-    assert study.counts == {"COMPLETE": 30}
-    assert {"u" in trial.values for trial in study.trials} == {True, False}
-
-
-def test_what_it_asked_for_teaches_it() -> None:
-    def loss(x: float) -> float:
-        return (x - 3) ** 2
-
-    space = hp.uniform("x", -100, 100)
-    for name in ("hyperopt:tpe", "hyperopt:anneal"):
-        ours, plain = (minimize(loss, space, trials=60, sampler=each, seed=0) for each in (name, "random"))
-        assert ours.best is not None
-        assert plain.best is not None
-        assert (ours.best.loss or 0.0) < 0.1 * (plain.best.loss or 0.0)
 
 
 def test_every_end_becomes_a_document_as_hyperopt_has_it() -> None:

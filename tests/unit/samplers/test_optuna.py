@@ -12,29 +12,7 @@ from shadho_celery import minimize
 from shadho_celery.errors import UsageError
 from shadho_celery.samplers import find_sampler
 
-TREE = hp.choice("k", [{"u": hp.uniform("u", -2, 2)}, {"v": hp.loguniform("v", -7, 0), "n": hp.randint("n", 5)}])
-
 XY = {"x": hp.uniform("x", -1, 1), "y": hp.uniform("y", -1, 1)}
-
-
-@pytest.mark.parametrize("name", ["TPESampler", "RandomSampler", "NSGAIISampler", "QMCSampler"])
-def test_a_tree_of_choices_is_searched(name: str) -> None:
-    study = minimize(
-        lambda p: 1 + p["u"] ** 2 if "u" in p else p["n"] + p["v"], TREE, trials=30, sampler=f"optuna:{name}", seed=0
-    )
-    assert study.counts == {"COMPLETE": 30}
-    assert {"u" in trial.values for trial in study.trials} == {True, False}
-
-
-def test_what_it_asked_for_teaches_it() -> None:
-    def loss(x: float) -> float:
-        return (x - 3) ** 2
-
-    space = hp.uniform("x", -100, 100)
-    ours, plain = (minimize(loss, space, trials=60, sampler=name, seed=0) for name in ("optuna:TPESampler", "random"))
-    assert ours.best is not None
-    assert plain.best is not None
-    assert (ours.best.loss or 0.0) < 0.1 * (plain.best.loss or 0.0)
 
 
 @pytest.mark.parametrize("name", ["NSGAIISampler", "TPESampler", "RandomSampler"])
