@@ -55,7 +55,7 @@ class Ground:
 
     @contextmanager
     def study(self, name: str) -> Iterator[None]:
-        """Run a study on each fleet; the block is what happens in the middle of it."""
+        """Run a study on each fleet; the block is what happens in its middle. All trials must end well, none blamed."""
         before = {fleet: len(fleet.desk.runs()) for fleet in self.fleets}
         # Little patience with messages that nobody claims: some faults lose them.
         commands = [fleet.launch("my_study", TRIALS, name=name, unclaimed_seconds=5.0) for fleet in self.fleets]
