@@ -39,7 +39,8 @@ def test_the_depth_of_a_queue_is_told_without_making_one(
 ) -> None:
     url, name, absent = request.getfixturevalue(fixture), unique("cpu"), unique("absent")
     monkeypatch.setenv("CELERY_BROKER_URL", url)
-    with kombu.Connection(url) as connection:
+    # RabbitMQ counts what it has taken in; without confirmations the messages may still be on their way there.
+    with kombu.Connection(url, transport_options={"confirm_publish": True}) as connection:
         waiting = connection.SimpleQueue(queue(name)(connection.default_channel))
         for number in range(3):
             waiting.put({"number": number})
