@@ -19,7 +19,7 @@ ROWS = [
     "core",
     "space store",
     "objective predictors study",
-    "placement samplers executors results",
+    "placement samplers executors fidelity results",
     "scheduler",
     "runner",
     "transport",
@@ -143,7 +143,7 @@ def test_a_search_in_the_process_needs_no_fleet_and_no_successive_halving() -> N
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     rooms = {name.split(".")[1] for name in done.stdout.split()}
     assert not rooms & {"runner", "transport", "fleet", "node", "embedded", "cli"}
-    assert "shadho_celery.scheduler.successive_halving" not in done.stdout.split()
+    assert "shadho_celery.fidelity.successive_halving" not in done.stdout.split()
 
 
 @pytest.mark.parametrize("child", ["runner.child", "runner.reaper", "embedded.supervisor"])

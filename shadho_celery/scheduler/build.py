@@ -12,12 +12,12 @@ from shadho_celery.core.hardware import DEFAULT_CLASSES
 from shadho_celery.core.settings import POLICIES, SHARES, StudySettings
 from shadho_celery.errors import UsageError
 from shadho_celery.executors.base import Executor
+from shadho_celery.fidelity.rounds import Endless, Rounds
 from shadho_celery.placement.policies import make_policy
 from shadho_celery.placement.shares import make_shares
 from shadho_celery.predictors.cost_model import CostModel
 from shadho_celery.predictors.declared_cost import declared_cost
 from shadho_celery.scheduler.proposals import Proposals, spans_space
-from shadho_celery.scheduler.rounds import Endless, Rounds
 from shadho_celery.scheduler.scheduler import Scheduler
 from shadho_celery.scheduler.widths import make_width
 from shadho_celery.space.compile import Space
@@ -54,7 +54,8 @@ def make_rounds(rungs: Mapping[str, object] | None) -> Rounds:
     if rungs is None:
         return Endless()
     # Most searches do not need this import.
-    from shadho_celery.scheduler.successive_halving import Ladder, SuccessiveHalving
+    from shadho_celery.fidelity.ladder import Ladder
+    from shadho_celery.fidelity.successive_halving import SuccessiveHalving
 
     return SuccessiveHalving(Ladder.of(rungs))
 

@@ -11,13 +11,13 @@ import numpy as np
 
 from shadho_celery.core.hardware import ComputeClass
 from shadho_celery.core.trial import WELL, Params, Trial, TrialState
+from shadho_celery.fidelity.rounds import Rounds, Wanted
 from shadho_celery.placement.policies import Policy
 from shadho_celery.placement.pool import WHOLE
 from shadho_celery.placement.shares import Shares
 from shadho_celery.samplers import MakeSampler
 from shadho_celery.samplers.auto import AutoSampler
 from shadho_celery.samplers.unrepeated import Unrepeated
-from shadho_celery.scheduler.rounds import Rounds, Wanted
 from shadho_celery.scheduler.widths import Width
 from shadho_celery.space.split import Subspace, undivided
 from shadho_celery.study.limits import Limits

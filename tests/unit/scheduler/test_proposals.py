@@ -12,12 +12,13 @@ from hyperopt import hp
 from shadho_celery.core.clock import ManualClock
 from shadho_celery.core.hardware import ComputeClass
 from shadho_celery.core.trial import Outcome, Trial, TrialState
+from shadho_celery.fidelity.rounds import Endless, Rounds
+from shadho_celery.fidelity.ladder import Ladder
+from shadho_celery.fidelity.successive_halving import SuccessiveHalving
 from shadho_celery.placement.policies import FifoPolicy
 from shadho_celery.placement.shares import UniformShares
 from shadho_celery.samplers import make_sampler
 from shadho_celery.scheduler.proposals import TOO_WIDE, WAITING_PER_SUBSPACE, Proposals, trial_seed
-from shadho_celery.scheduler.rounds import Endless, Rounds
-from shadho_celery.scheduler.successive_halving import Ladder, SuccessiveHalving
 from shadho_celery.scheduler.widths import Width
 from shadho_celery.space.compile import compile_space
 from shadho_celery.space.split import Subspace, split

@@ -22,12 +22,12 @@ from shadho_celery.core.trial import Attempt, Event, Lost, Memory, Outcome, Resu
 from shadho_celery.errors import StoreOutage
 from shadho_celery.executors.base import Executor
 from shadho_celery.executors.simulated import Play, SimulatedExecutor
+from shadho_celery.fidelity.rounds import Endless
 from shadho_celery.placement.policies import POLICIES, FifoPolicy
 from shadho_celery.placement.shares import FLOOR, HOPELESS, SHARES, UniformShares
 from shadho_celery.predictors.cost_model import CostModel
 from shadho_celery.scheduler.build import make_scheduler
 from shadho_celery.scheduler.proposals import WAITING_PER_SUBSPACE, Proposals
-from shadho_celery.scheduler.rounds import Endless
 from shadho_celery.scheduler.scheduler import TIMED_TRIALS, TURN_SECONDS, Scheduler
 from shadho_celery.space.compile import Space, compile_space
 from shadho_celery.space.split import split

@@ -13,9 +13,10 @@ import pytest
 
 from shadho_celery.core.trial import Outcome, Trial, TrialState, whole
 from shadho_celery.errors import UsageError
+from shadho_celery.fidelity.ladder import LARGEST, Ladder
+from shadho_celery.fidelity.rounds import Endless, Rounds, Wanted
+from shadho_celery.fidelity.successive_halving import SuccessiveHalving
 from shadho_celery.scheduler.build import make_rounds
-from shadho_celery.scheduler.rounds import Endless, Rounds, Wanted
-from shadho_celery.scheduler.successive_halving import LARGEST, Ladder, SuccessiveHalving
 
 S = TrialState
 
