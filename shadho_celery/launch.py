@@ -30,7 +30,16 @@ from shadho_celery.cli.messages import readable_warnings
 from shadho_celery.cli.points import read_points
 from shadho_celery.core.checks import short
 from shadho_celery.core.hardware import CLASS_NAME, DEFAULT_CLASSES
-from shadho_celery.core.settings import DEFAULT_TRIALS, KEPT, MAX_POOL, POLICIES, SAMPLERS, SHARES, StudySettings
+from shadho_celery.core.settings import (
+    DEFAULT_TRIALS,
+    KEPT,
+    MAX_POOL,
+    POLICIES,
+    PRUNERS,
+    SAMPLERS,
+    SHARES,
+    StudySettings,
+)
 from shadho_celery.core.trial import MAX_POSITIVE
 from shadho_celery.errors import UsageError
 from shadho_celery.objective import study_file
@@ -126,6 +135,13 @@ _positive = partial(click.option, type=click.FloatRange(min=0, min_open=True, ma
     metavar="N",
     help="Trials that policy cost draws ahead, to give each slot one that its class is good at; 0 for none.  "
     "[default: by the number of slots]",
+)
+@click.option(
+    "--pruner",
+    metavar=f"[{'|'.join(PRUNERS)}|none]",
+    help="Stops a trial early by its reports: below the median, or not in the best percentile:25, of the complete "
+    "trials; after patience:10 steps without gain; above threshold:100; or if it is not in the best third at steps 1, "
+    "3, 9, ..., asha:3.  [default: none]",
 )
 @click.option(
     "--speculation/--no-speculation",

@@ -20,10 +20,12 @@ Cost = Mapping[str, float] | Callable[[Any], float]
 
 _Name = Annotated[str, Meta(min_length=1)]
 
-#: names of samplers, placement policies and kinds of shares; known here so that a command's help need not import them
+#: names of samplers, placement policies, kinds of shares and pruners; known here so that a command's help need not
+#: import them
 SAMPLERS = ("auto", "random", "tpe", "gp", "qmc", "grid", "cma", "local")
 POLICIES = ("cost", "paper", "fifo")
 SHARES = ("even", "uniform", "promise", "paper")
+PRUNERS = ("median", "percentile", "patience", "threshold", "asha")
 
 #: most trials that a study may be told to draw ahead
 MAX_POOL = 1000
@@ -40,6 +42,7 @@ KEPT = (
     "policy",
     "shares",
     "pool",
+    "pruner",
     "speculate",
     "weight",
     "trial_timeout",
@@ -49,10 +52,16 @@ KEPT = (
 
 #: settings that decide which trials a study runs, and where: those in force are kept, defaults too, so that a study
 #: goes on as it began under a version with other defaults; and what stands for one that is None
-IN_FORCE = ("sampler", "policy", "shares", "pool")
-UNNAMED: Mapping[str, str] = {"sampler": "of its own", "pool": "by the number of slots"}
+IN_FORCE = ("sampler", "policy", "shares", "pool", "pruner")
+UNNAMED: Mapping[str, str] = {"sampler": "of its own", "pool": "by the number of slots", "pruner": "none"}
 #: the defaults of the versions whose stores do not have what was in force: up to 0.5
-EARLIER_DEFAULTS: Mapping[str, Any] = {"sampler": "random", "policy": "cost", "shares": "uniform", "pool": 0}
+EARLIER_DEFAULTS: Mapping[str, Any] = {
+    "sampler": "random",
+    "policy": "cost",
+    "shares": "uniform",
+    "pool": 0,
+    "pruner": None,
+}
 
 
 def continued(in_force: Mapping[str, Any], given: Collection[str]) -> dict[str, Any]:
@@ -121,6 +130,10 @@ class StudySettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     rungs: Annotated[
         Mapping[str, Any] | None,
         Meta(description="a ladder of budgets: least, most and eta, such as 1, 9 and 3, and backups; a dict"),
+    ] = None
+    pruner: Annotated[
+        Any,
+        Meta(description="what stops a trial early by its reports: median, percentile:25, asha or the like, or a dict"),
     ] = None
     speculate: Annotated[bool, Meta(description="whether late trials are copied to idle slots: True or False")] = True
     weight: Annotated[Positive, Meta(description="the study's part of the slots beside other studies")] = 1.0

@@ -144,7 +144,8 @@ class Outcome(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     #: COMPLETE, PRUNED, FAILED or CANCELLED
     state: TrialState
-    #: set if the state is COMPLETE; of several losses the first one
+    #: set if the state is COMPLETE; of several losses the first one. Of a PRUNED trial that of its last report, None if
+    #: that is not finite
     loss: Finite | None = None
     #: by name, the losses of a study with `objectives`, as they are minimised: one to maximise is negative here
     losses: Losses = {}
@@ -255,6 +256,8 @@ class Trial(_Evaluation, frozen=True, kw_only=True):
     finished_at: float | None = None
     #: rung of the ladder of budgets, from 0; None if the study has no rungs
     rung: int | None = None
+    #: step of the last report of a trial that is PRUNED, or is to be once its attempts have ended; None for others
+    step: Int64 | None = None
     #: compute classes with too little memory for it, joined by commas; see `hardware.shortages`
     outgrown: str | None = None
     #: the memory that each of them had too little of, joined by commas; up to version 0.5 it was not recorded
@@ -370,6 +373,7 @@ class Summary(Struct, frozen=True, kw_only=True):
     gpu_memory: Bytes | None
     budget: Finite | None
     rung: int | None
+    step: Int64 | None
     outgrown: str | None
     outgrown_memory: _Memories | None
     lost: int

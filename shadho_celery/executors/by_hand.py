@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from shadho_celery.core.clock import Clock
 from shadho_celery.core.hardware import ComputeClass
-from shadho_celery.core.trial import Attempt, Event, Lost, Outcome, Result, Started, TrialState
+from shadho_celery.core.trial import Attempt, Event, Lost, Outcome, Report, Result, Started, TrialState
 from shadho_celery.executors.base import take
 from shadho_celery.executors.inline import HOST, INLINE_CLASS
 
@@ -44,6 +44,8 @@ class ByHandExecutor:
     def cancel(self, numbers: Iterable[int], *, running: bool) -> None:
         for attempt in take(self._queue, numbers):
             self._lose(attempt, "taken back")
+        for number in self.fetched.keys() & set(numbers) if running else ():
+            self.bring(number, Outcome(state=TrialState.CANCELLED, error="cancelled"))
 
     def close(self) -> None:
         self._queue.clear()
@@ -68,6 +70,11 @@ class ByHandExecutor:
         at, which = self._clock.wall(), attempt.attempt
         result = Result(number=number, attempt=which, outcome=outcome, compute_class=INLINE_CLASS, host=HOST, at=at)
         self._events.append(result)
+
+    def report(self, number: int, step: int, loss: float) -> None:
+        """Report an intermediate loss of a fetched attempt. Raises KeyError for one that is not."""
+        which = self.fetched[number].attempt
+        self._events.append(Report(number=number, attempt=which, step=step, loss=loss, at=self._clock.wall()))
 
     def give_back(self) -> None:
         """Give up all fetched attempts: their trials wait to be asked for again."""

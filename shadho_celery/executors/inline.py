@@ -31,10 +31,12 @@ class InlineExecutor:
         study: str = "",
         *,
         objectives: Mapping[str, str] | None = None,
+        prunes: Callable[[Attempt, Report], bool] = lambda attempt, report: False,
     ) -> None:
         """`evaluate` makes the objective's values from a trial's params (`Space.evaluate`); `study` is a name.
 
-        `objectives` are those of the study, if its losses have names.
+        `objectives` are those of the study, if its losses have names. `prunes` says of each report whether its attempt
+        should stop: while an objective runs nobody polls.
         """
         self._objective = objective
         self._evaluate = evaluate
@@ -42,6 +44,7 @@ class InlineExecutor:
         self._checkpoints = checkpoints
         self._study = study
         self._objectives = objectives
+        self._prunes = prunes
         self._queue: deque[Attempt] = deque()
         self._events: list[Event] = []
 
@@ -79,8 +82,13 @@ class InlineExecutor:
         number, which = attempt.number, attempt.attempt
         self._events.append(Started(number=number, attempt=which, host=HOST, at=self._clock.wall()))
 
+        is_stopped = False
+
         def report(step: int, loss: float) -> None:
-            self._events.append(Report(number=number, attempt=which, step=step, loss=loss, at=self._clock.wall()))
+            nonlocal is_stopped
+            made = Report(number=number, attempt=which, step=step, loss=loss, at=self._clock.wall())
+            self._events.append(made)
+            is_stopped = self._prunes(attempt, made) or is_stopped
 
         context = LocalContext(
             study=self._study,
@@ -91,6 +99,7 @@ class InlineExecutor:
             compute_class=INLINE_CLASS,
             budget=whole(attempt.budget),
             on_report=report,
+            stopped=lambda: is_stopped,
         )
         outcome = call(
             self._objective,
@@ -99,6 +108,8 @@ class InlineExecutor:
             self._clock,
             objectives=self._objectives,
         )
+        # Also of an objective that raises its own exception when it is to stop.
+        outcome = outcome.cancelled() if is_stopped else outcome
         at = self._clock.wall()
         result = Result(number=number, attempt=which, outcome=outcome, compute_class=INLINE_CLASS, host=HOST, at=at)
         self._events.append(result)

@@ -20,6 +20,8 @@ Array = NDArray[np.float64]
 HOPELESS = 5
 #: part of its share that a subspace keeps that only fails, or is the least promising
 FLOOR = 0.1
+#: ends of a trial that could not have had a better loss
+_NO_BETTER = (TrialState.FAILED, TrialState.PRUNED)
 #: losses before a subspace can be judged; latest ones it is judged by; the part of them, the lowest, that is its tail
 MIN_LOSSES, LOSSES, TAIL = 10, 200, 0.25
 #: trials of the rarest subspace, at its full share, after which a deal under promise counts half: with a faster decay,
@@ -184,8 +186,8 @@ class PromiseShares(EvenShares):
     def tell(self, trial: Trial) -> None:
         super().tell(trial)
         # A failed trial counts as one that could not have been worse, so a subspace that only fails is judged too; so
-        # does one that breaks a constraint. Of several losses the first one is looked at.
-        loss = {TrialState.COMPLETE: trial.loss, TrialState.FAILED: math.inf}.get(trial.state)
+        # do one that was pruned and one that breaks a constraint. Of several losses the first one is looked at.
+        loss = {TrialState.COMPLETE: trial.loss, **dict.fromkeys(_NO_BETTER, math.inf)}.get(trial.state)
         loss = math.inf if loss is not None and trial.violation else loss
         if loss is not None and trial.subspace in self._losses:
             self._losses[trial.subspace].append(loss)

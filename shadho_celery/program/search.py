@@ -44,6 +44,7 @@ def minimize(
     policy: str | None = None,
     shares: str | None = None,
     rungs: Mapping[str, object] | None = None,
+    pruner: str | Mapping[str, object] | None = None,
     objectives: Mapping[str, str] | None = None,
     enqueue: Iterable[Mapping[str, Any]] = (),
     store: str = "sqlite://",
@@ -79,6 +80,11 @@ def minimize(
         unless they are given.
     `rungs`: such as ``{"least": 1, "most": 9, "eta": 3}``; many trials get a small ``context.budget``, and the best of
         them are promoted to larger ones (successive halving). For workers it stands in the study file.
+    `pruner`: stops a trial early by the losses that it tells ``context.report(step, loss)``, if it looks at
+        ``context.should_stop()``: "median", "percentile:25" (not among the best quarter), "patience:10" (ten steps
+        without a better loss), "threshold:100" (a loss above), "asha" (not among the best third at the steps 1, 3, 9,
+        ...), or a dict such as ``{"how": "median", "startup_trials": 5, "warmup_steps": 3}``. With `resume` it is that
+        of before, unless another, or "none", is given.
     `objectives`: such as ``{"error": "minimize", "accuracy": "maximize"}``, the names and directions of the `losses`
         that the objective returns. Of several, `.front` has the feasible trials that no other one dominates.
         For workers it stands in the study file.
@@ -103,7 +109,7 @@ def minimize(
     """
     limits: dict[str, Any] = {"trials": trials, "seconds": seconds, "target": target}
     limits |= {"max_failures": max_failures, "early_stop": early_stop}
-    named = {"sampler": sampler, "policy": policy, "shares": shares}
+    named = {"sampler": sampler, "policy": policy, "shares": shares, "pruner": pruner}
     given: dict[str, Any] = {name: value for name, value in named.items() if value is not None}
     if isinstance(objective, str) or workers or broker or redis:
         module = objective if isinstance(objective, str) else _module_of(objective, space)

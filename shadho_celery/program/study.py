@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any
 
 from msgspec import Meta, Struct
@@ -21,7 +22,9 @@ from shadho_celery.errors import StoreError, UsageError
 from shadho_celery.executors.base import Executor
 from shadho_celery.executors.by_hand import ByHandExecutor
 from shadho_celery.executors.inline import InlineExecutor
+from shadho_celery.fidelity.pruners import Pruning, make_pruning
 from shadho_celery.objective.call import MAX_ERROR, Objective, describe
+from shadho_celery.objective.context import LocalContext
 from shadho_celery.objective.result import Unreadable, read
 from shadho_celery.program.interrupts import Interrupts
 from shadho_celery.program.warm_start import WarmStartSource, as_source
@@ -103,6 +106,7 @@ class Study(StudyResults):
         policy: str | None = None,
         shares: str | None = None,
         rungs: Mapping[str, object] | None = None,
+        pruner: str | Mapping[str, object] | None = None,
         objectives: Mapping[str, str] | None = None,
         enqueue: Iterable[Mapping[str, Any]] = (),
         warm_start: WarmStartSource | None = None,
@@ -115,7 +119,8 @@ class Study(StudyResults):
         (`samplers.base.Sampler`). `shares` divides the trials among subspaces, as in `minimize`. A study that is
         continued has those of before unless others are given. With `rungs`, such as
         ``{"least": 1, "most": 9, "eta": 3}``, many trials get a small budget, and the best of them are
-        promoted to larger ones. `objectives`, such as ``{"error": "minimize", "accuracy": "maximize"}``, names the
+        promoted to larger ones. `pruner` stops trials early by what they report, as in `minimize`.
+        `objectives`, such as ``{"error": "minimize", "accuracy": "maximize"}``, names the
         losses that a result has. `policy` matters to workers only. `enqueue` are known points to begin
         with, see the method of that name. `warm_start` are finished trials of elsewhere that teach a new study, see
         `minimize`.
@@ -123,7 +128,7 @@ class Study(StudyResults):
         """
         # Invalid arguments are refused before a study is recorded.
         names = as_record({"store": store, "study": study, "resume": resume, "seed": seed}, _Names)
-        named = {"sampler": sampler, "policy": policy, "shares": shares, "objectives": objectives}
+        named = {"sampler": sampler, "policy": policy, "shares": shares, "pruner": pruner, "objectives": objectives}
         self._given = {name: value for name, value in named.items() if value is not None}
         self._rungs = rungs
         self._settle({}, {})
@@ -250,6 +255,28 @@ class Study(StudyResults):
         return attempt
 
     @python_words()
+    def report(self, trial: AskedTrial, step: int, loss: float) -> bool:
+        """Report the loss that a trial has reached at `step`; return True if the study's pruner stops it there.
+
+        Then it has ended, PRUNED, and another one can be asked for; to tell its result after that changes nothing.
+        `step` is a whole number that grows. Raises UsageError as `tell`, and for what is no such number.
+        """
+        self._refuse_if_closed()
+        number = self._number_of(trial)
+        if number not in self._by_hand.fetched:
+            return True
+        try:
+            made = LocalContext(on_report=partial(self._by_hand.report, number))
+            made.report(step, loss)
+        except (TypeError, ValueError) as error:
+            raise UsageError(str(error)) from None
+        with self._interrupts:
+            self._scheduler().turn()
+            if number not in self._by_hand.fetched:
+                self._scheduler().turn()
+        return number not in self._by_hand.fetched
+
+    @python_words()
     def tell(
         self, trial: AskedTrial, result: Any = _NOTHING, *, error: BaseException | str | None = None
     ) -> TrialResult:
@@ -258,10 +285,12 @@ class Study(StudyResults):
         `result` is a loss, or a dict with `loss` and further metrics, as an objective returns it (with `losses` in a
         study that has `objectives`); a result that cannot be read, such as NaN or None, is a failure. `error` is the
         reason of a failure: an exception, or a text.
-        Raises UsageError for a trial that was told before, or is one of another study.
+        A trial that was pruned stays so. Raises UsageError for one that was told before, or is of another study.
         """
         self._refuse_if_closed()
         number = self._number_of(trial)
+        if number not in self._by_hand.fetched:
+            return self.trial(number)
         if result is None and error is not None:
             result = _NOTHING
         if (result is _NOTHING) == (error is None):
@@ -317,15 +346,17 @@ class Study(StudyResults):
         on_trial: OnTrial | None,
         on_turn: Callable[[], None],
     ) -> None:
+        pruning = make_pruning(self._settings.pruner)
         executor = InlineExecutor(
             self._interrupts.at_once(objective),
             self._space.evaluate,
             checkpoints=CHECKPOINTS / self.key,
             study=self.name,
             objectives=self._settings.objectives,
+            prunes=(lambda attempt, report: False) if pruning is None else pruning.tell,
         )
         self._loop = None
-        scheduler = self._scheduler_of(executor, limits)
+        scheduler = self._scheduler_of(executor, limits, pruning)
         if on_trial is not None:
             running = RunningStudy(self._database, self._study.record, self._space.evaluate, scheduler.stop)
             scheduler.on_trial = TrialCallback(on_trial, running, warn)
@@ -417,16 +448,19 @@ class Study(StudyResults):
             self._loop = self._scheduler_of(self._by_hand, _ENDLESS)
         return self._loop
 
-    def _scheduler_of(self, executor: Executor, limits: Limits) -> Scheduler:
-        return make_scheduler(self._space, self._study, executor, limits, self._settings)
+    def _scheduler_of(self, executor: Executor, limits: Limits, pruning: Pruning | None = None) -> Scheduler:
+        return make_scheduler(self._space, self._study, executor, limits, self._settings, pruning=pruning)
 
     def _number_of(self, trial: object) -> int:
+        """Return the number of a trial that waits for its result, or was pruned. Raises UsageError for others."""
         if not isinstance(trial, AskedTrial):
             raise UsageError(f"tell takes a trial that ask has returned, not {short(trial, 60)}")
         if trial.study != self.key:
             raise UsageError(f"trial {trial.number} is one of another study, not of {self.name!r}")
         if trial.number not in self._by_hand.fetched:
             known = self._study.trial(trial.number)
+            if known.state is TrialState.PRUNED:
+                return trial.number
             if known.state.is_finished:
                 ended = known.state if known.loss is None else f"loss {known.loss:g}"
                 raise UsageError(f"trial {trial.number} has its result already ({ended}); a trial is told once")

@@ -67,6 +67,8 @@ class GpSampler:
         self._avoidance = FailureAvoidance(subspace)
         self._rows: list[Array] = []
         self._losses: list[float] = []
+        #: for each of them, whether its trial was pruned
+        self._pruned: list[bool] = []
         #: constraints of the trials with these losses
         self._told: list[Mapping[str, float]] = []
         self._failed: list[Params] = []
@@ -125,6 +127,7 @@ class GpSampler:
             if trial.loss is not None and not math.isnan(trial.loss):
                 self._rows.append(self._features([trial.params])[0])
                 self._losses.append(float(trial.loss))
+                self._pruned.append(trial.state is TrialState.PRUNED)
                 self._told.append(trial.constraints)
 
     def _start(self, index: int) -> Params:
@@ -159,7 +162,10 @@ class GpSampler:
 
         Those are the best that break no constraint, if there are any.
         """
-        losses = np.array(self._losses[:number])
+        losses, pruned = np.array(self._losses[:number]), np.array(self._pruned[:number])
+        if pruned.any() and not pruned.all():
+            # The loss of a pruned trial is one of its training's beginning, and it was among the worse there.
+            losses = np.where(pruned, np.maximum(losses, np.median(losses[~pruned])), losses)
         most = min(MOST, math.isqrt(CELLS // len(self._domains)))
         kept = np.arange(number)
         if number > most:

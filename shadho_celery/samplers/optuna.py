@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from shadho_celery.core.checks import short
-from shadho_celery.core.trial import Params, Trial, TrialState
+from shadho_celery.core.trial import WELL, Params, Trial, TrialState
 from shadho_celery.errors import UsageError
 from shadho_celery.space.domains import Categorical, Domain, RandInt
 from shadho_celery.space.split import Key, Subspace
@@ -65,15 +65,19 @@ class OptunaSampler:
         states = self._optuna.trial.TrialState
         for trial in trials:
             running = self._running.get(self._subspace.key(trial.params))
-            is_known = trial.state is TrialState.COMPLETE and trial.loss is not None and math.isfinite(trial.loss)
+            is_known = trial.state in WELL and trial.loss is not None and math.isfinite(trial.loss)
+            reported = _reported(trial) if is_known else {}
             if trial.constraints and not hasattr(self._optuna.Trial, "set_constraint"):
                 raise UsageError("samplers of Optuna need version 5 for constraints: pip install 'optuna>=5'")
             if running:
                 own = running.pop()
                 for name, value in trial.constraints.items():
                     own.set_constraint(name, value)
-                values = self._values(trial) if is_known else None
-                self._study.tell(own, values, state=states.COMPLETE if is_known else states.FAIL)
+                for step, loss in reported.items():
+                    own.report(loss, step)
+                values = self._values(trial) if is_known and not reported else None
+                ended = states.PRUNED if reported else states.COMPLETE if is_known else states.FAIL
+                self._study.tell(own, values, state=ended)
             elif is_known:  # of an earlier run, or enqueued
                 self._study.add_trial(self._recorded(trial))
 
@@ -98,9 +102,15 @@ class OptunaSampler:
         return self._optuna.trial.create_trial(
             params={label: _suggestion(domain, trial.params[label]) for label, domain in domains.items()},
             distributions={label: self._law(domain) for label, domain in domains.items()},
-            values=self._values(trial),
+            **self._ended(trial),
             **constraints,
         )
+
+    def _ended(self, trial: Trial) -> dict[str, Any]:
+        """Return how a trial with a loss has ended, for Optuna."""
+        if reported := _reported(trial):
+            return {"state": self._optuna.trial.TrialState.PRUNED, "intermediate_values": reported}
+        return {"values": self._values(trial)}
 
     def _law(self, domain: Domain) -> Any:
         laws = self._optuna.distributions
@@ -109,6 +119,13 @@ class OptunaSampler:
         if isinstance(domain, Categorical):
             return laws.CategoricalDistribution(_options(domain))
         return laws.FloatDistribution(0.0, 1.0)
+
+
+def _reported(trial: Trial) -> dict[int, float]:
+    """Return the last loss of a pruned trial by its step, empty for others; Optuna's steps are not negative."""
+    if trial.state is not TrialState.PRUNED or trial.loss is None:
+        return {}
+    return {max(0, trial.step or 0): trial.loss}
 
 
 class MakeOptunaSampler:

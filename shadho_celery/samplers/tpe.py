@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtr, ndtri
 
-from shadho_celery.core.trial import Params, Trial, TrialState
+from shadho_celery.core.trial import WELL, Params, Trial, TrialState
 from shadho_celery.samplers.failure_avoidance import FailureAvoidance
 from shadho_celery.samplers.qmc import QmcSampler
 from shadho_celery.space.domains import UNIT_MASS, Array, Categorical, Continuous, Domain, Normal, RandInt
@@ -81,7 +81,7 @@ class TpeSampler:
         #: by order of telling, the values, NaN for an inactive label; rows beyond the last trial are to be filled
         self._rows = np.empty((MOST_RANDOM, len(self._axes)))
         #: (violation, loss, order of telling), the best first
-        self._ranked: list[tuple[float, float, int]] = []
+        self._ranked: list[tuple[float, float, float, int]] = []
         #: by order of telling, several losses and the violation of the trials that have them
         self._several: dict[int, tuple[tuple[float, ...], float]] = {}
         self._successes = 0
@@ -131,10 +131,13 @@ class TpeSampler:
     def _learn(self, trial: Trial) -> None:
         key = self._subspace.key(trial.params)
         self._avoidance.tell(trial, guessed=len(self._ranked) >= self._random)
-        merit = math.inf, math.inf  # a failed trial is worse than any other, so that regions that fail are left
-        if trial.state is TrialState.COMPLETE and trial.loss is not None and not math.isnan(trial.loss):
-            merit = trial.violation, float(trial.loss)
-            self._successes += 1
+        # A failed trial is worse than any other, so that regions that fail are left.
+        merit = math.inf, math.inf, math.inf
+        if trial.state in WELL and trial.loss is not None and not math.isnan(trial.loss):
+            # A pruned trial is worse than a complete one, and better the later it was pruned.
+            is_complete = trial.state is TrialState.COMPLETE
+            merit = trial.violation, -math.inf if is_complete else -float(trial.step or 0), float(trial.loss)
+            self._successes += is_complete
             if len(trial.losses) > 1:
                 self._several[len(self._ranked)] = tuple(trial.losses.values()), trial.violation
         place = len(self._ranked)

@@ -12,6 +12,7 @@ from shadho_celery.core.hardware import DEFAULT_CLASSES
 from shadho_celery.core.settings import POLICIES, SHARES, StudySettings
 from shadho_celery.errors import UsageError
 from shadho_celery.executors.base import Executor
+from shadho_celery.fidelity.pruners import NO_PRUNER, Pruning, make_pruning
 from shadho_celery.fidelity.rounds import Endless, Rounds
 from shadho_celery.placement.policies import make_policy
 from shadho_celery.placement.shares import make_shares
@@ -39,6 +40,9 @@ def check_settings(settings: StudySettings) -> None:
     if settings.shares == "paper" != settings.policy:
         raise UsageError("shares 'paper' are those of --policy paper, which has ranks; choose even, uniform or promise")
     make_rounds(settings.rungs)
+    make_pruning(settings.pruner)
+    if settings.has_several and settings.pruner not in (None, NO_PRUNER):
+        raise UsageError("a pruner judges reports of one loss, and this study has several; leave out one of the two")
     if settings.has_several and settings.rungs is not None:
         raise UsageError("rungs promote trials by one loss, and this study has several; leave out rungs or objectives")
 
@@ -72,8 +76,13 @@ def make_scheduler(
     executor: Executor,
     limits: Limits,
     settings: StudySettings = DEFAULT_SETTINGS,
+    *,
+    pruning: Pruning | None = None,
 ) -> Scheduler:
-    """Return the scheduler of `study` with the parts named by `settings`. Raises UsageError as `check_settings`."""
+    """Return the scheduler of `study` with the parts named by `settings`. Raises UsageError as `check_settings`.
+
+    An executor that runs trials in this process asks the same `pruning` while one runs; by default one is made.
+    """
     check_settings(settings)
     make_sampler = samplers.find_sampler(settings.sampler, limits.trials, len(settings.objectives or ()))
     if settings.policy == "paper" and spans_space(make_sampler):
@@ -100,4 +109,5 @@ def make_scheduler(
         limits=limits,
         expected=settings.classes or DEFAULT_CLASSES,
         speculate=settings.speculate,
+        pruning=pruning or make_pruning(settings.pruner),
     )

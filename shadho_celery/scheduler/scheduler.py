@@ -10,9 +10,10 @@ from functools import partial
 from msgspec.structs import replace
 
 from shadho_celery.core.hardware import DEFAULT_CLASSES, ComputeClass, by_strength
-from shadho_celery.core.trial import WELL, Attempt, Event, Result, Trial, TrialState
+from shadho_celery.core.trial import WELL, Attempt, Event, Report, Result, Trial, TrialState
 from shadho_celery.errors import StoreOutage
 from shadho_celery.executors.base import Executor
+from shadho_celery.fidelity.pruners import Pruning
 from shadho_celery.predictors.cost_model import CostModel
 from shadho_celery.scheduler.memory_fit import MemoryFit
 from shadho_celery.scheduler.proposals import Proposals
@@ -44,11 +45,12 @@ class Scheduler:
         limits: Limits,
         expected: Sequence[str] = DEFAULT_CLASSES,
         speculate: bool = True,
+        pruning: Pruning | None = None,
     ) -> None:
         """Learn from the trials of earlier runs, and submit those in flight again.
 
         `expected` orders classes of equal hardware, the strongest first. With `speculate` late trials are copied to
-        idle slots.
+        idle slots, and with `pruning` trials are stopped by their reports.
         """
         self.study = study
         self.cost_model = cost_model
@@ -72,8 +74,11 @@ class Scheduler:
         self._hopelessness = Hopelessness(study.next_numbers(limits.failures or 0))
         self._proposals = proposals
         self._speculation = Speculation(cost_model) if speculate else None
+        self._pruning = pruning
         #: attempts that are placed, and sent once they are recorded
         self._unsent: list[Attempt] = []
+        #: trials that are pruned, and stopped once that is recorded
+        self._to_stop = study.to_stop
         self._began = self._watched_at = study.clock.now()
         #: True once so many trials have ended without a better feasible loss that the study should
         self.is_stale = False
@@ -82,6 +87,8 @@ class Scheduler:
             self._learn(*trials, following=following)
             executor.keep()
         self._look_for_gain()
+        if pruning is not None:
+            pruning.recall(study.recalled(), study.reports())
         if study.in_flight:
             executor.submit(list(study.attempts))
 
@@ -125,15 +132,21 @@ class Scheduler:
         return self._executor.poll(max(0.0, min(self.turn_seconds, left)))
 
     def tell(self, events: Sequence[Event]) -> None:
-        """Record `events`, and let policy and samplers learn from the finished trials."""
+        """Record `events`, prune by the reports, and let policy and samplers learn from the finished trials."""
         told = []
         for event in events:
-            told.append(self.study.tell(self._with_retry(event) if isinstance(event, Result) else event))
+            trial = self.study.tell(self._with_retry(event) if isinstance(event, Result) else event)
+            if trial is not None and isinstance(event, Report):
+                self._prune(trial, event)
+            told.append(trial)
             # After each: of many events at once a later one may be a gain.
             self._look_for_gain()
         # From many at once the models learn far faster than from one after the other.
         if finished := [trial for trial in told if trial is not None and trial.state.is_finished]:
             self._learn(*finished)
+        if self._pruning is not None:
+            for trial in finished:
+                self._pruning.end(trial)
         if self.on_trial is not None:
             self._ended += finished
         for trial in finished:
@@ -201,14 +214,23 @@ class Scheduler:
         self.is_stale = self.is_stale or (most is not None and self.study.trials.without_gain >= most)
 
     def _send(self) -> None:
-        """Record this turn, and send its attempts: none before it is recorded."""
+        """Record this turn, stop what it has pruned, and send its attempts: none before it is recorded."""
         if not self.study.commit():
             return
+        if self._to_stop:
+            self._executor.cancel(self._to_stop, running=True)
+            self._to_stop = []
         if self._unsent:
             self._executor.submit(self._unsent)
             self._unsent = []
         else:
             self._spill()
+
+    def _prune(self, trial: Trial, report: Report) -> None:
+        """Have a trial stopped if the pruner says so; again at each later report, as the word may not have come."""
+        if self._pruning is not None and self._pruning.tell(trial, report):
+            self.study.prune(trial.number)
+            self._to_stop.append(trial.number)
 
     def _call_on_trial(self) -> None:
         """Call `on_trial` with the trials that have ended, once they are recorded."""

@@ -51,6 +51,9 @@ class Store(Protocol):
     def trials(self, key: str, numbers: Collection[int]) -> Iterable[Trial]:
         """Return the trials of these numbers in their order. Raises StoreError for one that cannot be read."""
 
+    def reports(self, key: str, number: int | None = None) -> Iterable[Report]:
+        """Return the study's reports, or those of one trial, by trial, attempt and step."""
+
     def write(
         self,
         key: str,

@@ -72,6 +72,8 @@ trials = sa.Table(
     #: slots that it takes; null for one
     sa.Column("slots", sa.Integer),
     sa.Column("rung", sa.Integer),
+    #: step of the last report of a trial that was pruned, or is to be; null for others, and before version 0.6
+    sa.Column("step", sa.BigInteger),
     #: number of the trial whose params, seed and checkpoints it carries on
     sa.Column("origin", sa.Integer),
     #: compute classes that it ran out of memory on, joined by commas

@@ -111,6 +111,8 @@ class Study:
         #: numbers of the trials that `commit` has to write; True for a new one
         self._unwritten: dict[int, bool] = {}
         self._reports: list[Report] = []
+        #: by trial that has not finished, its report of the greatest step
+        self._last_reports: dict[int, Report] = {}
         self._written_at = self.clock.now()
         #: reason why the store cannot be written at the moment; None while it can
         self.trouble: StoreOutage | None = None
@@ -394,7 +396,25 @@ class Study:
         if not self.is_current(event.number, event.attempt):
             return None
         self._reports.append(event)
+        last = self._last_reports.get(event.number)
+        if last is None or event.step > last.step:
+            self._last_reports[event.number] = event
         return trial
+
+    def prune(self, number: int) -> None:
+        """Note that a trial which has reported is to end PRUNED once its attempts are stopped, whoever hears of it."""
+        trial = self._open[number]
+        if trial.step is None:
+            self._note(replace(trial, step=self._last_reports[number].step))
+
+    @property
+    def to_stop(self) -> list[int]:
+        """Numbers of the trials in flight that are to end PRUNED."""
+        return [trial.number for trial in self.sent if trial.step is not None]
+
+    def reports(self) -> Iterable[Report]:
+        """Return the recorded reports in the order in which they were made."""
+        return sorted(self.store.reports(self.record.key), key=attrgetter("at"))
 
     def commit(self) -> bool:
         """Write all changes in one transaction; without changes only renew the lock every `RENEW_SECONDS`.
@@ -479,9 +499,13 @@ class Study:
             for attempt in live.values():
                 self._count_attempt(attempt, -1)
             seen = live.get(result.attempt, trial)
+            outcome = result.outcome
+            if outcome.state is _S.CANCELLED and trial.step is not None:
+                outcome = self._pruned(trial, outcome.seconds)
             finished = trial.evolve(
-                state=result.outcome.state,
-                outcome=result.outcome,
+                state=outcome.state,
+                outcome=outcome,
+                step=self._last_step(trial) if outcome.state is _S.PRUNED else None,
                 host=result.host or seen.host,
                 compute_class=result.compute_class or seen.compute_class,
                 started_at=seen.started_at or result.at - (result.outcome.seconds or 0.0),
@@ -512,6 +536,9 @@ class Study:
         if not self._live.lose(trial.number, event.attempt):
             return self._show(trial)
         trial = trial.evolve(state=_S.LOST)
+        if trial.step is not None:
+            facts = {"outcome": self._pruned(trial), "step": self._last_step(trial), "finished_at": self.clock.wall()}
+            return self._note(trial.evolve(state=_S.PRUNED, **facts))
         if trial.lost >= MAX_LOST or trial.attempt >= MAX_ATTEMPTS:
             count = f"{trial.lost} attempts" if trial.lost >= MAX_LOST else f"all {MAX_ATTEMPTS} attempts"
             error = f"{count} were lost; the last one: {event.reason}"
@@ -519,6 +546,15 @@ class Study:
             return self._note(trial.evolve(state=_S.FAILED, outcome=failed, finished_at=self.clock.wall()))
         self.hold_back(trial)
         return self._note(trial.evolve(state=_S.WAITING))
+
+    def _pruned(self, trial: Trial, seconds: float | None = None) -> Outcome:
+        """Return the outcome of a trial that was stopped for its reports: the loss of the last one."""
+        loss = self._last_reports[trial.number].loss
+        return Outcome(state=_S.PRUNED, loss=loss if math.isfinite(loss) else None, seconds=seconds)
+
+    def _last_step(self, trial: Trial) -> int | None:
+        last = self._last_reports.get(trial.number)
+        return None if last is None else last.step
 
     def _show(self, trial: Trial) -> Trial:
         """Note a trial with the state and place of the oldest of its live attempts."""
@@ -544,6 +580,7 @@ class Study:
             self._count_open(before, -1)
         if trial.state.is_finished:
             self._running_since.pop(trial.number, None)
+            self._last_reports.pop(trial.number, None)
             self._pending[trial.subspace].pop(trial.number, None)
             self.trials.add(trial)
         else:
@@ -576,6 +613,10 @@ class Study:
         self._asked[trial.subspace] += trial.origin is None
         if trial.compute_class is not None:
             self._taken[trial.compute_class] += 0
+        if trial.step is not None:
+            # What it was pruned for is recorded with it, in one transaction.
+            reports = self.store.reports(self.record.key, trial.number)
+            self._last_reports[trial.number] = max(reports, key=attrgetter("step"))
         self._put(trial)
         if trial.state is _S.WAITING:
             # Its attempt was lost or cancelled, or the scheduler stopped before it was sent.

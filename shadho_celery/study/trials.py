@@ -22,8 +22,8 @@ Read = Callable[[Sequence[int]], Iterable[Trial]]
 #: trials that are read at a time
 BLOCK = 2000
 
-#: columns of a finished trial, and their types. NaN and -1 stand for None; subspace, class and what it has outgrown
-#: are places in a list of names
+#: columns of a finished trial, and their types. NaN and -1 stand for None, of a step the least one; subspace, class and
+#: what it has outgrown are places in a list of names
 _TYPES = {
     "number": "q",
     "origin": "q",
@@ -40,6 +40,7 @@ _TYPES = {
     "outgrown": "I",
     "outgrown_memory": "I",
     "rung": "h",
+    "step": "q",
     "state": "B",
     "warned": "B",
 }
@@ -48,6 +49,8 @@ _COLUMNS = np.dtype([(name, f"<{kind}") for name, kind in _TYPES.items()])
 _SUBSPACE = [*_TYPES].index("subspace")
 _STATES = tuple(TrialState)
 _PLACES = {state: place for place, state in enumerate(_STATES)}
+#: in place of no step
+_NO_STEP = -(2**63)
 #: a merit that every trial exceeds
 _NONE = (math.inf, math.inf, math.inf)
 _Table = NDArray[np.void]
@@ -315,6 +318,7 @@ class FinishedTrials:
             self._place(trial.outgrown),
             self._place(trial.outgrown_memory),
             -1 if trial.rung is None else trial.rung,
+            _NO_STEP if trial.step is None else trial.step,
             _PLACES[trial.state],
             trial.warning is not None,
         )
@@ -361,7 +365,7 @@ class FinishedTrials:
         return ranked
 
     def _recalled(self, row: tuple[Any, ...], params: _Block) -> Trial:
-        number, origin, asked_at, at, loss, _, seconds, budget, memory, gpu_memory, *places, rung, state, _ = row
+        number, origin, asked_at, at, loss, _, seconds, budget, memory, gpu_memory, *places, rung, step, state, _ = row
         subspace, compute_class, outgrown, outgrown_memory = [self._names[place] for place in places]
         losses, constraints = self._numbers.get(number, ({}, {}))
         outcome = Outcome(
@@ -385,6 +389,7 @@ class FinishedTrials:
             asked_at=_known(asked_at),
             finished_at=at,
             rung=None if rung < 0 else rung,
+            step=None if step == _NO_STEP else step,
             outgrown=outgrown,
             outgrown_memory=outgrown_memory,
         )

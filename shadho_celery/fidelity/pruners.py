@@ -1,0 +1,310 @@
+"""Pruners: by a trial's reports they decide whether it should go on. Ask, tell: values in, a verdict out."""
+
+from __future__ import annotations
+
+import math
+from bisect import insort
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Annotated, Protocol
+
+from msgspec import Meta, Struct
+
+from shadho_celery.core.checks import as_record, short
+from shadho_celery.core.settings import PRUNERS
+from shadho_celery.core.trial import Attempt, Report, Trial, TrialState
+from shadho_celery.errors import UsageError
+
+#: name of the absence of a pruner, for a study that is resumed
+NO_PRUNER = "none"
+
+_Trials = Annotated[int, Meta(ge=1, le=1_000_000)]
+_Steps = Annotated[int, Meta(ge=0, le=2**62)]
+
+
+class Pruner(Protocol):
+    """Decides by a trial's reports whether it should be stopped."""
+
+    def tell(self, trial: int, step: int, loss: float) -> bool:
+        """Record a report of a trial, whose steps grow; return whether the trial should be stopped.
+
+        `loss` is infinite in place of NaN.
+        """
+
+    def end(self, trial: int, *, complete: bool) -> None:
+        """Note that a trial has ended, COMPLETE or otherwise: nothing more comes of it."""
+
+
+class _Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="how", tag=str.lower):
+    """Settings of a pruner, as in ``STUDY["pruner"]``; `how` is its name."""
+
+
+class Percentile(_Settings, frozen=True, kw_only=True):
+    """Stop a trial whose best loss so far is worse than this percentile of the COMPLETE trials' at the same step."""
+
+    percentile: Annotated[float, Meta(gt=0, lt=100, description="a number between 0 and 100")] = 25.0
+    #: trials that are to complete before the first one is stopped
+    startup_trials: _Trials = 5
+    #: steps of every trial after which it may be stopped
+    warmup_steps: _Steps = 0
+
+    def make(self) -> Pruner:
+        """Return the pruner."""
+        return PercentilePruner(self)
+
+
+class Median(_Settings, frozen=True, kw_only=True):
+    """Stop a trial whose best loss so far is worse than the median of the COMPLETE trials' at the same step."""
+
+    startup_trials: _Trials = 5
+    warmup_steps: _Steps = 0
+
+    def make(self) -> Pruner:
+        """Return the pruner."""
+        return PercentilePruner(
+            Percentile(percentile=50.0, startup_trials=self.startup_trials, warmup_steps=self.warmup_steps)
+        )
+
+
+class Patience(_Settings, frozen=True, kw_only=True):
+    """Stop a trial whose loss has not become better for so many steps."""
+
+    steps: Annotated[int, Meta(ge=1, le=2**62, description="a whole number from 1")] = 10
+    #: by how much a better loss is to be better
+    least_gain: Annotated[float, Meta(ge=0, le=1e300)] = 0.0
+
+    def make(self) -> Pruner:
+        """Return the pruner."""
+        return PatiencePruner(self)
+
+
+class Threshold(_Settings, frozen=True, kw_only=True):
+    """Stop a trial whose loss is above `upper` or below `lower`, or NaN."""
+
+    upper: float = math.inf
+    lower: float = -math.inf
+    warmup_steps: _Steps = 0
+
+    def make(self) -> Pruner:
+        """Return the pruner."""
+        return ThresholdPruner(self)
+
+
+class Asha(_Settings, frozen=True, kw_only=True):
+    """Stop a trial that is not among the best 1 / eta at the steps least, least * eta, least * eta**2, ..."""
+
+    eta: Annotated[int, Meta(ge=2, le=1000, description="a whole number from 2")] = 3
+    least: Annotated[int, Meta(ge=1, le=2**62, description="a whole number from 1")] = 1
+
+    def make(self) -> Pruner:
+        """Return the pruner."""
+        return AshaPruner(self)
+
+
+PrunerSettings = Percentile | Median | Patience | Threshold | Asha
+
+#: by name, the settings, and the one that the number in ``percentile:25`` and the like stands for
+_BY_NAME: Mapping[str, tuple[type[PrunerSettings], str]] = {
+    "median": (Median, "startup_trials"),
+    "percentile": (Percentile, "percentile"),
+    "patience": (Patience, "steps"),
+    "threshold": (Threshold, "upper"),
+    "asha": (Asha, "eta"),
+}
+_FORM = f"give {', '.join((*PRUNERS, NO_PRUNER))}, also as percentile:25, or a dict such as {{'how': 'asha', 'eta': 4}}"
+
+
+def make_pruning(given: object) -> Pruning | None:
+    """Return what prunes by ``STUDY["pruner"]``; None for no pruner. Raises UsageError as `read_pruner`."""
+    return None if given in (None, NO_PRUNER) else Pruning(read_pruner(given))
+
+
+def read_pruner(given: object) -> PrunerSettings:
+    """Return the settings of a pruner given as ``median``, ``percentile:25`` or a dict. Raises UsageError."""
+    if isinstance(given, str):
+        name, colon, number = given.partition(":")
+        settings: dict[str, object] = {"how": name}
+        if colon and name in _BY_NAME:
+            settings[_BY_NAME[name][1]] = _number(given, number)
+    elif isinstance(given, Mapping):
+        settings = dict(given)
+    else:
+        raise UsageError(f"pruner: {short(given, 60)} is none; {_FORM}")
+    how = settings.get("how")
+    if not isinstance(how, str) or how not in _BY_NAME:
+        raise UsageError(f"pruner: there is no {short(how, 60)}; {_FORM}")
+    read = as_record(settings, _BY_NAME[how][0], f"pruner {how}", _FORM)
+    if isinstance(read, Threshold):
+        if read.upper == math.inf and read.lower == -math.inf:
+            raise UsageError("pruner threshold needs the loss above which a trial is stopped, such as threshold:10")
+        # Not `>=`: one of them may be NaN.
+        if not read.lower < read.upper:
+            raise UsageError(f"pruner threshold: nothing lies between {read.lower:g} and {read.upper:g}; {_FORM}")
+    return read
+
+
+def _number(given: str, number: str) -> float:
+    """Return the number of a pruner that is given in short, an int where it is one."""
+    try:
+        return int(number) if number.isdecimal() else float(number)
+    except ValueError:
+        raise UsageError(f"pruner {short(given, 60)}: {short(number, 30)} is no number; {_FORM}") from None
+
+
+class PercentilePruner:
+    """Compares the best loss of a trial so far with those of the COMPLETE trials at the same step.
+
+    Source: Golovin et al., "Google Vizier: A Service for Black-Box Optimization", KDD 2017, the median stopping rule;
+    here the losses at the step itself are compared, in place of their running averages.
+    """
+
+    def __init__(self, settings: Percentile) -> None:
+        self._settings = settings
+        #: by trial that runs, its best loss at each reported step
+        self._curves: defaultdict[int, dict[int, float]] = defaultdict(dict)
+        #: by step, the best losses until then of the COMPLETE trials, sorted
+        self._complete: defaultdict[int, list[float]] = defaultdict(list)
+        self._count = 0
+
+    def tell(self, trial: int, step: int, loss: float) -> bool:
+        curve = self._curves[trial]
+        best = min(loss, next(reversed(curve.values()), math.inf))
+        curve[step] = best
+        if self._count < self._settings.startup_trials or step < self._settings.warmup_steps:
+            return False
+        others = self._complete.get(step, ())
+        return bool(others) and best > percentile(others, self._settings.percentile)
+
+    def end(self, trial: int, *, complete: bool) -> None:
+        curve = self._curves.pop(trial, {})
+        if complete and curve:
+            self._count += 1
+            for step, best in curve.items():
+                insort(self._complete[step], best)
+
+
+class PatiencePruner:
+    """Stops a trial whose loss has stopped to become better."""
+
+    def __init__(self, settings: Patience) -> None:
+        self._settings = settings
+        #: by trial, its best loss and the step of it
+        self._best: dict[int, tuple[float, int]] = {}
+
+    def tell(self, trial: int, step: int, loss: float) -> bool:
+        best, since = self._best.get(trial, (math.inf, step))
+        if trial not in self._best or loss < best - self._settings.least_gain:
+            self._best[trial] = min(loss, best), step
+            return False
+        return step - since >= self._settings.steps
+
+    def end(self, trial: int, *, complete: bool) -> None:
+        self._best.pop(trial, None)
+
+
+class ThresholdPruner:
+    """Stops a trial whose loss leaves its bounds: training has diverged, or cannot be right."""
+
+    def __init__(self, settings: Threshold) -> None:
+        self._settings = settings
+
+    def tell(self, trial: int, step: int, loss: float) -> bool:
+        lower, upper = self._settings.lower, self._settings.upper
+        # An infinite loss may have been NaN, and leaves any bounds.
+        return step >= self._settings.warmup_steps and not (lower <= loss <= upper and loss < math.inf)
+
+    def end(self, trial: int, *, complete: bool) -> None:
+        pass
+
+
+class AshaPruner:
+    """Asynchronous successive halving by stopping: at each rung of steps the best 1 / eta so far go on.
+
+    A trial is judged at its first report on a rung, against those that have been there before it, and never waits.
+    Source: Li et al., "A System for Massively Parallel Hyperparameter Tuning", MLSys 2020, in its stopping form.
+    """
+
+    def __init__(self, settings: Asha) -> None:
+        self._settings = settings
+        #: by step of a rung, the losses of all trials that have come there, sorted
+        self._rungs: defaultdict[int, list[float]] = defaultdict(list)
+        #: by trial that runs, the step of its last rung
+        self._reached: dict[int, int] = {}
+
+    def tell(self, trial: int, step: int, loss: float) -> bool:
+        rung = self._rung_of(step)
+        if rung is None or rung <= self._reached.get(trial, 0):
+            return False
+        self._reached[trial] = rung
+        there = self._rungs[rung]
+        insort(there, loss)
+        # A loss that nothing is better than goes on, whatever the quantile's last digit.
+        return loss > max(there[0], percentile(there, 100.0 / self._settings.eta))
+
+    def end(self, trial: int, *, complete: bool) -> None:
+        self._reached.pop(trial, None)
+
+    def _rung_of(self, step: int) -> int | None:
+        """Return the step of the highest rung up to `step`; None below the first."""
+        rung = self._settings.least
+        if step < rung:
+            return None
+        while rung * self._settings.eta <= step:
+            rung *= self._settings.eta
+        return rung
+
+
+class Pruning:
+    """Judges the trials of a study, those of each budget among themselves, whatever reports come of them.
+
+    Steps of a trial that do not grow are no progress: they are reported twice, late, or by another attempt that
+    repeats them.
+    """
+
+    def __init__(self, settings: PrunerSettings) -> None:
+        self._settings = settings
+        self._pruners: dict[float | None, Pruner] = {}
+        #: by trial that runs, its last step
+        self._steps: dict[int, int] = {}
+        #: trials that are to stop
+        self._stopped: set[int] = set()
+
+    def tell(self, trial: Trial | Attempt, report: Report) -> bool:
+        """Record a report of a trial, or its attempt; return whether it should stop, and again until it has ended."""
+        number, step = trial.number, report.step
+        if number in self._stopped or step <= self._steps.get(number, step - 1):
+            return number in self._stopped
+        self._steps[number] = step
+        if self._of(trial).tell(number, step, math.inf if math.isnan(report.loss) else report.loss):
+            self._stopped.add(number)
+        return number in self._stopped
+
+    def end(self, trial: Trial) -> None:
+        """Note that a trial has ended."""
+        self._steps.pop(trial.number, None)
+        self._stopped.discard(trial.number)
+        self._of(trial).end(trial.number, complete=trial.state is TrialState.COMPLETE)
+
+    def recall(self, trials: Iterable[Trial], reports: Iterable[Report]) -> None:
+        """Learn from the trials of earlier runs and from their reports, in the order in which they were made."""
+        known = {trial.number: trial for trial in trials}
+        for report in reports:
+            if report.number in known:
+                self.tell(known[report.number], report)
+        for trial in known.values():
+            if trial.state.is_finished:
+                self.end(trial)
+
+    def _of(self, trial: Trial | Attempt) -> Pruner:
+        if trial.budget not in self._pruners:
+            self._pruners[trial.budget] = self._settings.make()
+        return self._pruners[trial.budget]
+
+
+def percentile(ordered: Sequence[float], percent: float) -> float:
+    """Return a percentile of sorted values, by linear interpolation between two of them."""
+    place = (len(ordered) - 1) * percent / 100
+    below = math.floor(place)
+    left, right = ordered[below], ordered[min(below + 1, len(ordered) - 1)]
+    # Of infinite neighbours no weighted mean can be taken.
+    return left if left == right or place == below else left + (right - left) * (place - below)
