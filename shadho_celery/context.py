@@ -1,6 +1,6 @@
 """Argument of an objective: `Context`, and `LocalContext` for a call without a study."""
 
 from shadho_celery.core.trial import ReplicaSeat
-from shadho_celery.objective.context import Context, LocalContext, ReplicaDone, TrialTimeout
+from shadho_celery.objective.context import Context, LocalContext, ReplicaDone, TrialStopped, TrialTimeout
 
-__all__ = ["Context", "LocalContext", "ReplicaDone", "ReplicaSeat", "TrialTimeout"]
+__all__ = ["Context", "LocalContext", "ReplicaDone", "ReplicaSeat", "TrialStopped", "TrialTimeout"]

@@ -349,6 +349,8 @@ def _description(study: StudyResults, found: TrialResult) -> Iterator[str]:
     yield from _listed("metrics", found.metrics)
     if found.budget is not None:
         yield f"budget: {found.budget:g}"
+    if found.step is not None:
+        yield f"pruned: the loss is that of its last report, at step {found.step}"
     yield f"seed: {found.seed}"
     if found.host:
         yield f"ran on: {found.host}, class {found.compute_class}"

@@ -222,11 +222,12 @@ def progress_line(scheduler: Scheduler) -> str:
     if busy:
         live = {c.name for c in scheduler.classes}
         busy += [f"{name} has no worker" for name in study.compute_classes if name not in live]
+    pruned = f"; {study.count(_S.PRUNED)} pruned" if study.count(_S.PRUNED) else ""
     failed = study.count(_S.FAILED)
     kinds = study.failures.common()
     worst = "".join(f"{', mostly' if len(kinds) > 1 else ':'} {one_line(each.failure, 120)}" for each in kinds[:1])
     failures = f"; {failed} failed{worst}" if failed else ""
-    return f"{study.counted}{limit} trials; {best_line(study)}; {', '.join(busy) or 'no live worker'}{failures}"
+    return f"{study.counted}{limit} trials; {best_line(study)}; {', '.join(busy) or 'no live worker'}{pruned}{failures}"
 
 
 def pace_line(scheduler: Scheduler, pace: Pace, began: float) -> str:
@@ -362,7 +363,8 @@ def summary(
         ]
     lines += _warnings(study.trials.warned())
     lines += _faults(study, refused)
-    counts = f"{study.count(_S.COMPLETE)} complete, {study.count(_S.FAILED)} failed"
+    pruned = f", {study.count(_S.PRUNED)} pruned" if study.count(_S.PRUNED) else ""
+    counts = f"{study.count(_S.COMPLETE)} complete{pruned}, {study.count(_S.FAILED)} failed"
     if study.best is not None:
         lines += [f"best: {given(space, study.best)}"]
     lines += [f"study {study.name}: {counts}; {best_line(study)}", *front_lines(study)]
@@ -542,6 +544,7 @@ def as_json(
         "warm_start": len(study.warm_start),
         "classes": {name: counts(*ended, compute_class=name) | {"slots": slots.get(name, 0)} for name in classes},
         "sampler": {"name": (study.record.in_force or {}).get("sampler"), "choices": dict(study.choices)},
+        "pruner": (study.record.in_force or {}).get("pruner"),
         "placed_by_params": [to_builtins(each) for each in placed_by_params(study)],
         "subspaces": {
             name: counts(*ended, subspace=name) | {"best": _own(study, study.best_of(name))}

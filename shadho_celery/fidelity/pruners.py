@@ -258,12 +258,14 @@ class Pruning:
     """Judges the trials of a study, those of each budget among themselves, whatever reports come of them.
 
     Steps of a trial that do not grow are no progress: they are reported twice, late, or by another attempt that
-    repeats them.
+    repeats them. At the last step of COMPLETE trials nothing is stopped: there is nothing left to save.
     """
 
     def __init__(self, settings: PrunerSettings) -> None:
         self._settings = settings
         self._pruners: dict[float | None, Pruner] = {}
+        #: by budget, the last step of any COMPLETE trial
+        self._longest: dict[float | None, int] = {}
         #: by trial that runs, its last step
         self._steps: dict[int, int] = {}
         #: trials that are to stop
@@ -275,15 +277,18 @@ class Pruning:
         if number in self._stopped or step <= self._steps.get(number, step - 1):
             return number in self._stopped
         self._steps[number] = step
-        if self._of(trial).tell(number, step, math.inf if math.isnan(report.loss) else report.loss):
+        is_bad = self._of(trial).tell(number, step, math.inf if math.isnan(report.loss) else report.loss)
+        if is_bad and step < self._longest.get(trial.budget, math.inf):
             self._stopped.add(number)
         return number in self._stopped
 
     def end(self, trial: Trial) -> None:
         """Note that a trial has ended."""
-        self._steps.pop(trial.number, None)
+        last, is_complete = self._steps.pop(trial.number, None), trial.state is TrialState.COMPLETE
+        if is_complete and last is not None:
+            self._longest[trial.budget] = max(last, self._longest.get(trial.budget, last))
         self._stopped.discard(trial.number)
-        self._of(trial).end(trial.number, complete=trial.state is TrialState.COMPLETE)
+        self._of(trial).end(trial.number, complete=is_complete)
 
     def recall(self, trials: Iterable[Trial], reports: Iterable[Report]) -> None:
         """Learn from the trials of earlier runs and from their reports, in the order in which they were made."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from shadho_celery.runner.runner import STOP_SECONDS, Runner
+from shadho_celery.runner.runner import INTERRUPT_SECONDS, STOP_SECONDS, Runner
 from shadho_celery.transport.channel import WorkerChannel
 from shadho_celery.transport.seats import Seat, WorkerSeats
 
@@ -27,6 +27,8 @@ class Lease:
     stopped: str = ""
     #: times it has called for replicas
     calls: int = 0
+    #: True once it has reported: it may be pruned at any moment
+    has_reported: bool = False
 
     @property
     def key(self) -> tuple[str, int, int]:
@@ -71,8 +73,18 @@ class Leases:
                 if answer != "ok" and not lease.stopped:
                     self.stop(lease, answer)
 
+    def look(self) -> None:
+        """Stop the attempts that were pruned since their last report. Raises redis-py's errors."""
+        with self._lock:
+            reporting = [each for each in self._live.values() if each.has_reported and not each.stopped]
+        for study in {lease.study for lease in reporting}:
+            ours = [lease for lease in reporting if lease.study == study]
+            for lease, is_cancelled in zip(ours, self._channel.cancelled(study, [a.number for a in ours]), strict=True):
+                if is_cancelled:
+                    self.stop(lease, "cancel")
+
     def stop(self, lease: Lease, why: str) -> None:
-        """Ask the trial to stop, and kill its process unless it does."""
+        """Ask the trial to stop; interrupt it unless it does, and then kill its process."""
 
         def ask() -> None:
             lease.stopped = why
@@ -80,9 +92,10 @@ class Leases:
 
         # A lease that is gone may be that of a trial which has ended since the request to Redis.
         if self._while_live(lease, ask):
-            timer = threading.Timer(STOP_SECONDS, self._while_live, (lease, lease.runner.kill))
-            timer.daemon = True
-            timer.start()
+            for seconds, act in ((INTERRUPT_SECONDS, lease.runner.interrupt_trial), (STOP_SECONDS, lease.runner.kill)):
+                timer = threading.Timer(seconds, self._while_live, (lease, act))
+                timer.daemon = True
+                timer.start()
 
     def _while_live(self, lease: Lease, act: Callable[[], None]) -> bool:
         # Under the lock: once the lease has ended, its slot's process may run another trial.

@@ -63,8 +63,9 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-#: seconds between two renewals of the running trials' leases, which also bring their cancel flags
-BEAT_SECONDS = 1.0
+#: seconds between two renewals of the running trials' leases, which also bring their cancel flags; and between two
+#: looks for those of trials that report, which may be pruned
+BEAT_SECONDS, LOOK_SECONDS = 1.0, 0.2
 
 #: seconds before a message goes back to the queue whose module this worker was not started with
 REQUEUE_SECONDS = 1.0
@@ -390,8 +391,12 @@ class Slots:
         def on_report(said: Reported) -> None:
             nonlocal unsent
             report = Report(number=number, attempt=which, step=said.step, loss=said.loss, at=self._clock.wall())
+            lease.has_reported = seat is None
             try:
-                unsent += not self._channel.report(payload.study, report)
+                answer = self._channel.report(payload.study, report)
+                unsent += answer == "refused"
+                if answer == "cancel" and not lease.stopped:
+                    self._leases.stop(lease, answer)
             except redis.RedisError:
                 unsent += 1
                 log.warning("a report of trial %s did not get through", number)
@@ -447,19 +452,28 @@ class Slots:
 
     def _beat(self) -> None:
         """Renew leases, stop cancelled trials, announce, until the worker closes."""
-        while not self._closing.wait(BEAT_SECONDS):
-            self._lines.beat()
+        renewed_at = self._clock.now()
+        while not self._closing.wait(LOOK_SECONDS):
+            is_due = self._clock.now() - renewed_at >= BEAT_SECONDS
+            if is_due:
+                renewed_at = self._clock.now()
+                self._lines.beat()
             try:
-                self._leases.renew()
-                self._codes.follow([runner.codes() for runner in self._runners])
-                self._tell_codes()
-                for slot, bundle in list(self._bundles.items()):
-                    bundle.relieve(self._runners[slot].recall)
-                self._heartbeat.beat(has_free_slot=self._free.qsize() > 0)
-                self._logs.beat()
-                flush(self._declined)
+                self._leases.look()
+                if is_due:
+                    self._beat_once()
             except redis.RedisError as error:
                 log.warning("Redis does not answer (%s); leases may run out", error)
             except Exception:
                 # Without this thread all leases would run out.
                 log.exception("the beat failed, and goes on; this is a bug")
+
+    def _beat_once(self) -> None:
+        self._leases.renew()
+        self._codes.follow([runner.codes() for runner in self._runners])
+        self._tell_codes()
+        for slot, bundle in list(self._bundles.items()):
+            bundle.relieve(self._runners[slot].recall)
+        self._heartbeat.beat(has_free_slot=self._free.qsize() > 0)
+        self._logs.beat()
+        flush(self._declined)

@@ -23,6 +23,13 @@ class TrialTimeout(Exception):
     """
 
 
+class TrialStopped(BaseException):
+    """The trial was cancelled or pruned, and has not returned. Raised inside the objective, whose result is not wanted.
+
+    It passes through ``except Exception``.
+    """
+
+
 class ReplicaDone(BaseException):
     """The work of this replica is done. Raised to leave the objective, and caught by its caller."""
 
@@ -68,7 +75,10 @@ class Context(Protocol):
         """
 
     def should_stop(self) -> bool:
-        """Return whether the trial was cancelled or its time is up; then the objective should return at once."""
+        """Return whether the trial was cancelled or pruned, or its time is up; then the objective should return.
+
+        At once: a cancelled or pruned trial that goes on gets a TrialStopped, and is killed half a second later.
+        """
 
     def call_replicas(self, address: str, token: str, backups: int) -> None:
         """Have the other slots of the trial, and as many idle ones as `backups`, join the gang at `address`.

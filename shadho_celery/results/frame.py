@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 #: columns in front of the labels and the metrics
-FACTS = ("number", "state", "loss", "subspace", "budget", "seconds", "compute_class", "host", "attempts")
+FACTS = ("number", "state", "loss", "subspace", "budget", "step", "seconds", "compute_class", "host", "attempts")
 #: columns behind them, seconds since the epoch in the store, and moments here
 MOMENTS = ("asked_at", "started_at", "finished_at")
 
@@ -55,6 +55,7 @@ def make_frame(trials: Iterable[TrialResult], values: Values) -> pd.DataFrame:
     frame["warning"] = pd.Series(_column([trial.warning for trial in rows]), dtype=object)
     for name in ("loss", "budget", "seconds"):
         frame[name] = frame[name].astype(float)
+    frame["step"] = frame["step"].astype("Int64")
     return frame
 
 

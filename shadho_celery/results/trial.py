@@ -51,7 +51,7 @@ class TrialResult:
 
     @property
     def loss(self) -> float | None:
-        """Loss as it is minimised, of several the first one; None without one.
+        """Loss as it is minimised, of several the first one, of a PRUNED trial that of its last report; or None.
 
         One to maximise is negative here: `losses` has it as the objective returned it.
         """
@@ -126,6 +126,11 @@ class TrialResult:
     def budget(self) -> float | None:
         """Part of the fidelity; None for all of it."""
         return self._trial.budget
+
+    @property
+    def step(self) -> int | None:
+        """Step of the last report of a trial that was pruned; None for others."""
+        return self._trial.step
 
     @property
     def compute_class(self) -> str | None:

@@ -29,7 +29,7 @@ from shadho_celery.core.trial import GangCall, Memory, Outcome, TrialState, whol
 from shadho_celery.errors import UsageError
 from shadho_celery.objective import study_file
 from shadho_celery.objective.call import Objective, call, describe, joined
-from shadho_celery.objective.context import LocalContext, ReplicaDone, TrialTimeout
+from shadho_celery.objective.context import LocalContext, ReplicaDone, TrialStopped, TrialTimeout
 from shadho_celery.objective.memory import PeakMemory
 from shadho_celery.runner import protocol
 from shadho_celery.runner.cleanup import Cleanup, identity
@@ -53,8 +53,10 @@ class Child:
         self._sending = threading.RLock()
         self._stop = threading.Event()
         self._timed_out = threading.Event()
-        #: True while the objective itself runs: the time limit may interrupt nothing else
+        #: True while the objective itself runs: nothing else may be interrupted
         self._is_in_objective = False
+        #: True while its thread sends a record, which must be whole; and if it is to be interrupted afterwards
+        self._is_sending = self._is_interrupted = False
         #: orders that are not begun, and the number of the one that is; both change under the condition
         self._orders: deque[protocol.RunAttempt] = deque()
         self._current = 0
@@ -154,13 +156,21 @@ class Child:
         elif isinstance(record, protocol.TimeUp):
             self._timed_out.set()
             signal.pthread_kill(threading.main_thread().ident or 0, _INTERRUPT)
+        elif isinstance(record, protocol.Interrupt):
+            signal.pthread_kill(threading.main_thread().ident or 0, _INTERRUPT)
         else:
             self._stop.set()
 
     def _interrupt(self, *_: object) -> None:
-        if self._is_in_objective and self._timed_out.is_set():
-            self._is_in_objective = False
+        if not self._is_in_objective:
+            return
+        self._is_interrupted = self._is_sending
+        if self._is_sending:
+            return
+        self._is_in_objective = False
+        if self._timed_out.is_set():
             raise TrialTimeout("the trial has reached its time limit (trial timeout)")
+        raise TrialStopped("the trial was cancelled or pruned")
 
     def _context(self, order: protocol.RunAttempt, tell: Callable[[protocol.FromChild], None]) -> LocalContext:
         attempt, seat = order.attempt, order.replica
@@ -293,7 +303,12 @@ class Child:
                 with suppress(OSError):
                     os.write(2, b"the trial closed the descriptor of the pipe between its process and the worker\n")
                 os._exit(protocol.PIPE_LOST)
+            is_main = threading.current_thread() is threading.main_thread()
+            self._is_sending = is_main
             self._pipe.sendall(protocol.encode(record))
+            self._is_sending = False
+        if is_main and self._is_interrupted:
+            self._interrupt()
 
 
 def _set_up_output() -> None:

@@ -73,6 +73,12 @@ class Stop(_Record, frozen=True, kw_only=True):
     order: int
 
 
+class Interrupt(_Record, frozen=True, kw_only=True):
+    """To the process: interrupt the trial, which has not returned since its stop flag was set."""
+
+    order: int
+
+
 class TimeUp(_Record, frozen=True, kw_only=True):
     """To the process: interrupt the trial."""
 
@@ -119,7 +125,7 @@ class Refused(_Record, frozen=True, kw_only=True):
     code: CodeVersion
 
 
-ToChild = RunAttempt | Recall | Stop | TimeUp
+ToChild = RunAttempt | Recall | Stop | Interrupt | TimeUp
 FromChild = Ready | Reported | Gang | Ended | Refused
 
 # At import: each of a worker's slots decodes what its process sends in a thread of its own.

@@ -19,6 +19,7 @@ from shadho_celery.runner.protocol import (
     HARD_SECONDS,
     Ended,
     Gang,
+    Interrupt,
     Ready,
     Recall,
     Refused,
@@ -35,8 +36,9 @@ log = logging.getLogger(__name__)
 OnReport = Callable[[Reported], None]
 OnGang = Callable[[GangCall], None]
 
-#: seconds a trial has to return after its stop flag was set
-STOP_SECONDS = 2.0
+#: seconds after which a trial whose stop flag was set is interrupted, and seconds after which it is killed: with those
+#: until its worker hears of it, a pruned trial's slot is free within one
+INTERRUPT_SECONDS, STOP_SECONDS = 0.25, 0.7
 
 #: seconds for the import of the study modules; after that the import counts as part of the trial
 IMPORT_SECONDS = 300.0
@@ -198,6 +200,13 @@ class Runner:
             process, current = self._process, self._current
         if process is not None:
             process.send(Stop(order=current))
+
+    def interrupt_trial(self) -> None:
+        """Interrupt the running trial, whose stop flag was set."""
+        with self._lock:
+            process, current = self._process, self._current
+        if process is not None:
+            process.send(Interrupt(order=current))
 
     def kill(self) -> None:
         """Kill the process and its process tree."""

@@ -200,10 +200,18 @@ class WorkerChannel:
             # Redis may not have the study any more.
             pipe.hincrby(attempts, "refused", 1).expire(attempts, ERASED_SECONDS).execute()
 
-    def report(self, study: str, report: Report) -> bool:
-        """Send a report; return False if it was refused: the lease has ended, or too many events wait."""
-        member, sealed = _member((report.number, report.attempt)), seal(study, report, self._signer)
-        return bool(run(self._client, "report", study, member, sealed, MAX_WAITING))
+    def report(self, study: str, report: Report) -> str:
+        """Send a report; return ``ok``, ``cancel`` if the trial should stop, or ``refused``.
+
+        It is refused where the lease has ended, or too many events wait.
+        """
+        sealed = seal(study, report, self._signer)
+        return str(run(self._client, "report", study, report.number, report.attempt, sealed, MAX_WAITING))
+
+    def cancelled(self, study: str, numbers: Sequence[int]) -> list[bool]:
+        """Return for each trial whether it should stop: cheaper than `renew`."""
+        [cancelled] = keys(study, "cancel")
+        return [bool(each) for each in self._client.smismember(cancelled, numbers)]
 
     def _sealed(self, study: str, event: Result | Started) -> tuple[int, int, str]:
         return event.number, event.attempt, seal(study, event, self._signer)
