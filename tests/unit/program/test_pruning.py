@@ -1,0 +1,95 @@
+"""A search in this process stops trials by their reports; in a loop of one's own `report` says so."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hyperopt import hp
+
+import shadho_celery
+from shadho_celery.context import Context
+from shadho_celery.errors import UsageError
+
+SPACE = {"x": hp.uniform("x", -1, 1)}
+STEPS = 9
+
+
+def objective(params: dict[str, float], context: Context) -> float:
+    loss = 0.0
+    for step in range(1, STEPS + 1):
+        loss = params["x"] ** 2 + 1 / step
+        context.report(step, loss)
+        if context.should_stop():
+            break
+    return loss
+
+
+def deaf(params: dict[str, float], context: Context) -> float:
+    for step in range(1, STEPS + 1):
+        context.report(step, params["x"] ** 2 + 1 / step)
+    raise RuntimeError("it was to stop before")
+
+
+@pytest.mark.parametrize("pruner", ["median", "asha", {"how": "percentile", "percentile": 30}])
+def test_bad_trials_end_pruned_with_their_last_report(pruner: Any) -> None:
+    found = shadho_celery.minimize(objective, SPACE, trials=30, seed=0, sampler="random", pruner=pruner)
+    pruned = [trial for trial in found.trials if trial.state == "PRUNED"]
+    assert 5 < len(pruned) < 30
+    for trial in pruned:
+        last = trial.reports[-1]
+        assert (trial.step, trial.loss) == (last.step, last.loss)
+        assert trial.step is not None
+        assert trial.step < STEPS
+    assert found.best is not None
+    assert found.best.state == "COMPLETE"
+    assert abs(found.best.params["x"]) < 0.1
+
+
+def test_what_an_objective_does_once_it_is_to_stop_does_not_count() -> None:
+    found = shadho_celery.minimize(deaf, SPACE, trials=12, seed=0, sampler="random", pruner="threshold:0.5")
+    assert {str(trial.state) for trial in found.trials} == {"PRUNED"}
+
+
+def test_the_same_seed_prunes_the_same_trials() -> None:
+    one, two = (shadho_celery.minimize(objective, SPACE, trials=25, seed=3, pruner="asha") for _ in range(2))
+    assert [(t.params, t.state, t.step) for t in one.trials] == [(t.params, t.state, t.step) for t in two.trials]
+
+
+def test_a_resumed_study_prunes_as_before_and_none_ends_it(tmp_path: Path) -> None:
+    where: dict[str, Any] = {"store": f"sqlite:///{tmp_path / 'a.db'}", "study": "s"}
+    whole = shadho_celery.minimize(objective, SPACE, trials=24, seed=1, sampler="random", pruner="asha")
+    shadho_celery.minimize(objective, SPACE, trials=10, seed=1, sampler="random", pruner="asha", **where)
+    again = shadho_celery.minimize(objective, SPACE, trials=24, resume=True, **where)
+    assert [(t.params, t.state, t.step) for t in again.trials] == [(t.params, t.state, t.step) for t in whole.trials]
+    rest = shadho_celery.minimize(objective, SPACE, trials=40, resume=True, pruner="none", **where)
+    assert {str(trial.state) for trial in rest.trials[24:]} == {"COMPLETE"}
+
+
+def test_in_a_loop_of_ones_own_report_tells_when_to_stop() -> None:
+    with shadho_celery.Study(SPACE, seed=0, sampler="random", pruner="asha") as study:
+        for _ in range(20):
+            trial = study.ask()
+            for step in range(1, STEPS + 1):
+                if study.report(trial, step, trial.values["x"] ** 2 + 1 / step):
+                    break
+            told = study.tell(trial, trial.values["x"] ** 2)
+            assert study.report(trial, STEPS, 0.0) if told.state == "PRUNED" else told.loss == trial.values["x"] ** 2
+        assert {str(each.state) for each in study.trials} == {"COMPLETE", "PRUNED"}
+
+
+def test_a_report_that_is_none_is_refused_in_one_line() -> None:
+    with shadho_celery.Study(SPACE, seed=0, pruner="asha") as study:
+        trial = study.ask()
+        for step, loss in ((1.5, 1.0), ("one", 1.0), (1, "low"), (2**70, 1.0)):
+            with pytest.raises(UsageError, match=r"context\.report"):
+                study.report(trial, step, loss)  # type: ignore[arg-type]
+        study.tell(trial, 1.0)
+        with pytest.raises(UsageError, match="has its result already"):
+            study.report(trial, 1, 1.0)
+
+
+def test_a_pruner_of_several_losses_is_refused() -> None:
+    with pytest.raises(UsageError, match="judges reports of one loss"):
+        shadho_celery.Study(SPACE, pruner="asha", objectives={"a": "minimize", "b": "minimize"})
