@@ -47,6 +47,11 @@ class Ladder(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return ladder
 
     @property
+    def budgets(self) -> list[float]:
+        """Budgets of the rungs, the lowest first."""
+        return [self.most / self.eta**below for below in range(self.top, -1, -1)]
+
+    @property
     def top(self) -> int:
         """Number of rungs above the lowest one."""
         # Without the small number some ladders would lack a rung: log(243) / log(3) is 4.999...

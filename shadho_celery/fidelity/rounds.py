@@ -11,7 +11,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from shadho_celery.core.trial import Trial
+from shadho_celery.core.trial import Params, Trial
 
 
 class Wanted(Struct, frozen=True, kw_only=True):
@@ -22,6 +22,8 @@ class Wanted(Struct, frozen=True, kw_only=True):
     rung: int | None = None
     #: number of the trial whose params, seed and checkpoints it continues; None for a new draw
     origin: int | None = None
+    #: what it is to be, from rounds that propose trials themselves; None to ask the sampler
+    params: Params | None = None
     #: new draws until the end of its round, with those of all earlier rounds and the cancelled ones; None if there is
     #: no such number
     drawn: int | None = None

@@ -9,7 +9,6 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from shadho_celery.core.trial import Params, Trial
 from shadho_celery.space.split import Subspace
@@ -46,17 +45,11 @@ class QmcSampler:
             self._sequence = self._sequence or _sobol(len(domains), self._seed)
             more = [self._sequence.random(BLOCK) for _ in range(1 + (index - len(self._points)) // BLOCK)]
             self._points = np.concatenate([self._points, *more])
-        return self._at(self._points[index])
+        return self._subspace.at(self._points[index])
 
     def centre(self) -> Params:
         """Return the params at the median of each label's law."""
-        return self._at(np.full(len(self._subspace.domains), 0.5))
-
-    def _at(self, masses: NDArray[np.float64]) -> Params:
-        params = {**self._subspace.fixed}
-        for column, (label, domain) in enumerate(self._subspace.domains.items()):
-            params[label] = domain.quantile(masses[column : column + 1]).tolist()[0]
-        return {label: params[label] for label in self._subspace.space.active(params)}
+        return self._subspace.at(np.full(len(self._subspace.domains), 0.5))
 
 
 def _sobol(dimensions: int, seed: Sequence[int]) -> Any:

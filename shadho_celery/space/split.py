@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 import numpy as np
+from numpy.typing import NDArray
 
 from shadho_celery.core.trial import Params
 from shadho_celery.space.blocks import Block, Branch, Pins
@@ -48,6 +49,13 @@ class Subspace:
     def sample(self, generator: np.random.Generator, size: int) -> list[dict[str, Value]]:
         """Draw `size` assignments of the active labels from the prior within the subspace, pinned labels included."""
         return self.space.sample(generator, size, self.fixed)
+
+    def at(self, masses: NDArray[np.float64]) -> dict[str, Value]:
+        """Return the active labels' values at these masses of their laws, from 0 to 1, one for each leaf."""
+        params: dict[str, Value] = {**self.fixed}
+        for column, (label, domain) in enumerate(self.domains.items()):
+            params[label] = domain.quantile(masses[column : column + 1]).tolist()[0]
+        return {label: params[label] for label in self.space.active(params)}
 
     def key(self, params: Params) -> Key:
         """Return what tells these params from others of the subspace."""

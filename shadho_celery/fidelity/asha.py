@@ -1,0 +1,97 @@
+"""ASHA: a trial is promoted as soon as it is among the best 1 / eta of its rung, and nobody waits."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, insort
+from collections.abc import Sequence
+
+from shadho_celery.core.trial import Trial, TrialState
+from shadho_celery.fidelity.brackets import rank_loss, rung_of
+from shadho_celery.fidelity.ladder import Ladder
+from shadho_celery.fidelity.rounds import Wanted
+
+
+class Rung:
+    """Results at one budget, and those of them that are promoted."""
+
+    def __init__(self) -> None:
+        #: (loss, origin), the best first, of all results and of those that are not promoted
+        self._all: list[tuple[float, int]] = []
+        self._stayed: list[tuple[float, int]] = []
+        self._losses: dict[int, float] = {}
+        self._promoted: set[int] = set()
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def tell(self, origin: int, loss: float) -> None:
+        """Enter a result."""
+        insort(self._all, (loss, origin))
+        self._losses[origin] = loss
+        if origin not in self._promoted:
+            insort(self._stayed, (loss, origin))
+
+    def candidate(self, count: int) -> int | None:
+        """Return the best origin that is not promoted, if it is among the best `count`; a failed one never is."""
+        if not self._stayed or self._stayed[0][0] == math.inf:
+            return None
+        best = self._stayed[0]
+        return best[1] if bisect_left(self._all, best) < count else None
+
+    def promote(self, origin: int) -> None:
+        """Note that an origin is on the next rung."""
+        self._promoted.add(origin)
+        if origin in self._losses:
+            place = bisect_left(self._stayed, (self._losses[origin], origin))
+            if place < len(self._stayed) and self._stayed[place][1] == origin:
+                del self._stayed[place]
+
+    def take_back(self, origin: int) -> None:
+        """Note that an origin is not on the next rung after all."""
+        if origin in self._promoted:
+            self._promoted.discard(origin)
+            if origin in self._losses:
+                insort(self._stayed, (self._losses[origin], origin))
+
+
+class Asha:
+    """Asynchronous successive halving. The highest rung with a candidate is served first, else a new trial is drawn.
+
+    A candidate is among the best floor(n / eta) of the n results of its rung so far, and is not promoted yet. A failed
+    trial counts as the worst, a cancelled one not at all: what was promoted for it may be promoted again.
+    Source: Li, Jamieson, Rostamizadeh, Gonina, Ben-tzur, Hardt, Recht, Talwalkar, "A System for Massively Parallel
+    Hyperparameter Tuning", MLSys 2020, algorithm 2.
+    """
+
+    #: a promotion waits for no round
+    size: int | None = None
+    left: float = math.inf
+
+    def __init__(self, ladder: Ladder) -> None:
+        self._budgets: Sequence[float] = ladder.budgets
+        self._eta = ladder.eta
+        self._rungs = [Rung() for _ in self._budgets]
+
+    def ask(self) -> Wanted | None:
+        for place in range(len(self._rungs) - 2, -1, -1):
+            rung = self._rungs[place]
+            origin = rung.candidate(len(rung) // self._eta)
+            if origin is not None:
+                return Wanted(budget=self._budgets[place + 1], rung=place + 1, origin=origin)
+        return Wanted(budget=self._budgets[0], rung=0)
+
+    def add(self, trial: Trial) -> None:
+        place = rung_of(trial, self._budgets)
+        if place and trial.origin is not None and trial.state is not TrialState.CANCELLED:
+            self._rungs[place - 1].promote(trial.origin)
+
+    def tell(self, trial: Trial) -> None:
+        place = rung_of(trial, self._budgets)
+        if place is None:
+            return
+        origin = trial.number if trial.origin is None else trial.origin
+        if trial.state is not TrialState.CANCELLED:
+            self._rungs[place].tell(origin, rank_loss(trial))
+        elif place:
+            self._rungs[place - 1].take_back(origin)

@@ -1,0 +1,225 @@
+"""Brackets: rungs of trials on a ladder of budgets, the best of a rung promoted once all of it is known."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+
+from shadho_celery.core.trial import Trial, TrialState
+from shadho_celery.fidelity.rounds import Wanted
+
+
+@dataclass
+class _Rung:
+    """Trials of a bracket at one budget."""
+
+    budget: float
+    #: results after which the next rung begins
+    wanted: int
+    #: trials sent for these results
+    sent: int
+    #: origins of the trials, the best first; None for new draws
+    chosen: list[int] | None = None
+    #: number of a trial -> its origin
+    origins: dict[int, int] = field(default_factory=dict)
+    #: (loss, origin) in the order of the results; an infinite loss for a failed trial
+    losses: list[tuple[float, int]] = field(default_factory=list)
+
+    @property
+    def left(self) -> int:
+        """Trials that are not added yet."""
+        return self.sent - len(self.origins)
+
+    @property
+    def is_complete(self) -> bool:
+        return len(self.losses) >= min(self.wanted, self.sent)
+
+    def best(self, most: int) -> list[int]:
+        """Return the best `most` origins of the first `wanted` results, without failed trials."""
+        return [origin for loss, origin in sorted(self.losses[: self.wanted])[:most] if loss < math.inf]
+
+
+class Bracket:
+    """One ladder of rungs. A failed trial counts as the worst, a cancelled one not at all."""
+
+    def __init__(self, first: int, budgets: Sequence[float], sizes: Sequence[int], backups: int = 0) -> None:
+        """`first` is the rung of its draws; `budgets` and `sizes` are those of its rungs, the lowest first."""
+        self.first = first
+        self._rungs = [_Rung(b, size, size + backups) for b, size in zip(budgets, sizes, strict=True)]
+        self._place = 0
+        self._has_moved_on = False
+        #: True once its top rung is complete
+        self.is_over = False
+
+    @property
+    def size(self) -> int:
+        """Trials of the present rung."""
+        return self._rungs[self._place].sent
+
+    @property
+    def left(self) -> int:
+        """Trials of the present rung that are not added yet."""
+        return self._rungs[self._place].left
+
+    @property
+    def draws(self) -> int:
+        """Trials of its lowest rung."""
+        return self._rungs[0].sent
+
+    @property
+    def takes_draws(self) -> bool:
+        """True while its lowest rung lacks trials, and none is promoted yet."""
+        return not self._has_moved_on and self._rungs[0].left > 0
+
+    def ask(self) -> Wanted | None:
+        """Return its next trial; None while results are awaited."""
+        rung = self._rungs[self._place]
+        if self.is_over or rung.left <= 0:
+            return None
+        if rung.chosen is None:
+            return Wanted(budget=rung.budget, rung=self.first)
+        there = set(rung.origins.values())
+        origin = next(origin for origin in rung.chosen if origin not in there)
+        return Wanted(budget=rung.budget, rung=self.first + self._place, origin=origin)
+
+    def add(self, trial: Trial, place: int) -> None:
+        """Enter a trial on the rung of that place, from 0."""
+        self._has_moved_on |= place > 0
+        self._rungs[place].origins[trial.number] = trial.number if trial.origin is None else trial.origin
+
+    def tell(self, trial: Trial) -> bool:
+        """Record a finished trial; return whether it is one of this bracket."""
+        place = next((place for place, rung in enumerate(self._rungs) if trial.number in rung.origins), None)
+        if place is None:
+            return False
+        rung = self._rungs[place]
+        if trial.state is TrialState.CANCELLED:
+            # It says nothing about its params: a resumed study sends it again, or draws another one.
+            del rung.origins[trial.number]
+            return True
+        rung.losses.append((rank_loss(trial), rung.origins[trial.number]))
+        self._advance()
+        return True
+
+    def _advance(self) -> None:
+        """Move to the first incomplete rung."""
+        while self._rungs[self._place].is_complete:
+            if self._place == len(self._rungs) - 1:
+                self.is_over = True
+                return
+            last, self._place = self._rungs[self._place], self._place + 1
+            rung = self._rungs[self._place]
+            rung.chosen = last.best(rung.sent)
+            rung.sent = len(rung.chosen)
+
+
+class Brackets:
+    """Brackets in turn: one at a time, or the next one begins while all that have begun wait for results."""
+
+    def __init__(
+        self, budgets: Sequence[float], sizes: Sequence[Sequence[int]], *, backups: int = 0, overlap: bool = False
+    ) -> None:
+        """`budgets` are those of all rungs, the lowest first; `sizes` those of each bracket's rungs up to the top."""
+        self._budgets = budgets
+        self._sizes = sizes
+        self._backups = backups
+        self._overlap = overlap
+        #: brackets that are not over, in the order of their beginnings, and the number that have begun
+        self._active: list[Bracket] = []
+        self._begun = 0
+        #: by trial, its bracket
+        self._home: dict[int, Bracket] = {}
+        #: new draws of the brackets that have begun, and cancelled ones
+        self._drawn = 0
+        self._begin()
+
+    @property
+    def size(self) -> int:
+        return sum(bracket.size for bracket in self._active)
+
+    @property
+    def left(self) -> float:
+        bracket = self._asking or (self._next() if self._overlap else None)
+        return 0 if bracket is None else bracket.left
+
+    def ask(self) -> Wanted | None:
+        bracket = self._asking
+        if bracket is not None:
+            wanted = bracket.ask()
+            return wanted if wanted is None or wanted.origin is not None else self._numbered(wanted, self._drawn)
+        if not self._overlap:
+            return None
+        bracket = self._next()
+        wanted = bracket.ask()
+        return wanted and self._numbered(wanted, self._drawn + bracket.draws)
+
+    def add(self, trial: Trial) -> None:
+        rung = rung_of(trial, self._budgets)
+        if rung is None:
+            return
+        if trial.state is TrialState.CANCELLED:
+            self._drawn += trial.origin is None
+            return
+        bracket = self._drawing(rung) if trial.origin is None else self._home.get(trial.origin)
+        if bracket is not None and bracket.first <= rung:
+            bracket.add(trial, rung - bracket.first)
+            self._home[trial.number] = bracket
+
+    def tell(self, trial: Trial) -> None:
+        bracket = self._home.get(trial.number)
+        if bracket is None or rung_of(trial, self._budgets) is None:
+            return
+        bracket.tell(trial)
+        if trial.state is TrialState.CANCELLED:
+            del self._home[trial.number]
+            self._drawn += trial.origin is None
+        if bracket.is_over and bracket in self._active:
+            self._active.remove(bracket)
+            if not self._active:
+                self._begin()
+
+    @property
+    def _asking(self) -> Bracket | None:
+        """The first bracket that has a trial to send; None if all wait."""
+        return next((bracket for bracket in self._active if bracket.left > 0), None)
+
+    def _drawing(self, rung: int) -> Bracket | None:
+        """Return the bracket of a new draw on `rung`; begin those up to it."""
+        for _ in range(len(self._sizes) + 1):
+            for bracket in self._active:
+                if bracket.first == rung and bracket.takes_draws:
+                    return bracket
+            self._begin()
+        return None
+
+    def _begin(self) -> None:
+        bracket = self._next()
+        self._begun += 1
+        self._drawn += bracket.draws
+        self._active = [*self._active, bracket] if self._overlap else [bracket]
+
+    def _next(self) -> Bracket:
+        """Return the bracket that begins next."""
+        sizes = self._sizes[self._begun % len(self._sizes)]
+        first = len(self._budgets) - len(sizes)
+        return Bracket(first, [*islice(self._budgets, first, None)], sizes, self._backups)
+
+    @staticmethod
+    def _numbered(wanted: Wanted, drawn: int) -> Wanted:
+        return Wanted(budget=wanted.budget, rung=wanted.rung, drawn=drawn)
+
+
+def rung_of(trial: Trial, budgets: Sequence[float]) -> int | None:
+    """Return the rung of a trial; None for a trial of another ladder, for instance of an earlier run."""
+    if trial.rung is None or trial.rung >= len(budgets) or trial.budget != budgets[trial.rung]:
+        return None
+    return trial.rung
+
+
+def rank_loss(trial: Trial) -> float:
+    """Return the loss by which a finished trial is compared on its rung, infinite for one that is never promoted."""
+    # What breaks a constraint is promoted after all that does not, like a failure.
+    loss = trial.loss if trial.state is TrialState.COMPLETE and not trial.violation else None
+    return math.inf if loss is None or math.isnan(loss) else loss

@@ -1,0 +1,275 @@
+"""DEHB: differential evolution of a population at each budget, which Hyperband's brackets feed.
+
+Source: Awad, Mallik, Hutter, "DEHB: Evolutionary Hyperband for Scalable, Robust and Efficient Hyperparameter
+Optimization", IJCAI 2021, arXiv 2105.09821; section numbers are those of the paper.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shadho_celery.core.trial import Params, Trial, TrialState
+from shadho_celery.fidelity.brackets import rank_loss, rung_of
+from shadho_celery.fidelity.hyperband import sizes_of
+from shadho_celery.fidelity.ladder import Ladder
+from shadho_celery.fidelity.rounds import Wanted
+from shadho_celery.space.domains import Domain
+from shadho_celery.space.space import Space
+from shadho_celery.space.split import undivided
+
+Array = NDArray[np.float64]
+
+#: mutation factor F and crossover rate p of section 3.1
+MUTATION, CROSSOVER = 0.5, 0.5
+#: individuals that a mutation takes
+PARENTS = 3
+#: halvings of an interval that holds the mass of a value
+HALVINGS = 40
+
+
+@dataclass(kw_only=True)
+class _Population:
+    """Individuals at one budget."""
+
+    #: positions in the unit cube, shape (size, labels), and their losses; infinite before they are known
+    vectors: Array
+    losses: Array
+    #: trials that hold their checkpoints; -1 for none
+    origins: list[int]
+    #: trials that were made for this budget, by which targets are taken in turn
+    made: int = 0
+
+    def best(self, count: int) -> list[int]:
+        """Return the places of the best individuals."""
+        return [int(place) for place in np.argsort(self.losses, kind="stable")[:count]]
+
+
+@dataclass(kw_only=True)
+class _Job:
+    """A trial to be sent: what competes with the individual at `target` of its budget's population."""
+
+    rung: int
+    target: int
+    vector: Array
+    #: trial that it continues; None for a new one
+    origin: int | None = None
+
+
+@dataclass(kw_only=True)
+class _Bracket:
+    """One bracket: the trials of a rung are awaited before the next rung begins."""
+
+    #: its place among all brackets, from 0
+    place: int
+    #: rung of its first trials, and the number on each of its rungs
+    first: int
+    sizes: list[int]
+    #: by rung from `first`, what is promoted to it, once that is known
+    chosen: dict[int, list[tuple[Array, int]]] = field(default_factory=dict)
+    #: by rung from `first`, its trials that were added, and the number of those that have ended
+    added: list[int] = field(default_factory=list)
+    ended: list[int] = field(default_factory=list)
+    #: trials that were cancelled, to be sent again
+    again: list[_Job] = field(default_factory=list)
+
+    @property
+    def filling(self) -> int | None:
+        """Place of the first rung that lacks trials, from `first`; None if there is none."""
+        return next((place for place, size in enumerate(self.sizes) if self.added[place] < size), None)
+
+    @property
+    def asking(self) -> int | None:
+        """The same where its next trial may be sent; None while results are awaited."""
+        place = self.filling
+        return None if place is None or (place and self.ended[place - 1] < self.sizes[place - 1]) else place
+
+
+class Dehb:
+    """Differential evolution across budgets. It proposes the trials itself, in the whole space.
+
+    In the first bracket individuals are drawn, and promoted as in successive halving. In the others of the first cycle
+    of Hyperband the lowest rung evolves. From the second cycle on every trial is a step of the evolution: its parents
+    are the best of the next lower budget. A trial takes the place of its target if its loss is not higher, at once.
+    A failed trial takes none. While all brackets that have begun wait for results, the next one begins.
+    """
+
+    size: int | None = None
+    left: float = math.inf
+
+    def __init__(self, ladder: Ladder, space: Space, seed: int) -> None:
+        self._budgets = ladder.budgets
+        self._sizes = sizes_of(ladder)
+        self._whole = undivided(space)
+        self._domains = [*self._whole.domains.values()]
+        self._seed = seed
+        self._brackets: list[_Bracket] = []
+        self._begun = self._made = 0
+        #: by trial in flight, its bracket and what was sent
+        self._sent: dict[int, tuple[_Bracket, _Job]] = {}
+        #: by trial, its vector: a promoted one continues with it
+        self._vectors: dict[int, Array] = {}
+        self._populations = [self._population(rung) for rung in range(len(self._budgets))]
+
+    def ask(self) -> Wanted | None:
+        bracket = next((each for each in self._brackets if each.again or each.asking is not None), None)
+        job = self._job(bracket or self._bracket(self._begun))
+        params = None if job.origin is not None else self._whole.at(job.vector)
+        return Wanted(budget=self._budgets[job.rung], rung=job.rung, origin=job.origin, params=params)
+
+    def add(self, trial: Trial) -> None:
+        rung = rung_of(trial, self._budgets)
+        if rung is None or trial.state is TrialState.CANCELLED:
+            return
+        bracket = self._of(trial, rung)
+        job = self._job(bracket) if bracket.again or bracket.asking is not None else None
+        if job is None or job.rung != rung or (trial.origin is None and self._whole.at(job.vector) != trial.params):
+            # One of an earlier run: between them only the params were kept.
+            vector = self._vectors.get(trial.origin) if trial.origin is not None else None
+            vector = self._encoded(trial.params) if vector is None else vector
+            job = _Job(rung=rung, target=self._target(rung), vector=vector, origin=trial.origin)
+        if bracket.again:
+            bracket.again.pop(0)
+        else:
+            self._populations[rung].made += 1
+            self._made += 1
+        bracket.added[rung - bracket.first] += 1
+        self._sent[trial.number] = bracket, job
+        self._vectors[trial.number] = job.vector
+
+    def tell(self, trial: Trial) -> None:
+        if trial.number not in self._sent:
+            return
+        bracket, job = self._sent.pop(trial.number)
+        place = job.rung - bracket.first
+        if trial.state is TrialState.CANCELLED:
+            bracket.added[place] -= 1
+            bracket.again.append(job)
+            return
+        bracket.ended[place] += 1
+        loss, population = rank_loss(trial), self._populations[job.rung]
+        if loss < math.inf and loss <= population.losses[job.target]:
+            population.losses[job.target] = loss
+            population.vectors[job.target] = job.vector
+            population.origins[job.target] = trial.number if job.origin is None else job.origin
+        self._advance(bracket, place)
+
+    def _advance(self, bracket: _Bracket, place: int) -> None:
+        """Choose what is promoted once a rung is complete; end a bracket after its last one."""
+        while bracket.ended[place] >= bracket.sizes[place]:
+            place += 1
+            if place == len(bracket.sizes):
+                self._brackets.remove(bracket)
+                return
+            if not self._promotes(bracket, place):
+                return
+            rung, count = bracket.first + place, bracket.sizes[place]
+            bracket.chosen[place] = self._promotable(rung, count)
+            bracket.sizes[place] = max(len(bracket.chosen[place]), bracket.added[place])
+
+    def _population(self, rung: int) -> _Population:
+        """Return the first individuals at a budget, as many as its largest rung in any bracket has."""
+        top = len(self._budgets) - 1
+        size = max(sizes[rung - (top - len(sizes) + 1)] for sizes in self._sizes if len(sizes) > top - rung)
+        vectors = np.random.default_rng([self._seed, rung]).random((size, len(self._domains)))
+        return _Population(vectors=vectors, losses=np.full(size, np.inf), origins=[-1] * size)
+
+    def _bracket(self, place: int) -> _Bracket:
+        sizes = [*self._sizes[place % len(self._sizes)]]
+        first = len(self._budgets) - len(sizes)
+        return _Bracket(place=place, first=first, sizes=sizes, added=[0] * len(sizes), ended=[0] * len(sizes))
+
+    def _of(self, trial: Trial, rung: int) -> _Bracket:
+        """Return the bracket of a trial that is added; begin those up to it."""
+        while True:
+            for bracket in self._brackets:
+                is_again = any(job.rung == rung for job in bracket.again)
+                place = rung - bracket.first
+                if place >= 0 and (is_again or (bracket.filling == place and self._is_like(bracket, place, trial))):
+                    return bracket
+            self._brackets.append(self._bracket(self._begun))
+            self._begun += 1
+
+    def _is_like(self, bracket: _Bracket, place: int, trial: Trial) -> bool:
+        """Return whether the trials on a bracket's rung are new or promoted ones as this one is."""
+        return self._promotes(bracket, place) == (trial.origin is not None)
+
+    def _promotes(self, bracket: _Bracket, place: int) -> bool:
+        return place > 0 and bracket.place < len(self._sizes)
+
+    def _target(self, rung: int) -> int:
+        """Return the individual that the next trial on a rung competes with: they take turns."""
+        population = self._populations[rung]
+        return population.made % len(population.losses)
+
+    def _job(self, bracket: _Bracket) -> _Job:
+        """Return a bracket's next trial."""
+        if bracket.again:
+            return bracket.again[0]
+        place = bracket.asking
+        assert place is not None
+        rung = bracket.first + place
+        target, size = self._target(rung), bracket.sizes[place]
+        if self._promotes(bracket, place):
+            vector, origin = bracket.chosen[place][bracket.added[place]]
+            return _Job(rung=rung, target=target, vector=vector, origin=origin)
+        population = self._populations[rung]
+        if bracket.place == 0:
+            return _Job(rung=rung, target=target, vector=population.vectors[target])
+        lower = self._populations[rung - 1]
+        pool = population.vectors if place == 0 else lower.vectors[lower.best(size)]
+        return _Job(rung=rung, target=target, vector=self._evolved(population.vectors[target], pool))
+
+    def _promotable(self, rung: int, count: int) -> list[tuple[Array, int]]:
+        """Return vectors and origins of the best individuals of the next lower budget that are not on this rung yet."""
+        lower, there = self._populations[rung - 1], self._populations[rung]
+        known = [place for place in lower.best(len(lower.losses)) if lower.origins[place] >= 0]
+        new = [place for place in known if not (there.vectors == lower.vectors[place]).all(axis=1).any()]
+        return [(lower.vectors[place], lower.origins[place]) for place in (new or known)[:count]]
+
+    def _evolved(self, base: Array, pool: Array) -> Array:
+        """Return the trial vector against a target: rand/1 mutation, and binomial crossover (section 3.1).
+
+        Parents that the pool lacks come from all budgets (section 3.3). The target is none of them.
+        """
+        generator = np.random.default_rng([self._seed, self._made])
+        parents = pool[(pool != base).any(axis=1)]
+        if len(parents) < PARENTS:
+            rest = generator.permutation(np.concatenate([each.vectors for each in self._populations]))
+            parents = np.concatenate([parents, rest[(rest != base).any(axis=1)][:PARENTS]])
+        if len(parents) < PARENTS:
+            # A space without labels, or with nothing to choose.
+            return base
+        r1, r2, r3 = parents[generator.permutation(len(parents))[:PARENTS]]
+        mutant = r1 + MUTATION * (r2 - r3)
+        mutant = np.where((mutant < 0) | (mutant > 1), generator.random(len(mutant)), mutant)
+        crossed = generator.random(len(mutant)) < CROSSOVER
+        crossed[generator.integers(len(crossed))] = True
+        return np.where(crossed, mutant, base)
+
+    def _encoded(self, params: Params) -> Array:
+        """Return a vector that is decoded to these params; the coordinates of inactive labels are drawn."""
+        vector = np.random.default_rng([self._seed, self._made, 2]).random(len(self._domains))
+        for column, (label, domain) in enumerate(self._whole.domains.items()):
+            if label in params:
+                vector[column] = _mass(domain, params[label])
+        return vector
+
+
+def _mass(domain: Domain, value: float) -> float:
+    """Return the middle of the masses of a law at which its quantile is `value`."""
+    return (_mass_before(domain, value, operator.ge) + _mass_before(domain, value, operator.gt)) / 2
+
+
+def _mass_before(domain: Domain, value: float, is_behind: Callable[[float, float], bool]) -> float:
+    """Return the mass up to which no quantile is behind a value."""
+    low, high = 0.0, 1.0
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        low, high = (low, middle) if is_behind(domain.quantile([middle]).tolist()[0], value) else (middle, high)
+    return low
