@@ -38,7 +38,7 @@ from shadho_celery.objective.study_file import StudyFile
 from shadho_celery.results.on_trial import OnTrial, TrialCallback, check_on_trial
 from shadho_celery.results.study import RunningStudy, StudyResults
 from shadho_celery.results.warm_start import read_source
-from shadho_celery.scheduler.build import check_sampler, check_settings, least_budget, make_scheduler
+from shadho_celery.scheduler.build import check_sampler, check_settings, make_scheduler
 from shadho_celery.scheduler.known_points import completed, enqueue
 from shadho_celery.scheduler.widths import widest
 from shadho_celery.space.compile import compile_space
@@ -244,7 +244,7 @@ class Session:
             return ()
         objectives = self._settings.objectives
         if not isinstance(given, Source):
-            given = read_source(given, self._space, self._store, least_budget(self._settings.rungs), objectives)
+            given = read_source(given, self._space, self._store, self._settings.least_budget, objectives)
         found = fit(given, self._space, objectives)
         click.echo(found.words, err=True)
         return found.trials

@@ -25,6 +25,7 @@ _Name = Annotated[str, Meta(min_length=1)]
 SAMPLERS = ("auto", "random", "tpe", "gp", "qmc", "grid", "cma", "local")
 POLICIES = ("cost", "paper", "fifo")
 SHARES = ("even", "uniform", "promise", "paper")
+FIDELITIES = ("auto", "halving", "hyperband", "asha", "bohb", "dehb")
 PRUNERS = ("median", "percentile", "patience", "threshold", "asha")
 
 #: most trials that a study may be told to draw ahead
@@ -135,6 +136,10 @@ class StudySettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         Any,
         Meta(description="what stops a trial early by its reports: median, percentile:25, asha or the like, or a dict"),
     ] = None
+    fidelity: Annotated[
+        Mapping[str, Any] | None,
+        Meta(description="budgets of trials: least, most, eta and how, such as 1, 81, 3 and asha; a dict"),
+    ] = None
     speculate: Annotated[bool, Meta(description="whether late trials are copied to idle slots: True or False")] = True
     weight: Annotated[Positive, Meta(description="the study's part of the slots beside other studies")] = 1.0
     trial_timeout: Annotated[
@@ -160,6 +165,12 @@ class StudySettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         own: dict[str, Any] = {"sampler": None} if callable(self.sampler) else {}
         own |= {"objectives": dict(self.objectives)} if self.objectives else {}
         return {name: getattr(self, name) for name in IN_FORCE} | {"shares": self.shares_in_force} | own
+
+    @property
+    def least_budget(self) -> float | None:
+        """The lowest budget; None for a study without budgets."""
+        least = (self.fidelity or self.rungs or {}).get("least")
+        return float(least) if isinstance(least, (int, float)) else None
 
     @property
     def has_several(self) -> bool:

@@ -5,17 +5,23 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Mapping
-from typing import Annotated
+from typing import Annotated, Literal, TypeVar
 
 from msgspec import Meta, Struct
 
 from shadho_celery.core.checks import as_record, short
+from shadho_celery.core.settings import FIDELITIES
 from shadho_celery.errors import UsageError
 
 #: most trials of one round: with more, a second round would hardly ever begin
 LARGEST = 100_000
 
-_FORM = "give a dict such as {'least': 1, 'most': 9, 'eta': 3}"
+_FORMS = {
+    "rungs": "give a dict such as {'least': 1, 'most': 9, 'eta': 3}",
+    "fidelity": "give a dict such as {'least': 1, 'most': 81, 'eta': 3, 'how': 'asha'}",
+}
+
+L = TypeVar("L", bound="Ladder")
 
 Budget = Annotated[
     float,
@@ -34,12 +40,12 @@ class Ladder(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     backups: Annotated[int, Meta(ge=0, le=LARGEST)] = 0
 
     @classmethod
-    def of(cls, settings: Mapping[str, object]) -> Ladder:
-        """Convert plain settings to a ladder. Raises UsageError for an invalid one."""
+    def of(cls: type[L], settings: Mapping[str, object], name: str = "rungs") -> L:
+        """Convert plain settings to a ladder; `name` is theirs in STUDY. Raises UsageError for an invalid one."""
         if not isinstance(settings, Mapping):
-            raise UsageError(f"rungs: {short(settings, 60)} is no ladder; {_FORM}")
-        ladder = as_record(settings, cls, "rungs", _FORM)
-        between = f"rungs: from {ladder.least:g} to {ladder.most:g}"
+            raise UsageError(f"{name}: {short(settings, 60)} is no ladder; {_FORMS[name]}")
+        ladder = as_record(settings, cls, name, _FORMS[name])
+        between = f"{name}: from {ladder.least:g} to {ladder.most:g}"
         if ladder.most / ladder.least + ladder.backups > LARGEST:
             raise UsageError(f"{between} takes over {LARGEST} trials a round; raise 'least'")
         if ladder.most <= ladder.least or ladder.top < 1:
@@ -56,3 +62,12 @@ class Ladder(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         """Number of rungs above the lowest one."""
         # Without the small number some ladders would lack a rung: log(243) / log(3) is 4.999...
         return math.floor(math.log(self.most / self.least) / math.log(self.eta) + 1e-9)
+
+
+class Fidelity(Ladder, frozen=True, kw_only=True):
+    """Budgets, and how trials get them, as set in ``STUDY["fidelity"]``."""
+
+    how: Annotated[
+        Literal["auto", "halving", "hyperband", "asha", "bohb", "dehb"],
+        Meta(description=f"one of {', '.join(FIDELITIES)}"),
+    ] = "auto"

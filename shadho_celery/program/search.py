@@ -23,7 +23,7 @@ from shadho_celery.program.words import python_words
 from shadho_celery.results.on_trial import OnTrial, check_on_trial
 from shadho_celery.results.study import StudyResults
 from shadho_celery.samplers import MakeSampler
-from shadho_celery.scheduler.build import DEFAULT_SETTINGS, least_budget
+from shadho_celery.scheduler.build import DEFAULT_SETTINGS
 from shadho_celery.space.compile import compile_space
 from shadho_celery.study.limits import Limits
 from shadho_celery.study.warm_start import Source, refuse_if_resumed
@@ -44,6 +44,7 @@ def minimize(
     policy: str | None = None,
     shares: str | None = None,
     rungs: Mapping[str, object] | None = None,
+    fidelity: Mapping[str, object] | None = None,
     pruner: str | Mapping[str, object] | None = None,
     objectives: Mapping[str, str] | None = None,
     enqueue: Iterable[Mapping[str, Any]] = (),
@@ -80,6 +81,9 @@ def minimize(
         unless they are given.
     `rungs`: such as ``{"least": 1, "most": 9, "eta": 3}``; many trials get a small ``context.budget``, and the best of
         them are promoted to larger ones (successive halving). For workers it stands in the study file.
+    `fidelity`: such as ``{"least": 1, "most": 81, "eta": 3, "how": "asha"}``; trials get budgets as with rungs, by
+        "asha" (promoted without waiting), "hyperband", "bohb" (Hyperband, and a sampler that learns by budget), "dehb"
+        (differential evolution), "halving" (rungs), or "auto".
     `pruner`: stops a trial early by the losses that it tells ``context.report(step, loss)``, if it looks at
         ``context.should_stop()``: "median", "percentile:25" (not among the best quarter), "patience:10" (ten steps
         without a better loss), "threshold:100" (a loss above), "asha" (not among the best third at the steps 1, 3, 9,
@@ -116,7 +120,7 @@ def minimize(
         if space is not None and isinstance(objective, str):
             raise UsageError("a study file has its own SPACE; leave out space")
         own = {"a sampler of one's own": callable(sampler), "rungs": rungs is not None}
-        own["objectives"] = objectives is not None
+        own |= {"fidelity": fidelity is not None, "objectives": objectives is not None}
         if which := [name for name, is_given in own.items() if is_given]:
             raise UsageError(f"{which[-1]} cannot be passed to workers' studies; set STUDY in the study file")
         kept = {**limits, **given, "trial_timeout": trial_timeout}
@@ -144,7 +148,8 @@ def minimize(
     if on_trial is not None:
         check_on_trial(on_trial, "on_trial")
     Limits.of(as_record({**limits, "objectives": objectives}, StudySettings))
-    names: dict[str, Any] = {"store": store, "study": study, "resume": resume, "seed": seed, "rungs": rungs}
+    names: dict[str, Any] = {"store": store, "study": study, "resume": resume, "seed": seed}
+    names |= {"rungs": rungs, "fidelity": fidelity}
     given["objectives"] = objectives
     with Study(space, **names, **given, enqueue=enqueue, warm_start=warm_start) as opened:
         opened.run(objective, **limits, progress=progress, on_trial=on_trial)
@@ -157,7 +162,7 @@ def _source(module: str, given: Any, resume: bool) -> str | Path | Source | None
     if given is None or isinstance(given, (str, Path)):
         return given
     file = study_file.load(module)
-    return of_object(given, compile_space(file.space), least_budget(file.settings.rungs))
+    return of_object(given, compile_space(file.space), file.settings.least_budget)
 
 
 def _module_of(objective: Objective, space: object) -> str:

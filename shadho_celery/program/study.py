@@ -34,7 +34,7 @@ from shadho_celery.results.study import RunningStudy, StudyResults
 from shadho_celery.results.trial import TrialResult
 from shadho_celery.samplers import MakeSampler
 from shadho_celery.scheduler import known_points
-from shadho_celery.scheduler.build import DEFAULT_SETTINGS, check_sampler, check_settings, least_budget, make_scheduler
+from shadho_celery.scheduler.build import DEFAULT_SETTINGS, check_sampler, check_settings, make_scheduler
 from shadho_celery.scheduler.known_points import completed
 from shadho_celery.scheduler.scheduler import Scheduler
 from shadho_celery.space.compile import compile_space
@@ -106,6 +106,7 @@ class Study(StudyResults):
         policy: str | None = None,
         shares: str | None = None,
         rungs: Mapping[str, object] | None = None,
+        fidelity: Mapping[str, object] | None = None,
         pruner: str | Mapping[str, object] | None = None,
         objectives: Mapping[str, str] | None = None,
         enqueue: Iterable[Mapping[str, Any]] = (),
@@ -119,7 +120,8 @@ class Study(StudyResults):
         (`samplers.base.Sampler`). `shares` divides the trials among subspaces, as in `minimize`. A study that is
         continued has those of before unless others are given. With `rungs`, such as
         ``{"least": 1, "most": 9, "eta": 3}``, many trials get a small budget, and the best of them are
-        promoted to larger ones. `pruner` stops trials early by what they report, as in `minimize`.
+        promoted to larger ones; `fidelity` has more ways to do so, and `pruner` stops trials early by what they
+        report: see `minimize`.
         `objectives`, such as ``{"error": "minimize", "accuracy": "maximize"}``, names the
         losses that a result has. `policy` matters to workers only. `enqueue` are known points to begin
         with, see the method of that name. `warm_start` are finished trials of elsewhere that teach a new study, see
@@ -130,7 +132,7 @@ class Study(StudyResults):
         names = as_record({"store": store, "study": study, "resume": resume, "seed": seed}, _Names)
         named = {"sampler": sampler, "policy": policy, "shares": shares, "pruner": pruner, "objectives": objectives}
         self._given = {name: value for name, value in named.items() if value is not None}
-        self._rungs = rungs
+        self._budgets = {"rungs": rungs, "fidelity": fidelity}
         self._settle({}, {})
         self._space = compile_space(space)
         points = _listed(enqueue)
@@ -175,7 +177,7 @@ class Study(StudyResults):
         if self._warm_start is None:
             return ()
         objectives = self._settings.objectives
-        source = as_source(self._warm_start, self._space, self._database, least_budget(self._rungs), objectives)
+        source = as_source(self._warm_start, self._space, self._database, self._settings.least_budget, objectives)
         found = fit(source, self._space, objectives)
         if not found.is_whole:
             warn(found.words)
@@ -418,7 +420,7 @@ class Study(StudyResults):
         """Set the settings in force, given those `in_force` in earlier runs; return those to keep."""
         settings = as_record({**continued(in_force, self._given), **self._given}, StudySettings)
         refuse_others(settings.objectives, in_force)
-        self._settings = replace(settings, rungs=self._rungs)
+        self._settings = replace(settings, **self._budgets)
         check_settings(self._settings)
         now = self._settings.in_force()
         #: sampler of the run before this one

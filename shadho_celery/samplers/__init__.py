@@ -14,6 +14,7 @@ from shadho_celery.core.checks import check_name
 from shadho_celery.errors import UsageError
 from shadho_celery.samplers.auto import AutoSampler
 from shadho_celery.samplers.base import Sampler
+from shadho_celery.samplers.by_budget import ByBudget
 from shadho_celery.samplers.cma import CmaSampler
 from shadho_celery.samplers.gp import GpSampler
 from shadho_celery.samplers.grid import GridSampler
@@ -43,6 +44,8 @@ SAMPLERS: dict[str, MakeSampler] = {
 }
 #: those that try no point of a finite subspace twice; `grid` sees to it itself, and the draws of the others are a law's
 UNREPEATED = ("auto", "tpe", "gp")
+#: those that learn the losses of each budget by themselves
+BY_BUDGET = ("auto", "tpe", "gp", "cma", "local")
 #: those that cannot learn several losses
 OF_ONE_LOSS = ("gp", "cma", "local", "optuna:CmaEsSampler", *(f"{HYPEROPT}{name}" for name in HYPEROPT_NAMES))
 
@@ -53,8 +56,12 @@ ELSEWHERE: dict[str, Callable[[str, int], MakeSampler]] = {
 }
 
 
-def find_sampler(name: str | MakeSampler, limit: int | None = None, objectives: int = 1) -> MakeSampler:
+def find_sampler(
+    name: str | MakeSampler, limit: int | None = None, objectives: int = 1, budgets: Sequence[float] = ()
+) -> MakeSampler:
     """Return what makes the samplers called `name`, in a study of at most `limit` trials and so many `objectives`.
+
+    With `budgets`, the lowest first, those that learn do so by budget.
 
     A class of one's own makes its samplers itself. Raises UsageError for an unknown name, and for one that cannot do
     with several objectives.
@@ -68,6 +75,7 @@ def find_sampler(name: str | MakeSampler, limit: int | None = None, objectives: 
             return make_of(name.removeprefix(prefix), objectives)
     check_name("sampler", name, (*SAMPLERS, *(f"{prefix}NAME" for prefix in ELSEWHERE)))
     make = partial(AutoSampler, limit=limit) if name == "auto" else SAMPLERS[name]
+    make = partial(ByBudget, make, budgets) if budgets and name in BY_BUDGET else make
     return unrepeated(make) if name in UNREPEATED else make
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import numpy as np
 
 from shadho_celery import samplers
@@ -12,12 +10,15 @@ from shadho_celery.core.hardware import DEFAULT_CLASSES
 from shadho_celery.core.settings import POLICIES, SHARES, StudySettings
 from shadho_celery.errors import UsageError
 from shadho_celery.executors.base import Executor
-from shadho_celery.fidelity.pruners import NO_PRUNER, Pruning, make_pruning
+from shadho_celery.fidelity.ladder import Fidelity, Ladder
+from shadho_celery.fidelity.pruners import NO_PRUNER, Pruning, make_pruning, read_pruner
+from shadho_celery.fidelity.pruners import Asha as AshaSettings
 from shadho_celery.fidelity.rounds import Endless, Rounds
 from shadho_celery.placement.policies import make_policy
 from shadho_celery.placement.shares import make_shares
 from shadho_celery.predictors.cost_model import CostModel
 from shadho_celery.predictors.declared_cost import declared_cost
+from shadho_celery.samplers import BY_BUDGET
 from shadho_celery.scheduler.proposals import Proposals, spans_space
 from shadho_celery.scheduler.scheduler import Scheduler
 from shadho_celery.scheduler.widths import make_width
@@ -39,11 +40,11 @@ def check_settings(settings: StudySettings) -> None:
     check_name("kind of shares", settings.shares_in_force, SHARES)
     if settings.shares == "paper" != settings.policy:
         raise UsageError("shares 'paper' are those of --policy paper, which has ranks; choose even, uniform or promise")
-    make_rounds(settings.rungs)
+    read_ladder(settings)
     make_pruning(settings.pruner)
     if settings.has_several and settings.pruner not in (None, NO_PRUNER):
         raise UsageError("a pruner judges reports of one loss, and this study has several; leave out one of the two")
-    if settings.has_several and settings.rungs is not None:
+    if settings.has_several and read_ladder(settings) is not None:
         raise UsageError("rungs promote trials by one loss, and this study has several; leave out rungs or objectives")
 
 
@@ -53,21 +54,49 @@ def check_sampler(settings: StudySettings, space: Space) -> None:
     make(undivided(space) if spans_space(make) else split(space)[0], (0, 0))
 
 
-def make_rounds(rungs: Mapping[str, object] | None) -> Rounds:
-    """Return the rounds for ``STUDY["rungs"]``, endless ones without it. Raises UsageError for an invalid ladder."""
-    if rungs is None:
+def read_ladder(settings: StudySettings) -> Ladder | None:
+    """Return the ladder of ``STUDY["fidelity"]`` or ``STUDY["rungs"]``, None without. Raises UsageError."""
+    if settings.fidelity is not None and settings.rungs is not None:
+        raise UsageError("fidelity and rungs both give budgets; leave out rungs, which is fidelity with how: halving")
+    if settings.rungs is not None:
+        return Ladder.of(settings.rungs)
+    if settings.fidelity is None:
+        return None
+    ladder = Fidelity.of(settings.fidelity, "fidelity")
+    is_asha = make_pruning(settings.pruner) is not None and isinstance(read_pruner(settings.pruner), AshaSettings)
+    if ladder.how == "asha" and is_asha:
+        raise UsageError(
+            "how: asha promotes trials and pruner asha stops them, by the same rule; leave out one of the two"
+        )
+    if ladder.how == "bohb" and settings.sampler not in BY_BUDGET:
+        raise UsageError(f"how: bohb asks a sampler that learns; leave out sampler, or choose {', '.join(BY_BUDGET)}")
+    if ladder.how == "dehb" and settings.sampler != "auto":
+        raise UsageError("how: dehb proposes the trials itself; leave out sampler")
+    return ladder
+
+
+def make_rounds(ladder: Ladder | None, space: Space | None = None, seed: int = 0) -> Rounds:
+    """Return the rounds on a ladder, endless ones without; `space` and `seed` are for those that propose trials."""
+    if ladder is None:
         return Endless()
-    # Most searches do not need this import.
-    from shadho_celery.fidelity.ladder import Ladder
-    from shadho_celery.fidelity.successive_halving import SuccessiveHalving
+    # Most searches need none of these imports.
+    how = ladder.how if isinstance(ladder, Fidelity) else "halving"
+    if how == "halving":
+        from shadho_celery.fidelity.successive_halving import SuccessiveHalving
 
-    return SuccessiveHalving(Ladder.of(rungs))
+        return SuccessiveHalving(ladder)
+    if how == "dehb":
+        from shadho_celery.fidelity.dehb import Dehb
 
+        assert space is not None
+        return Dehb(ladder, space, seed)
+    if how == "asha":
+        from shadho_celery.fidelity.asha import Asha
 
-def least_budget(rungs: Mapping[str, object] | None) -> float | None:
-    """Return the budget of the lowest rung, of which samplers learn; None without rungs."""
-    least = None if rungs is None else rungs.get("least")
-    return float(least) if isinstance(least, (int, float)) else None
+        return Asha(ladder)
+    from shadho_celery.fidelity.hyperband import Hyperband
+
+    return Hyperband(ladder)
 
 
 def make_scheduler(
@@ -84,7 +113,9 @@ def make_scheduler(
     An executor that runs trials in this process asks the same `pruning` while one runs; by default one is made.
     """
     check_settings(settings)
-    make_sampler = samplers.find_sampler(settings.sampler, limits.trials, len(settings.objectives or ()))
+    ladder = read_ladder(settings)
+    budgets = () if ladder is None else ladder.budgets
+    make_sampler = samplers.find_sampler(settings.sampler, limits.trials, len(settings.objectives or ()), budgets)
     if settings.policy == "paper" and spans_space(make_sampler):
         raise UsageError("policy 'paper' ranks subspaces, which this sampler chooses itself; choose cost or fifo")
     subspaces = split(space)
@@ -96,7 +127,7 @@ def make_scheduler(
         subspaces,
         policy=make_policy(settings.policy, subspaces, cost_model, generator, settings.pool),
         shares=make_shares(settings.shares_in_force, {subspace.name: subspace.probability for subspace in subspaces}),
-        rounds=make_rounds(settings.rungs),
+        rounds=make_rounds(ladder, space, study.record.seed),
         make_sampler=make_sampler,
         limits=limits,
         width=make_width(settings.slots, space, subspaces),

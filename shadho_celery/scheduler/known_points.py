@@ -69,8 +69,8 @@ def completed(
     Raises UsageError with the place of a point (from 0) that is no part of the space, and the cause.
     """
     points = list(points)
-    if points and settings.rungs is not None:
-        raise UsageError("known points cannot be enqueued in a study with rungs; leave out one of the two")
+    if points and settings.least_budget is not None:
+        raise UsageError("known points cannot be enqueued in a study with rungs or fidelity; leave out one of the two")
     subspaces, generator = split(space), np.random.default_rng(entropy)
     found = []
     for place, point in enumerate(points):

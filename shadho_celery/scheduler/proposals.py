@@ -6,22 +6,26 @@ import math
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import TypeVar
 
 import numpy as np
 
 from shadho_celery.core.hardware import ComputeClass
 from shadho_celery.core.trial import WELL, Params, Trial, TrialState
-from shadho_celery.fidelity.rounds import Rounds, Wanted
+from shadho_celery.fidelity.rounds import Endless, Rounds, Wanted
 from shadho_celery.placement.policies import Policy
 from shadho_celery.placement.pool import WHOLE
 from shadho_celery.placement.shares import Shares
 from shadho_celery.samplers import MakeSampler
 from shadho_celery.samplers.auto import AutoSampler
+from shadho_celery.samplers.by_budget import ByBudget
 from shadho_celery.samplers.unrepeated import Unrepeated
 from shadho_celery.scheduler.widths import Width
 from shadho_celery.space.split import Subspace, undivided
 from shadho_celery.study.limits import Limits
 from shadho_celery.study.study import Study
+
+P = TypeVar("P")
 
 #: draws for a slot until one fits its memory
 DRAWS = 20
@@ -82,9 +86,10 @@ class Proposals:
         self._exhausted: set[str] = set()
         self._all_tried: int | None = None
         self._adaptive = any(sampler.adaptive for sampler in self.samplers.values())
+        self._learns_by_budget = any(_part(each, ByBudget) is not None for each in self.samplers.values())
         for name in study.drawn():
             shares.deal(name)
-        if rounds.size is not None:
+        if not isinstance(rounds, Endless):
             for trial in study.recalled():
                 rounds.add(trial)
 
@@ -125,6 +130,9 @@ class Proposals:
             if wanted is not None and wanted.origin is not None:
                 trial = self._promoted(self._study.trial(wanted.origin), wanted)
                 self.rounds.add(trial)
+            elif wanted is not None and wanted.params is not None:
+                trial = self._added(self._subspace_of(wanted.params), wanted.params, wanted)
+                self.shares.deal(trial.subspace)
             else:
                 picked = self._picked(wanted, compute_class, fits)
                 if isinstance(picked, Trial):
@@ -146,9 +154,8 @@ class Proposals:
     def tell(self, *trials: Trial, following: Mapping[str, int] | None = None) -> None:
         """Learn from finished trials, in the order of their results; `following` as in `FinishedTrials.recall`."""
         # Losses compare at one budget only, and the trials on higher rungs are a selection.
-        lowest = [trial for trial in trials if not trial.rung]
-        self.policy.tell(*lowest, following=following)
-        self.teach(lowest)
+        self.policy.tell(*(trial for trial in trials if not trial.rung), following=following)
+        self.teach(trials)
         for trial in trials:
             self.rounds.tell(trial)
 
@@ -156,9 +163,10 @@ class Proposals:
         """Let shares and samplers learn from finished trials, of this study or of elsewhere."""
         by_sampler: defaultdict[str, list[Trial]] = defaultdict(list)
         for trial in trials:
-            if not self._spans_space:
+            if not self._spans_space and not trial.rung:
                 self.shares.tell(trial)
-            by_sampler[WHOLE if self._spans_space else trial.subspace].append(trial)
+            if self._learns_by_budget or trial.origin is None:
+                by_sampler[WHOLE if self._spans_space else trial.subspace].append(trial)
         for name, told in by_sampler.items():
             if name in self.samplers:
                 self.samplers[name].tell(told)
@@ -177,7 +185,7 @@ class Proposals:
             return
         for name, missing in self._pool.missing().items():
             wanted = self._wanted(left)
-            if wanted is None or wanted.origin is not None:
+            if wanted is None or wanted.origin is not None or wanted.params is not None:
                 return
             subspace = None if name == WHOLE else name
             drawn = len(self._pool) if subspace is None else self._pool.count(subspace)
@@ -235,9 +243,10 @@ class Proposals:
         """Add so many new trials in the subspace called `name`, or in those of WHOLE."""
         sampler = self.samplers[name]
         asked = sampler.ask(number, self._study.pending() if name == WHOLE else self._study.pending(name))
-        inner = sampler.sampler if isinstance(sampler, Unrepeated) else sampler
-        if isinstance(inner, AutoSampler):
-            self._study.note_choice(name, inner.choice)
+        if (auto := _part(sampler, AutoSampler)) is not None:
+            by_budget = _part(sampler, ByBudget)
+            words = "" if by_budget is None else f", by the losses at budget {by_budget.budget:g}"
+            self._study.note_choice(name, auto.choice + words)
         if len(asked) < number:
             self._exhausted.add(name)
             if self.is_exhausted:
@@ -312,6 +321,13 @@ class Proposals:
             return None
         total = limit + (self._study.count(TrialState.CANCELLED) if drawn is None else 0)
         return self.shares.quotas(total)
+
+
+def _part(sampler: object, kind: type[P]) -> P | None:
+    """Return the part of a sampler that is of a kind: some ask another one within them."""
+    while sampler is not None and not isinstance(sampler, kind):
+        sampler = getattr(sampler, "sampler", None) if isinstance(sampler, (Unrepeated, ByBudget)) else None
+    return sampler
 
 
 def spans_space(make_sampler: MakeSampler) -> bool:

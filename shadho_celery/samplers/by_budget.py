@@ -1,0 +1,70 @@
+"""Samplers by budget: each learns the losses of one budget, and the highest informed one is asked.
+
+Source: Falkner, Klein, Hutter, "BOHB: Robust and Efficient Hyperparameter Optimization at Scale", ICML 2018, section
+3.2.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+
+from msgspec.structs import replace
+
+from shadho_celery.core.trial import WELL, Outcome, Params, Trial, TrialState
+from shadho_celery.samplers.base import Sampler
+from shadho_celery.space.split import Subspace
+
+#: results beyond the number of labels from which on a budget is informed, and the least number of results
+MORE, LEAST = 3, 10
+
+_CANCELLED = Outcome(state=TrialState.CANCELLED)
+
+
+class ByBudget:
+    """Asks the sampler of the highest budget with enough results.
+
+    Losses of two budgets do not compare. A trial of another budget counts for a sampler as a cancelled one: as a place
+    in its seeded stream, and no more; but a failure is one at every budget.
+    """
+
+    adaptive = True
+
+    def __init__(
+        self,
+        make: Callable[[Subspace, Sequence[int]], Sampler],
+        budgets: Sequence[float],
+        subspace: Subspace,
+        entropy: Sequence[int],
+    ) -> None:
+        """`make` makes the sampler of one budget; `budgets` are those of the rungs, the lowest first."""
+        self._samplers = {budget: make(subspace, entropy) for budget in budgets}
+        self._lowest = budgets[0]
+        self._enough = max(LEAST, len(subspace.domains) + MORE)
+        self._known: Counter[float] = Counter()
+        #: the one that was asked last
+        self.sampler = self._samplers[self._lowest]
+
+    @property
+    def budget(self) -> float:
+        """The highest informed budget; the lowest one before any is."""
+        return max((b for b, known in self._known.items() if known >= self._enough), default=self._lowest)
+
+    def ask(self, n: int, pending: Collection[Trial]) -> list[Params]:
+        self.sampler = self._samplers[self.budget]
+        return self.sampler.ask(n, pending)
+
+    def tell(self, trials: Sequence[Trial]) -> None:
+        for trial in trials:
+            # Trials of elsewhere, of a warm start, have none.
+            budget = self._lowest if trial.budget is None else trial.budget
+            self._known[budget] += budget in self._samplers and trial.state in WELL and trial.loss is not None
+        for budget, sampler in self._samplers.items():
+            sampler.tell([self._seen(trial, budget) for trial in trials])
+
+    def _seen(self, trial: Trial, budget: float) -> Trial:
+        """Return a trial as the sampler of a budget sees it."""
+        own = self._lowest if trial.budget is None else trial.budget
+        if own == budget or trial.state in {TrialState.FAILED, TrialState.CANCELLED}:
+            return trial
+        return replace(trial, state=TrialState.CANCELLED, outcome=_CANCELLED)
