@@ -20,7 +20,8 @@ class Rung:
         self._all: list[tuple[float, int]] = []
         self._stayed: list[tuple[float, int]] = []
         self._losses: dict[int, float] = {}
-        self._promoted: set[int] = set()
+        #: by origin, the trial on the next rung
+        self._promoted: dict[int, int] = {}
 
     def __len__(self) -> int:
         return len(self._all)
@@ -39,18 +40,18 @@ class Rung:
         best = self._stayed[0]
         return best[1] if bisect_left(self._all, best) < count else None
 
-    def promote(self, origin: int) -> None:
-        """Note that an origin is on the next rung."""
-        self._promoted.add(origin)
+    def promote(self, origin: int, number: int) -> None:
+        """Note that an origin is on the next rung, as the trial of that number."""
+        self._promoted[origin] = number
         if origin in self._losses:
             place = bisect_left(self._stayed, (self._losses[origin], origin))
             if place < len(self._stayed) and self._stayed[place][1] == origin:
                 del self._stayed[place]
 
-    def take_back(self, origin: int) -> None:
-        """Note that an origin is not on the next rung after all."""
-        if origin in self._promoted:
-            self._promoted.discard(origin)
+    def take_back(self, origin: int, number: int) -> None:
+        """Note that a trial has left the next rung; another one may have been promoted in its place."""
+        if self._promoted.get(origin) == number:
+            del self._promoted[origin]
             if origin in self._losses:
                 insort(self._stayed, (self._losses[origin], origin))
 
@@ -84,7 +85,7 @@ class Asha:
     def add(self, trial: Trial) -> None:
         place = rung_of(trial, self._budgets)
         if place and trial.origin is not None and trial.state is not TrialState.CANCELLED:
-            self._rungs[place - 1].promote(trial.origin)
+            self._rungs[place - 1].promote(trial.origin, trial.number)
 
     def tell(self, trial: Trial) -> None:
         place = rung_of(trial, self._budgets)
@@ -94,4 +95,4 @@ class Asha:
         if trial.state is not TrialState.CANCELLED:
             self._rungs[place].tell(origin, rank_loss(trial))
         elif place:
-            self._rungs[place - 1].take_back(origin)
+            self._rungs[place - 1].take_back(origin, trial.number)

@@ -42,6 +42,8 @@ class _Population:
     losses: Array
     #: trials that hold their checkpoints; -1 for none
     origins: list[int]
+    #: origins that were promoted to this budget
+    promoted: set[int] = field(default_factory=set)
     #: trials that were made for this budget, by which targets are taken in turn
     made: int = 0
 
@@ -70,7 +72,7 @@ class _Bracket:
     #: rung of its first trials, and the number on each of its rungs
     first: int
     sizes: list[int]
-    #: by rung from `first`, what is promoted to it, once that is known
+    #: by rung from `first`, what is promoted to it and not sent yet, once that is known
     chosen: dict[int, list[tuple[Array, int]]] = field(default_factory=dict)
     #: by rung from `first`, its trials that were added, and the number of those that have ended
     added: list[int] = field(default_factory=list)
@@ -117,8 +119,7 @@ class Dehb:
         self._populations = [self._population(rung) for rung in range(len(self._budgets))]
 
     def ask(self) -> Wanted | None:
-        bracket = next((each for each in self._brackets if each.again or each.asking is not None), None)
-        job = self._job(bracket or self._bracket(self._begun))
+        _, job = self._next()
         params = None if job.origin is not None else self._whole.at(job.vector)
         return Wanted(budget=self._budgets[job.rung], rung=job.rung, origin=job.origin, params=params)
 
@@ -126,19 +127,28 @@ class Dehb:
         rung = rung_of(trial, self._budgets)
         if rung is None or trial.state is TrialState.CANCELLED:
             return
-        bracket = self._of(trial, rung)
-        job = self._job(bracket) if bracket.again or bracket.asking is not None else None
-        if job is None or job.rung != rung or (trial.origin is None and self._whole.at(job.vector) != trial.params):
-            # One of an earlier run: between them only the params were kept.
-            vector = self._vectors.get(trial.origin) if trial.origin is not None else None
-            vector = self._encoded(trial.params) if vector is None else vector
-            job = _Job(rung=rung, target=self._target(rung), vector=vector, origin=trial.origin)
-        if bracket.again:
-            bracket.again.pop(0)
+        bracket, job = self._next()
+        params = None if job.origin is not None else self._whole.at(job.vector)
+        if (job.rung, job.origin) != (rung, trial.origin) or params not in (None, trial.params):
+            # One of an earlier run, of which only the params were kept.
+            job = self._recalled(trial, rung)
+            room = self._room_for(job)
+            if room is None:
+                return
+            bracket = room
+        if bracket.place == self._begun:
+            self._brackets.append(bracket)
+            self._begun += 1
+        population, place = self._populations[rung], rung - bracket.first
+        if bracket.again and bracket.again[0] is job:
+            del bracket.again[0]
         else:
-            self._populations[rung].made += 1
+            population.made += 1
             self._made += 1
-        bracket.added[rung - bracket.first] += 1
+        if job.origin is not None:
+            population.promoted.add(job.origin)
+            bracket.chosen[place] = [each for each in bracket.chosen.get(place, []) if each[1] != job.origin]
+        bracket.added[place] += 1
         self._sent[trial.number] = bracket, job
         self._vectors[trial.number] = job.vector
 
@@ -164,13 +174,14 @@ class Dehb:
         while bracket.ended[place] >= bracket.sizes[place]:
             place += 1
             if place == len(bracket.sizes):
-                self._brackets.remove(bracket)
+                self._brackets = [each for each in self._brackets if each is not bracket]
                 return
             if not self._promotes(bracket, place):
                 return
-            rung, count = bracket.first + place, bracket.sizes[place]
-            bracket.chosen[place] = self._promotable(rung, count)
-            bracket.sizes[place] = max(len(bracket.chosen[place]), bracket.added[place])
+            rung, count = bracket.first + place, bracket.sizes[place] - bracket.added[place]
+            chosen = bracket.chosen[place] = self._promotable(rung, count)
+            self._populations[rung].promoted.update(origin for _, origin in chosen)
+            bracket.sizes[place] = bracket.added[place] + len(chosen)
 
     def _population(self, rung: int) -> _Population:
         """Return the first individuals at a budget, as many as its largest rung in any bracket has."""
@@ -184,20 +195,28 @@ class Dehb:
         first = len(self._budgets) - len(sizes)
         return _Bracket(place=place, first=first, sizes=sizes, added=[0] * len(sizes), ended=[0] * len(sizes))
 
-    def _of(self, trial: Trial, rung: int) -> _Bracket:
-        """Return the bracket of a trial that is added; begin those up to it."""
-        while True:
-            for bracket in self._brackets:
-                is_again = any(job.rung == rung for job in bracket.again)
-                place = rung - bracket.first
-                if place >= 0 and (is_again or (bracket.filling == place and self._is_like(bracket, place, trial))):
+    def _next(self) -> tuple[_Bracket, _Job]:
+        """Return the next trial to send and its bracket, which may not have begun."""
+        bracket = next((each for each in self._brackets if each.again or each.asking is not None), None)
+        bracket = bracket or self._bracket(self._begun)
+        return bracket, self._job(bracket)
+
+    def _recalled(self, trial: Trial, rung: int) -> _Job:
+        """Return what a trial of an earlier run was."""
+        vector = None if trial.origin is None else self._vectors.get(trial.origin)
+        vector = self._encoded(trial.params) if vector is None else vector
+        return _Job(rung=rung, target=self._target(rung), vector=vector, origin=trial.origin)
+
+    def _room_for(self, job: _Job) -> _Bracket | None:
+        """Return the bracket that lacks such a trial; begin those before it. None if no later one will."""
+        for _ in range(len(self._sizes) + 1):
+            for bracket in [*self._brackets, self._bracket(self._begun)]:
+                place = job.rung - bracket.first
+                if bracket.filling == place and self._promotes(bracket, place) == (job.origin is not None):
                     return bracket
             self._brackets.append(self._bracket(self._begun))
             self._begun += 1
-
-    def _is_like(self, bracket: _Bracket, place: int, trial: Trial) -> bool:
-        """Return whether the trials on a bracket's rung are new or promoted ones as this one is."""
-        return self._promotes(bracket, place) == (trial.origin is not None)
+        return None
 
     def _promotes(self, bracket: _Bracket, place: int) -> bool:
         return place > 0 and bracket.place < len(self._sizes)
@@ -216,7 +235,7 @@ class Dehb:
         rung = bracket.first + place
         target, size = self._target(rung), bracket.sizes[place]
         if self._promotes(bracket, place):
-            vector, origin = bracket.chosen[place][bracket.added[place]]
+            vector, origin = bracket.chosen[place][0]
             return _Job(rung=rung, target=target, vector=vector, origin=origin)
         population = self._populations[rung]
         if bracket.place == 0:
@@ -226,11 +245,10 @@ class Dehb:
         return _Job(rung=rung, target=target, vector=self._evolved(population.vectors[target], pool))
 
     def _promotable(self, rung: int, count: int) -> list[tuple[Array, int]]:
-        """Return vectors and origins of the best individuals of the next lower budget that are not on this rung yet."""
-        lower, there = self._populations[rung - 1], self._populations[rung]
-        known = [place for place in lower.best(len(lower.losses)) if lower.origins[place] >= 0]
-        new = [place for place in known if not (there.vectors == lower.vectors[place]).all(axis=1).any()]
-        return [(lower.vectors[place], lower.origins[place]) for place in (new or known)[:count]]
+        """Return vectors and origins of the best individuals of the next lower budget that were never promoted."""
+        lower, gone = self._populations[rung - 1], self._populations[rung].promoted | {-1}
+        new = [place for place in lower.best(len(lower.losses)) if lower.origins[place] not in gone]
+        return [(lower.vectors[place], lower.origins[place]) for place in new[:count]]
 
     def _evolved(self, base: Array, pool: Array) -> Array:
         """Return the trial vector against a target: rand/1 mutation, and binomial crossover (section 3.1).

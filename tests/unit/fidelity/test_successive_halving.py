@@ -4,89 +4,30 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterable
 from fractions import Fraction
 from typing import Any
 
 import numpy as np
 import pytest
+from services.rounds import Player, shape
 
+from shadho_celery.core.settings import StudySettings
 from shadho_celery.core.trial import Outcome, Trial, TrialState, whole
 from shadho_celery.errors import UsageError
 from shadho_celery.fidelity.ladder import LARGEST, Ladder
-from shadho_celery.fidelity.rounds import Endless, Rounds, Wanted
+from shadho_celery.fidelity.rounds import Endless, Wanted
 from shadho_celery.fidelity.successive_halving import SuccessiveHalving
-from shadho_celery.scheduler.build import make_rounds
+from shadho_celery.scheduler import build
 
 S = TrialState
 
 
+def make_rounds(rungs: Any) -> Any:
+    return build.make_rounds(build.read_ladder(StudySettings(rungs=rungs)))
+
+
 def halving(least: float, most: float, eta: int = 3, backups: int = 0) -> SuccessiveHalving:
     return SuccessiveHalving(Ladder.of({"least": least, "most": most, "eta": eta, "backups": backups}))
-
-
-class Player:
-    """Asks for trials and tells how they ended; a trial's loss comes from the params' number, its origin's."""
-
-    def __init__(
-        self, rounds: Rounds, loss: Callable[[int, float], float | None] = lambda origin, budget: origin
-    ) -> None:
-        self.rounds = rounds
-        self.loss = loss
-        self.trials: list[Trial] = []
-        self.finished: list[Trial] = []
-
-    def ask(self) -> Trial | None:
-        """The next trial, as it is sent; None where there is none to be had."""
-        wanted = self.rounds.ask()
-        assert wanted == self.rounds.ask(), "to be asked again changes nothing"
-        if wanted is None:
-            return None
-        trial = Trial(
-            number=len(self.trials),
-            subspace="all",
-            params={},
-            budget=wanted.budget,
-            rung=wanted.rung,
-            origin=wanted.origin,
-        )
-        self.trials.append(trial)
-        self.rounds.add(trial)
-        return trial
-
-    def ask_all(self) -> list[Trial]:
-        found = []
-        while (trial := self.ask()) is not None:
-            found.append(trial)
-        return found
-
-    def finish(self, trial: Trial, state: TrialState | None = None) -> None:
-        loss = self.loss(trial.number if trial.origin is None else trial.origin, trial.budget or 0.0)
-        state = state or (S.FAILED if loss is None else S.COMPLETE)
-        ended = trial.evolve(state=state, outcome=Outcome(state=state, loss=loss if state is S.COMPLETE else None))
-        self.trials[trial.number] = ended
-        self.finished.append(ended)
-        self.rounds.tell(ended)
-
-    def play(self, trials: int, shuffle: random.Random | None = None) -> Player:
-        """Run so many trials, all that can be had at a time, ending in order or shuffled."""
-        while len(self.finished) < trials:
-            running = self.ask_all()
-            assert running, "as long as nothing runs there must be something to do"
-            if shuffle is not None:
-                shuffle.shuffle(running)
-            for trial in running:
-                self.finish(trial)
-                if self.rounds.left > 0 and trial is not running[-1]:
-                    break
-            left = [trial for trial in self.trials if not trial.state.is_finished]
-            for trial in left:
-                self.finish(trial)
-        return self
-
-
-def shape(trials: Iterable[Trial]) -> list[tuple[int | None, float | None, int | None]]:
-    return [(trial.rung, trial.budget, trial.origin) for trial in trials]
 
 
 def test_without_rounds_every_trial_is_a_new_one_with_all_of_the_fidelity() -> None:

@@ -1,0 +1,90 @@
+"""A player of rounds, without a study: it asks for trials, and tells how they ended."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable
+
+from shadho_celery.core.trial import Outcome, Params, Trial, TrialState
+from shadho_celery.fidelity.rounds import Rounds
+
+S = TrialState
+
+
+class Player:
+    """Asks for trials and tells how they ended; a trial's loss comes from the params' number, its origin's."""
+
+    def __init__(
+        self, rounds: Rounds, loss: Callable[[int, float], float | None] = lambda origin, budget: origin
+    ) -> None:
+        self.rounds = rounds
+        self.loss = loss
+        self.trials: list[Trial] = []
+        self.finished: list[Trial] = []
+
+    @property
+    def running(self) -> list[Trial]:
+        return [trial for trial in self.trials if not trial.state.is_finished]
+
+    def ask(self) -> Trial | None:
+        """The next trial, as it is sent; None where there is none to be had."""
+        wanted = self.rounds.ask()
+        assert wanted == self.rounds.ask(), "to be asked again changes nothing"
+        if wanted is None:
+            return None
+        trial = Trial(
+            number=len(self.trials),
+            subspace="all",
+            params=self.params(wanted.params, wanted.origin),
+            budget=wanted.budget,
+            rung=wanted.rung,
+            origin=wanted.origin,
+        )
+        self.trials.append(trial)
+        self.rounds.add(trial)
+        return trial
+
+    def params(self, proposed: Params | None, origin: int | None) -> Params:
+        if proposed is not None:
+            return proposed
+        return {} if origin is None else self.trials[origin].params
+
+    def ask_all(self, most: int = 1_000_000) -> list[Trial]:
+        found: list[Trial] = []
+        while len(found) < most and (trial := self.ask()) is not None:
+            found.append(trial)
+        return found
+
+    def finish(self, trial: Trial, state: TrialState | None = None) -> None:
+        loss = self.loss(trial.number if trial.origin is None else trial.origin, trial.budget or 0.0)
+        state = state or (S.FAILED if loss is None else S.COMPLETE)
+        ended = trial.evolve(state=state, outcome=Outcome(state=state, loss=loss if state is S.COMPLETE else None))
+        self.trials[trial.number] = ended
+        self.finished.append(ended)
+        self.rounds.tell(ended)
+
+    def play(self, trials: int, shuffle: random.Random | None = None) -> Player:
+        """Run so many trials, all that can be had at a time, ending in order or shuffled."""
+        while len(self.finished) < trials:
+            running = self.ask_all()
+            assert running, "as long as nothing runs there must be something to do"
+            if shuffle is not None:
+                shuffle.shuffle(running)
+            for trial in running:
+                self.finish(trial)
+                if self.rounds.left > 0 and trial is not running[-1]:
+                    break
+            for trial in self.running:
+                self.finish(trial)
+        return self
+
+    def play_on(self, slots: int, trials: int, chance: random.Random) -> Player:
+        """Run so many trials on slots that are kept busy; which of them ends next is a matter of chance."""
+        while len(self.finished) < trials:
+            self.ask_all(slots - len(self.running))
+            self.finish(chance.choice(self.running))
+        return self
+
+
+def shape(trials: Iterable[Trial]) -> list[tuple[int | None, float | None, int | None]]:
+    return [(trial.rung, trial.budget, trial.origin) for trial in trials]

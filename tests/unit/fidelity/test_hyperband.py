@@ -1,0 +1,56 @@
+"""Hyperband's brackets begin at different budgets, and the next one begins while the others wait."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import pytest
+from services.rounds import Player
+
+from shadho_celery.fidelity.hyperband import Hyperband, sizes_of
+from shadho_celery.fidelity.ladder import Ladder
+
+
+def ladder(least: float, most: float, eta: int = 3) -> Ladder:
+    return Ladder.of({"least": least, "most": most, "eta": eta})
+
+
+def test_the_brackets_from_1_to_81_are_those_of_the_paper() -> None:
+    assert sizes_of(ladder(1, 81)) == [[81, 27, 9, 3, 1], [34, 11, 3, 1], [15, 5, 1], [8, 2], [5]]
+
+
+@pytest.mark.parametrize(("least", "most", "eta"), [(1, 243, 3), (1, 1000, 10), (1, 64, 2), (2, 9, 3)])
+def test_no_bracket_costs_much_more_than_another(least: float, most: float, eta: int) -> None:
+    budgets = ladder(least, most, eta).budgets
+    costs = [
+        sum(size * budget for size, budget in zip(sizes, budgets[-len(sizes) :], strict=True))
+        for sizes in sizes_of(ladder(least, most, eta))
+    ]
+    assert max(costs) / min(costs) < 2.5
+
+
+def test_a_cycle_has_the_trials_of_its_brackets() -> None:
+    player = Player(Hyperband(ladder(1, 81))).play_on(1, 206, random.Random(0))
+    assert Counter(trial.rung for trial in player.finished) == {0: 81, 1: 27 + 34, 2: 9 + 11 + 15, 3: 19, 4: 10}
+
+
+def test_the_next_bracket_begins_while_all_wait_and_not_before() -> None:
+    player = Player(Hyperband(ladder(1, 9)))
+    first = player.ask_all(9)
+    assert {trial.rung for trial in first} == {0}
+    more = player.ask_all(5)
+    assert [trial.rung for trial in more] == [1] * 5, "bracket 1 begins a rung higher"
+    for trial in first:
+        player.finish(trial)
+    assert {(trial.rung, trial.origin) for trial in player.ask_all(3)} == {(1, 0), (1, 1), (1, 2)}
+
+
+def test_what_is_promoted_was_drawn_in_the_same_bracket() -> None:
+    player = Player(Hyperband(ladder(1, 9)), lambda origin, budget: -origin)
+    first, second = player.ask_all(9), player.ask_all(5)
+    for trial in (*second, *first):
+        player.finish(trial)
+    promoted = player.ask_all(4)
+    assert [trial.origin for trial in promoted[:3]] == [8, 7, 6]
+    assert promoted[3].origin == second[-1].number
