@@ -19,7 +19,8 @@ class Rung:
         #: (loss, origin), the best first, of all results and of those that are not promoted
         self._all: list[tuple[float, int]] = []
         self._stayed: list[tuple[float, int]] = []
-        self._losses: dict[int, float] = {}
+        #: by origin, in the order of the results
+        self.losses: dict[int, float] = {}
         #: by origin, the trial on the next rung
         self._promoted: dict[int, int] = {}
 
@@ -29,7 +30,7 @@ class Rung:
     def tell(self, origin: int, loss: float) -> None:
         """Enter a result."""
         insort(self._all, (loss, origin))
-        self._losses[origin] = loss
+        self.losses[origin] = loss
         if origin not in self._promoted:
             insort(self._stayed, (loss, origin))
 
@@ -40,11 +41,15 @@ class Rung:
         best = self._stayed[0]
         return best[1] if bisect_left(self._all, best) < count else None
 
+    def is_promoted(self, origin: int) -> bool:
+        """Return whether an origin is on the next rung."""
+        return origin in self._promoted
+
     def promote(self, origin: int, number: int) -> None:
         """Note that an origin is on the next rung, as the trial of that number."""
         self._promoted[origin] = number
-        if origin in self._losses:
-            place = bisect_left(self._stayed, (self._losses[origin], origin))
+        if origin in self.losses:
+            place = bisect_left(self._stayed, (self.losses[origin], origin))
             if place < len(self._stayed) and self._stayed[place][1] == origin:
                 del self._stayed[place]
 
@@ -52,8 +57,8 @@ class Rung:
         """Note that a trial has left the next rung; another one may have been promoted in its place."""
         if self._promoted.get(origin) == number:
             del self._promoted[origin]
-            if origin in self._losses:
-                insort(self._stayed, (self._losses[origin], origin))
+            if origin in self.losses:
+                insort(self._stayed, (self.losses[origin], origin))
 
 
 class Asha:
@@ -76,11 +81,15 @@ class Asha:
 
     def ask(self) -> Wanted | None:
         for place in range(len(self._rungs) - 2, -1, -1):
-            rung = self._rungs[place]
-            origin = rung.candidate(len(rung) // self._eta)
+            origin = self._promotable(place)
             if origin is not None:
                 return Wanted(budget=self._budgets[place + 1], rung=place + 1, origin=origin)
         return Wanted(budget=self._budgets[0], rung=0)
+
+    def _promotable(self, place: int) -> int | None:
+        """Return the origin to promote from a rung; None if there is none."""
+        rung = self._rungs[place]
+        return rung.candidate(len(rung) // self._eta)
 
     def add(self, trial: Trial) -> None:
         place = rung_of(trial, self._budgets)

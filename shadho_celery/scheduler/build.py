@@ -94,6 +94,10 @@ def make_rounds(ladder: Ladder | None, space: Space | None = None, seed: int = 0
         from shadho_celery.fidelity.asha import Asha
 
         return Asha(ladder)
+    if how == "auto":
+        from shadho_celery.fidelity.trusting import TrustingAsha
+
+        return TrustingAsha(ladder)
     from shadho_celery.fidelity.hyperband import Hyperband
 
     return Hyperband(ladder)

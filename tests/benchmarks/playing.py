@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from shadho_celery.core.clock import ManualClock
@@ -28,7 +28,10 @@ def play_study(
     shares: str | None = "uniform",
     sampler: str = "random",
     pool: int | None = None,
+    fidelity: Mapping[str, Any] | None = None,
+    speculate: bool = True,
     seed: int = 0,
+    on_turn: Callable[[Study], None] = lambda study: None,
 ) -> Study:
     """The study of `space` at its limit: `seconds`, `trials` or `target`; what still ran then is left unfinished."""
     clock = ManualClock()
@@ -39,8 +42,9 @@ def play_study(
         study,
         SimulatedExecutor(slots, play, clock),
         Limits(seconds=seconds, trials=trials, target=target),
-        StudySettings(policy=policy, shares=shares, sampler=sampler, pool=pool),
+        StudySettings(policy=policy, shares=shares, sampler=sampler, pool=pool, fidelity=fidelity, speculate=speculate),
     )
     while not (scheduler.stopping if trials is None else scheduler.done):
         scheduler.turn()
+        on_turn(study)
     return study

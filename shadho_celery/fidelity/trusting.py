@@ -1,0 +1,102 @@
+"""ASHA that trusts a low rung only as far as its ranks have agreed with those of the next one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import combinations
+
+from shadho_celery.core.trial import Trial
+from shadho_celery.fidelity.asha import Asha
+from shadho_celery.fidelity.brackets import rung_of
+from shadho_celery.fidelity.ladder import Ladder
+from shadho_celery.fidelity.rounds import Wanted
+
+#: first draws that go through all rungs, whatever comes of them, and how many draws there are to one such later on
+PILOTS, PROBE = 4, 12
+#: latest trials on two rungs by which these are compared
+LATEST = 16
+#: trust in a ladder from a rung up to the top, below which no trial begins on that rung
+ENOUGH = 0.5
+
+
+class TrustingAsha(Asha):
+    """ASHA whose first rung, and whose part that is promoted, follow from how rungs have agreed so far.
+
+    The trust in a rung is Kendall's rank correlation of the losses there with those on the next rung, of the latest
+    trials that have both. A fraction ``eta**-trust`` of a rung is promoted: 1 / eta where the ranks agree, all where
+    they do not. A new trial begins on the lowest rung from which the product of trust up to the top is enough, and at
+    the full budget where none is. The first trials, and one in some later on, go through all rungs: without them no
+    trust could be had, or had again.
+    """
+
+    def __init__(self, ladder: Ladder) -> None:
+        super().__init__(ladder)
+        self._drawn = 0
+        #: origins that go through all rungs
+        self._pilots: list[int] = []
+        #: by rung below the top, the trust in it; None before it is known
+        self.trust: list[float | None] = [None] * (len(self._budgets) - 1)
+
+    def ask(self) -> Wanted | None:
+        for place in range(len(self._rungs) - 2, -1, -1):
+            origin = self._pilot(place)
+            origin = self._promotable(place) if origin is None else origin
+            if origin is not None:
+                return Wanted(budget=self._budgets[place + 1], rung=place + 1, origin=origin)
+        rung = 0 if self._is_pilot(self._drawn) else self._first()
+        return Wanted(budget=self._budgets[rung], rung=rung)
+
+    def add(self, trial: Trial) -> None:
+        if trial.origin is None and rung_of(trial, self._budgets) is not None:
+            if self._is_pilot(self._drawn):
+                self._pilots.append(trial.number)
+            self._drawn += 1
+        super().add(trial)
+
+    def tell(self, trial: Trial) -> None:
+        super().tell(trial)
+        if trial.rung and rung_of(trial, self._budgets) is not None:
+            lower, upper = self._rungs[trial.rung - 1], self._rungs[trial.rung]
+            both = [origin for origin in [*upper.losses][-LATEST:] if origin in lower.losses]
+            self.trust[trial.rung - 1] = _agreement([(lower.losses[each], upper.losses[each]) for each in both])
+
+    def _promotable(self, place: int) -> int | None:
+        rung, trust = self._rungs[place], self.trust[place]
+        fraction = self._eta ** -(1.0 if trust is None else trust)
+        return rung.candidate(math.floor(len(rung) * fraction))
+
+    def _pilot(self, place: int) -> int | None:
+        """Return a pilot whose next rung is the one above; a failed one goes no further."""
+        rung = self._rungs[place]
+        losses = ((origin, rung.losses.get(origin, math.inf)) for origin in self._pilots)
+        return next((each for each, loss in losses if loss < math.inf and not rung.is_promoted(each)), None)
+
+    def _first(self) -> int:
+        """Return the rung on which a new trial begins."""
+        product, first = 1.0, len(self._budgets) - 1
+        for place in range(len(self.trust) - 1, -1, -1):
+            trust = self.trust[place]
+            product *= 1.0 if trust is None else trust
+            if product < ENOUGH:
+                break
+            first = place
+        return first
+
+    @staticmethod
+    def _is_pilot(draw: int) -> bool:
+        return draw < PILOTS or draw % PROBE == 0
+
+
+def _agreement(pairs: Sequence[tuple[float, float]]) -> float | None:
+    """Return Kendall's rank correlation of two losses, 0 for a negative one; None for fewer than two finite pairs."""
+    known = [pair for pair in pairs if math.isfinite(pair[0]) and math.isfinite(pair[1])]
+    compared = list(combinations(known, 2))
+    if not compared:
+        return None
+    signs = [_sign(one[0] - other[0]) * _sign(one[1] - other[1]) for one, other in compared]
+    return max(0.0, sum(signs) / len(compared))
+
+
+def _sign(difference: float) -> int:
+    return (difference > 0) - (difference < 0)
