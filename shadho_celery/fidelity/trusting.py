@@ -17,7 +17,7 @@ PILOTS, PROBE = 4, 12
 #: latest trials on two rungs by which these are compared
 LATEST = 16
 #: trust in a ladder from a rung up to the top, below which no trial begins on that rung
-ENOUGH = 0.5
+ENOUGH = 0.3
 
 
 class TrustingAsha(Asha):
