@@ -109,9 +109,8 @@ STANDARD: dict[str, Any] = {
 }
 
 
-def picture(rng: np.random.Generator) -> tuple[Picture, Picture]:
+def picture(rng: np.random.Generator, size: int) -> tuple[Picture, Picture]:
     """A grey picture in 0..1 and its mask: 1 in cells, which a line of 0 keeps apart where they touch."""
-    size = SETTINGS.size
     y, x = np.mgrid[:size, :size].astype(float)
     grey = np.full((size, size), 0.2)
     nearest, owner = np.ones((size, size)), np.zeros((size, size), int)
@@ -155,7 +154,7 @@ def _separated(owner: Any) -> Any:
 def pictures(settings: Settings) -> tuple[Picture, Picture, Picture, Picture]:
     """Training pictures and their masks, held-out pictures and their masks, each of shape (number, 1, size, size)."""
     rng = np.random.default_rng(settings.pictures_seed)
-    drawn = [picture(rng) for _ in range(settings.train + settings.held_out)]
+    drawn = [picture(rng, settings.size) for _ in range(settings.train + settings.held_out)]
     grey, mask = (np.stack(part)[:, None] for part in zip(*drawn, strict=True))
     return grey[: settings.train], mask[: settings.train], grey[settings.train :], mask[settings.train :]
 
@@ -220,7 +219,7 @@ def dice_loss(chances: Tensor, masks: Tensor) -> Tensor:
 
     The 1 above and below keeps a picture without cells finite. Source: Milletari et al., "V-Net", 3DV 2016.
     """
-    both, sizes = ((part).sum(dim=(1, 2, 3)) for part in (chances * masks, chances + masks))
+    both, sizes = (part.sum(dim=(1, 2, 3)) for part in (chances * masks, chances + masks))
     return (1 - (2 * both + 1) / (sizes + 1)).mean()
 
 
@@ -332,20 +331,16 @@ def objective(params: dict[str, Any], context: Context) -> dict[str, float]:
     training = resumed(params, context)
     epochs = int(context.budget or SETTINGS.epochs)
     result = training.measured(held_out, held_out_masks) if training.epoch else {}
-    saved = training.epoch
     while training.epoch < epochs:
         training.train(train, train_masks)
         result = training.measured(held_out, held_out_masks)
-        # Before the report: what a pruner says to it may end the trial at once.
-        if (is_rung(training.epoch) or training.epoch == epochs) and not context.is_copy:
-            training.save(context.checkpoint_dir)
-            saved = training.epoch
         context.report(training.epoch, result["loss"])
-        if context.should_stop():
+        # A trial stopped by its time limit keeps its loss, so its weights are wanted, too.
+        is_over = context.should_stop() or training.epoch == epochs
+        if (is_over or is_rung(training.epoch)) and not context.is_copy:
+            training.save(context.checkpoint_dir)
+        if is_over:
             break
-    if saved < training.epoch and not context.is_copy:
-        # Stopped by its time limit: its loss counts, so its weights are wanted.
-        training.save(context.checkpoint_dir)
     return result
 
 
@@ -400,8 +395,9 @@ class Comparison:
         folder = CHECKPOINTS / study.key / str(best.number)
         try:
             columns[f"trial {best.number} ({best.loss:.3f})"] = found(best.values, folder, best.metrics.get("epochs"))
-        except Exception as error:
-            self._say(f"unet: unet.png lacks trial {best.number}, whose weights are not in {folder} ({error})")
+        except Exception as error:  # whatever torch raises of a file that is not as it should be
+            what = f"no good weights in {folder} on this machine: {type(error).__name__}"
+            self._say(f"unet: unet.png lacks trial {best.number} ({what})")
         try:
             draw(columns, Path("unet.png"))
         except ModuleNotFoundError as error:
