@@ -63,6 +63,8 @@ SETTINGS = Settings()
 
 #: file in a trial's folder of checkpoints
 CHECKPOINT = "unet.pt"
+#: epochs after which a checkpoint is written: those at which `asha` and a ladder of rungs judge
+RUNGS = frozenset(3**rung for rung in range(20))
 #: states of a trial that counts against the limit of trials
 ENDED = ("COMPLETE", "PRUNED", "FAILED")
 
@@ -284,12 +286,8 @@ class Training:
         """Write the checkpoint, which at every moment is whole or absent."""
         import torch
 
-        state = {
-            "epoch": self.epoch,
-            "model": self.model.state_dict(),
-            "descent": self.descent.state_dict(),
-            "scaler": self.scaler.state_dict(),
-        }
+        state: dict[str, Any] = {"epoch": self.epoch, "model": self.model.state_dict()}
+        state |= {"descent": self.descent.state_dict(), "scaler": self.scaler.state_dict()}
         part = folder / f"{CHECKPOINT}.{os.getpid()}.part"
         torch.save(state, part)
         part.replace(folder / CHECKPOINT)
@@ -338,18 +336,11 @@ def objective(params: dict[str, Any], context: Context) -> dict[str, float]:
         context.report(training.epoch, result["loss"])
         # A trial stopped by its time limit keeps its loss, so its weights are wanted, too.
         is_over = context.should_stop() or training.epoch == epochs
-        if (is_over or is_rung(training.epoch)) and not context.is_copy:
+        if (is_over or training.epoch in RUNGS) and not context.is_copy:
             training.save(context.checkpoint_dir)
         if is_over:
             break
     return result
-
-
-def is_rung(epoch: int) -> bool:
-    """Whether a trial is judged after this epoch: a power of 3, as in `asha`."""
-    while epoch % 3 == 0:
-        epoch //= 3
-    return epoch == 1
 
 
 class Comparison:
@@ -411,15 +402,13 @@ class Comparison:
             print(line, file=sys.stderr)
 
 
-#: comparisons by the study's key
-_COMPARISONS: dict[str, Comparison] = {}
+#: the study's comparison, begun at its first trial
+_comparison = cache(Comparison)
 
 
 def on_trial(study: RunningStudy, trial: TrialResult) -> None:
-    """Compare the study with the standard after each trial."""
-    if study.key not in _COMPARISONS:
-        _COMPARISONS[study.key] = Comparison(study)
-    _COMPARISONS[study.key].tell(study)
+    """Compare the study with the standard."""
+    _comparison(study).tell(study)
 
 
 def found(params: dict[str, Any], folder: Path, epochs: float | None = None) -> Picture:
