@@ -299,7 +299,9 @@ class Training:
         state = torch.load(folder / CHECKPOINT, map_location=self.device, weights_only=True)
         self.model.load_state_dict(state["model"])
         self.descent.load_state_dict(state["descent"])
-        self.scaler.load_state_dict(state["scaler"])
+        # Empty where a slot without a GPU has written it; a slot with one begins with a new scale then.
+        if state["scaler"]:
+            self.scaler.load_state_dict(state["scaler"])
         self.epoch = state["epoch"]
 
 

@@ -198,6 +198,19 @@ def test_a_checkpoint_that_is_no_good_is_ignored_and_said(
     assert capsys.readouterr().err.startswith(f"unet: begun anew, as the checkpoint in {trial.folder} is no good (")
 
 
+def test_a_checkpoint_of_a_slot_without_a_gpu_goes_on_in_mixed_precision(trial: Trial) -> None:
+    """Played on the CPU, where it is otherwise never switched on."""
+    unet.objective(GOOD, trial.attempt(epochs=1))
+    training = unet.Training(GOOD, 0, "cpu")
+    training.is_mixed, training.scaler = True, torch.amp.GradScaler("cpu")
+    training.load(trial.folder)
+    train, train_masks, held_out, masks = map(torch.from_numpy, unet.pictures(SMALL))
+    training.train(train, train_masks)
+    training.train(train, train_masks)
+    assert training.epoch == 3
+    assert training.measured(held_out, masks)["loss"] < trial.reports[0][1]
+
+
 def test_a_training_that_diverges_has_a_loss_near_one(trial: Trial) -> None:
     params = {**GOOD, "normalisation": "none", "learning_rate": 1e30, "descent": {"descent": "sgd", "momentum": 0.9}}
     assert 0.9 < unet.objective(params, trial.attempt())["loss"] <= 1
