@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ Path_ = list[tuple[float, float]]
 
 
 class Ledger:
-    """Evaluates a problem until a cost is spent, and keeps the path of the incumbent: the best at the highest budget."""
+    """Evaluates a problem until a cost is spent; keeps the path of the incumbent, the best at the highest budget."""
 
     def __init__(self, problem: FidelityProblem, seed: int, full_evaluations: float) -> None:
         self.problem = problem
@@ -56,10 +57,8 @@ def search(name: str, problem: FidelityProblem, seed: int, full_evaluations: flo
     if name == "dehb":
         return _dehb(problem, seed, full_evaluations, python)
     ledger = Ledger(problem, seed, full_evaluations)
-    try:
+    with suppress(StopIteration):
         {"random": _random, "optuna tpe, hyperband": _optuna}[name](ledger, seed)
-    except StopIteration:
-        pass
     return ledger.path
 
 

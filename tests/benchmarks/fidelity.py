@@ -1,0 +1,262 @@
+"""How soon searches with budgets find good params: ``python tests/benchmarks/fidelity.py``.
+
+Parts, in this order; ``--part`` runs some of them:
+
+- reach: Hartmann's functions and counting ones, with budgets that cost less and tell less; one of them misleads. The
+  true regret of the incumbent at the cost of 12, 25, 50 and 100 full evaluations: `how: auto` against dehb, Optuna's
+  TPE with Hyperband, and random search at the full budget.
+- straggling: on 25 and 64 simulated slots whose trials take ``1 + |N(0, 1)|`` times as long, the time in which ASHA
+  comes to the final regret of successive halving, and the part of the slots' time that it leaves unused.
+
+Ours run through the scheduler on simulated slots, where a trial takes its cost in seconds. Peers' figures come from a
+recorded table for its seeds, which ``--full --dehb PYTHON`` renews: an interpreter that has dehb, in an environment of
+its own. With other seeds or problems the peers run beside ours, dehb only where it is given.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from fidelity_peers import PEERS, search
+from fidelity_problems import PROBLEMS, FidelityProblem, read_problems
+from figures import finish, goal, p_no_worse, results_of
+from playing import play_study
+
+from shadho_celery.core.trial import Attempt, Outcome, TrialState
+from shadho_celery.space.compile import compile_space
+from shadho_celery.study.study import Study
+
+Json = dict[str, Any]
+
+PEERS_TABLE = Path(__file__).parent / "data" / "fidelity_peers.json"
+#: costs, in full evaluations, at which there is a figure
+AT = (12, 25, 50, 100)
+SEEDS = 11
+#: part of the regret of random search by which `auto` may exceed it where low budgets mislead
+TENTH = 0.1
+#: slots of the straggling part, its problem, and the cost that is spent on each slot
+SLOTS, STRAGGLING, EACH = (25, 64), "mfh6", 8.0
+HOWS = ("auto", "asha", "bohb", "dehb")
+
+
+def problems_of(path: str | None) -> Mapping[str, FidelityProblem]:
+    return PROBLEMS if path is None else read_problems(Path(path))
+
+
+def play(
+    problem: FidelityProblem,
+    how: str,
+    seed: int,
+    seconds: float,
+    *,
+    slots: int = 1,
+    sampler: str = "auto",
+    spread: float = 0.0,
+) -> tuple[list[tuple[float, float]], Study]:
+    """Return (seconds, true regret) whenever the incumbent changes, where a full evaluation takes a second."""
+    space = compile_space(problem.space)
+    full = problem.cost(problem.most)
+    path: list[tuple[float, float]] = []
+    best = -1
+
+    def run(attempt: Attempt, _: str) -> Outcome:
+        budget = problem.most if attempt.budget is None else attempt.budget
+        draw = np.random.default_rng([seed, attempt.number])
+        loss = float(problem.loss(space.evaluate(attempt.params), budget, draw))
+        longer = 1 + spread * abs(float(np.random.default_rng([seed, attempt.number, 1]).standard_normal()))
+        return Outcome(state=TrialState.COMPLETE, loss=loss, seconds=longer * problem.cost(budget) / full)
+
+    def on_turn(study: Study) -> None:
+        nonlocal best
+        if study.best is not None and study.best.number != best:
+            best = study.best.number
+            regret = problem.truth(space.evaluate(study.best.params)) - problem.optimum
+            path.append((study.clock.now(), regret))
+
+    fidelity = None if how == "full" else {"least": problem.least, "most": problem.most, "eta": 3, "how": how}
+    study = play_study(
+        problem.space,
+        {"cpu": slots},
+        run,
+        seconds * (1 + 1e-9),
+        sampler=sampler,
+        shares=None,
+        fidelity=fidelity,
+        speculate=False,
+        seed=seed,
+        on_turn=on_turn,
+    )
+    return path, study
+
+
+def regrets_at(path: Sequence[tuple[float, float]]) -> list[float]:
+    """Return the regret at each of AT, infinite before the first incumbent."""
+    return [next((regret for cost, regret in reversed(path) if cost <= at * (1 + 1e-6)), math.inf) for at in AT]
+
+
+def ours(name: str, path: str | None, how: str, seed: int) -> list[float]:
+    return regrets_at(play(problems_of(path)[name], how, seed, AT[-1])[0])
+
+
+def theirs(name: str, path: str | None, peer: str, seed: int, python: str) -> list[float]:
+    return regrets_at(search(peer, problems_of(path)[name], seed, AT[-1], python))
+
+
+def reach(arguments: argparse.Namespace, processes: ProcessPoolExecutor) -> tuple[Json, Json]:
+    """Return the regrets by problem and search, and their goals."""
+    seeds = [*range(arguments.first_seed, arguments.first_seed + arguments.seeds)]
+    names = [*problems_of(arguments.problems)]
+    recorded = {} if arguments.full or arguments.problems else json.loads(PEERS_TABLE.read_text())
+    is_known = bool(recorded) and all(str(seed) in recorded[names[0]]["random"] for seed in seeds)
+    live = [] if is_known else [peer for peer in PEERS if peer != "dehb" or arguments.dehb]
+    runs = {
+        (name, how): [processes.submit(ours, name, arguments.problems, how, seed) for seed in seeds]
+        for name in names
+        for how in arguments.how
+    } | {
+        (name, peer): [processes.submit(theirs, name, arguments.problems, peer, seed, arguments.dehb) for seed in seeds]
+        for name in names
+        for peer in live
+    }
+    found = results_of(runs, "searches with budgets")
+    for name in names if is_known else ():
+        for peer in PEERS:
+            found[name, peer] = [recorded[name][peer][str(seed)] for seed in seeds]
+    if arguments.full:
+        table = {
+            name: {peer: dict(zip(map(str, seeds), found[name, peer], strict=True)) for peer in live} for name in names
+        }
+        PEERS_TABLE.write_text(json.dumps(table, indent=1) + "\n")
+    peers = [*PEERS] if is_known else live
+    return _judged(names, [*arguments.how], peers, found)
+
+
+def _judged(
+    names: Sequence[str], hows: Sequence[str], peers: Sequence[str], found: Mapping[tuple[str, str], list[list[float]]]
+) -> tuple[Json, Json]:
+    figures: Json = {}
+    print(f"{'median true regret at a cost of':32s}" + "".join(f"{at:>12d}" for at in AT))
+    for name in names:
+        rows = {each: np.median(np.array(found[name, each]), axis=0).tolist() for each in (*hows, *peers)}
+        for each, row in rows.items():
+            print(f"{name:12s} {each:20s}" + "".join(f"{regret:12.4g}" for regret in row))
+        best = min(peers, key=lambda peer: rows[peer][-1])
+        last = {each: [run[-1] for run in found[name, each]] for each in ("auto", best)}
+        figures[name] = {
+            "median_regret": {each: dict(zip(map(str, AT), row, strict=True)) for each, row in rows.items()},
+            "best_peer": best,
+            "p_no_worse": p_no_worse(last["auto"], last[best]),
+            "most_of_random": max(a / r for a, r in zip(rows["auto"], rows["random"], strict=True)),
+        }
+    no_worse = sum(row["p_no_worse"] >= 0.05 for row in figures.values())
+    goals = {
+        f"problems of {len(names)} on which auto is no worse than the best peer, at the cost of {AT[-1]}": goal(
+            no_worse, at_least=max(1, len(names) - 1)
+        )
+    }
+    if "misleading" in figures:
+        goals["misleading: regret of auto in that of random search, the most at any cost"] = goal(
+            figures["misleading"]["most_of_random"], at_most=1 + TENTH
+        )
+    return figures, goals
+
+
+def straggle(path: str | None, slots: int, seed: int) -> tuple[float, float]:
+    """Return the time of ASHA in that of halving until its final regret, and the part of slots' time ASHA leaves."""
+    problem = problems_of(path)[STRAGGLING] if path is None else next(iter(problems_of(path).values()))
+    facts: dict[str, Any] = {"slots": slots, "sampler": "random", "spread": 1.0}
+    halving, _ = play(problem, "halving", seed, EACH, **facts)
+    asha, study = play(problem, "asha", seed, EACH, **facts)
+    final = min(regret for _, regret in halving[-1:])
+    at_halving = next(moment for moment, regret in halving if regret <= final)
+    at_asha = next((moment for moment, regret in asha if regret <= final), 2 * EACH)
+    ran = sum(trial.seconds or 0.0 for trial in study)
+    ran += sum(EACH - study.running_since(trial) for trial in study.sent if trial.state is TrialState.RUNNING)
+    return at_asha / at_halving, 1 - ran / (slots * EACH)
+
+
+def straggling(arguments: argparse.Namespace, processes: ProcessPoolExecutor) -> tuple[Json, Json]:
+    """Return ASHA's time in that of successive halving where trials straggle, and the goals."""
+    seeds = range(arguments.first_seed, arguments.first_seed + arguments.straggling_seeds)
+    runs = {slots: [processes.submit(straggle, arguments.problems, slots, seed) for seed in seeds] for slots in SLOTS}
+    figures: Json = {}
+    goals: Json = {}
+    for slots, found in results_of(runs, "searches that straggle").items():
+        ratios, idle = [ratio for ratio, _ in found], [part for _, part in found]
+        figures[str(slots)] = {"time": statistics.median(ratios), "waiting": statistics.mean(idle)}
+        print(f"{slots} slots: ASHA's time {statistics.median(ratios):.2f} of halving's, waiting {max(idle):.2%}")
+        goals[f"{slots} slots: time of ASHA in that of halving, to its regret"] = goal(
+            statistics.median(ratios), at_most=0.7
+        )
+        goals[f"{slots} slots: part of the slots' time that ASHA leaves"] = goal(max(idle), at_most=0.02)
+    return figures, goals
+
+
+PARTS = {"reach": reach, "straggling": straggling}
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--part", action="append", choices=PARTS, help="run this part; may be repeated")
+    parser.add_argument("--seeds", type=int, default=SEEDS, help="searches of each problem")
+    parser.add_argument("--first-seed", type=int, default=0)
+    parser.add_argument("--straggling-seeds", type=int, default=SEEDS)
+    parser.add_argument("--how", action="append", choices=HOWS, help="ours beside auto; may be repeated")
+    parser.add_argument("--problems", metavar="FILE", help="a Python file with PROBLEMS, see fidelity_problems.py")
+    parser.add_argument("--full", action="store_true", help="run the peers, and record them")
+    parser.add_argument("--dehb", metavar="PYTHON", default="", help="an interpreter that has dehb")
+    parser.add_argument("--quick", action="store_true", help="three seeds of each")
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--charts", metavar="FOLDER", help="draw regret by cost there")
+    arguments = parser.parse_args()
+    if arguments.quick:
+        arguments.seeds = arguments.straggling_seeds = 3
+    arguments.how = ("auto", *(how for how in dict.fromkeys(arguments.how or ()) if how != "auto"))
+    if arguments.full and not arguments.dehb:
+        parser.error("--full records dehb too; give --dehb an interpreter that has it")
+    return arguments
+
+
+def main() -> None:
+    arguments = parse()
+    figures: Json = {}
+    goals: Json = {}
+    with ProcessPoolExecutor(arguments.processes, mp_context=get_context("spawn")) as processes:
+        for name in arguments.part or PARTS:
+            print(f"\n{name}")
+            figures[name], reached = PARTS[name](arguments, processes)
+            goals |= reached
+    if arguments.charts and "reach" in figures:
+        draw(Path(arguments.charts), figures["reach"])
+    finish(figures, goals, {"seeds": arguments.seeds, "first_seed": arguments.first_seed})
+
+
+def draw(folder: Path, figures: Json) -> None:
+    """Draw the median regrets by cost into fidelity.svg."""
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+    from matplotlib.figure import Figure
+
+    folder.mkdir(parents=True, exist_ok=True)
+    picture = Figure(figsize=(4 * len(figures), 3.5), layout="constrained")
+    FigureCanvasSVG(picture)
+    for axes, (name, row) in zip(picture.subplots(1, len(figures), squeeze=False)[0], figures.items(), strict=True):
+        for label, regrets in row["median_regret"].items():
+            points = [(int(at), max(regret, 1e-6)) for at, regret in regrets.items() if math.isfinite(regret)]
+            axes.plot(*zip(*points, strict=True), marker="o", label=label)
+        axes.set(title=name, xlabel="cost in full evaluations", yscale="log")
+    picture.axes[0].set_ylabel("median true regret")
+    picture.axes[-1].legend(fontsize="small")
+    picture.savefig(folder / "fidelity.svg")
+
+
+if __name__ == "__main__":
+    main()
