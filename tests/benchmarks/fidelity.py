@@ -45,6 +45,8 @@ SEEDS = 11
 TENTH = 0.1
 #: slots of the straggling part, its problem, and the cost that is spent on each slot
 SLOTS, STRAGGLING, EACH = (25, 64), "mfh6", 8.0
+#: simulated seconds of a full evaluation
+SECONDS = 1000.0
 HOWS = ("auto", "asha", "bohb", "dehb")
 
 
@@ -56,13 +58,13 @@ def play(
     problem: FidelityProblem,
     how: str,
     seed: int,
-    seconds: float,
+    evaluations: float,
     *,
     slots: int = 1,
     sampler: str = "auto",
     spread: float = 0.0,
 ) -> tuple[list[tuple[float, float]], Study]:
-    """Return (seconds, true regret) whenever the incumbent changes, where a full evaluation takes a second."""
+    """Return (time, true regret) whenever the incumbent changes, in full evaluations, and the study at its end."""
     space = compile_space(problem.space)
     full = problem.cost(problem.most)
     path: list[tuple[float, float]] = []
@@ -73,21 +75,21 @@ def play(
         draw = np.random.default_rng([seed, attempt.number])
         loss = float(problem.loss(space.evaluate(attempt.params), budget, draw))
         longer = 1 + spread * abs(float(np.random.default_rng([seed, attempt.number, 1]).standard_normal()))
-        return Outcome(state=TrialState.COMPLETE, loss=loss, seconds=longer * problem.cost(budget) / full)
+        return Outcome(state=TrialState.COMPLETE, loss=loss, seconds=SECONDS * longer * problem.cost(budget) / full)
 
     def on_turn(study: Study) -> None:
         nonlocal best
         if study.best is not None and study.best.number != best:
             best = study.best.number
             regret = problem.truth(space.evaluate(study.best.params)) - problem.optimum
-            path.append((study.clock.now(), regret))
+            path.append((study.clock.now() / SECONDS, regret))
 
     fidelity = None if how == "full" else {"least": problem.least, "most": problem.most, "eta": 3, "how": how}
     study = play_study(
         problem.space,
         {"cpu": slots},
         run,
-        seconds * (1 + 1e-9),
+        SECONDS * evaluations * (1 + 1e-9),
         sampler=sampler,
         shares=None,
         fidelity=fidelity,
@@ -176,12 +178,14 @@ def straggle(path: str | None, slots: int, seed: int) -> tuple[float, float]:
     facts: dict[str, Any] = {"slots": slots, "sampler": "random", "spread": 1.0}
     halving, _ = play(problem, "halving", seed, EACH, **facts)
     asha, study = play(problem, "asha", seed, EACH, **facts)
-    final = min(regret for _, regret in halving[-1:])
-    at_halving = next(moment for moment, regret in halving if regret <= final)
-    at_asha = next((moment for moment, regret in asha if regret <= final), 2 * EACH)
+    _, final = halving[-1]
+    # An incumbent of a low budget may be better by chance than the first one of a higher budget: for good counts.
+    before = max((place for place, (_, regret) in enumerate(asha) if regret > final), default=-1) + 1
+    reached = asha[before][0] if before < len(asha) else 2 * EACH
+    now = study.clock.now()
     ran = sum(trial.seconds or 0.0 for trial in study)
-    ran += sum(EACH - study.running_since(trial) for trial in study.sent if trial.state is TrialState.RUNNING)
-    return at_asha / at_halving, 1 - ran / (slots * EACH)
+    ran += sum(now - study.running_since(trial) for trial in study.sent if trial.state is TrialState.RUNNING)
+    return reached / EACH, 1 - ran / (slots * now)
 
 
 def straggling(arguments: argparse.Namespace, processes: ProcessPoolExecutor) -> tuple[Json, Json]:
