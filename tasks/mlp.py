@@ -1,14 +1,18 @@
-"""A small neural network on handwritten digits, which reports its loss after every epoch and stops when told to.
+"""A small neural network on handwritten digits: it reports its loss after every epoch, and stops when told to.
 
     python -m shadho_celery.launch tasks.mlp --trials 30        # embedded, or on the fleet
+    python -m shadho_celery.launch tasks.mlp --pruner asha      # bad networks are stopped after a few epochs
     python -m tasks.mlp                                         # alone, in this process
 
-On a slot with a GPU it trains there. A trial takes a few seconds.
+On a slot with a GPU it trains there. A trial takes a few seconds. With budgets, of epochs, a promoted trial goes on
+from the checkpoint of the one before it.
 """
 
 from __future__ import annotations
 
 import itertools
+import os
+import pickle
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +21,7 @@ from hyperopt import hp
 
 # torch and scikit-learn are imported where they are used: the scheduler reads SPACE and needs no training library.
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor, nn
 
     from shadho_celery.context import Context
@@ -84,6 +89,46 @@ def network(params: dict[str, Any]) -> nn.Module:
     return nn.Sequential(*hidden, nn.Linear(sizes[-1], 10))
 
 
+def descent_of(params: dict[str, Any], model: nn.Module) -> torch.optim.Optimizer:
+    """What makes the network better."""
+    import torch
+
+    how, rate = params["descent"], params["learning_rate"]
+    if how["descent"] == "sgd":
+        return torch.optim.SGD(model.parameters(), lr=rate, momentum=how["momentum"])
+    return torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=how["weight_decay"])
+
+
+class Checkpoint:
+    """Network and optimiser after an epoch, in the trial's folder; a file that cannot be read counts as none."""
+
+    def __init__(self, context: Context, model: nn.Module, descent: torch.optim.Optimizer) -> None:
+        self._path = context.checkpoint_dir / "mlp.pt"
+        self._parts: dict[str, nn.Module | torch.optim.Optimizer] = {"model": model, "descent": descent}
+        self._device = context.device
+
+    def load(self) -> int:
+        """Continue from the file if there is one; return the number of epochs that are behind it."""
+        import torch
+
+        try:
+            found = torch.load(self._path, map_location=self._device, weights_only=True)
+            for name, part in self._parts.items():
+                part.load_state_dict(found[name])
+            return int(found["epoch"])
+        except (OSError, EOFError, RuntimeError, KeyError, ValueError, pickle.UnpicklingError):
+            # Missing, half written, or of another version of this file.
+            return 0
+
+    def save(self, epoch: int) -> None:
+        """Write it whole or not at all."""
+        import torch
+
+        written = self._path.with_suffix(f".{os.getpid()}")
+        torch.save({name: part.state_dict() for name, part in self._parts.items()} | {"epoch": epoch}, written)
+        written.replace(self._path)
+
+
 def objective(params: dict[str, Any], context: Context) -> dict[str, float]:
     """Cross-entropy on held-out digits after the last epoch, which is the trial's budget or `Settings.epochs`."""
     import torch
@@ -92,18 +137,13 @@ def objective(params: dict[str, Any], context: Context) -> dict[str, float]:
     torch.manual_seed(context.seed)
     train, held_out, train_labels, held_out_labels = digits(context.device)
     model = network(params).to(context.device)
-    descent: torch.optim.Optimizer
-    if params["descent"]["descent"] == "sgd":
-        descent = torch.optim.SGD(
-            model.parameters(), lr=params["learning_rate"], momentum=params["descent"]["momentum"]
-        )
-    else:
-        descent = torch.optim.AdamW(
-            model.parameters(), lr=params["learning_rate"], weight_decay=params["descent"]["weight_decay"]
-        )
-
-    result = {}
-    for epoch in range(1, int(context.budget or SETTINGS.epochs) + 1):
+    descent = descent_of(params, model)
+    # Without budgets nothing follows a trial but another attempt at it, which is as quick from the beginning.
+    checkpoint = None if context.budget is None else Checkpoint(context, model, descent)
+    result: dict[str, float] = {}
+    behind = checkpoint.load() if checkpoint is not None else 0
+    last = int(context.budget or SETTINGS.epochs)
+    for epoch in range(min(behind, last - 1) + 1, last + 1):
         model.train()
         for batch in torch.randperm(len(train), device=context.device).split(SETTINGS.batch):
             descent.zero_grad()
@@ -120,6 +160,8 @@ def objective(params: dict[str, Any], context: Context) -> dict[str, float]:
         context.report(epoch, result["loss"])
         if context.should_stop():
             break
+    if checkpoint is not None:
+        checkpoint.save(epoch)
     return result
 
 

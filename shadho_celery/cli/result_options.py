@@ -84,7 +84,20 @@ def trial_json(trial: TrialResult) -> dict[str, Any]:
             "seconds",
             "code",
         ),
-        *("memory", "gpu_memory", "outgrown", "seed", "budget", "step", "compute_class", "host", "attempts", "lost"),
+        *(
+            "memory",
+            "gpu_memory",
+            "outgrown",
+            "seed",
+            "budget",
+            "rung",
+            "origin",
+            "step",
+            "compute_class",
+            "host",
+            "attempts",
+            "lost",
+        ),
         *("asked_at", "started_at", "finished_at"),
     )
     found = {name: getattr(trial, name) for name in names}

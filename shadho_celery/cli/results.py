@@ -348,7 +348,9 @@ def _description(study: StudyResults, found: TrialResult) -> Iterator[str]:
     yield from _listed("params as drawn", found.params)
     yield from _listed("metrics", found.metrics)
     if found.budget is not None:
-        yield f"budget: {found.budget:g}"
+        continued = "" if found.origin is None else f", continues trial {found.origin}"
+        rung = "" if found.rung is None else f", rung {found.rung}"
+        yield f"budget: {found.budget:g}{rung}{continued}"
     if found.step is not None:
         yield f"pruned: the loss is that of its last report, at step {found.step}"
     yield f"seed: {found.seed}"

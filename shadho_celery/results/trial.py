@@ -128,6 +128,16 @@ class TrialResult:
         return self._trial.budget
 
     @property
+    def rung(self) -> int | None:
+        """Rung of its budget, from 0; None in a study without budgets."""
+        return self._trial.rung
+
+    @property
+    def origin(self) -> int | None:
+        """Number of the trial whose params, seed and checkpoints it continues; None if they are its own."""
+        return self._trial.origin
+
+    @property
     def step(self) -> int | None:
         """Step of the last report of a trial that was pruned; None for others."""
         return self._trial.step

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from tasks import mlp
 class StubContext:
     """Of a trial's context, what tasks/mlp.py uses."""
 
+    checkpoint_dir: Path = Path("never")
     budget: float | None = None
     seed: int = 0
     device: str = "cpu"
@@ -43,8 +45,8 @@ def test_it_learns_and_reports_every_epoch() -> None:
     assert result["accuracy"] > 0.95
 
 
-def test_its_budget_is_a_number_of_epochs() -> None:
-    context = StubContext(budget=2.0)
+def test_its_budget_is_a_number_of_epochs(tmp_path: Path) -> None:
+    context = StubContext(budget=2.0, checkpoint_dir=tmp_path)
     assert mlp.objective(params(), context)["epochs"] == len(context.reports) == 2
 
 
@@ -54,17 +56,46 @@ def test_it_stops_after_the_epoch_in_which_it_is_told_to() -> None:
 
 
 @pytest.mark.parametrize("seed", [0, 1])
-def test_the_same_seed_trains_the_same_network(seed: int) -> None:
-    first, second = (mlp.objective(params(), StubContext(budget=2, seed=seed)) for _ in range(2))
-    assert first == second
-    assert first != mlp.objective(params(), StubContext(budget=2, seed=seed + 1))
+def test_the_same_seed_trains_the_same_network(seed: int, tmp_path: Path) -> None:
+    def trained(folder: str, seed: int) -> dict[str, float]:
+        (tmp_path / folder).mkdir()
+        return mlp.objective(params(), StubContext(budget=2, seed=seed, checkpoint_dir=tmp_path / folder))
+
+    assert trained("a", seed) == trained("b", seed) != trained("c", seed + 1)
 
 
-def test_every_draw_of_the_space_trains() -> None:
+def test_a_promoted_trial_goes_on_from_the_checkpoint(tmp_path: Path) -> None:
+    first, second = (StubContext(budget=budget, checkpoint_dir=tmp_path) for budget in (2, 6))
+    begun = mlp.objective(params(), first)
+    ended = mlp.objective(params(), second)
+    assert [step for step, _ in second.reports] == [3, 4, 5, 6]
+    assert second.reports[0][1] < first.reports[0][1]
+    assert ended["loss"] < begun["loss"]
+    assert [path.name for path in tmp_path.iterdir()] == ["mlp.pt"]
+
+
+@pytest.mark.parametrize("content", [b"", b"half of a file", None])
+def test_a_checkpoint_that_cannot_be_read_or_is_missing_counts_as_none(content: bytes | None, tmp_path: Path) -> None:
+    if content is not None:
+        (tmp_path / "mlp.pt").write_bytes(content)
+    context = StubContext(budget=2, checkpoint_dir=tmp_path)
+    mlp.objective(params(), context)
+    assert [step for step, _ in context.reports] == [1, 2]
+
+
+def test_a_checkpoint_of_another_network_counts_as_none(tmp_path: Path) -> None:
+    mlp.objective(params(width=32), StubContext(budget=1, checkpoint_dir=tmp_path))
+    context = StubContext(budget=2, checkpoint_dir=tmp_path)
+    mlp.objective(params(), context)
+    assert [step for step, _ in context.reports] == [1, 2]
+
+
+def test_every_draw_of_the_space_trains(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     descents = set()
-    for _ in range(6):
+    for number in range(6):
         drawn = sample(mlp.SPACE, rng=rng)
         descents.add(drawn["descent"]["descent"])
-        mlp.objective(drawn, StubContext(budget=1))
+        (tmp_path / str(number)).mkdir()
+        mlp.objective(drawn, StubContext(budget=1, checkpoint_dir=tmp_path / str(number)))
     assert descents == {"sgd", "adamw"}
