@@ -74,6 +74,22 @@ def test_the_placement_benchmark(desk: Desk, command: str) -> None:
         assert all("<svg" in (desk.folder / f"{name}.svg").read_text() for name in ("placement", "flat"))
 
 
+def test_a_search_that_prunes(desk: Desk) -> None:
+    """Most trials of the digits are stopped, and together they train for less than half of the epochs."""
+    command = next(line for line in COMMANDS if "tasks.mlp --pruner" in line)
+    assert " pruned, 0 failed" in shell(desk, f"{command} --seed 1", seconds=200)
+    steps = [trial["step"] or 20 for trial in desk.trials()]
+    assert len(steps) == 30
+    assert sum(steps) < 0.5 * 20 * 30
+
+
+def test_the_fidelity_benchmark(desk: Desk) -> None:
+    """It runs to its goals; here one seed of each part, and of the peers what is recorded."""
+    command = next(line for line in COMMANDS if "fidelity.py" in line)
+    out = shell(desk, in_tests(command, "--seeds 1 --straggling-seeds 1"), seconds=230)
+    assert len(json.loads(out.splitlines()[-1])["goals"]) == 6
+
+
 def test_the_picture_of_the_live_view(desk: Desk) -> None:
     """A real study is run and drawn."""
     command = next(line for line in COMMANDS if "picture.py" in line)
