@@ -137,7 +137,8 @@ def show(name: str, store: str, as_json: bool) -> None:
         views.summary(study, _Recorded(values.of), views.make_console(), None if running_on else again, has_run=False)
     if record.in_force:
         in_force = dict(record.in_force) | ({"objectives": in_words(record.objectives)} if record.objectives else {})
-        said = ", ".join(f"{name} {UNNAMED.get(name) if value is None else value}" for name, value in in_force.items())
+        shown = {name: UNNAMED.get(name) if value is None else value for name, value in in_force.items()}
+        said = ", ".join(f"{name} {value}" for name, value in shown.items() if value is not None)
         click.echo(f"settings: {said}")
     if taught:
         click.echo(f"warm start: {taught} trials of elsewhere have taught it, which are none of these")

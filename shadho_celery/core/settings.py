@@ -54,7 +54,7 @@ KEPT = (
 #: settings that decide which trials a study runs, and where: those in force are kept, defaults too, so that a study
 #: goes on as it began under a version with other defaults; and what stands for one that is None
 IN_FORCE = ("sampler", "policy", "shares", "pool", "pruner")
-UNNAMED: Mapping[str, str] = {"sampler": "of its own", "pool": "by the number of slots", "pruner": "none"}
+UNNAMED: Mapping[str, str] = {"sampler": "of its own", "pool": "by the number of slots"}
 #: the defaults of the versions whose stores do not have what was in force: up to 0.5
 EARLIER_DEFAULTS: Mapping[str, Any] = {
     "sampler": "random",

@@ -151,7 +151,7 @@ def test_a_study_is_shown_as_its_run_has_ended() -> None:
         "ended",
     ]
     told = found("show", "svm-1a")
-    assert told["in_force"] == {"sampler": "auto", "policy": "cost", "shares": "promise", "pool": None}
+    assert told["in_force"] == {"sampler": "auto", "policy": "cost", "shares": "promise", "pool": None, "pruner": None}
     assert told["sampler"]["name"] == "auto"
     assert {*told["sampler"]["choices"]} == {"model=net", "model=forest"}
     assert told["trials"] == {"complete": 9, "failed": 3}

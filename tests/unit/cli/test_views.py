@@ -91,6 +91,7 @@ def test_the_json_object_is_the_documented_one() -> None:
         "warm_start",
         "classes",
         "sampler",
+        "pruner",
         "placed_by_params",
         "subspaces",
     ]

@@ -91,6 +91,8 @@ def test_every_setting_can_be_stated(write: Callable[..., str]) -> None:
         "slots": "replicas",
         "gang_wait_seconds": 5,
         "rungs": {"least": 1, "most": 9},
+        "pruner": "median",
+        "fidelity": {"least": 1, "most": 9, "how": "asha"},
         "speculate": False,
         "weight": 2,
         "trial_timeout": 9.5,

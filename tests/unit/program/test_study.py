@@ -232,7 +232,7 @@ def test_a_continued_study_has_the_settings_of_before_unless_others_are_given() 
         with Study(SPACE, store=STORE, study="mine", **given) as study:
             return dict(study.in_force)
 
-    begun = {"sampler": "tpe", "policy": "cost", "shares": "promise", "pool": None}
+    begun = {"sampler": "tpe", "policy": "cost", "shares": "promise", "pool": None, "pruner": None}
     assert opened(sampler="tpe", shares="promise") == begun
     assert opened(resume=True) == begun
     assert opened(resume=True, shares="uniform") == {**begun, "shares": "uniform"}
