@@ -13,6 +13,7 @@ from shadho_celery.core.hardware import DEFAULT_CLASSES, ComputeClass, by_streng
 from shadho_celery.core.trial import WELL, Attempt, Event, Report, Result, Trial, TrialState
 from shadho_celery.errors import StoreOutage
 from shadho_celery.executors.base import Executor
+from shadho_celery.fidelity.budget_use import BudgetUse
 from shadho_celery.fidelity.pruners import Pruning
 from shadho_celery.predictors.cost_model import CostModel
 from shadho_celery.scheduler.memory_fit import MemoryFit
@@ -75,6 +76,7 @@ class Scheduler:
         self._proposals = proposals
         self._speculation = Speculation(cost_model) if speculate else None
         self._pruning = pruning
+        self._budget_use = BudgetUse()
         #: attempts that are placed, and sent once they are recorded
         self._unsent: list[Attempt] = []
         #: trials that are pruned, and stopped once that is recorded
@@ -203,7 +205,9 @@ class Scheduler:
         points = self._proposals.all_tried
         repeated = f"all {points} points of the space have been tried; trials repeat them, as losses may be noisy"
         # Of a space with nothing to choose this is no news.
-        return [*self._memory_fit.notices, *([repeated] if points is not None and points > 1 else [])]
+        found = [repeated] if points is not None and points > 1 else []
+        found += [] if self._budget_use.notice is None else [self._budget_use.notice]
+        return [*self._memory_fit.notices, *found]
 
     def _stop_at_limit(self) -> None:
         if not self.stopping and (self._limit_reached() or self.hopeless):
@@ -250,6 +254,8 @@ class Scheduler:
 
     def _learn(self, *trials: Trial, following: Mapping[str, int] | None = None) -> None:
         self.cost_model.tell(*trials, following=following)
+        for trial in trials:
+            self._budget_use.tell(trial)
         self._proposals.tell(*trials, following=following)
 
     def _in_order(self, classes: Sequence[ComputeClass]) -> list[ComputeClass]:

@@ -8,6 +8,9 @@ later, as a supervisor would do. At the end all is let be, and the study is aske
 of its store are compared with the objective's own record of its runs, with the losses that the params demand, and with
 a trigger in the store that records every change of a finished trial.
 
+With ``--rungs`` trials have budgets, by ``how: asha``: nothing may be promoted twice, and nothing without a result on
+the rung below.
+
 Exit code 0 where no trial was lost, none was counted twice, no loss is wrong, and the study did not hang.
 """
 
@@ -49,6 +52,7 @@ EPILOG = """examples:
   python tests/benchmarks/chaos.py --minutes 5
   python tests/benchmarks/chaos.py --minutes 3 --seed 7    # the same havoc, as far as machines repeat themselves
   python tests/benchmarks/chaos.py --minutes 1 --every 2   # something breaks every two seconds
+  python tests/benchmarks/chaos.py --minutes 5 --rungs     # trials are promoted meanwhile
 """
 
 STUDY = """
@@ -57,7 +61,7 @@ from hyperopt import hp
 
 KINDS = ["good"] * 14 + ["raise", "nan", "exit", "os_exit", "crash", "memory"]
 SPACE = {"kind": hp.choice("kind", KINDS), "seconds": hp.loguniform("seconds", math.log(0.05), math.log(2.0))}
-STUDY = {"classes": ["large", "small"], "sampler": "random"}
+STUDY = {"classes": ["large", "small"], "sampler": "random", "fidelity": FIDELITY}
 
 
 def note(what, context):
@@ -196,11 +200,14 @@ class Chaos:
     #: what is to be undone, and when
     undo: list[tuple[float, Callable[[], None]]] = field(default_factory=list)
     trials: int = 10**6
+    #: True if trials have budgets
+    has_rungs: bool = False
     #: moment of the last copy of the store
     copied_at: float = -float("inf")
 
     def __post_init__(self) -> None:
-        (self.folder / "chaotic.py").write_text(STUDY)
+        fidelity = {"least": 1, "most": 9, "eta": 3, "how": "asha"} if self.has_rungs else None
+        (self.folder / "chaotic.py").write_text(f"FIDELITY = {fidelity}\n{STUDY}")
         (self.folder / "sitecustomize.py").write_text(CLOCK)
         key = self.folder / "shadho.key"
         key.touch(mode=0o600)
@@ -385,6 +392,14 @@ def recoveries(events: Sequence[tuple[str, float]], ends: Sequence[float]) -> di
     return found
 
 
+def promotions(chaos: Chaos) -> tuple[Counter[tuple[int, int]], int]:
+    """Return how often each trial was promoted to each rung, and promotions without a result on the rung below."""
+    rows = chaos.rows("select number, state, rung, origin from trials where rung is not null")
+    results = {(row.number if row.origin is None else row.origin, row.rung) for row in rows if row.state == "COMPLETE"}
+    found = Counter((row.origin, row.rung) for row in rows if row.origin is not None and row.state != "CANCELLED")
+    return found, sum((origin, rung - 1) not in results for origin, rung in found)
+
+
 def report(chaos: Chaos, left: int, hung: int) -> bool:
     """Print the figures; return True if nothing was lost, counted twice or wrong, and the study did not hang."""
     kind, asked = "cast(params ->> 'kind' as integer)", "cast(params ->> 'seconds' as float)"
@@ -401,6 +416,12 @@ def report(chaos: Chaos, left: int, hung: int) -> bool:
     odd = [row for row in good if row.state != "COMPLETE" and row not in by_kills]
     odd += [row for row in counted if row.kind >= 14 and row.state != "FAILED"]
     wrong = sum(row.state == "COMPLETE" and row.loss != row.seconds for row in counted)
+    promoted, without = promotions(chaos)
+    if chaos.has_rungs:
+        print(
+            f"promoted {promoted.total()}, twice {promoted.total() - len(promoted)}, without a result below {without}"
+        )
+    wrong += without + promoted.total() - len(promoted)
     lost = chaos.trials - len(counted)
     twice = len(chaos.rows("select number from audit.twice")) + max(0, len(counted) - chaos.trials)
     seconds = recoveries(chaos.events, ends)
@@ -434,6 +455,7 @@ def main() -> int:
     parser.add_argument("--every", type=float, default=5.0, help="mean seconds between two strikes (default 5)")
     parser.add_argument("--lease", type=float, default=5.0, help="seconds of a trial's lease (default 5)")
     parser.add_argument("--seed", type=int, default=0, help="of the havoc (default 0)")
+    parser.add_argument("--rungs", action="store_true", help="trials have budgets, and are promoted")
     parser.add_argument("--keep", action="store_true", help="keep the folder with logs and store, and say where it is")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
@@ -445,7 +467,8 @@ def main() -> int:
         for server in servers:
             opened.callback(server.stop)
             server.start()
-        chaos = Chaos(folder, *servers, random.Random(options.seed), options.lease, Console(highlight=False))
+        chance, console = random.Random(options.seed), Console(highlight=False)
+        chaos = Chaos(folder, *servers, chance, options.lease, console, has_rungs=options.rungs)
         opened.callback(chaos.close)
         hung = int(not chaos.run(60 * options.minutes, options.every))
         left = chaos.close()

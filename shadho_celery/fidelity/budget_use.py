@@ -1,0 +1,43 @@
+"""Whether budgets change anything: an objective that does not look at its budget takes as long with each."""
+
+from __future__ import annotations
+
+import statistics
+
+from shadho_celery.core.trial import Trial, TrialState
+
+#: promoted trials by which it is judged, and the multiple of its seconds that one should at least take
+ENOUGH, MULTIPLE = 5, 1.15
+#: seconds of a trial below which its start-up is all that there is to see
+LEAST_SECONDS = 0.1
+#: latest promoted trials that are looked at
+LATEST = 20
+
+
+class BudgetUse:
+    """Compares the seconds of promoted trials with those of the same params on the rung below."""
+
+    def __init__(self) -> None:
+        #: by origin and rung, class and seconds
+        self._seconds: dict[tuple[int, int], tuple[str | None, float]] = {}
+        self._multiples: list[float] = []
+
+    def tell(self, trial: Trial) -> None:
+        """Learn from a finished trial; what ran on another class than before tells nothing."""
+        if trial.state is not TrialState.COMPLETE or trial.rung is None or trial.seconds is None:
+            return
+        origin = trial.number if trial.origin is None else trial.origin
+        self._seconds[origin, trial.rung] = trial.compute_class, trial.seconds
+        below = self._seconds.get((origin, trial.rung - 1))
+        if below is not None and below[0] == trial.compute_class and below[1] >= LEAST_SECONDS:
+            self._multiples = [*self._multiples[1 - LATEST :], trial.seconds / below[1]]
+
+    @property
+    def notice(self) -> str | None:
+        """A sentence if budgets seem to be ignored; None before it is known, and where they are not."""
+        if len(self._multiples) < ENOUGH or statistics.median(self._multiples) >= MULTIPLE:
+            return None
+        return (
+            "promoted trials take no longer than with the budget below, so that budgets save nothing; "
+            "does the objective look at context.budget?"
+        )
