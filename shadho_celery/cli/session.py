@@ -28,7 +28,7 @@ from shadho_celery.core.checks import as_record, mask
 from shadho_celery.core.code import CodeVersion, Sources
 from shadho_celery.core.folders import EMBEDDED
 from shadho_celery.core.objectives import refuse_others
-from shadho_celery.core.settings import DEFAULT_TRIALS, StudySettings, continued, other_sampler
+from shadho_celery.core.settings import BUDGETS, DEFAULT_TRIALS, StudySettings, continued, other_sampler
 from shadho_celery.core.trial import Trial
 from shadho_celery.embedded.embedded import Embedded
 from shadho_celery.errors import NoSuccessfulTrial, ServiceError, UsageError
@@ -162,7 +162,9 @@ class Session:
         Earlier runs were given those of `earlier`, and had those of `in_force`.
         """
         given = {**self._file.stated, **earlier, **self._options.given}
-        settings = self._options.over(self._file.stated, earlier, continued(in_force, given))
+        # Budgets are what the study file says of them.
+        before = {name: value for name, value in continued(in_force, given).items() if name not in BUDGETS}
+        settings = self._options.over(self._file.stated, earlier, before)
         if settings.trials is settings.seconds is settings.target is settings.early_stop is None:
             settings = replace(settings, trials=DEFAULT_TRIALS)
         # Workers read the losses by the study file, whatever this study had before.

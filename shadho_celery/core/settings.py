@@ -55,6 +55,8 @@ KEPT = (
 #: goes on as it began under a version with other defaults; and what stands for one that is None
 IN_FORCE = ("sampler", "policy", "shares", "pool", "pruner")
 UNNAMED: Mapping[str, str] = {"sampler": "of its own", "pool": "by the number of slots"}
+#: settings with budgets, of which a study has one at most; they are kept where they are given
+BUDGETS = ("rungs", "fidelity")
 #: the defaults of the versions whose stores do not have what was in force: up to 0.5
 EARLIER_DEFAULTS: Mapping[str, Any] = {
     "sampler": "random",
@@ -164,6 +166,7 @@ class StudySettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         """Return the settings that a study keeps as they are in force."""
         own: dict[str, Any] = {"sampler": None} if callable(self.sampler) else {}
         own |= {"objectives": dict(self.objectives)} if self.objectives else {}
+        own |= {name: dict(given) for name in BUDGETS if (given := getattr(self, name))}
         return {name: getattr(self, name) for name in IN_FORCE} | {"shares": self.shares_in_force} | own
 
     @property

@@ -132,6 +132,9 @@ class Dehb:
         if (job.rung, job.origin) != (rung, trial.origin) or params not in (None, trial.params):
             # One of an earlier run, of which only the params were kept.
             job = self._recalled(trial, rung)
+            if job.origin is not None:
+                self._populations[rung].promoted.add(job.origin)
+            self._vectors[trial.number] = job.vector
             room = self._room_for(job)
             if room is None:
                 return

@@ -6,6 +6,8 @@ import math
 from bisect import insort
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from heapq import merge
+from operator import itemgetter
 from typing import Annotated, Protocol
 
 from msgspec import Meta, Struct
@@ -116,7 +118,8 @@ _FORM = f"give {', '.join((*PRUNERS, NO_PRUNER))}, also as percentile:25, or a d
 
 def make_pruning(given: object) -> Pruning | None:
     """Return what prunes by ``STUDY["pruner"]``; None for no pruner. Raises UsageError as `read_pruner`."""
-    return None if given in (None, NO_PRUNER) else Pruning(read_pruner(given))
+    is_none = given in (None, NO_PRUNER) or (isinstance(given, Mapping) and given.get("how") == NO_PRUNER)
+    return None if is_none else Pruning(read_pruner(given))
 
 
 def read_pruner(given: object) -> PrunerSettings:
@@ -132,7 +135,8 @@ def read_pruner(given: object) -> PrunerSettings:
         raise UsageError(f"pruner: {short(given, 60)} is none; {_FORM}")
     how = settings.get("how")
     if not isinstance(how, str) or how not in _BY_NAME:
-        raise UsageError(f"pruner: there is no {short(how, 60)}; {_FORM}")
+        what = "it has no name, `how`" if how is None else f"there is no {short(how, 60)}"
+        raise UsageError(f"pruner: {what}; {_FORM}")
     read = as_record(settings, _BY_NAME[how][0], f"pruner {how}", _FORM)
     if isinstance(read, Threshold):
         if read.upper == math.inf and read.lower == -math.inf:
@@ -291,14 +295,19 @@ class Pruning:
         self._of(trial).end(trial.number, complete=is_complete)
 
     def recall(self, trials: Iterable[Trial], reports: Iterable[Report]) -> None:
-        """Learn from the trials of earlier runs and from their reports, in the order in which they were made."""
+        """Learn from the trials of earlier runs and from their reports, in the order in which all of it was."""
         known = {trial.number: trial for trial in trials}
-        for report in reports:
-            if report.number in known:
-                self.tell(known[report.number], report)
-        for trial in known.values():
-            if trial.state.is_finished:
+        said = ((report.at, 0, known[report.number], report) for report in reports if report.number in known)
+        ends = sorted((t.finished_at or 0.0, 1, t.number) for t in known.values() if t.state.is_finished)
+        ended = ((at, order, known[number], None) for at, order, number in ends)
+        for _, _, trial, report in merge(said, ended, key=itemgetter(0, 1)):
+            if report is None:
                 self.end(trial)
+            else:
+                self.tell(trial, report)
+        # What was decided is recorded.
+        self._stopped = {number for number, trial in known.items() if trial.step is not None}
+        self._stopped -= {number for number, trial in known.items() if trial.state.is_finished}
 
     def _of(self, trial: Trial | Attempt) -> Pruner:
         if trial.budget not in self._pruners:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Sequence
 from itertools import combinations
 
-from shadho_celery.core.trial import Trial
+from shadho_celery.core.trial import Trial, TrialState
 from shadho_celery.fidelity.asha import Asha
 from shadho_celery.fidelity.brackets import rung_of
 from shadho_celery.fidelity.ladder import Ladder
@@ -33,8 +34,10 @@ class TrustingAsha(Asha):
     def __init__(self, ladder: Ladder) -> None:
         super().__init__(ladder)
         self._drawn = 0
-        #: origins that go through all rungs
+        #: origins that go through all rungs, and have not come to the top
         self._pilots: list[int] = []
+        #: by rung, the origins of its latest results
+        self._latest: list[deque[int]] = [deque(maxlen=LATEST) for _ in self._budgets]
         #: by rung below the top, the trust in it; None before it is known
         self.trust: list[float | None] = [None] * (len(self._budgets) - 1)
 
@@ -56,9 +59,15 @@ class TrustingAsha(Asha):
 
     def tell(self, trial: Trial) -> None:
         super().tell(trial)
+        origin = trial.number if trial.origin is None else trial.origin
+        is_through = trial.rung == len(self._budgets) - 1 or trial.state is TrialState.FAILED
+        if is_through and trial.state is not TrialState.CANCELLED and origin in self._pilots:
+            self._pilots.remove(origin)
         if trial.rung and rung_of(trial, self._budgets) is not None:
             lower, upper = self._rungs[trial.rung - 1], self._rungs[trial.rung]
-            both = [origin for origin in [*upper.losses][-LATEST:] if origin in lower.losses]
+            if trial.origin in lower.losses and trial.origin in upper.losses:
+                self._latest[trial.rung].append(trial.origin)
+            both = self._latest[trial.rung]
             self.trust[trial.rung - 1] = _agreement([(lower.losses[each], upper.losses[each]) for each in both])
 
     def _promotable(self, place: int) -> int | None:

@@ -459,9 +459,9 @@ class Slots:
                 renewed_at = self._clock.now()
                 self._lines.beat()
             try:
-                self._leases.look()
                 if is_due:
                     self._beat_once()
+                self._leases.look()
             except redis.RedisError as error:
                 log.warning("Redis does not answer (%s); leases may run out", error)
             except Exception:

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from shadho_celery.core.checks import as_record, short
 from shadho_celery.core.folders import CHECKPOINTS
 from shadho_celery.core.objectives import refuse_others
-from shadho_celery.core.settings import StudySettings, continued, other_sampler
+from shadho_celery.core.settings import BUDGETS, StudySettings, continued, other_sampler
 from shadho_celery.core.trial import Attempt, Lost, Outcome, Trial, TrialState, whole
 from shadho_celery.errors import StoreError, UsageError
 from shadho_celery.executors.base import Executor
@@ -132,7 +132,8 @@ class Study(StudyResults):
         names = as_record({"store": store, "study": study, "resume": resume, "seed": seed}, _Names)
         named = {"sampler": sampler, "policy": policy, "shares": shares, "pruner": pruner, "objectives": objectives}
         self._given = {name: value for name, value in named.items() if value is not None}
-        self._budgets = {"rungs": rungs, "fidelity": fidelity}
+        budgets = {"rungs": rungs, "fidelity": fidelity}
+        self._budgets = {name: given for name, given in budgets.items() if given is not None}
         self._settle({}, {})
         self._space = compile_space(space)
         points = _listed(enqueue)
@@ -418,7 +419,10 @@ class Study(StudyResults):
 
     def _settle(self, _: Mapping[str, Any], in_force: Mapping[str, Any]) -> Mapping[str, Any]:
         """Set the settings in force, given those `in_force` in earlier runs; return those to keep."""
-        settings = as_record({**continued(in_force, self._given), **self._given}, StudySettings)
+        before = continued(in_force, self._given)
+        if self._budgets:
+            before = {name: value for name, value in before.items() if name not in BUDGETS}
+        settings = as_record({**before, **self._given}, StudySettings)
         refuse_others(settings.objectives, in_force)
         self._settings = replace(settings, **self._budgets)
         check_settings(self._settings)
@@ -456,7 +460,7 @@ class Study(StudyResults):
     def _number_of(self, trial: object) -> int:
         """Return the number of a trial that waits for its result, or was pruned. Raises UsageError for others."""
         if not isinstance(trial, AskedTrial):
-            raise UsageError(f"tell takes a trial that ask has returned, not {short(trial, 60)}")
+            raise UsageError(f"tell and report take a trial that ask has returned, not {short(trial, 60)}")
         if trial.study != self.key:
             raise UsageError(f"trial {trial.number} is one of another study, not of {self.name!r}")
         if trial.number not in self._by_hand.fetched:

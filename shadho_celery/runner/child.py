@@ -19,6 +19,7 @@ from contextlib import suppress
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
@@ -57,6 +58,8 @@ class Child:
         self._is_in_objective = False
         #: True while its thread sends a record, which must be whole; and if it is to be interrupted afterwards
         self._is_sending = self._is_interrupted = False
+        #: True if an import was interrupted: what is half imported fails the next trial
+        self._is_torn = False
         #: orders that are not begun, and the number of the one that is; both change under the condition
         self._orders: deque[protocol.RunAttempt] = deque()
         self._current = 0
@@ -126,7 +129,7 @@ class Child:
         with self._sending:
             is_over = True
             # A process that has run out of memory may still hold some.
-            is_unfit = bool(left) or outcome.out_of_memory is not None
+            is_unfit = bool(left) or outcome.out_of_memory is not None or self._is_torn
             record = protocol.Ended(
                 order=order.order, outcome=outcome, is_unfit=is_unfit, is_recalled=self._is_recalled
             )
@@ -161,13 +164,16 @@ class Child:
         else:
             self._stop.set()
 
-    def _interrupt(self, *_: object) -> None:
+    def _interrupt(self, _: object = None, frame: FrameType | None = None) -> None:
         if not self._is_in_objective:
             return
         self._is_interrupted = self._is_sending
         if self._is_sending:
             return
         self._is_in_objective = False
+        while frame is not None and not self._is_torn:
+            self._is_torn = frame.f_code.co_filename.startswith("<frozen importlib")
+            frame = frame.f_back
         if self._timed_out.is_set():
             raise TrialTimeout("the trial has reached its time limit (trial timeout)")
         raise TrialStopped("the trial was cancelled or pruned")

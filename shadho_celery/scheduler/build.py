@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from shadho_celery import samplers
@@ -45,7 +47,10 @@ def check_settings(settings: StudySettings) -> None:
     if settings.has_several and settings.pruner not in (None, NO_PRUNER):
         raise UsageError("a pruner judges reports of one loss, and this study has several; leave out one of the two")
     if settings.has_several and read_ladder(settings) is not None:
-        raise UsageError("rungs promote trials by one loss, and this study has several; leave out rungs or objectives")
+        given = "rungs" if settings.fidelity is None else "fidelity"
+        raise UsageError(
+            f"{given} promote trials by one loss, and this study has several; leave out {given} or objectives"
+        )
 
 
 def check_sampler(settings: StudySettings, space: Space) -> None:
@@ -63,6 +68,8 @@ def read_ladder(settings: StudySettings) -> Ladder | None:
     if settings.fidelity is None:
         return None
     ladder = Fidelity.of(settings.fidelity, "fidelity")
+    if ladder.backups and ladder.how != "halving":
+        raise UsageError(f"fidelity.backups are trials that halving does not wait for; leave them out of {ladder.how}")
     is_asha = make_pruning(settings.pruner) is not None and isinstance(read_pruner(settings.pruner), AshaSettings)
     if ladder.how == "asha" and is_asha:
         raise UsageError(
@@ -118,6 +125,7 @@ def make_scheduler(
     """
     check_settings(settings)
     ladder = read_ladder(settings)
+    limits = limits if ladder is None else replace(limits, budget=ladder.most)
     budgets = () if ladder is None else ladder.budgets
     make_sampler = samplers.find_sampler(settings.sampler, limits.trials, len(settings.objectives or ()), budgets)
     if settings.policy == "paper" and spans_space(make_sampler):

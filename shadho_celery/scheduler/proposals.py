@@ -95,8 +95,11 @@ class Proposals:
 
     @property
     def is_exhausted(self) -> bool:
-        """True once no sampler has further params."""
-        return len(self._exhausted) == len(self.samplers)
+        """True once no sampler has further params, and nothing is to be promoted."""
+        if len(self._exhausted) < len(self.samplers):
+            return False
+        wanted = self.rounds.ask()
+        return wanted is None or (wanted.origin is None and wanted.params is None)
 
     @property
     def most_ahead(self) -> int:
@@ -196,8 +199,12 @@ class Proposals:
                 self._quota_left(name, wanted.drawn),
                 self._study.count(*WELL, subspace=subspace) - drawn,
             )
-            if number > 0 and name not in self._exhausted:
-                self._pool.add(name, self._drawn(name, wanted, int(number)))
+            # Rounds without a size may want each trial on another rung.
+            at_once = 1 if wanted.rung is not None and self.rounds.size is None else int(max(0, number))
+            while number > 0 and name not in self._exhausted and wanted is not None and wanted.origin is None:
+                self._pool.add(name, self._drawn(name, wanted, at_once))
+                number -= at_once
+                wanted = self.rounds.ask()
 
     def _picked(self, wanted: Wanted | None, compute_class: str, fits: Callable[[Trial], bool]) -> str | Trial | None:
         """Return a trial of the pool that fits, or a subspace that may get a new trial; None if there is neither."""

@@ -26,6 +26,8 @@ class Limits:
     #: trials that end without a better feasible loss than the best one before; of several losses, without a change of
     #: the front
     without_gain: int | None = None
+    #: budget of a trial that may reach the target; None for any
+    budget: float | None = None
 
     def __post_init__(self) -> None:
         if self.trials is not None and self.trials < 1:
@@ -64,5 +66,8 @@ class Limits:
     def is_met_by(self, best: Trial | None) -> bool:
         """Return whether the `best` COMPLETE trial is good enough, and feasible."""
         if self.target is None or best is None or best.violation:
+            return False
+        if None not in (self.budget, best.budget) and best.budget != self.budget:
+            # Losses at lower budgets are no measure.
             return False
         return (best.loss or 0.0) <= self.target

@@ -287,7 +287,10 @@ class Study:
         return (
             trial
             for trial in self.sent
-            if trial.state is _S.RUNNING and trial.slots == 1 and len(self._live.of(trial.number)) == 1
+            if trial.state is _S.RUNNING
+            and trial.step is None
+            and trial.slots == 1
+            and len(self._live.of(trial.number)) == 1
             if trial.number not in self._suspects and trial.lost < MAX_LOST - 1 and trial.attempt < MAX_ATTEMPTS
         )
 

@@ -186,6 +186,25 @@ def test_what_was_recorded_is_learned_again(given: str) -> None:
         assert reach(second, number, losses) == reach(first, number, losses)
 
 
+def test_what_is_learned_again_stops_nothing_that_was_not_stopped() -> None:
+    """At the last step of complete trials a bad report was no reason, and is none after a resumption."""
+    judge, trials, reports = pruning("asha"), [], []
+    for number in range(6):
+        for step in (1, 3, 9):
+            reports.append(report(number, step, 1.0))
+        outcome = Outcome(state=TrialState.COMPLETE, loss=1.0)
+        ended = trial(number).evolve(state=TrialState.COMPLETE, outcome=outcome, finished_at=1.0 + number)
+        reports[-3:] = [Report(number=number, attempt=1, step=s, loss=1.0, at=0.5 + number) for s in (1, 3, 9)]
+        trials.append(ended)
+    trials.append(trial(6))
+    reports += [
+        Report(number=6, attempt=1, step=s, loss=loss, at=10.0) for s, loss in ((1, -9.0), (3, -9.0), (9, 50.0))
+    ]
+    judge.recall(trials, reports)
+    assert not judge.tell(trial(6), report(6, 1, -9.0))
+    assert not judge.tell(trial(6), report(6, 10, 50.0))
+
+
 @pytest.mark.parametrize("percent", [1, 25, 50, 75, 99])
 def test_percentiles_are_numpys(percent: float) -> None:
     values = sorted(np.random.default_rng(3).normal(size=17).tolist())
@@ -205,7 +224,7 @@ def test_percentiles_are_numpys(percent: float) -> None:
         ("threshold", "needs the loss above which"),
         ("threshold:nan", "nothing lies between"),
         ({"how": "median", "startup": 3}, "startup: there is no such key"),
-        ({"eta": 3}, "there is no None"),
+        ({"eta": 3}, "it has no name, `how`"),
         ({"how": ["asha"]}, "there is no"),
         ({"how": "threshold", "upper": 1, "lower": 2}, "nothing lies between 2 and 1"),
         (7, "7 is none"),
@@ -223,4 +242,4 @@ def test_what_is_no_pruner_is_refused_in_one_line(given: Any, said: str) -> None
 def test_the_short_form_and_the_dict_are_one() -> None:
     assert read_pruner("asha:4") == read_pruner({"how": "asha", "eta": 4})
     assert read_pruner("percentile:10.5") == read_pruner({"how": "percentile", "percentile": 10.5})
-    assert make_pruning("none") is make_pruning(None) is None
+    assert make_pruning("none") is make_pruning(None) is make_pruning({"how": "none"}) is None

@@ -93,3 +93,59 @@ def test_a_report_that_is_none_is_refused_in_one_line() -> None:
 def test_a_pruner_of_several_losses_is_refused() -> None:
     with pytest.raises(UsageError, match="judges reports of one loss"):
         shadho_celery.Study(SPACE, pruner="asha", objectives={"a": "minimize", "b": "minimize"})
+
+
+BUDGETS: dict[str, Any] = {"least": 1, "most": 9, "eta": 3, "how": "asha"}
+
+
+def by_budget(params: dict[str, float], context: Context) -> float:
+    return params["x"] ** 2 + 0.01 * (context.budget or 1000.0)
+
+
+def test_a_study_with_budgets_is_resumed_with_them(tmp_path: Path) -> None:
+    where: dict[str, Any] = {"store": f"sqlite:///{tmp_path / 'a.db'}", "study": "s"}
+    shadho_celery.minimize(by_budget, SPACE, trials=10, seed=1, fidelity=BUDGETS, **where)
+    again = shadho_celery.minimize(by_budget, SPACE, trials=20, resume=True, **where)
+    assert {trial.budget for trial in again.trials} == {1.0, 3.0, 9.0}
+    other = shadho_celery.minimize(by_budget, SPACE, trials=30, resume=True, rungs={"least": 1, "most": 3}, **where)
+    assert {trial.budget for trial in other.trials[20:]} <= {1.0, 3.0}
+
+
+def test_a_target_is_met_by_a_loss_at_the_full_budget_alone() -> None:
+    found = shadho_celery.minimize(by_budget, SPACE, trials=200, target=0.12, seed=0, fidelity=BUDGETS)
+    assert found.best is not None
+    assert found.best.budget == 9.0
+    assert found.best.loss is not None
+    assert found.best.loss <= 0.12
+    assert len(found.trials) < 200
+
+
+def test_a_finite_search_ends_once_what_is_good_has_been_promoted() -> None:
+    space = {"k": hp.choice("k", [*range(9)])}
+    with pytest.warns(UserWarning, match="no further params"):
+        found = shadho_celery.minimize(
+            lambda params, context: float(params["k"]), space, trials=100, seed=0, sampler="grid", fidelity=BUDGETS
+        )
+    assert {trial.budget for trial in found.trials} == {1.0, 3.0, 9.0}
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"fidelity": {**BUDGETS, "backups": 2}}, "fidelity.backups"),
+        ({"fidelity": BUDGETS, "pruner": "asha"}, "leave out one of the two"),
+        ({"fidelity": BUDGETS, "rungs": {"least": 1, "most": 9}}, "leave out rungs"),
+        ({"fidelity": BUDGETS, "objectives": {"a": "minimize", "b": "minimize"}}, "fidelity promote"),
+        ({"fidelity": {**BUDGETS, "how": "bohb"}, "sampler": "random"}, "how: bohb asks a sampler that learns"),
+        ({"fidelity": {**BUDGETS, "how": "dehb"}, "sampler": "tpe"}, "how: dehb proposes the trials itself"),
+        ({"fidelity": {**BUDGETS, "eta": 1}}, "fidelity.eta: 1 is not allowed"),
+        ({"fidelity": {"least": 9, "most": 1}}, "from 9 to 1 there is one rung only"),
+        ({"fidelity": 3}, "fidelity: 3 is no ladder"),
+        ({"fidelity": BUDGETS, "enqueue": [{"x": 0.5}]}, "cannot be enqueued"),
+    ],
+)
+def test_budgets_that_cannot_be_are_refused_in_one_line(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        shadho_celery.minimize(by_budget, SPACE, trials=3, **given)
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
