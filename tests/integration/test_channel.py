@@ -86,8 +86,8 @@ def result(number: int = 0, attempt: int = 1, loss: float = 0.5) -> Result:
     return Result(number=number, attempt=attempt, outcome=Outcome(state=S.COMPLETE, loss=loss), at=2.5)
 
 
-def report(step: int = 1) -> Report:
-    return Report(number=0, attempt=1, step=step, loss=0.25, at=2.0)
+def report(step: int = 1, *, number: int = 0) -> Report:
+    return Report(number=number, attempt=1, step=step, loss=0.25, at=2.0)
 
 
 def taken_back(number: int, attempt: int) -> Lost:
@@ -504,6 +504,8 @@ def test_what_runs_is_asked_to_stop_only_where_that_is_wanted(
     assert scheduler.drain(0) == []
     assert worker.renew("k1", [(0, 1), (1, 1)]) == [answer, "ok"]
     assert worker.renew("k1", [(0, 1)]) == [answer], "the lease itself is kept"
+    assert worker.cancelled("k1", [0, 1]) == [running, False]
+    assert [worker.report("k1", report(number=number)) for number in range(2)] == [answer, "ok"]
     assert worker.finish("k1", result())
 
 
@@ -932,15 +934,15 @@ def test_an_end_is_not_settled_by_an_earlier_attempt(
 def test_a_report_without_a_lease_is_refused_and_makes_no_keys(
     client: Any, worker: Channel, scheduler: SchedulerChannel
 ) -> None:
-    assert not worker.report("k1", report()), "never claimed"
+    assert worker.report("k1", report()) == "refused", "never claimed"
     worker.claim("k1", started())
-    assert worker.report("k1", report())
+    assert worker.report("k1", report()) == "ok"
     worker.finish("k1", result())
-    assert not worker.report("k1", report()), "it has ended"
+    assert worker.report("k1", report()) == "refused", "it has ended"
     assert scheduler.drain(0) == [started(), report(), result()]
     scheduler.erase()
     before = keys_of(client)
-    assert not worker.report("k1", report())
+    assert worker.report("k1", report()) == "refused"
     assert keys_of(client) == before
 
 
@@ -949,11 +951,11 @@ def test_while_too_many_events_wait_reports_are_refused_and_results_are_not(
 ) -> None:
     monkeypatch.setattr(channel_module, "MAX_WAITING", 3)
     worker.claim("k1", started())
-    assert [worker.report("k1", report(step)) for step in range(4)] == [True, True, False, False]
+    assert [worker.report("k1", report(step)) for step in range(4)] == ["ok"] * 2 + ["refused"] * 2
     assert worker.finish_and_claim("k1", result(), started(1)) == (True, Claim.TAKEN)
     assert scheduler.drain(0) == [started(), report(0), report(1), result(), started(1)]
     scheduler.confirm()
-    assert worker.report("k1", Report(number=1, attempt=1, step=0, loss=0.25, at=2.0))
+    assert worker.report("k1", report(0, number=1)) == "ok"
 
 
 # Who lives
