@@ -29,7 +29,7 @@ pytestmark = pytest.mark.timeout(180)
 def check_schema(report: dict[str, Any]) -> None:
     """The object of ``--json`` has the fields that scripts were promised, and no others."""
     fields = {"study", "store", "seconds", "trials", "best", "classes", "sampler", "placed_by_params", "subspaces"}
-    fields |= {"objectives", "front", "hypervolume", "warm_start"}
+    fields |= {"objectives", "front", "hypervolume", "warm_start", "pruner"}
     assert set(report) == fields
     assert isinstance(report["study"], str)
     assert isinstance(report["store"], str)
