@@ -90,7 +90,7 @@ def network(params: dict[str, Any]) -> nn.Module:
 
 
 def descent_of(params: dict[str, Any], model: nn.Module) -> torch.optim.Optimizer:
-    """What makes the network better."""
+    """The optimiser that the params name."""
     import torch
 
     how, rate = params["descent"], params["learning_rate"]

@@ -405,7 +405,7 @@ class Study:
         return trial
 
     def prune(self, number: int) -> None:
-        """Note that a trial which has reported is to end PRUNED once its attempts are stopped, whoever hears of it."""
+        """Set the `step` of a trial that has reported: it ends PRUNED once its attempts are cancelled or lost."""
         trial = self._open[number]
         if trial.step is None:
             self._note(replace(trial, step=self._last_reports[number].step))

@@ -129,7 +129,10 @@ def test_where_all_fail_new_trials_are_drawn_and_none_is_promoted(how: str) -> N
 
 @pytest.mark.parametrize("loss", [math.inf, -math.inf, 1e300, 0.0])
 def test_equal_and_infinite_losses_keep_them_going(how: str, loss: float) -> None:
-    Player(rounds(how), lambda origin, budget: loss).play_on(3, 200, random.Random(4))
+    player = Player(rounds(how), lambda origin, budget: loss).play_on(3, 200, random.Random(4))
+    assert len(player.finished) == 200
+    # An infinite loss is that of a failure.
+    assert bool(promotions(player.trials)) == (loss < math.inf)
 
 
 def test_trials_of_other_budgets_or_of_none_are_left_alone(how: str) -> None:

@@ -134,7 +134,11 @@ def test_its_params_are_points_of_the_space_with_the_active_labels_alone() -> No
     "space", [hp.choice("c", [1]), {"a": 1}, {"c": hp.choice("c", [0, 1])}], ids=["one point", "none", "two"]
 )
 def test_a_space_with_next_to_nothing_to_choose_is_searched_all_the_same(space: Any) -> None:
-    Player(Dehb(LADDER, compile_space(space), 0)).play_on(3, 200, random.Random(1))
+    compiled = compile_space(space)
+    player = Player(Dehb(LADDER, compiled, 0)).play_on(3, 200, random.Random(1))
+    assert {trial.rung for trial in player.finished} == {0, 1, 2, 3}
+    for trial in player.finished:
+        compiled.check(trial.params)
 
 
 def test_the_first_bracket_is_drawn_and_promoted_and_from_the_second_cycle_on_all_evolves() -> None:
