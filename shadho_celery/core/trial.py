@@ -170,6 +170,8 @@ class Outcome(Struct, frozen=True, kw_only=True, omit_defaults=True):
     log: str | None = None
     #: digest of the code that it ran under
     code: Digest | None = None
+    #: True if a promoted trial found files in its checkpoint folder; None if it continues no other trial
+    continued: bool | None = None
 
     @property
     def violation(self) -> float:
@@ -232,6 +234,8 @@ class Attempt(_Evaluation, frozen=True, kw_only=True, omit_defaults=True):
     worker: str = ""
     #: machine of another attempt of the trial, which must not run this one
     not_on: str | None = None
+    #: machine that is to run this attempt, through the machine's own queue; None for any of its class
+    only_on: Name | None = None
 
     def evolve(self, **changes: Any) -> Attempt:
         """Return a copy with `changes`."""

@@ -16,7 +16,7 @@ from shadho_celery.core.hardware import ComputeClass
 from shadho_celery.core.trial import WELL, Attempt, Event, Lost, Outcome, Result, Started, TrialState
 from shadho_celery.executors.base import take
 
-#: the outcome of an attempt on a compute class; its `seconds` pass on the clock
+#: the outcome of an attempt, which has its `host`, on a compute class; its `seconds` pass on the clock
 Play = Callable[[Attempt, str], Outcome]
 
 #: seconds after which a dead worker's trial is LOST, and the queue of a class without workers is taken back
@@ -71,6 +71,15 @@ class _Class:
     offered: float = 0.0
     counted_at: float = 0.0
 
+    def take(self, attempt: Attempt, name: str) -> list[int]:
+        """Take the slots for an attempt, one of its own machine if it names one; none if that is busy or gone."""
+        if attempt.only_on is None:
+            return [heapq.heappop(self.free) for _ in range(attempt.slots)]
+        own = [slot for slot in self.free if f"{name}.{slot}" == attempt.only_on]
+        self.free = [slot for slot in self.free if slot not in own]
+        heapq.heapify(self.free)
+        return own
+
     def run(self, now: float) -> float:
         """Return the slot seconds of all attempts until now."""
         return self.ran + sum((now - one.began) * one.attempt.slots for one in self.running.values())
@@ -97,15 +106,18 @@ class SimulatedExecutor:
         changes: Iterable[Change] = (),
         memory: Mapping[str, int] | None = None,
         lease_seconds: float = LEASE_SECONDS,
+        storage: str = "",
     ) -> None:
         """`slots` by class, the strongest class first; `ahead` trials may wait in each class's queue.
 
-        `changes` name classes of `slots`, which may have none at first; `memory` is a class's, in bytes.
+        `changes` name classes of `slots`, which may have none at first; `memory` is a class's, in bytes. All machines
+        keep their checkpoints on `storage`; each has its own if that is "".
         """
         self._play = play
         self._clock = clock
         self._ahead = ahead
         self._lease_seconds = lease_seconds
+        self._storage = storage
         sizes, now = memory or {}, clock.now()
         self._classes = {n: _Class(i, memory=sizes.get(n, 0), counted_at=now) for i, n in enumerate(slots)}
         #: heap of (moment, counter, action, attempt that it ends): the counter puts ties in first-in-first-out order
@@ -130,6 +142,7 @@ class SimulatedExecutor:
                 ahead=self._ahead,
                 memory=each.memory,
                 hosts=each.hosts,
+                storages=dict.fromkeys(each.hosts, self._storage),
             )
             for name, each in self._classes.items()
             if each.alive
@@ -209,7 +222,11 @@ class SimulatedExecutor:
         # An attempt is sent only if its slots are free; if one has died meanwhile, the rest of the queue waits with it.
         while each.queue and each.queue[0].slots <= len(each.free):
             attempt = each.queue.popleft()
-            slots = [heapq.heappop(each.free) for _ in range(attempt.slots)]
+            slots = each.take(attempt, name)
+            if not slots:
+                self._lose(attempt, f"{attempt.only_on} is busy", claimed=False)
+                continue
+            attempt = attempt.evolve(host=f"{name}.{slots[0]}")
             one = _Running(attempt, self._play(attempt, name), slots, now)
             each.running[slots[0]] = one
             self._at(now + (one.outcome.seconds or 0.0), partial(self._end, name, one), one)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Sequence
 
 from shadho_celery.core.trial import Trial, TrialState
 from shadho_celery.fidelity.brackets import rank_loss, rung_of
 from shadho_celery.fidelity.ladder import Ladder
 from shadho_celery.fidelity.rounds import Wanted
+
+#: the most trials of one rung that are offered at a time
+MOST_OFFERED = 32
 
 
 class Rung:
@@ -34,12 +37,13 @@ class Rung:
         if origin not in self._promoted:
             insort(self._stayed, (loss, origin))
 
-    def candidate(self, count: int) -> int | None:
-        """Return the best origin that is not promoted, if it is among the best `count`; a failed one never is."""
-        if not self._stayed or self._stayed[0][0] == math.inf:
-            return None
-        best = self._stayed[0]
-        return best[1] if bisect_left(self._all, best) < count else None
+    def candidates(self, count: int) -> list[int]:
+        """Return the origins among the best `count` that are not promoted, the best first; a failed one never is."""
+        if count < 1 or not self._stayed:
+            return []
+        worst = self._all[min(count, len(self._all)) - 1]
+        end = min(bisect_right(self._stayed, worst), MOST_OFFERED)
+        return [origin for loss, origin in self._stayed[:end] if loss < math.inf]
 
     def is_promoted(self, origin: int) -> bool:
         """Return whether an origin is on the next rung."""
@@ -62,7 +66,7 @@ class Rung:
 
 
 class Asha:
-    """Asynchronous successive halving. The highest rung with a candidate is served first, else a new trial is drawn.
+    """Asynchronous successive halving. It is the turn of the highest rung with a candidate, else of a new trial.
 
     A candidate is among the best floor(n / eta) of the n results of its rung so far, and is not promoted yet. A failed
     trial counts as the worst, a cancelled one not at all: what was promoted for it may be promoted again.
@@ -79,17 +83,23 @@ class Asha:
         self._eta = ladder.eta
         self._rungs = [Rung() for _ in self._budgets]
 
-    def ask(self) -> Wanted | None:
-        for place in range(len(self._rungs) - 2, -1, -1):
-            origin = self._promotable(place)
-            if origin is not None:
-                return Wanted(budget=self._budgets[place + 1], rung=place + 1, origin=origin)
-        return Wanted(budget=self._budgets[0], rung=0)
+    def offers(self) -> Sequence[Wanted]:
+        promotions = [
+            Wanted(budget=self._budgets[place + 1], rung=place + 1, origin=origin)
+            for place in range(len(self._rungs) - 2, -1, -1)
+            for origin in self._promotable(place)
+        ]
+        first = self._first()
+        return [*promotions, Wanted(budget=self._budgets[first], rung=first)]
 
-    def _promotable(self, place: int) -> int | None:
-        """Return the origin to promote from a rung; None if there is none."""
+    def _promotable(self, place: int) -> Sequence[int]:
+        """Return the origins that may be promoted from a rung, the best first."""
         rung = self._rungs[place]
-        return rung.candidate(len(rung) // self._eta)
+        return rung.candidates(len(rung) // self._eta)
+
+    def _first(self) -> int:
+        """Return the rung on which a new trial begins."""
+        return 0
 
     def add(self, trial: Trial) -> None:
         place = rung_of(trial, self._budgets)

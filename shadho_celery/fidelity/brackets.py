@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
+from msgspec.structs import replace
+
 from shadho_celery.core.trial import Trial, TrialState
 from shadho_celery.fidelity.rounds import Wanted
 
@@ -73,16 +75,16 @@ class Bracket:
         """True while its lowest rung lacks trials, and none is promoted yet."""
         return not self._has_moved_on and self._rungs[0].left > 0
 
-    def ask(self) -> Wanted | None:
-        """Return its next trial; None while results are awaited."""
+    def offers(self) -> Sequence[Wanted]:
+        """Return the trials of its present rung that may be sent; none while results are awaited."""
         rung = self._rungs[self._place]
         if self.is_over or rung.left <= 0:
-            return None
+            return []
         if rung.chosen is None:
-            return Wanted(budget=rung.budget, rung=self.first)
+            return [Wanted(budget=rung.budget, rung=self.first)]
         there = set(rung.origins.values())
-        origin = next(origin for origin in rung.chosen if origin not in there)
-        return Wanted(budget=rung.budget, rung=self.first + self._place, origin=origin)
+        place = self.first + self._place
+        return [Wanted(budget=rung.budget, rung=place, origin=each) for each in rung.chosen if each not in there]
 
     def add(self, trial: Trial, place: int) -> None:
         """Enter a trial on the rung of that place, from 0."""
@@ -144,16 +146,12 @@ class Brackets:
         bracket = self._asking or (self._next() if self._overlap else None)
         return 0 if bracket is None else bracket.left
 
-    def ask(self) -> Wanted | None:
-        bracket = self._asking
-        if bracket is not None:
-            wanted = bracket.ask()
-            return wanted if wanted is None or wanted.origin is not None else self._numbered(wanted, self._drawn)
-        if not self._overlap:
-            return None
+    def offers(self) -> Sequence[Wanted]:
+        found = [offer for bracket in self._active for offer in bracket.offers()]
+        if found or not self._overlap:
+            return [self._numbered(offer, self._drawn) for offer in found]
         bracket = self._next()
-        wanted = bracket.ask()
-        return wanted and self._numbered(wanted, self._drawn + bracket.draws)
+        return [self._numbered(offer, self._drawn + bracket.draws) for offer in bracket.offers()]
 
     def add(self, trial: Trial) -> None:
         rung = rung_of(trial, self._budgets)
@@ -208,7 +206,7 @@ class Brackets:
 
     @staticmethod
     def _numbered(wanted: Wanted, drawn: int) -> Wanted:
-        return Wanted(budget=wanted.budget, rung=wanted.rung, drawn=drawn)
+        return wanted if wanted.origin is not None else replace(wanted, drawn=drawn)
 
 
 def rung_of(trial: Trial, budgets: Sequence[float]) -> int | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -118,10 +118,10 @@ class Dehb:
         self._vectors: dict[int, Array] = {}
         self._populations = [self._population(rung) for rung in range(len(self._budgets))]
 
-    def ask(self) -> Wanted | None:
+    def offers(self) -> Sequence[Wanted]:
         _, job = self._next()
         params = None if job.origin is not None else self._whole.at(job.vector)
-        return Wanted(budget=self._budgets[job.rung], rung=job.rung, origin=job.origin, params=params)
+        return [Wanted(budget=self._budgets[job.rung], rung=job.rung, origin=job.origin, params=params)]
 
     def add(self, trial: Trial) -> None:
         rung = rung_of(trial, self._budgets)

@@ -1,12 +1,13 @@
-"""Role of rounds: they ask for the trials of a search, in particular for trials that depend on others.
+"""Role of rounds: they offer the trials of a search, in particular trials that depend on others.
 
-Ask, add, tell: values in, decisions out. A trial is one evaluation at one budget, so that a study's "one result a
+Offers, add, tell: values in, decisions out. A trial is one evaluation at one budget, so that a study's "one result a
 trial" is one result on each rung.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Protocol
 
 from msgspec import Struct
@@ -30,13 +31,16 @@ class Wanted(Struct, frozen=True, kw_only=True):
 
 
 class Rounds(Protocol):
-    """Asks for the trials of a search, given the results of earlier ones."""
+    """Offers the trials of a search, given the results of earlier ones."""
 
-    def ask(self) -> Wanted | None:
-        """Return the trial to send now; None while results are awaited. Asking again changes nothing."""
+    def offers(self) -> Sequence[Wanted]:
+        """Return the trials that may be sent now, the one whose turn it is first; none while results are awaited.
+
+        Placement may take another one than the first. To look again changes nothing.
+        """
 
     def add(self, trial: Trial) -> None:
-        """Enter a trial that was asked for. All trials of an earlier run are added first, in order."""
+        """Enter a trial that was offered. All trials of an earlier run are added first, in order."""
 
     def tell(self, trial: Trial) -> None:
         """Record a finished trial; one of another round is ignored."""
@@ -56,8 +60,8 @@ class Endless:
     size: int | None = None
     left: float = math.inf
 
-    def ask(self) -> Wanted | None:
-        return Wanted()
+    def offers(self) -> Sequence[Wanted]:
+        return (Wanted(),)
 
     def add(self, trial: Trial) -> None:
         pass

@@ -11,7 +11,6 @@ from shadho_celery.core.trial import Trial, TrialState
 from shadho_celery.fidelity.asha import Asha
 from shadho_celery.fidelity.brackets import rung_of
 from shadho_celery.fidelity.ladder import Ladder
-from shadho_celery.fidelity.rounds import Wanted
 
 #: first draws that go through all rungs, whatever comes of them, and how many draws there are to one such later on
 PILOTS, PROBE = 4, 12
@@ -41,15 +40,6 @@ class TrustingAsha(Asha):
         #: by rung below the top, the trust in it; None before it is known
         self.trust: list[float | None] = [None] * (len(self._budgets) - 1)
 
-    def ask(self) -> Wanted | None:
-        for place in range(len(self._rungs) - 2, -1, -1):
-            origin = self._pilot(place)
-            origin = self._promotable(place) if origin is None else origin
-            if origin is not None:
-                return Wanted(budget=self._budgets[place + 1], rung=place + 1, origin=origin)
-        rung = 0 if self._is_pilot(self._drawn) else self._first()
-        return Wanted(budget=self._budgets[rung], rung=rung)
-
     def add(self, trial: Trial) -> None:
         if trial.origin is None and rung_of(trial, self._budgets) is not None:
             if self._is_pilot(self._drawn):
@@ -70,19 +60,20 @@ class TrustingAsha(Asha):
             both = self._latest[trial.rung]
             self.trust[trial.rung - 1] = _agreement([(lower.losses[each], upper.losses[each]) for each in both])
 
-    def _promotable(self, place: int) -> int | None:
+    def _promotable(self, place: int) -> Sequence[int]:
         rung, trust = self._rungs[place], self.trust[place]
         fraction = self._eta ** -(1.0 if trust is None else trust)
-        return rung.candidate(math.floor(len(rung) * fraction))
+        return [*dict.fromkeys([*self._waiting_pilots(place), *rung.candidates(math.floor(len(rung) * fraction))])]
 
-    def _pilot(self, place: int) -> int | None:
-        """Return a pilot whose next rung is the one above; a failed one goes no further."""
+    def _waiting_pilots(self, place: int) -> Sequence[int]:
+        """Return the pilots whose next rung is the one above; a failed one goes no further."""
         rung = self._rungs[place]
-        losses = ((origin, rung.losses.get(origin, math.inf)) for origin in self._pilots)
-        return next((each for each, loss in losses if loss < math.inf and not rung.is_promoted(each)), None)
+        losses = [(origin, rung.losses.get(origin, math.inf)) for origin in self._pilots]
+        return [origin for origin, loss in losses if loss < math.inf and not rung.is_promoted(origin)]
 
     def _first(self) -> int:
-        """Return the rung on which a new trial begins."""
+        if self._is_pilot(self._drawn):
+            return 0
         product, first = 1.0, len(self._budgets) - 1
         for place in range(len(self.trust) - 1, -1, -1):
             trust = self.trust[place]

@@ -18,6 +18,7 @@ import numpy as np
 
 from shadho_celery.core.trial import Trial
 from shadho_celery.placement.pool import Pool
+from shadho_celery.placement.promotions import Promotions
 from shadho_celery.predictors.features import Array, complexity, features
 from shadho_celery.space.split import Subspace
 
@@ -232,6 +233,7 @@ class PaperPolicy:
         self._results = 0
         self._generator = generator
         self.pool: Pool | None = None
+        self.promotions: Promotions | None = None
         self._classes: tuple[str, ...] = ()
         #: subspaces by class, the highest ranked first
         self.mapping: dict[str, list[str]] = {}
@@ -259,7 +261,11 @@ class PaperPolicy:
             self._refresh()
 
     def pick(
-        self, compute_class: str, backlogs: Mapping[str, float], fits: Callable[[Trial], bool] = lambda trial: True
+        self,
+        compute_class: str,
+        backlogs: Mapping[str, float],
+        fits: Callable[[Trial], bool] = lambda trial: True,
+        budget: float | None = None,
     ) -> str | Trial:
         ranked = [name for name in self.mapping.get(compute_class, ()) if name in backlogs]
         if not ranked:

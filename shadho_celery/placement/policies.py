@@ -13,6 +13,7 @@ from shadho_celery.core.settings import POLICIES
 from shadho_celery.core.trial import Trial
 from shadho_celery.placement.paper import PaperPolicy
 from shadho_celery.placement.pool import Pool
+from shadho_celery.placement.promotions import Promotions
 from shadho_celery.predictors.cost_model import CostModel
 from shadho_celery.predictors.features import Array
 from shadho_celery.space.split import Subspace
@@ -42,6 +43,8 @@ class Policy(Protocol):
 
     #: drawn trials that it chooses from; None if it chooses a subspace only, before the draw
     pool: Pool | None
+    #: chooses among promoted trials; None if they go to the next slot in turn
+    promotions: Promotions | None
 
     def see_classes(self, names: Sequence[str]) -> None:
         """Note the classes with live workers, strongest first; called whenever they have changed."""
@@ -50,11 +53,15 @@ class Policy(Protocol):
         """Learn from finished trials; of an earlier run's many a part, which so many by subspace are `following`."""
 
     def pick(
-        self, compute_class: str, backlogs: Mapping[str, float], fits: Callable[[Trial], bool] = _anything
+        self,
+        compute_class: str,
+        backlogs: Mapping[str, float],
+        fits: Callable[[Trial], bool] = _anything,
+        budget: float | None = None,
     ) -> str | Trial:
         """Return a trial of the pool that `fits`, or one of the subspaces that may get a new trial.
 
-        The first in `backlogs` is the one whose turn it is. A subspace with trials in the pool is named only if none of
+        The first in `backlogs` is the one whose turn it is; a new trial gets `budget`. A subspace with trials in the pool is named only if none of
         all subspaces' trials there fits, and no subspace is without.
         """
 
@@ -77,12 +84,15 @@ class CostPolicy:
     def __init__(self, cost_model: CostModel, pool_size: int | None = None) -> None:
         """Choose from up to `pool_size` trials, by default as many as the slots ask for."""
         self.pool: Pool | None = Pool(cost_model, pool_size)
+        self.promotions: Promotions | None = Promotions(cost_model)
         self._pool = self.pool
         self._model = cost_model
         self._classes: tuple[str, ...] = ()
         #: by live class and row, a subspace's least log seconds on any live class less those on this one
         self._advantages: list[list[float]] = []
-        self._version = -1
+        #: version of the model's belief and budget of new trials that they are of
+        self._known: tuple[int, float | None] = -1, None
+        self._budget: float | None = None
         #: log prices of the live classes within each subspace, shape (subspaces, classes); by class those of any seen
         self._prices = np.empty((0, 0))
         self._prices_seen: dict[str, Array] = {}
@@ -96,7 +106,7 @@ class CostPolicy:
         if tuple(names) != self._classes:
             self._prices_seen |= dict(zip(self._classes, self._prices.T, strict=True))
             self._classes = tuple(names)
-            self._version = self._spreads_version = -1
+            self._known, self._spreads_version = (-1, None), -1
             # Only their differences count, and they are 0 on average: that is a new class's price.
             new = np.zeros(len(self._model.log_seconds(names)))
             columns = [self._prices_seen.get(name, new) for name in names]
@@ -107,9 +117,14 @@ class CostPolicy:
         pass
 
     def pick(
-        self, compute_class: str, backlogs: Mapping[str, float], fits: Callable[[Trial], bool] = _anything
+        self,
+        compute_class: str,
+        backlogs: Mapping[str, float],
+        fits: Callable[[Trial], bool] = _anything,
+        budget: float | None = None,
     ) -> str | Trial:
         column = self._classes.index(compute_class)
+        self._budget = budget
         indices = self._indices(column, backlogs)
         drawn, worth = self._best_drawn(column, indices, fits)
         undrawn = [name for name in backlogs if not self._pool.count(name)]
@@ -126,10 +141,9 @@ class CostPolicy:
 
     def _indices(self, column: int, backlogs: Mapping[str, float]) -> list[float]:
         """Return the logarithms of the subspaces' indices on a class, by row; of those without a backlog -inf."""
-        version = self._model.version
-        if self._version != version:
-            self._version = version
-            seconds = self._model.log_seconds(self._classes, OPTIMISM)
+        if self._known != (known := (self._model.version, self._budget)):
+            self._known = known
+            seconds = self._model.log_seconds(self._classes, OPTIMISM, self._budget)
             self._advantages = (seconds.min(axis=1, keepdims=True) - seconds).T.tolist()
         # Plain numbers: of a few subspaces they take less time than arrays.
         advantages, row_of = self._advantages[column], self._model.row_of
@@ -148,7 +162,7 @@ class CostPolicy:
             return None, -np.inf
         departures = self._pool.departures()
         if self._pool.is_whole:
-            costs = departures + self._model.log_seconds(self._classes)[rows] + self._prices[0]
+            costs = departures + self._model.log_seconds(self._classes, 0.0, self._budget)[rows] + self._prices[0]
             worth = costs.min(axis=1) - costs[:, column]
         else:
             costs = departures + self._prices[rows]
@@ -197,6 +211,7 @@ class FifoPolicy:
     """Every slot takes the trial that is next by the shares, whatever the slot: first come, first served."""
 
     pool: Pool | None = None
+    promotions: Promotions | None = None
 
     def see_classes(self, names: Sequence[str]) -> None:
         pass
@@ -205,7 +220,11 @@ class FifoPolicy:
         pass
 
     def pick(
-        self, compute_class: str, backlogs: Mapping[str, float], fits: Callable[[Trial], bool] = _anything
+        self,
+        compute_class: str,
+        backlogs: Mapping[str, float],
+        fits: Callable[[Trial], bool] = _anything,
+        budget: float | None = None,
     ) -> str | Trial:
         return next(iter(backlogs))
 

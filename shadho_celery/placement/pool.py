@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 
@@ -115,7 +115,7 @@ class Pool:
 
     def add(self, part: str, trials: Sequence[Trial]) -> None:
         """Put drawn trials of a part into the pool, in the order of their draws."""
-        for subspace, drawn in groupby(trials, lambda trial: trial.subspace):
+        for (subspace, budget), drawn in groupby(trials, lambda trial: (trial.subspace, trial.budget)):
             added = list(drawn)
             functions = self._model.functions(subspace, [trial.params for trial in added])
             self.trials += added
@@ -125,7 +125,7 @@ class Pool:
             self._sent_before += [self._sent[part]] * len(added)
             self._counts[subspace] += len(added)
             self._in_part[part] += len(added)
-            predicted = self._model.departures(subspace, functions, self._classes)
+            predicted = self._model.departures(subspace, functions, self._classes, budget)
             self._departures = np.concatenate([self._departures, predicted])
 
     def take(self, trial: Trial) -> Trial | None:
@@ -150,10 +150,12 @@ class Pool:
 
     def _predicted(self) -> Array:
         predicted = np.empty((len(self.trials), len(self._classes)))
-        for name in self.subspaces:
-            places = [place for place, trial in enumerate(self.trials) if trial.subspace == name]
+        alike: defaultdict[tuple[str, float | None], list[int]] = defaultdict(list)
+        for place, trial in enumerate(self.trials):
+            alike[trial.subspace, trial.budget].append(place)
+        for (name, budget), places in alike.items():
             functions = np.array([self._functions[place] for place in places])
-            predicted[places] = self._model.departures(name, functions, self._classes)
+            predicted[places] = self._model.departures(name, functions, self._classes, budget)
         return predicted
 
     def _remove(self, place: int) -> Trial:

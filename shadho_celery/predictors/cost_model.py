@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from enum import Enum
 from itertools import groupby
+from typing import NamedTuple
 
 import numpy as np
 
 from shadho_celery.core.hardware import shortages, uses_gpus
 from shadho_celery.core.trial import Memory, Params, Trial, TrialState
+from shadho_celery.predictors.budgets import BudgetCosts, Load
 from shadho_celery.predictors.durations import Durations
 from shadho_celery.predictors.feasibility import MemoryBound
 from shadho_celery.predictors.features import Array, complexity, features
@@ -32,13 +36,39 @@ _ONE_GROUP = np.zeros(1)
 _MEMORY_SPREAD = 0.5
 #: logarithm of the largest usual budget: the budget's feature then lies in about [0, 1]
 _BUDGETS = math.log(1000.0)
+#: latest trials with budgets that are learned from anew when the belief in the start-up has changed
+RELEARNED = 1000
+#: least part of a trial's seconds that is work, and the part from which on they tell what its params do
+LEAST_PART, TELLING_PART = 0.02, 0.5
+
+
+class Beginning(str, Enum):
+    """Where a promoted trial begins: beside its checkpoint, with one from another machine, or without one."""
+
+    HOME = "home"
+    ELSEWHERE = "elsewhere"
+    ANEW = "anew"
+
+
+class _Timing(NamedTuple):
+    """Seconds of a trial in the form that the predictors take."""
+
+    row: int
+    column: int
+    #: log seconds of a unit of work at declared cost 1, and their weight
+    work: float
+    weight: float
+    #: the same with all of the departure from the expected seconds
+    whole: float
 
 
 class CostModel:
     """Learns online from finished trials, in the order in which they come.
 
     Log seconds of a trial = those of its subspace and class (`Durations`) + log declared cost + log budget + departure
-    of trials with alike params (`Neighbours`). Failed and pruned trials teach nothing: they end at any time.
+    of trials with alike params (`Neighbours`). The budget is what a trial does not find in a checkpoint, and where
+    trials have a start-up (`BudgetCosts`) all this is said of the rest of their seconds. Failed and pruned trials teach
+    nothing: they end at any time.
     """
 
     def __init__(self, subspaces: Sequence[Subspace], declared: DeclaredCost | None = None) -> None:
@@ -47,6 +77,11 @@ class CostModel:
         self.row_of = {subspace.name: row for row, subspace in enumerate(subspaces)}
         self._column: dict[str, int] = {}
         self._declared = declared or _by_complexity(subspaces)
+        #: by row, sum of the logs of declared costs, and the number of trials
+        self._declared_logs = np.zeros((2, len(subspaces)))
+        self._budgets = BudgetCosts()
+        #: latest trials with budgets, each with its row of features and its work
+        self._with_budgets: deque[tuple[Trial, Array, Load]] = deque(maxlen=RELEARNED)
         self._durations = Durations(len(subspaces))
         self._past = {s.name: Neighbours(len(s.domains) + 1) for s in subspaces}
         self._effects = {s.name: ParamEffects(s) for s in subspaces}
@@ -106,14 +141,13 @@ class CostModel:
         # An earlier version measured by the time of day, which may have been set back within the trial. What is no
         # finite time, by an executor's mistake, would spoil all that is known.
         if outcome.seconds is not None and 0 <= outcome.seconds < math.inf:
-            place, column, value = self._timing(trial, compute_class, outcome.seconds)
-            self._durations.tell(place, column, value)
-            if row is not None:
-                self._past[trial.subspace].tell(row, value, column, self._durations.estimate().mean[place])
-                effects = self._effects[trial.subspace]
-                effects.tell(trial.params, column, value)
-                if effects.is_due:
-                    self._due.add(trial.subspace)
+            load = self._budgets.load(trial)
+            self._tell_seconds(trial, row, load)
+            if trial.budget is not None:
+                if row is not None:
+                    self._with_budgets.append((trial, row, load))
+                if self._budgets.tell(trial, load):
+                    self._relearn()
         for memory, peak in ((Memory.HOST, outcome.memory), (Memory.GPU, outcome.gpu_memory)):
             if peak and row is not None:
                 key = trial.subspace, compute_class, memory
@@ -121,19 +155,66 @@ class CostModel:
                     self._memory[key] = Neighbours(len(row))
                 self._memory[key].tell(row, math.log(peak), 0, _ONE_GROUP)
 
+    def _tell_seconds(self, trial: Trial, row: Array | None, load: Load) -> None:
+        timing = self._timing(trial, trial.seconds or 0.0, load)
+        self._durations.tell(timing.row, timing.column, timing.work, timing.weight)
+        self._declared_logs[:, timing.row] += (math.log(self._declared(trial.subspace, trial.params)), 1.0)
+        if row is None:
+            return
+        self._past[trial.subspace].tell(row, timing.whole, timing.column, self._durations.estimate().mean[timing.row])
+        if timing.weight >= TELLING_PART**2:
+            effects = self._effects[trial.subspace]
+            effects.tell(trial.params, timing.column, timing.work)
+            if effects.is_due:
+                self._due.add(trial.subspace)
+
+    def _relearn(self) -> None:
+        """Learn anew from the latest trials: their start-up is another than was believed."""
+        self._durations.forget()
+        self._declared_logs[:] = 0.0
+        self._due.clear()
+        for name, effects in self._effects.items():
+            effects.forget()
+            self._past[name].forget()
+        for trial, row, load in self._with_budgets:
+            self._tell_seconds(trial, row, load)
+
     def watch(self, running: Iterable[tuple[Trial, float]]) -> None:
         """Learn from the trials that run now, which take at least the seconds beside them: those they have run."""
-        self._durations.suppose(
-            self._timing(trial, trial.compute_class, seconds)
+        timings = (
+            self._timing(trial, seconds, Load(trial.budget))
             for trial, seconds in running
             if trial.subspace in self.row_of and trial.compute_class is not None
         )
+        self._durations.suppose((each.row, each.column, each.work, each.weight) for each in timings)
 
-    def _timing(self, trial: Trial, compute_class: str, seconds: float) -> tuple[int, int, float]:
-        """Return row and column of a trial's pair, and its log seconds beside its declared cost and budget."""
+    def _timing(self, trial: Trial, seconds: float, load: Load) -> _Timing:
+        """Return a trial's pair, and its log seconds beside declared cost and budget.
+
+        With a start-up s the seconds are y = s + w. They are made linear in log w about what is believed,
+        d log y / d log w = w / y: a trial that consists of start-up says little of w, and so has a low weight.
+        """
+        compute_class = str(trial.compute_class)
         log_seconds = math.log(max(seconds, LEAST_SECONDS))
-        offset = self._offset(trial.subspace, trial.params, trial.budget)
-        return self.row_of[trial.subspace], self._column_of(compute_class), log_seconds - offset
+        offset = self._offset(trial.subspace, trial.params, load.units)
+        row, column = self.row_of[trial.subspace], self._column_of(compute_class)
+        startup = self._startup_of(trial, compute_class, load)
+        if not startup > 0:
+            return _Timing(row, column, log_seconds - offset, 1.0, log_seconds - offset)
+        centre = float(self._durations.estimate().mean[row, column])
+        work = math.exp(centre + offset)
+        part = work / (work + startup)
+        departure = log_seconds - math.log(work + startup)
+        highest = log_seconds - offset
+        value = min(max(centre + departure / part, highest + math.log(LEAST_PART)), highest)
+        return _Timing(row, column, value, max(part, LEAST_PART) ** 2, centre + departure)
+
+    def _startup_of(self, trial: Trial, compute_class: str, load: Load) -> float:
+        """Return the seconds of a trial that do not grow with its budget."""
+        if trial.budget is None or not self._budgets:
+            return 0.0
+        handover = self._budgets.handover if load.is_handed_over else 0.0
+        return self._budgets.startup(trial.subspace, compute_class) + handover
 
     def seconds(
         self,
@@ -143,10 +224,12 @@ class CostModel:
         *,
         quantiles: Sequence[float] = QUANTILES,
         budget: float | None = None,
+        behind: float = 0.0,
     ) -> Array:
         """Return the predicted seconds of n sets of params on a class, shape (n, q): quantiles, ascending with q.
 
-        Raises KeyError for an unknown subspace. Before there are trials, a second in the middle.
+        `behind` is the part of the budget that lies in checkpoints. Raises KeyError for an unknown subspace. Before
+        there are trials, a second in the middle.
         """
         row, column = self.row_of[subspace], self._column_of(compute_class)
         estimate = self._durations.estimate()
@@ -154,7 +237,10 @@ class CostModel:
         departures = self._past[subspace].departures(
             self._rows(subspace, params_list, [budget]), np.asarray(quantiles), estimate.mean[row], spread
         )
-        centre = estimate.mean[row, column] + np.array([self._offset(subspace, each, budget) for each in params_list])
+        units = budget and (budget - behind if budget > behind else budget)
+        centre = estimate.mean[row, column] + np.array([self._offset(subspace, each, units) for each in params_list])
+        if budget and (startup := self._budgets.startup(subspace, compute_class)) > 0:
+            centre = np.logaddexp(centre, math.log(startup))
         return np.asarray(np.exp(centre[:, None] + departures))
 
     def memory(
@@ -197,29 +283,72 @@ class CostModel:
         """
         return self._bounds[subspace, memory].chance(params, compute_class, classes_by_memory)
 
-    def log_seconds(self, classes: Sequence[str], optimism: float = 0.0) -> Array:
+    def log_seconds(self, classes: Sequence[str], optimism: float = 0.0, budget: float | None = None) -> Array:
         """Return the mean log seconds of the subspaces' trials on classes, shape (subspaces, classes).
 
-        They are beside the declared cost, which is the same on all classes. With `optimism` a pair counts as so many
-        standard deviations faster than it is believed to be, so that little known pairs get tried (an upper confidence
-        bound).
+        They are beside declared cost and budget, which are the same on all classes. With `optimism` a pair counts as so
+        many standard deviations faster than it is believed to be, so that little known pairs get tried (an upper
+        confidence bound).
         """
         columns = [self._column_of(name) for name in classes]
         estimate = self._durations.estimate()
-        return np.asarray(estimate.mean[:, columns] - optimism * estimate.deviation[:, columns])
+        logs = np.asarray(estimate.mean[:, columns] - optimism * estimate.deviation[:, columns])
+        if not budget or not self._budgets:
+            return logs
+        offsets = self._typical_offsets(budget)
+        return np.asarray(np.logaddexp(logs + offsets, self._log_startups(classes)) - offsets)
+
+    def _typical_offsets(self, budget: float) -> Array:
+        """Return the log of the mean declared cost and the budget, shape (subspaces, 1)."""
+        total, count = self._declared_logs
+        return np.asarray(total / np.maximum(count, 1.0) + math.log(budget))[:, None]
+
+    def _log_startups(self, classes: Sequence[str]) -> Array:
+        seconds = [[self._budgets.startup(subspace, name) for name in classes] for subspace in self._subspaces]
+        # Nothing is a logarithm of 0, and this much less than a trial takes.
+        return np.log(np.maximum(np.array(seconds).reshape(len(self._subspaces), len(classes)), 1e-12))
+
+    def expected(self, trial: Trial, classes: Sequence[str], ways: Sequence[Beginning]) -> Array:
+        """Return the predicted seconds of a promoted trial on classes, shape (ways, classes), by ways to begin."""
+        rates = self._durations.estimate().mean[self.row_of[trial.subspace], [self._column_of(n) for n in classes]]
+        rates = rates + self.departures(trial.subspace, self.functions(trial.subspace, [trial.params]), classes)[0]
+        startups = np.array([self._budgets.startup(trial.subspace, name) for name in classes])
+        budget = trial.budget or 1.0
+        rest = max(budget - self._budgets.behind(trial.origin), 0.0) or budget
+        found = [
+            np.exp(rates + self._offset(trial.subspace, trial.params, budget if way is Beginning.ANEW else rest))
+            + startups
+            + (self._budgets.handover if way is Beginning.ELSEWHERE else 0.0)
+            for way in ways
+        ]
+        return np.array(found)
+
+    def home(self, origin: int) -> str | None:
+        """Return the machine of an origin's latest complete trial, which has its checkpoint."""
+        return self._budgets.host(origin)
+
+    def behind(self, trial: Trial) -> float:
+        """Return the part of a trial's budget that lies in the checkpoint of the one that it continues."""
+        return self._budgets.behind(trial.origin)
 
     def functions(self, subspace: str, params_list: Sequence[Params]) -> Array:
         """Return what `departures` needs to know of n sets of params, shape (n, functions); it does not change."""
         self._asked.add(subspace)
         return self._effects[subspace].functions(params_list)
 
-    def departures(self, subspace: str, functions: Array, classes: Sequence[str]) -> Array:
+    def departures(self, subspace: str, functions: Array, classes: Sequence[str], budget: float | None = None) -> Array:
         """Return by how much n sets of params depart from `log_seconds` on classes, shape (n, classes).
 
         That is as believed at the last `effects_version`.
         """
         columns = [self._column_of(name) for name in classes]
-        return self._effects[subspace].departures(functions, len(self._column))[:, columns]
+        found = self._effects[subspace].departures(functions, len(self._column))[:, columns]
+        if not budget or not self._budgets:
+            return found
+        row = self.row_of[subspace]
+        work = self._durations.estimate().mean[row, columns] + self._typical_offsets(budget)[row]
+        # They are departures of the work, which is a part of the seconds.
+        return np.asarray(found * np.exp(work - np.logaddexp(work, self._log_startups(classes)[row])))
 
     def slowness(self, compute_class: str) -> float:
         """Return the log seconds of a class beside the mean of all classes, its slowness in any subspace."""

@@ -45,10 +45,10 @@ class Durations:
     """A table of log seconds by subspace (rows) and compute class (columns, added as classes appear)."""
 
     def __init__(self, rows: int) -> None:
-        #: by pair: number of trials, sum of their log seconds, sum of its squares
-        self._told = np.zeros((3, rows, 0))
-        #: the same three of trials that still run, and have run remarkably long already
-        self._open = np.zeros((3, rows, 0))
+        #: by pair: number of trials, sum of their weights, of weight times log seconds, of weight times its square
+        self._told = np.zeros((4, rows, 0))
+        #: the same four of trials that still run, and have run remarkably long already
+        self._open = np.zeros((4, rows, 0))
         self._row_part = np.zeros(rows)
         self._column_part = np.zeros(0)
         self._pair_variance = PAIR_VARIANCE
@@ -62,29 +62,37 @@ class Durations:
 
     def add_column(self) -> None:
         """Add a class that nothing is known of."""
-        blank = np.zeros((3, len(self._row_part), 1))
+        blank = np.zeros((4, len(self._row_part), 1))
         self._told, self._open = (np.concatenate([table, blank], axis=2) for table in (self._told, self._open))
         self._column_part = np.append(self._column_part, 0.0)
         self.by_column.append(0)
         self._estimate = None
 
-    def tell(self, row: int, column: int, log_seconds: float) -> None:
-        """Learn from a trial of the pair that took so long."""
+    def forget(self) -> None:
+        """Forget all trials, and keep the classes."""
+        self._told[:], self._open[:] = 0.0, 0.0
+        self._row_part[:], self._column_part[:] = 0.0, 0.0
+        self._pair_variance = PAIR_VARIANCE
+        self.by_column = [0] * len(self.by_column)
+        self._trials, self._estimated_at, self._estimate = 0, -1, None
+
+    def tell(self, row: int, column: int, log_seconds: float, weight: float = 1.0) -> None:
+        """Learn from a trial of the pair that took so long; its noise has the variance of one trial over `weight`."""
         estimate = self.estimate()
         count = int(self._told[0, row, column])
         if count >= 5:
             centre = float(estimate.mean[row, column])
-            reach = FAR_OUT * math.hypot(estimate.noise, float(estimate.deviation[row, column]))
+            reach = FAR_OUT * math.hypot(estimate.noise / math.sqrt(weight), float(estimate.deviation[row, column]))
             log_seconds = min(max(log_seconds, centre - reach), centre + reach)
-        self._told[:, row, column] += (1.0, log_seconds, log_seconds**2)
+        self._told[:, row, column] += (1.0, weight, weight * log_seconds, weight * log_seconds**2)
         self.by_column[column] += 1
         self._trials += 1
         # A class that appears late is few trials among many: the first of a pair are news, however many there were.
         if (count + 1) & count == 0:
             self._estimate = None
 
-    def suppose(self, running: Iterable[tuple[int, int, float]]) -> None:
-        """Learn from trials that have not ended: row, column and log seconds so far, of all that run now.
+    def suppose(self, running: Iterable[tuple[int, int, float, float]]) -> None:
+        """Learn from trials that have not ended: row, column, log seconds so far and weight, of all that run now.
 
         One that has run longer than a trial of its pair is believed to take counts as if it ended now, so a pair that
         is far slower than its row and column let expect is noticed before its first trial ends.
@@ -93,9 +101,9 @@ class Durations:
         seen = list(running)
         estimate = self.estimate()
         supposed = np.zeros_like(self._open)
-        for row, column, log_seconds in seen:
+        for row, column, log_seconds, weight in seen:
             if log_seconds > estimate.mean[row, column] + estimate.noise:
-                supposed[:, row, column] += (1.0, log_seconds, log_seconds**2)
+                supposed[:, row, column] += (1.0, weight, weight * log_seconds, weight * log_seconds**2)
         if supposed.any() or self._open.any():
             self._open = supposed
             self._estimate = None
@@ -110,10 +118,10 @@ class Durations:
         return self._estimate
 
     def _fit(self) -> Estimate:
-        count, total, squares = self._told + self._open
-        tried = np.maximum(count, 1.0)
+        count, weights, total, squares = self._told + self._open
+        tried = np.where(weights > 0, weights, 1.0)
         measured = total / tried
-        within = float((squares - count * measured**2).sum())
+        within = float((squares - weights * measured**2).sum())
         freedom = float(np.maximum(count - 1.0, 0.0).sum())
         noise = (max(within, 0.0) + BELIEF * NOISE_VARIANCE) / (freedom + BELIEF)
         # A pair's mean differs from a_j + b_c by its own part and by the noise left in it; 0 for a pair never tried.

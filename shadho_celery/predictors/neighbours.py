@@ -54,6 +54,11 @@ class Neighbours:
         """Median of the values; there must be one."""
         return median(self._values[: len(self)])
 
+    def forget(self) -> None:
+        """Forget all trials."""
+        self._told = 0
+        self._errors[:] = 0.0
+
     def tell(self, row: Array, value: float, group: int, centres: Array) -> None:
         """Remember a trial; `row` of shape (d,), `centres` of shape (groups,) as of now."""
         if self._told >= MIN_TRIALS and (self._told < EXAMINED or self._told % EXAMINED_LATER == 0):

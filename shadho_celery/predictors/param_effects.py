@@ -195,6 +195,12 @@ class ParamEffects:
         """Learn from a trial that took so long on the class of a column."""
         self._untold.append((params, column, log_seconds))
 
+    def forget(self) -> None:
+        """Forget all trials."""
+        self._regression = Regression(self._basis.size if self._basis is not None else 0, 0)
+        self._untold.clear()
+        self._told = 0
+
     def functions(self, params_list: Sequence[Params]) -> Array:
         """Return the values of the functions of params, shape (n, functions), which do not change."""
         if self._basis is None:

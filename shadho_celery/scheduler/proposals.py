@@ -6,9 +6,11 @@ import math
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import TypeVar
 
 import numpy as np
+from msgspec.structs import replace
 
 from shadho_celery.core.hardware import ComputeClass
 from shadho_celery.core.trial import WELL, Params, Trial, TrialState
@@ -84,6 +86,10 @@ class Proposals:
         self._narrowest: dict[str, int] = {}
         #: subspaces, or WHOLE, whose sampler has no further params
         self._exhausted: set[str] = set()
+        #: by origin and rung, the promoted trials that were offered, as they would be added
+        self._seen_offers: dict[tuple[int | None, int | None], Trial] = {}
+        #: by promoted trial that is not sent yet, the one machine that is to run it
+        self._machines: dict[int, str] = {}
         self._all_tried: int | None = None
         self._adaptive = any(sampler.adaptive for sampler in self.samplers.values())
         self._learns_by_budget = any(_part(each, ByBudget) is not None for each in self.samplers.values())
@@ -98,8 +104,7 @@ class Proposals:
         """True once no sampler has further params, and nothing is to be promoted."""
         if len(self._exhausted) < len(self.samplers):
             return False
-        wanted = self.rounds.ask()
-        return wanted is None or (wanted.origin is None and wanted.params is None)
+        return all(offer.origin is None and offer.params is None for offer in self.rounds.offers())
 
     @property
     def most_ahead(self) -> int:
@@ -114,30 +119,34 @@ class Proposals:
     def see(self, classes: Sequence[ComputeClass]) -> None:
         """Update the live classes, the strongest first."""
         self.policy.see_classes([compute_class.name for compute_class in classes])
+        if self.policy.promotions is not None:
+            self.policy.promotions.see_classes(classes)
         self._widest = max((compute_class.slots for compute_class in classes), default=0)
         if self._pool is not None:
             slots = sum(compute_class.slots for compute_class in classes)
             self._pool.share_out(slots, self._parts, is_adaptive=self._adaptive)
 
-    def ask(self, compute_class: str, fits: Callable[[Trial], bool], left: float) -> Trial | None:
+    def ask(self, compute_class: str, fits: Callable[[Trial, str], bool], left: float) -> Trial | None:
         """Return a new trial that `fits` a class; None if none is wanted now.
 
         Trials that do not fit wait in the study. `left` bounds the trials that are still to be sent, with the waiting
         ones.
         """
+        fits_here = partial(fits, compute_class=compute_class)
         self._draw_ahead(left)
         draws = 0
         while draws < DRAWS:
             draws += 1
-            wanted = self._wanted(left)
-            if wanted is not None and wanted.origin is not None:
-                trial = self._promoted(self._study.trial(wanted.origin), wanted)
-                self.rounds.add(trial)
+            offers = self._offers(left)
+            wanted = next((offer for offer in offers if offer.origin is None), None)
+            promotion = self._promotion(compute_class, offers, fits)
+            if promotion is not None:
+                trial = self._promoted(*promotion)
             elif wanted is not None and wanted.params is not None:
                 trial = self._added(self._subspace_of(wanted.params), wanted.params, wanted)
                 self.shares.deal(trial.subspace)
             else:
-                picked = self._picked(wanted, compute_class, fits)
+                picked = self._picked(wanted, compute_class, fits_here)
                 if isinstance(picked, Trial):
                     return self._taken(picked)
                 if picked is None or wanted is None:
@@ -149,15 +158,24 @@ class Proposals:
                     continue
                 [trial] = drawn
                 self.shares.deal(trial.subspace)
-            if fits(trial):
+            if fits_here(trial):
                 return trial
             self._study.hold_back(trial)
         return None
+
+    def machine_for(self, trial: Trial) -> str | None:
+        """Return the one machine that is to run a promoted trial, whose checkpoint it has; None for any of the class.
+
+        The answer is for its first attempt: it is given once.
+        """
+        return self._machines.pop(trial.number, None)
 
     def tell(self, *trials: Trial, following: Mapping[str, int] | None = None) -> None:
         """Learn from finished trials, in the order of their results; `following` as in `FinishedTrials.recall`."""
         # Losses compare at one budget only, and the trials on higher rungs are a selection.
         self.policy.tell(*(trial for trial in trials if not trial.rung), following=following)
+        if self.policy.promotions is not None:
+            self.policy.promotions.tell(trials)
         self.teach(trials)
         for trial in trials:
             self.rounds.tell(trial)
@@ -174,9 +192,42 @@ class Proposals:
             if name in self.samplers:
                 self.samplers[name].tell(told)
 
-    def _wanted(self, left: float) -> Wanted | None:
-        """Return what the rounds want next; None if no further trial may wait."""
-        return None if self._study.waiting() >= left else self.rounds.ask()
+    def _offers(self, left: float) -> Sequence[Wanted]:
+        """Return what the rounds offer; nothing if no further trial may wait."""
+        return () if self._study.waiting() >= left else self.rounds.offers()
+
+    def _new(self, left: float) -> Wanted | None:
+        """Return the offer of a new draw; None if it is the turn of others."""
+        offers = self._offers(left)
+        if self.policy.promotions is None:
+            offers = offers[:1]
+        return next((offer for offer in offers if offer.origin is None and offer.params is None), None)
+
+    def _promotion(
+        self, compute_class: str, offers: Sequence[Wanted], fits: Callable[[Trial, str], bool]
+    ) -> tuple[Wanted, str | None] | None:
+        """Return the promotion for a slot of a class, and the one machine for it; None if there is none."""
+        wanted = [offer for offer in offers if offer.origin is not None]
+        if not wanted:
+            return None
+        promotions = self.policy.promotions
+        if promotions is None:
+            return (wanted[0], None) if wanted[0] is offers[0] else None
+        offered = [self._offered(offer) for offer in wanted]
+        self._seen_offers = {(trial.origin, trial.rung): trial for trial in offered}
+        now = self._study.clock.now()
+        choice = promotions.pick(compute_class, offered, fits, self._study.taken, self._study.running, now)
+        return None if choice is None else (wanted[choice.place], choice.only_on)
+
+    def _offered(self, wanted: Wanted) -> Trial:
+        """Return a promoted trial as it would be added."""
+        assert wanted.origin is not None
+        key = wanted.origin, wanted.rung
+        if key not in self._seen_offers:
+            origin = self._study.trial(wanted.origin)
+            facts = {"budget": wanted.budget, "rung": wanted.rung, "origin": wanted.origin}
+            self._seen_offers[key] = replace(origin, **facts, state=TrialState.WAITING, outcome=None)
+        return self._seen_offers[key]
 
     def _draw_ahead(self, left: float) -> None:
         """Draw the trials that are missing in the policy's pool; their shares count them when they are sent.
@@ -187,8 +238,8 @@ class Proposals:
         if self._pool is None:
             return
         for name, missing in self._pool.missing().items():
-            wanted = self._wanted(left)
-            if wanted is None or wanted.origin is not None or wanted.params is not None:
+            wanted = self._new(left)
+            if wanted is None:
                 return
             subspace = None if name == WHOLE else name
             drawn = len(self._pool) if subspace is None else self._pool.count(subspace)
@@ -201,10 +252,10 @@ class Proposals:
             )
             # Rounds without a size may want each trial on another rung.
             at_once = 1 if wanted.rung is not None and self.rounds.size is None else int(max(0, number))
-            while number > 0 and name not in self._exhausted and wanted is not None and wanted.origin is None:
+            while number > 0 and name not in self._exhausted and wanted is not None:
                 self._pool.add(name, self._drawn(name, wanted, at_once))
                 number -= at_once
-                wanted = self.rounds.ask()
+                wanted = self._new(left)
 
     def _picked(self, wanted: Wanted | None, compute_class: str, fits: Callable[[Trial], bool]) -> str | Trial | None:
         """Return a trial of the pool that fits, or a subspace that may get a new trial; None if there is neither."""
@@ -217,7 +268,8 @@ class Proposals:
         if len(may_draw) < len(backlogs):
             pooled = () if self._pool is None else self._pool.subspaces
             backlogs = {name: behind for name, behind in backlogs.items() if name in may_draw or name in pooled}
-        picked = self.policy.pick(compute_class, backlogs, fits) if backlogs else None
+        budget = None if wanted is None else wanted.budget
+        picked = self.policy.pick(compute_class, backlogs, fits, budget) if backlogs else None
         return picked if isinstance(picked, Trial) or picked in may_draw else None
 
     def _picked_of_all(
@@ -225,7 +277,8 @@ class Proposals:
     ) -> str | Trial | None:
         """Return a trial of the pool that fits, or WHOLE, if its sampler may draw; None if there is neither."""
         if self._pool is not None and len(self._pool):
-            picked = self.policy.pick(compute_class, dict.fromkeys(self._pool.subspaces, 0.0), fits)
+            budget = None if wanted is None else wanted.budget
+            picked = self.policy.pick(compute_class, dict.fromkeys(self._pool.subspaces, 0.0), fits, budget)
             if isinstance(picked, Trial):
                 return picked
         may_draw = wanted is not None and not self._exhausted and self._may_wait(*self.subspaces)
@@ -241,10 +294,16 @@ class Proposals:
             self._study.hold_back(overdue)
         return trial
 
-    def _promoted(self, origin: Trial, wanted: Wanted) -> Trial:
-        """Add the trial again, on a higher rung."""
-        draw = (origin.subspace, origin.params, origin.seed)
-        return self._study.add(*draw, wanted.budget, slots=origin.slots, rung=wanted.rung, origin=origin.number)
+    def _promoted(self, wanted: Wanted, only_on: str | None) -> Trial:
+        """Add a trial again, on a higher rung."""
+        offered = self._offered(wanted)
+        del self._seen_offers[wanted.origin, wanted.rung]
+        draw = (offered.subspace, offered.params, offered.seed)
+        trial = self._study.add(*draw, wanted.budget, slots=offered.slots, rung=wanted.rung, origin=wanted.origin)
+        self.rounds.add(trial)
+        if only_on is not None:
+            self._machines[trial.number] = only_on
+        return trial
 
     def _drawn(self, name: str, wanted: Wanted, number: int = 1) -> list[Trial]:
         """Add so many new trials in the subspace called `name`, or in those of WHOLE."""

@@ -172,7 +172,7 @@ class Scheduler:
         """Give every class trials for its free slots, and record them before they are sent."""
         try:
             for name, trial in self._placed():
-                self._unsent.append(self.study.send(trial, name))
+                self._unsent.append(self.study.send(trial, name, only_on=self._proposals.machine_for(trial)))
             self._unsent = self._unsent or self._copied()
             self._send()
         except StoreOutage as error:
@@ -298,7 +298,7 @@ class Scheduler:
         )
         if waiting is not None or self._reservations.is_reserved(compute_class):
             return waiting
-        return self._proposals.ask(compute_class.name, fits, self._left())
+        return self._proposals.ask(compute_class.name, self._fits_class, self._left())
 
     def _spill(self) -> None:
         """With nothing to send, cancel attempts queued for a crowded class that fit a free slot of another."""
@@ -356,6 +356,9 @@ class Scheduler:
         if not failed_on or not compute_class.names or compute_class.names - failed_on:
             return True
         return not any(each.names - failed_on and self._memory_fit.fits(trial, each) for each in self.classes)
+
+    def _fits_class(self, trial: Trial, compute_class: str) -> bool:
+        return any(each.name == compute_class and self._fits(trial, each) for each in self.classes)
 
     def _left(self) -> float:
         """Return the number of trials that may still be sent."""

@@ -7,7 +7,7 @@ import math
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
 from msgspec import Meta, Struct, field
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from shadho_celery.core.checks import as_record, misfit_at, plain, short
 from shadho_celery.errors import UsageError
 from shadho_celery.executors.simulated import LEASE_SECONDS, Change
+from shadho_celery.fidelity.ladder import Fidelity
 from shadho_celery.simulation.example import MOST_TRIALS
 from shadho_celery.simulation.expression import Expression, Value
 from shadho_celery.simulation.params import PARAMS, Param
@@ -173,6 +174,12 @@ class _Bounds(Struct, frozen=True, kw_only=True):
     target: _Signed | None = None
     seed: Annotated[int, Meta(ge=0)] = 0
     lease_seconds: _Amount = LEASE_SECONDS
+    #: where promoted trials find the checkpoints of those that they continue
+    checkpoints: Literal["none", "machine", "shared"] = "none"
+    #: seconds to read the checkpoint of another machine
+    handover_seconds: _Amount = 0.0
+    #: budgets of the trials, as in ``STUDY["fidelity"]``; None for all of the fidelity
+    fidelity: Mapping[str, Any] | None = None
 
 
 class Cluster(_Bounds, frozen=True, kw_only=True):
@@ -182,6 +189,8 @@ class Cluster(_Bounds, frozen=True, kw_only=True):
     slots: Mapping[str, int]
     #: bytes by class; 0 to ignore memory
     memory: Mapping[str, int]
+    #: by class, seconds before a trial begins its work
+    startup: Mapping[str, float]
     families: Mapping[str, Family]
     size: Law = Constant()
     straggler: Law = NoStraggler()
@@ -212,6 +221,7 @@ class _Top(_Bounds, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class _Class(_Table, frozen=True, kw_only=True):
     workers: Annotated[int, Meta(ge=0, le=MOST_WORKERS)]
     memory_gib: _Amount = 0.0
+    startup_seconds: _Amount = 0.0
 
 
 class _Family(_Table, frozen=True, kw_only=True):
@@ -264,11 +274,14 @@ def parse(description: Mapping[str, object]) -> Cluster:
         raise UsageError(f"families: at least one is needed; {_FORM}")
     if len(families) > DEFAULT_MAX_SUBSPACES:
         raise UsageError(f"families: a search tells {DEFAULT_MAX_SUBSPACES} apart at most, and not {len(families)}")
+    if top.fidelity is not None:
+        Fidelity.of(top.fidelity, "fidelity")
     if top.seconds is None and top.trials is None:
         raise UsageError("seconds: a simulation needs an end; give seconds or trials")
     return Cluster(
         slots=slots,
         memory={name: int(each.memory_gib * GIB) for name, each in classes.items()},
+        startup={name: each.startup_seconds for name, each in classes.items()},
         families=families,
         size=_law("size", top.size, _SIZES),
         straggler=_law("straggler", top.straggler, _STRAGGLERS),

@@ -107,7 +107,6 @@ def simulate(
     policy: str = DEFAULT_SETTINGS.policy,
     shares: str | None = DEFAULT_SETTINGS.shares,
     sampler: str = "random",
-    rungs: Mapping[str, Any] | None = None,
     pool: int | None = DEFAULT_SETTINGS.pool,
     speculate: bool = True,
     seed: int | None = None,
@@ -118,8 +117,8 @@ def simulate(
     `on_turn` is called after every turn of the scheduler's loop. Raises UsageError for a name that does not exist.
     """
     seed = cluster.seed if seed is None else seed
-    choice = StudySettings(policy=policy, shares=shares, sampler=sampler, rungs=rungs, pool=pool, speculate=speculate)
-    settings = replace(choice, classes=tuple(cluster.slots))
+    choice = StudySettings(policy=policy, shares=shares, sampler=sampler, pool=pool, speculate=speculate)
+    settings = replace(choice, classes=tuple(cluster.slots), fidelity=cluster.fidelity)
     began = time.process_time()
     clock = ManualClock()
     record = StudyRecord(key="simulated", name="simulated", module="", seed=seed, space={}, created_at=0.0)
@@ -131,6 +130,7 @@ def simulate(
         changes=cluster.changes,
         memory=cluster.memory,
         lease_seconds=cluster.lease_seconds,
+        storage="shared" if cluster.checkpoints == "shared" else "",
     )
     limits = Limits(seconds=cluster.seconds, trials=cluster.trials, target=cluster.target)
     scheduler = make_scheduler(compile_space(make_space(cluster)), study, executor, limits, settings)
@@ -208,6 +208,29 @@ def _seconds_of(name: str, family: Family, compute_class: str, values: Mapping[s
         raise UsageError(f"families.{name}.seconds.{compute_class}: {error}; change the expression") from None
 
 
+class Checkpoints:
+    """Budgets that lie behind params, and the machines that they lie on."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        #: by number of the first trial, budget and machine of the latest
+        self._kept: dict[int, tuple[float, str | None]] = {}
+
+    def begin(self, attempt: Attempt) -> tuple[float, float, bool | None]:
+        """Return units of work, seconds of hand-over, and whether the attempt of a promoted trial continues."""
+        if attempt.budget is None:
+            return 1.0, 0.0, None
+        key = attempt.number if attempt.origin is None else attempt.origin
+        behind, host = self._kept.get(key, (0.0, None))
+        self._kept[key] = max(behind, attempt.budget), attempt.host
+        if attempt.origin is None:
+            return attempt.budget, 0.0, None
+        is_at_home, where = host == attempt.host, self._cluster.checkpoints
+        if not 0 < behind < attempt.budget or where == "none" or (where == "machine" and not is_at_home):
+            return attempt.budget, 0.0, False
+        return attempt.budget - behind, 0.0 if is_at_home else self._cluster.handover_seconds, True
+
+
 def make_play(cluster: Cluster, seed: int) -> Play:
     """Return the behaviour of a cluster's trials: their seeds pick size, failure and slowdown.
 
@@ -217,20 +240,24 @@ def make_play(cluster: Cluster, seed: int) -> Play:
     sizes = cluster.size.draw(generator, DRAWS).tolist()
     delays = cluster.straggler.draw(generator, DRAWS).tolist()
     luck = generator.random(DRAWS).tolist()
+    checkpoints = Checkpoints(cluster)
 
     def play(attempt: Attempt, compute_class: str) -> Outcome:
         name = family_of(attempt)
         family = cluster.families[name]
         draw = attempt.seed % DRAWS
-        factor = sizes[draw] * delays[(draw + (attempt.attempt - 1) * NEXT_ATTEMPT) % DRAWS] * (attempt.budget or 1.0)
+        delay = delays[(draw + (attempt.attempt - 1) * NEXT_ATTEMPT) % DRAWS]
+        units, handover, continued = checkpoints.begin(attempt)
         values = {param: law.value(attempt.params[_label(param, name)]) for param, law in family.params.items()}
-        seconds = max(LEAST_SECONDS, _seconds_of(name, family, compute_class, values) * factor)
+        seconds = _seconds_of(name, family, compute_class, values) * (sizes[draw] * delay * units)
+        seconds = max(LEAST_SECONDS, seconds + (cluster.startup[compute_class] + handover) * delay)
         memory = cluster.memory[compute_class]
         if memory and family.memory > memory:
             return Outcome(state=TrialState.FAILED, error="out of memory", seconds=OUT_OF_MEMORY_AT * seconds)
         if luck[draw] < family.failure_rate:
             return Outcome(state=TrialState.FAILED, error="failed by chance", seconds=seconds)
         loss = family.best + family.spread * (float(attempt.params[f"x {name}"]) - OPTIMUM) ** 2
-        return Outcome(state=TrialState.COMPLETE, loss=loss, seconds=seconds, memory=family.memory or None)
+        facts = {"memory": family.memory or None, "continued": continued}
+        return Outcome(state=TrialState.COMPLETE, loss=loss, seconds=seconds, **facts)
 
     return play

@@ -312,6 +312,14 @@ class Study:
         """Return the number of slots of a class that live attempts take."""
         return self._taken[compute_class]
 
+    def running(self) -> Mapping[str, int]:
+        """Return by machine the slots of live attempts that run there, or are to run nowhere else."""
+        slots: Counter[str] = Counter()
+        for attempt in self._live:
+            if host := attempt.host or attempt.only_on:
+                slots[host] += attempt.slots
+        return slots
+
     # Events
 
     def add(
@@ -372,12 +380,16 @@ class Study:
             # Also if one of them could not be read.
             self._waiting.extendleft(reversed(passed_over))
 
-    def send(self, trial: Trial, compute_class: str) -> Attempt:
-        """Return the trial's next attempt, for `compute_class`; a copy if another attempt of the trial lives."""
+    def send(self, trial: Trial, compute_class: str, *, only_on: str | None = None) -> Attempt:
+        """Return the trial's next attempt, for `compute_class`; a copy if another attempt of the trial lives.
+
+        With `only_on` no other machine is to run it.
+        """
         failed_on = trial.failed_on if trial.attempt < MAX_AVOIDING else ()
         trial = trial.evolve(attempt=trial.attempt + 1, failed_on=failed_on)
         self.copied += bool(self._live.of(trial.number))
-        attempt = trial.attempted(state=_S.QUEUED, compute_class=compute_class, host=None, started_at=None)
+        where = {"compute_class": compute_class, "host": None, "only_on": only_on}
+        attempt = trial.attempted(state=_S.QUEUED, started_at=None, **where)
         self._put_attempt(attempt)
         self._show(trial)
         return attempt

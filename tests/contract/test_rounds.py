@@ -143,5 +143,5 @@ def test_trials_of_other_budgets_or_of_none_are_left_alone(how: str) -> None:
         trial = Trial(number=number, subspace="all", params={}, state=S.COMPLETE, outcome=outcome, **each)  # type: ignore[arg-type]
         other.add(trial)
         other.tell(trial)
-    assert alone.ask() == other.ask()
+    assert alone.offers() == other.offers()
     assert (alone.size, alone.left) == (other.size, other.left)

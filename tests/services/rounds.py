@@ -28,10 +28,11 @@ class Player:
 
     def ask(self) -> Trial | None:
         """The next trial, as it is sent; None where there is none to be had."""
-        wanted = self.rounds.ask()
-        assert wanted == self.rounds.ask(), "to be asked again changes nothing"
-        if wanted is None:
+        offers = self.rounds.offers()
+        assert offers == self.rounds.offers(), "to look again changes nothing"
+        if not offers:
             return None
+        wanted = offers[0]
         trial = Trial(
             number=len(self.trials),
             subspace="all",

@@ -39,8 +39,7 @@ def evaluate(
     now, cost, ended = 0.0, 0.0, 0
     while not enough(ended, cost):
         while len(running) < workers:
-            wanted = rounds.ask()
-            assert wanted is not None
+            wanted = rounds.offers()[0]
             params = trials[wanted.origin] if wanted.origin is not None else wanted.params or space.sample(draw, 1)[0]
             number = len(trials)
             trial = Trial(

@@ -32,7 +32,7 @@ def halving(least: float, most: float, eta: int = 3, backups: int = 0) -> Succes
 
 def test_without_rounds_every_trial_is_a_new_one_with_all_of_the_fidelity() -> None:
     rounds = Endless()
-    assert [rounds.ask() for _ in range(3)] == [Wanted()] * 3
+    assert [[*rounds.offers()] for _ in range(3)] == [[Wanted()]] * 3
     assert (rounds.size, rounds.left) == (None, math.inf)
 
 
@@ -122,7 +122,7 @@ def test_a_trial_taken_off_the_lowest_rung_is_drawn_anew_and_tells_nothing(ended
     player = Player(halving(1, 9, 3))
     for place, trial in enumerate(player.ask_all()):
         player.finish(trial, None if place < ended else S.CANCELLED)
-    drawn = player.rounds.ask()
+    [drawn] = player.rounds.offers()
     assert drawn == Wanted(budget=1.0, rung=0, drawn=9 + 9 - ended), "those that were cancelled were drawn too"
     again = player.ask_all()
     assert shape(again) == [(0, 1.0, None)] * (9 - ended)
@@ -140,7 +140,7 @@ def test_a_search_stopped_on_the_lowest_rung_and_resumed_promotes_those_that_wer
         second.rounds.add(trial)
     for trial in first.finished:
         second.rounds.tell(trial)
-    assert second.rounds.ask() == first.rounds.ask() == Wanted(budget=1.0, rung=0, drawn=27 + 24)
+    assert second.rounds.offers() == first.rounds.offers() == [Wanted(budget=1.0, rung=0, drawn=27 + 24)]
     second.trials = list(first.trials)
     second.play(40 - 3)
     assert [sum(t.rung == rung for t in second.trials[27:]) for rung in range(4)] == [24, 9, 3, 1]
@@ -149,9 +149,9 @@ def test_a_search_stopped_on_the_lowest_rung_and_resumed_promotes_those_that_wer
 
 def test_new_trials_are_numbered_so_that_each_round_has_its_own_set() -> None:
     player = Player(halving(1, 9, 3))
-    assert player.rounds.ask() == Wanted(budget=1.0, rung=0, drawn=9)
+    assert player.rounds.offers() == [Wanted(budget=1.0, rung=0, drawn=9)]
     player.play(13)
-    assert player.rounds.ask() == Wanted(budget=1.0, rung=0, drawn=18)
+    assert player.rounds.offers() == [Wanted(budget=1.0, rung=0, drawn=18)]
 
 
 def test_size_and_left_are_those_of_the_rung_that_is_open() -> None:

@@ -1,0 +1,172 @@
+"""Placement of promoted trials: whether a free slot takes one, and which, or leaves it to a machine that ends it sooner.
+
+A promoted trial is known before a slot is free for it, and so is its checkpoint's machine. A slot takes it where it is
+expected to end there first, waiting times included (minimum completion time); else the slot gets a new trial, which
+costs the stronger class least. Of those that it may take it prefers the one that would lose most elsewhere, in
+proportion (sufferage), and of equals the one on the highest rung, whose result is waited for. Source of both rules:
+Maheswaran, Ali, Siegel, Hensgen, Freund, "Dynamic Mapping of a Class of Independent Tasks onto Heterogeneous Computing
+Systems", Journal of Parallel and Distributed Computing 59, 1999. A trial that has been left for as long as it could
+gain is taken by the next slot, so that no wrong prediction holds it up.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from shadho_celery.core.hardware import ComputeClass
+from shadho_celery.core.trial import Trial
+from shadho_celery.predictors.cost_model import Beginning, CostModel
+
+#: weight of the newest trial in a class's mean seconds
+NEWEST = 0.1
+#: a rung counts as much as this logarithm of what a trial would lose elsewhere: where classes differ in speed only,
+#: that is the same for all rungs but for noise
+RUNG = math.log(1.25)
+
+
+class Choice(NamedTuple):
+    """Promotion for a free slot."""
+
+    #: its place among those that are offered
+    place: int
+    #: machine whose queue it goes to; None for any of the class
+    only_on: str | None
+
+
+class _Place(NamedTuple):
+    """A class, or one machine of it, that may run a promoted trial."""
+
+    compute_class: str
+    only_on: str | None
+    #: seconds until one of its slots takes the trial, and those of the trial itself
+    wait: float
+    seconds: float
+
+    @property
+    def end(self) -> float:
+        return self.wait + self.seconds
+
+
+class Promotions:
+    """Gives a free slot its promoted trial."""
+
+    def __init__(self, cost_model: CostModel) -> None:
+        self._model = cost_model
+        self._classes: Mapping[str, ComputeClass] = {}
+        #: machine -> its storage of checkpoints; "" or none if no other machine has it
+        self._storages: Mapping[str, str] = {}
+        #: by class, the moving average of its trials' seconds
+        self._mean: dict[str, float] = {}
+        #: by origin and rung, the moment at which a promotion was first offered
+        self._offered_at: dict[tuple[int, int], float] = {}
+        #: False if promoted trials do not find the checkpoints that they should
+        self._finds = True
+
+    def see_classes(self, classes: Sequence[ComputeClass]) -> None:
+        """Update the live classes."""
+        self._classes = {each.name: each for each in classes}
+        self._storages = {host: storage for each in classes for host, storage in each.storages.items()}
+
+    def tell(self, trials: Sequence[Trial]) -> None:
+        """Learn from finished trials, before the cost model does."""
+        for trial in trials:
+            if trial.seconds is None or trial.compute_class is None:
+                continue
+            before = self._mean.get(trial.compute_class, trial.seconds)
+            self._mean[trial.compute_class] = before + NEWEST * (trial.seconds - before)
+            found = None if trial.outcome is None else trial.outcome.continued
+            if trial.origin is not None and found is not None and self._has_checkpoint(trial.origin, trial.host):
+                self._finds = found
+
+    def pick(
+        self,
+        compute_class: str,
+        offered: Sequence[Trial],
+        fits: Callable[[Trial, str], bool],
+        taken: Callable[[str], int],
+        running: Callable[[], Mapping[str, int]],
+        now: float,
+    ) -> Choice | None:
+        """Return the promotion for a free slot of a class; None to leave all to others.
+
+        `offered` are as they would be added to the study, and begin with the one whose turn it is. `taken` are the slots of a class that attempts of the study take,
+        and `running` those of each machine.
+        """
+        before, self._offered_at = self._offered_at, {}
+        best: tuple[float, Choice] | None = None
+        #: by class, the trials before this one in `offered` that are faster there than here
+        ahead: Counter[str] = Counter()
+        for place, trial in enumerate(offered):
+            key = int(trial.origin or 0), int(trial.rung or 0)
+            since = self._offered_at[key] = before.get(key, now)
+            here, elsewhere = self._places(compute_class, trial, fits, taken, running, ahead)
+            if here is None:
+                continue
+            gain, patience = 0.0, 0.0
+            if elsewhere is not None:
+                gain, patience = math.log(elsewhere.end / here.seconds), here.seconds - elsewhere.seconds
+                if patience > 0:
+                    ahead[elsewhere.compute_class] += 1
+            if gain < 0 and now - since < patience:
+                continue
+            score = gain + RUNG * key[1]
+            if best is None or score > best[0]:
+                best = score, Choice(place, here.only_on)
+        return None if best is None else best[1]
+
+    def _places(
+        self,
+        compute_class: str,
+        trial: Trial,
+        fits: Callable[[Trial, str], bool],
+        taken: Callable[[str], int],
+        running: Callable[[], Mapping[str, int]],
+        ahead: Mapping[str, int],
+    ) -> tuple[_Place | None, _Place | None]:
+        """Return the fastest place for a trial in a class with a free slot, and the one elsewhere that ends it first."""
+        fitting = [name for name in self._classes if fits(trial, name)]
+        if compute_class not in fitting:
+            return None, None
+        seconds = self._model.expected(trial, fitting, [*Beginning])
+        here: list[_Place] = []
+        elsewhere: list[_Place] = []
+        home = self._model.home(int(trial.origin or 0))
+        for column, name in enumerate(fitting):
+            by_way = dict(zip(Beginning, seconds[:, column].tolist(), strict=True))
+            known = self._classes[name]
+            way = self._way(trial, known)
+            place = _Place(name, None, 0.0 if name == compute_class else self._wait(known, taken, ahead), by_way[way])
+            (here if name == compute_class else elsewhere).append(place)
+            if way is Beginning.HOME or home not in known.hosts or not self._finds:
+                continue
+            if by_way[Beginning.HOME] < place.seconds:
+                slots = known.hosts[home]
+                is_free = name == compute_class and running().get(home, 0) < slots
+                wait = 0.0 if is_free else self._mean.get(name, math.inf) / slots
+                own = _Place(name, home, wait, by_way[Beginning.HOME])
+                (here if is_free else elsewhere).append(own)
+        first = min(elsewhere, key=lambda place: place.end, default=None)
+        return min(here, key=lambda place: place.seconds), None if first is None or first.end == math.inf else first
+
+    def _way(self, trial: Trial, known: ComputeClass) -> Beginning:
+        """Return how a promoted trial begins on whichever machine of a class takes it."""
+        origin = int(trial.origin or 0)
+        if not self._finds or not all(self._has_checkpoint(origin, host) for host in known.hosts):
+            return Beginning.ANEW
+        return Beginning.HOME if {*known.hosts} == {self._model.home(origin)} else Beginning.ELSEWHERE
+
+    def _has_checkpoint(self, origin: int, host: str | None) -> bool:
+        """Return whether a machine has the checkpoint of an origin, its own or on shared storage."""
+        home = self._model.home(origin)
+        if home is None or host is None:
+            return False
+        return host == home or self._storages.get(host, "") == self._storages.get(home) != ""
+
+    def _wait(self, known: ComputeClass, taken: Callable[[str], int], ahead: Mapping[str, int]) -> float:
+        """Return the expected seconds until a slot of a class takes the trial after those that are `ahead` of it."""
+        slots = math.ceil(known.share)
+        queue = ahead.get(known.name, 0) + 1 + min(0, taken(known.name) - slots)
+        return max(0, queue) * self._mean.get(known.name, math.inf) / max(slots, 1) if queue > 0 else 0.0

@@ -1,0 +1,157 @@
+"""Part of a trial's seconds that does not grow with its budget: start-up, and the hand-over of a checkpoint.
+
+A trial that trains u units takes s + r u seconds, with s the start-up and r the seconds of a unit. Two runs of the same
+params on one class, y for u units and y' for u', have the same r, whatever the params do to it, so that
+s = (y u' - y' u) / (u' - u). Each promotion within a class gives one such estimate; a weighted median over many is
+robust to stragglers. It counts by its lower confidence bound, so that what the runs do not bear out is none.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict, deque
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from shadho_celery.core.trial import Trial
+
+#: latest pairs of runs that are looked at, and the pairs of a group before it is believed by itself
+LATEST, ENOUGH = 64, 6
+#: change of a start-up, as a part of it, that is news
+NEWS = 0.2
+#: standard error of a median beside that of a mean, and a normal law's standard deviation beside its median deviation
+OF_MEDIAN, OF_DEVIATION = 1.2533, 1.4826
+
+
+class Load(NamedTuple):
+    """Work of a trial."""
+
+    #: budget that it did not find in a checkpoint; None for a trial without a budget
+    units: float | None
+    #: True if it found the checkpoint of a run on another machine
+    is_handed_over: bool = False
+
+
+class _Run(NamedTuple):
+    """Latest run of a set of params."""
+
+    budget: float
+    compute_class: str
+    host: str | None
+    seconds: float
+    units: float
+    is_handed_over: bool
+
+
+class _Pair(NamedTuple):
+    """Estimate of the start-up by two runs of the same params on one class."""
+
+    startup: float
+    #: standard deviation of the estimate, for runs whose seconds vary by their own size
+    deviation: float
+    #: the seconds of a hand-over that lower the estimate by one second; 0 without a hand-over
+    per_handover: float
+
+
+class BudgetCosts:
+    """Learns start-up and hand-over from promoted trials, and knows which budget lies behind a set of params."""
+
+    def __init__(self) -> None:
+        #: by origin
+        self._runs: dict[int, _Run] = {}
+        #: by (subspace, class), by ("", class), and by ("", "") for all
+        self._pairs: defaultdict[tuple[str, str], deque[_Pair]] = defaultdict(lambda: deque(maxlen=LATEST))
+        self._startups: dict[tuple[str, str], float] = {}
+        #: seconds that a checkpoint from another machine takes
+        self.handover = 0.0
+
+    def __bool__(self) -> bool:
+        """Return whether there is any start-up."""
+        return any(self._startups.values()) or self.handover > 0
+
+    def behind(self, origin: int | None) -> float:
+        """Return the budget of the latest complete trial of an origin; 0 before there is one."""
+        run = None if origin is None else self._runs.get(origin)
+        return 0.0 if run is None else run.budget
+
+    def host(self, origin: int) -> str | None:
+        """Return the machine of that trial, which has its checkpoint."""
+        run = self._runs.get(origin)
+        return None if run is None else run.host
+
+    def load(self, trial: Trial) -> Load:
+        """Return the work of a trial, before it is told of."""
+        if trial.budget is None or trial.origin is None or trial.outcome is None or not trial.outcome.continued:
+            return Load(trial.budget)
+        units = max(trial.budget - self.behind(trial.origin), 0.0) or trial.budget
+        return Load(units, self.host(trial.origin) not in (None, trial.host))
+
+    def startup(self, subspace: str, compute_class: str) -> float:
+        """Return the start-up seconds of a subspace's trials on a class, by the narrowest group with enough pairs."""
+        for key in ((subspace, compute_class), ("", compute_class), ("", "")):
+            if key in self._startups:
+                return self._startups[key]
+        return 0.0
+
+    def tell(self, trial: Trial, load: Load) -> bool:
+        """Learn from a complete trial with a budget; return whether the belief has changed remarkably."""
+        assert trial.budget is not None and trial.seconds is not None and load.units is not None
+        origin = trial.number if trial.origin is None else trial.origin
+        run = _Run(trial.budget, str(trial.compute_class), trial.host, trial.seconds, load.units, load.is_handed_over)
+        before = self._runs.get(origin)
+        if before is not None and before.budget >= run.budget:
+            return False
+        self._runs[origin] = run
+        pair = None if before is None else _pair(before, run)
+        if pair is None:
+            return False
+        names = ((trial.subspace, run.compute_class), ("", run.compute_class), ("", ""))
+        for key in names:
+            self._pairs[key].append(pair)
+        return any([self._update(key) for key in names])
+
+    def _update(self, key: tuple[str, str]) -> bool:
+        pairs = self._pairs[key]
+        if len(pairs) < ENOUGH:
+            return False
+        home = [pair for pair in pairs if not pair.per_handover]
+        used = home if len(home) >= ENOUGH else pairs
+        believed = _lower_bound([pair.startup for pair in used], [pair.deviation for pair in used])
+        before = self._startups.get(key, self.startup(key[0], key[1]))
+        has_changed = abs(believed - before) > NEWS * max(believed, before)
+        if has_changed:
+            self._startups[key] = believed
+        if key == ("", ""):
+            away = [pair for pair in pairs if pair.per_handover]
+            if len(home) >= ENOUGH and len(away) >= ENOUGH:
+                found = [(believed - p.startup) * p.per_handover for p in away]
+                handover = _lower_bound(found, [p.deviation * p.per_handover for p in away])
+                if abs(handover - self.handover) > NEWS * max(handover, self.handover):
+                    self.handover, has_changed = handover, True
+        return has_changed
+
+
+def _pair(low: _Run, high: _Run) -> _Pair | None:
+    """Return the estimate of two runs of one class; None where they tell nothing."""
+    more = high.units - low.units
+    if low.compute_class != high.compute_class or low.is_handed_over or more <= 0:
+        return None
+    startup = (low.seconds * high.units - high.seconds * low.units) / more
+    deviation = math.hypot(low.seconds * high.units, high.seconds * low.units) / more
+    return _Pair(startup, max(deviation, 1e-9), more / low.units if high.is_handed_over else 0.0)
+
+
+def _lower_bound(values: Sequence[float], deviations: Sequence[float]) -> float:
+    """Return the weighted median of estimates less its standard error, 0 for a negative one.
+
+    The deviations are in proportion to those of the estimates; their common factor follows from the estimates.
+    """
+    found, spread = np.asarray(values), np.asarray(deviations)
+    order = np.argsort(found)
+    reached = np.cumsum((1.0 / spread)[order])
+    middle = float(found[order][np.searchsorted(reached, reached[-1] / 2)])
+    factor = OF_DEVIATION * float(np.median(np.abs(found - middle) / spread))
+    error = OF_MEDIAN * factor / math.sqrt(float((1.0 / spread**2).sum()))
+    return max(0.0, middle - error)
