@@ -241,6 +241,17 @@ def test_a_worker_whose_breaker_closes_again_serves_both_queues(place: Place, un
     assert {event.host for event in events if isinstance(event, Result)} == {"a"}
 
 
+def test_the_status_counts_what_waits_in_the_queues_of_machines(place: Place, unique: Callable[[str], str]) -> None:
+    with place.executor(unique("study")) as executor:
+        executor.submit([trial(0, x=60.0, only_on="a")])
+        poll_until(executor, bool)
+        executor.submit([trial(number, only_on="a") for number in (1, 2)])
+        told = place.desk.start("shadho-celery", "status", "--json").wait()
+        assert told.json()["classes"]["cpu"]["queue"] == 2
+        executor.cancel([0], running=True)
+        poll_until(executor, lambda events: len(ends(events)) == 3)
+
+
 @pytest.mark.parametrize("own_place", BROKERS, indirect=True)
 def test_an_attempt_whose_machine_dies_before_it_takes_it_runs_on_another_machine(
     own_place: Place, unique: Callable[[str], str]
