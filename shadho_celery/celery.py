@@ -83,17 +83,22 @@ def _quieten(loglevel: int, **_: object) -> None:
 
 @signals.worker_init.connect  # type: ignore[untyped-decorator]
 def _open(sender: Any, **_: object) -> None:
-    """Start the slots' processes, which get ready while Celery connects."""
+    """Start the slots' processes, which get ready while Celery connects, and add the machine's queue to its class's."""
     conf = sender.app.conf
     machine = hardware.detect()
-    name = next(iter(sender.app.amqp.queues.consume_from))
-    # Workers share their state in Redis, and a broker's user may be limited to its own queue.
+    queues = sender.app.amqp.queues
+    name = next(iter(queues.consume_from))
+    names = [name, broker.machine_queue(name, machine.host)]
+    # Workers share their state in Redis, and a broker's user may be limited to its own queues.
     sender.options |= {"without_mingle": True, "without_gossip": True}
     # Celery would declare an exchange for the class, which is not needed and may be forbidden.
-    sender.app.amqp.queues[name].exchange = broker.queue(name).exchange
+    queues.default_exchange = None
+    for each in names:
+        queues.select_add(broker.queue(each))
     try:
         client = connect(conf.get("shadho_redis_url"))
-        broker.check_access(sender.app.connection_for_read(heartbeat=0, connect_timeout=3), name, str(conf.broker_url))
+        connection = sender.app.connection_for_read(heartbeat=0, connect_timeout=3)
+        broker.check_access(connection, names, str(conf.broker_url))
         sender.app.shadho_slots = Slots(
             client,
             machine=machine,
@@ -117,8 +122,7 @@ def _open(sender: Any, **_: object) -> None:
 
 @signals.worker_ready.connect  # type: ignore[untyped-decorator]
 def _ready(sender: Any, **_: object) -> None:
-    queue = next(iter(sender.app.amqp.queues.consume_from))
-    sender.app.shadho_slots.announce(Consumer(sender, queue))
+    sender.app.shadho_slots.announce(Consumer(sender, [*sender.app.amqp.queues.consume_from]))
 
 
 @signals.worker_shutting_down.connect  # type: ignore[untyped-decorator]

@@ -92,6 +92,7 @@ def trial_json(trial: TrialResult) -> dict[str, Any]:
             "budget",
             "rung",
             "origin",
+            "continued",
             "step",
             "compute_class",
             "host",

@@ -349,9 +349,8 @@ def _description(study: StudyResults, found: TrialResult) -> Iterator[str]:
     yield from _listed("params as drawn", found.params)
     yield from _listed("metrics", found.metrics)
     if found.budget is not None:
-        continued = "" if found.origin is None else f", continues trial {found.origin}"
         rung = "" if found.rung is None else f", rung {found.rung}"
-        yield f"budget: {found.budget:g}{rung}{continued}"
+        yield f"budget: {found.budget:g}{rung}{_continuation(study, found)}"
     if found.step is not None:
         yield f"pruned: the loss is that of its last report, at step {found.step}"
     yield f"seed: {found.seed}"
@@ -378,6 +377,22 @@ def _description(study: StudyResults, found: TrialResult) -> Iterator[str]:
     if found.log:
         yield f"last lines of its output (more by: shadho-celery logs {study.name} {found.number}):"
         yield found.log
+
+
+def _continuation(study: StudyResults, found: TrialResult) -> str:
+    """Return how a promoted trial went on from the one that it continues; "" for others."""
+    if found.origin is None:
+        return ""
+    if found.continued is None:
+        return f", continues trial {found.origin}"
+    if not found.continued:
+        return f", began anew: no checkpoint of trial {found.origin} was there"
+    below = study.below(found)
+    before = None if below is None else below.host
+    if not (before and found.host):
+        return f", continued trial {found.origin}"
+    where = "on the same machine" if before == found.host else "from shared storage"
+    return f", continued trial {found.origin} {where}"
 
 
 def _memory(found: TrialResult) -> Iterator[str]:

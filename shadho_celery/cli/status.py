@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -46,7 +46,7 @@ def status(as_json: bool, **connection: str | None) -> None:
         return
     os.environ.update(named)
     # Late: Celery's libraries take half a second, and read the environment.
-    from shadho_celery.transport.broker import depths
+    from shadho_celery.transport.broker import depths, machine_queue
     from shadho_celery.transport.redis import connect
     from shadho_celery.transport.registry import Registry, StudyWants, Worker
     from shadho_celery.transport.signing import Signer
@@ -56,11 +56,22 @@ def status(as_json: bool, **connection: str | None) -> None:
     workers, studies = registry.living(), wanting.living()
     classes = {worker.compute_class for worker in workers.values()}
     classes |= {name for study in studies.values() for name in study.wants}
-    found = _facts(workers, depths(sorted(classes)), len(studies), registry.refused + wanting.refused)
+    queues = {name: {name} for name in sorted(classes)}
+    for worker in workers.values():
+        queues[worker.compute_class].add(machine_queue(worker.compute_class, worker.machine.host))
+    waiting = depths({name for names in queues.values() for name in names})
+    in_class = {name: _sum(waiting[each] for each in names) for name, names in queues.items()}
+    found = _facts(workers, in_class, len(studies), registry.refused + wanting.refused)
     if as_json:
         print_json(found)
     else:
         _show(found)
+
+
+def _sum(depths: Iterable[int | None]) -> int | None:
+    """Return the number of messages in queues, without those that there are not; None if there is none of them."""
+    known = [depth for depth in depths if depth is not None]
+    return sum(known) if known else None
 
 
 def _facts(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 #: checkpoints and logs
@@ -15,3 +16,8 @@ FOLDERS = (CHECKPOINTS, SHIPPED_CODE, EMBEDDED)
 
 #: file that an embedded supervisor keeps locked while it lives
 LOCK = "lock"
+
+
+def holds_files(folder: Path) -> bool:
+    """Return whether there is a regular file in a folder or below it; not if it is missing or cannot be read."""
+    return any(Path(top, name).is_file() for top, _, names in os.walk(folder) for name in names)

@@ -101,7 +101,8 @@ class ComputeClass:
     cores: int = 0
     #: slots by machine
     hosts: Mapping[str, int] = field(default_factory=dict, hash=False)
-    #: by machine, the storage of its checkpoints; machines of one storage share them, "" is shared with none
+    #: by machine, the storage of its checkpoints: machines of equal ids share them. "" if it is not known, or if its
+    #: workers have several
     storages: Mapping[str, str] = field(default_factory=dict, hash=False)
     #: names of the live workers
     names: frozenset[str] = frozenset()

@@ -170,7 +170,8 @@ class Outcome(Struct, frozen=True, kw_only=True, omit_defaults=True):
     log: str | None = None
     #: digest of the code that it ran under
     code: Digest | None = None
-    #: True if a promoted trial found files in its checkpoint folder; None if it continues no other trial
+    #: True if the checkpoint folder of a promoted trial held files when it began, False if not; None for a trial that
+    #: continues no other one, and where it is not known
     continued: bool | None = None
 
     @property
@@ -329,6 +330,11 @@ class Trial(_Evaluation, frozen=True, kw_only=True):
         """Digest of the code that it ran under."""
         return self.outcome.code if self.outcome else None
 
+    @property
+    def continued(self) -> bool | None:
+        """True if a promoted trial found files in its checkpoint folder, False if not; None for others."""
+        return self.outcome.continued if self.outcome else None
+
     def evolve(self, **changes: Any) -> Trial:
         """Return a copy with `changes`. Raises ValueError for an unlawful change of state."""
         state = changes.get("state", self.state)
@@ -367,6 +373,7 @@ class Summary(Struct, frozen=True, kw_only=True):
     state: TrialState
     compute_class: str | None
     origin: Number | None
+    continued: bool | None
     asked_at: float | None
     finished_at: float | None
     loss: Finite | None

@@ -20,7 +20,8 @@ class Executor(Protocol):
         """Send QUEUED attempts to their compute class; each ends in an event, unless another one has ended its trial.
 
         Sending an attempt twice is harmless. A copy is sent while another attempt of its trial runs: it goes to another
-        machine, and the first to end COMPLETE or PRUNED ends the others. A RUNNING attempt,
+        machine, and the first to end COMPLETE or PRUNED ends the others. An attempt with `only_on` runs on that machine
+        or not at all: if no worker there takes it soon, it ends LOST, unclaimed. A RUNNING attempt,
         known from an earlier run of the scheduler, is not sent but watched: it too ends in an event.
         """
 

@@ -9,7 +9,7 @@ from shadho_celery.core.clock import Clock
 from shadho_celery.core.hardware import ComputeClass
 from shadho_celery.core.trial import Attempt, Event, Lost, Outcome, Report, Result, Started, TrialState
 from shadho_celery.executors.base import take
-from shadho_celery.executors.inline import HOST, INLINE_CLASS
+from shadho_celery.executors.inline import HOST, INLINE_CLASS, STORAGES
 
 
 class ByHandExecutor:
@@ -25,7 +25,7 @@ class ByHandExecutor:
 
     def classes(self) -> Sequence[ComputeClass]:
         slots = len(self.fetched) + len(self._queue) + (self._is_asked and not self._queue)
-        return [ComputeClass(name=INLINE_CLASS, slots=slots, cores=1)] if slots else []
+        return [ComputeClass(name=INLINE_CLASS, slots=slots, cores=1, storages=STORAGES)] if slots else []
 
     def submit(self, attempts: Sequence[Attempt]) -> None:
         for attempt in attempts:

@@ -6,7 +6,10 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from shadho_celery.core.clock import Clock, SystemClock
+from shadho_celery.core.folders import holds_files
 from shadho_celery.core.hardware import ComputeClass
 from shadho_celery.core.trial import Attempt, Event, Lost, Params, Report, Result, Started, TrialState, whole
 from shadho_celery.executors.base import take
@@ -15,8 +18,9 @@ from shadho_celery.objective.context import LocalContext
 
 INLINE_CLASS = "local"
 
-#: in place of the machine's name
+#: in place of the machine's name, and of what lies on its disk
 HOST = "this process"
+STORAGES = {HOST: "local"}
 
 
 class InlineExecutor:
@@ -49,7 +53,7 @@ class InlineExecutor:
         self._events: list[Event] = []
 
     def classes(self) -> Sequence[ComputeClass]:
-        return [ComputeClass(name=INLINE_CLASS, slots=1, cores=1)]
+        return [ComputeClass(name=INLINE_CLASS, slots=1, cores=1, storages=STORAGES)]
 
     def submit(self, attempts: Sequence[Attempt]) -> None:
         for attempt in attempts:
@@ -90,12 +94,14 @@ class InlineExecutor:
             self._events.append(made)
             is_stopped = self._prunes(attempt, made) or is_stopped
 
+        checkpoints = self._checkpoints / str(number if attempt.origin is None else attempt.origin)
+        continued = None if attempt.origin is None else holds_files(checkpoints)
         context = LocalContext(
             study=self._study,
             trial=number,
             attempt=which,
             seed=attempt.seed,
-            checkpoints=self._checkpoints / str(number if attempt.origin is None else attempt.origin),
+            checkpoints=checkpoints,
             compute_class=INLINE_CLASS,
             budget=whole(attempt.budget),
             on_report=report,
@@ -109,7 +115,7 @@ class InlineExecutor:
             objectives=self._objectives,
         )
         # Also of an objective that raises its own exception when it is to stop.
-        outcome = outcome.cancelled() if is_stopped else outcome
+        outcome = replace(outcome.cancelled() if is_stopped else outcome, continued=continued)
         at = self._clock.wall()
         result = Result(number=number, attempt=which, outcome=outcome, compute_class=INLINE_CLASS, host=HOST, at=at)
         self._events.append(result)

@@ -15,7 +15,7 @@ from shadho_celery.core.trial import Attempt
 from shadho_celery.errors import ServiceError
 from shadho_celery.fleet.in_flight import InFlight
 from shadho_celery.fleet.workers import Workers
-from shadho_celery.transport.broker import Publisher
+from shadho_celery.transport.broker import Publisher, machine_queue
 from shadho_celery.transport.channel import SchedulerChannel
 from shadho_celery.transport.redis import outages_pass
 from shadho_celery.transport.registry import ANY_CODE
@@ -149,7 +149,8 @@ class Dispatch:
             together = [attempt for attempt in group if not _is_alone(attempt)]
             alone = [[attempt] for attempt in group if _is_alone(attempt)]
             for bundle in [*bundles(together, self.pace.seconds(name), slots.get(name, 1)), *alone]:
-                yield name, self._payload(bundle, self.timeout)
+                host = bundle[0].only_on
+                yield name if host is None else machine_queue(name, host), self._payload(bundle, self.timeout)
 
     def _payload(self, attempts: Sequence[Attempt], timeout: float | None) -> Payload:
         # The failures of a single worker tell nothing of it: there is no other to compare it with.
@@ -169,10 +170,11 @@ class Dispatch:
 def _is_alone(attempt: Attempt) -> bool:
     """Return whether an attempt has a message of its own.
 
-    That is so if it takes several slots, if a machine must not run it, or if it is not the first: another one of the
+    That is so if it takes several slots, if not every machine may run it, or if it is not the first: another one of the
     trial may have ended its worker, and with it all attempts of its message.
     """
-    return attempt.slots > 1 or attempt.not_on is not None or attempt.attempt > 1
+    is_for_some = attempt.not_on is not None or attempt.only_on is not None
+    return attempt.slots > 1 or attempt.attempt > 1 or is_for_some
 
 
 def bundles(attempts: Sequence[Attempt], seconds: float, slots: int) -> list[Sequence[Attempt]]:

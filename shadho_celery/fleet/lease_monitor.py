@@ -24,6 +24,11 @@ UNCLAIMED_SECONDS = 30.0
 #: seconds after which the attempts that wait for a class without live workers are taken back
 NO_WORKER_SECONDS = 10.0
 
+#: seconds for which an attempt for one machine may wait there beside a free slot, or without live workers; and those
+#: for which it may wait for a slot: after them it may run on any machine of its class
+MACHINE_SECONDS = 5.0
+MACHINE_BUSY_SECONDS = 60.0
+
 #: looks in a row that find no trace of a claimed attempt, after which it is lost: until then its worker may renew the
 #: lease again after Redis has lost its data
 MAX_UNLEASED = 10
@@ -114,8 +119,12 @@ class LeaseMonitor:
         return found
 
     def _is_overdue(self, sent: Sent, now: float) -> bool:
-        """Return whether an attempt should long have been claimed, or its class has no workers any more."""
-        name = str(sent.attempt.compute_class)
-        return self.workers.are_gone(sent, now, NO_WORKER_SECONDS) or self.workers.had_free_slot(
-            name, sent.at, now, UNCLAIMED_SECONDS
+        """Return whether an attempt should long have been claimed, or no worker is left that may claim it."""
+        name, host = str(sent.attempt.compute_class), sent.attempt.only_on
+        is_bound = host is not None
+        gone, free = (MACHINE_SECONDS, MACHINE_SECONDS) if is_bound else (NO_WORKER_SECONDS, UNCLAIMED_SECONDS)
+        return (
+            self.workers.are_gone(sent, now, gone)
+            or self.workers.had_free_slot(name, sent.at, now, free, host=host)
+            or (is_bound and now - sent.at > MACHINE_BUSY_SECONDS)
         )

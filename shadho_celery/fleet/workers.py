@@ -21,6 +21,9 @@ from shadho_celery.transport.registry import (
 )
 from shadho_celery.transport.signing import UNSIGNED, Signer
 
+#: a class, and one of its machines; None for all of them
+_Place = tuple[str, str | None]
+
 #: seconds for which a worker has another code before it is spoken of: one that reads edited files anew needs a moment
 OTHER_CODE_SECONDS = 5.0
 
@@ -60,9 +63,9 @@ class Workers:
         self.classes: list[ComputeClass] = []
         #: classes all of whose workers are quarantined
         self._closed: set[str] = set()
-        #: by class, the moment since which it has had a free slot, and at which it was last seen
-        self._free_since: dict[str, float] = {}
-        self._seen_at: dict[str, float] = {}
+        #: by place, the moment since which it has had a free slot, and at which it was last seen
+        self._free_since: dict[_Place, float] = {}
+        self._seen_at: dict[_Place, float] = {}
         #: moment of the last complete look, and the moment since which none has failed and Redis has lost nothing
         self._looked_at = self._known_since = -math.inf
 
@@ -95,11 +98,9 @@ class Workers:
             taken = sum(each.attempt.slots for each in in_flight[name])
             has_room = is_sending and taken < math.ceil(known.share)
             wants[name] = float(taken + 1 if has_room else known.slots)
-            self._seen_at[name] = now
-            if known.busy < known.slots:
-                self._free_since.setdefault(name, now)
-            else:
-                self._free_since.pop(name, None)
+            self._note((name, None), known.slots - known.busy, now)
+            for host, free in _free_by_host(workers, in_flight[name]).items():
+                self._note((name, host), free, now)
         # Redis forgets this announcement only with those of the workers, which take a moment to come again.
         is_new = self._studies.announce(self._study, StudyWants(weight=self._weight, wants=wants))
         if is_new or self._is_late(now):
@@ -124,13 +125,24 @@ class Workers:
         self._studies.withdraw(self._study)
 
     def are_gone(self, sent: Sent, now: float, seconds: float) -> bool:
-        """Return whether an attempt's class has no worker: all are quarantined, or none was live for so long."""
+        """Return whether no worker may claim an attempt: all are quarantined, or none was live for so long."""
         name = str(sent.attempt.compute_class)
-        return name in self._closed or now - max(sent.at, self._seen_at.get(name, -math.inf)) > seconds
+        seen_at = self._seen_at.get((name, sent.attempt.only_on), -math.inf)
+        return name in self._closed or now - max(sent.at, seen_at) > seconds
 
-    def had_free_slot(self, compute_class: str, at: float, now: float, seconds: float) -> bool:
-        """Return whether a class has had a free slot for so many seconds since the moment `at`."""
-        return now - max(at, self._free_since.get(compute_class, now)) > seconds
+    def had_free_slot(
+        self, compute_class: str, at: float, now: float, seconds: float, *, host: str | None = None
+    ) -> bool:
+        """Return whether a class, or its workers on `host`, had a free slot for so many seconds since a moment."""
+        return now - max(at, self._free_since.get((compute_class, host), now)) > seconds
+
+    def _note(self, place: _Place, free: int, now: float) -> None:
+        """Note that a place has workers now, with so many free slots."""
+        self._seen_at[place] = now
+        if free > 0:
+            self._free_since.setdefault(place, now)
+        else:
+            self._free_since.pop(place, None)
 
     def _is_late(self, now: float) -> bool:
         """Return whether looks have failed for so long that announcements of live workers may have run out."""
@@ -157,8 +169,30 @@ class Workers:
             gpu_memory=min(machine.gpu_memory for machine in machines) if uses_gpus(name) else 0,
             cores=max(machine.cores for machine in machines),
             hosts=hosts,
+            storages=_storages(workers),
             names=frozenset(named),
         )
+
+
+def _free_by_host(workers: Mapping[str, Worker], in_flight: Iterable[Sent]) -> dict[str, int]:
+    """Return the free slots of a class's workers by machine, with these attempts in flight."""
+    slots, busy, ours = Counter[str](), Counter[str](), Counter[str]()
+    for worker in workers.values():
+        slots[worker.machine.host] += worker.slots
+        busy[worker.machine.host] += worker.busy
+    for each in in_flight:
+        # Announcements are seconds old; of our own attempts we know sooner that they have begun.
+        if (claimed_by := workers.get(each.attempt.worker)) is not None:
+            ours[claimed_by.machine.host] += 1
+    return {host: count - max(busy[host], ours[host]) for host, count in slots.items()}
+
+
+def _storages(workers: Iterable[Worker]) -> dict[str, str]:
+    """Return the storage of each machine, "" where its workers have several: one may not see what another has kept."""
+    found: dict[str, set[str]] = defaultdict(set)
+    for worker in workers:
+        found[worker.machine.host].add(worker.storage)
+    return {host: storages.pop() if len(storages) == 1 else "" for host, storages in found.items()}
 
 
 def allow(slots: int, weight: float, others: Sequence[tuple[float, float]]) -> float:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
 import celery.worker.consumer
+from celery.worker import state
 
 from shadho_celery.core.checks import short
 from shadho_celery.core.clock import Clock, SystemClock
@@ -17,20 +18,32 @@ from shadho_celery.transport.signing import Signer
 
 log = logging.getLogger(__name__)
 
-#: seconds without a message after which a worker with a free slot looks for messages in its queue
+#: seconds without a message after which a worker with a free slot looks for messages in its queues
 QUIET_SECONDS = 10.0
+
+#: seconds before a message goes back to its queue that has come to a worker whose slots are all taken
+FULL_SECONDS = 1.0
 
 
 class CarefulConsumer(celery.worker.consumer.Consumer):  # type: ignore[misc]
-    """Celery's consumer, which outlives messages whose headers it cannot read.
+    """Celery's consumer, which outlives messages whose headers it cannot read, and takes no more than it has slots.
 
-    Such a message would end the worker, go back to its queue, and end the next one.
+    Such a message would end the worker, go back to its queue, and end the next one. From RabbitMQ 4 on each queue has
+    a prefetch limit of its own, so that a worker may get as many messages from either of its two queues as it has
+    slots: what came last would wait behind its trials while other workers are free.
     """
 
     def create_task_handler(self, *arguments: Any, **options: Any) -> Callable[[Any], object]:
         handle = super().create_task_handler(*arguments, **options)
 
+        def give_back(message: Any) -> None:
+            message.reject_log_error(log, self.connection_errors, requeue=True)
+
         def on_task_received(message: Any) -> None:
+            if len(state.reserved_requests) >= self.pool.num_processes:
+                # The pause keeps it from running in a circle.
+                self.timer.call_after(FULL_SECONDS, self.call_soon, (give_back, message))
+                return
             try:
                 handle(message)
             except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
@@ -41,15 +54,15 @@ class CarefulConsumer(celery.worker.consumer.Consumer):  # type: ignore[misc]
 
 
 class Consumer:
-    """The one queue that a worker consumes.
+    """The queues that a worker consumes: that of its class, and that of its class on its machine.
 
     Its methods may be called from any thread; the consumer's own thread does the work.
     """
 
-    def __init__(self, consumer: Any, queue: str, clock: Clock | None = None) -> None:
+    def __init__(self, consumer: Any, queues: Sequence[str], clock: Clock | None = None) -> None:
         """`consumer` is Celery's, from its `worker_ready` signal."""
         self._consumer = consumer
-        self._queue = queue
+        self._queues = queues
         self._clock = clock or SystemClock()
         self._paused = False
         self._waited = False
@@ -61,20 +74,23 @@ class Consumer:
         self._waited = False
 
     def pause(self) -> None:
-        """Take nothing more from the queue."""
+        """Take nothing more from the queues."""
         if not self._paused:
             self._paused = True
-            self._consumer.call_soon(self._consumer.cancel_task_queue, self._queue)
+            for queue in self._queues:
+                self._consumer.call_soon(self._consumer.cancel_task_queue, queue)
 
     def resume(self) -> None:
         """Take messages again."""
         if self._paused:
             self._paused = False
             self.note_message()
-            self._consumer.call_soon(self._consumer.add_task_queue, self._queue)
+            for queue in self._queues:
+                # Declares it, too: a machine's queue may have expired in the pause.
+                self._consumer.call_soon(self._consumer.add_task_queue, queue)
 
     def reconnect_if_stuck(self, is_wanted: Callable[[], bool]) -> None:
-        """Reconnect if messages wait in the queue and none comes; to be called now and then while a slot is free.
+        """Reconnect if messages wait in a queue and none comes; to be called now and then while a slot is free.
 
         `is_wanted` tells whether any study may have sent messages. After a connection was cut in the middle of an
         acknowledgement, Celery may wait for that for ever, and count it against its prefetch limit.
@@ -82,11 +98,12 @@ class Consumer:
         if self._paused or self._clock.now() - self._message_at < QUIET_SECONDS or not is_wanted():
             return
         # Only at the second look in a row: at the first, another worker may be about to take the message.
-        waits, before = self._depth() > 0, self._waited
+        waiting = [queue for queue in self._queues if self._depth(queue) > 0]
+        waits, before = bool(waiting), self._waited
         self.note_message()
         self._waited = waits and not before
         if waits and before:
-            log.warning("messages wait in %s and none comes; connecting to the broker anew", self._queue)
+            log.warning("messages wait in %s and none comes; connecting to the broker anew", " and ".join(waiting))
             self._consumer.call_soon(_break)
             _cut(self._consumer)
 
@@ -95,18 +112,19 @@ class Consumer:
         with self._consumer.app.connection_for_read(heartbeat=0) as connection:
             if connection.transport.driver_type != "redis":
                 return
-            dropped = 0
-            while fresh := drop_refused(connection.default_channel, self._queue, signer, are_refused):
-                dropped += fresh
-        if dropped:
-            log.warning("%d messages in %s were dropped: they were for trials that have ended", dropped, self._queue)
+            for queue in self._queues:
+                dropped = 0
+                while fresh := drop_refused(connection.default_channel, queue, signer, are_refused):
+                    dropped += fresh
+                if dropped:
+                    log.warning("%d messages in %s were dropped: they were for trials that have ended", dropped, queue)
 
-    def _depth(self) -> int:
-        """Return the number of messages that wait in the queue, 0 if the broker does not tell."""
+    def _depth(self, queue: str) -> int:
+        """Return the number of messages that wait in a queue, 0 if the broker does not tell."""
         try:
             with self._consumer.app.connection_for_read(heartbeat=0) as connection:
                 connection.ensure_connection(max_retries=1, timeout=3)
-                return int(connection.default_channel.queue_declare(self._queue, passive=True).message_count)
+                return int(connection.default_channel.queue_declare(queue, passive=True).message_count)
         except Exception:
             # No such queue, no broker, no permission: a new connection cures none of them.
             return 0

@@ -45,6 +45,7 @@ from shadho_celery.node.heartbeat import Heartbeat
 from shadho_celery.node.leases import Lease, Leases
 from shadho_celery.node.logs import LogServer
 from shadho_celery.node.shipped_code import ShippedCode
+from shadho_celery.node.storage import storage_id
 from shadho_celery.node.trial_lines import TrialLines
 from shadho_celery.objective.call import joined
 from shadho_celery.runner.protocol import Reported, RunAttempt
@@ -142,6 +143,7 @@ class Slots:
             "accepts_code": code_folder is not None,
             "pid": os.getpid(),
             "machine": asdict(machine),
+            "storage": storage_id(checkpoints),
         }
         # Schedulers would refuse one that does not fit.
         self._worker = as_record(announcement, Worker, "this worker's announcement", "see -Q, -c and SHADHO_HOST")
@@ -278,7 +280,9 @@ class Slots:
 
         It does not go back to its queue: there it would be the first again, and hold up all messages behind it.
         """
-        if attempt.not_on == self._host:
+        if attempt.only_on not in (None, self._host):
+            reason = f"it is for {attempt.only_on}, and came to {self._host}"
+        elif attempt.not_on == self._host:
             reason = f"its trial runs on {self._host}, and a copy is for another machine"
         elif self.name in attempt.failed_on:
             reason = f"it has failed on {self.name}, and is for another worker"

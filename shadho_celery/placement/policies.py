@@ -61,8 +61,8 @@ class Policy(Protocol):
     ) -> str | Trial:
         """Return a trial of the pool that `fits`, or one of the subspaces that may get a new trial.
 
-        The first in `backlogs` is the one whose turn it is; a new trial gets `budget`. A subspace with trials in the pool is named only if none of
-        all subspaces' trials there fits, and no subspace is without.
+        The first in `backlogs` is the one whose turn it is; a new trial gets `budget`. A subspace with trials in the
+        pool is named only if none of all subspaces' trials there fits, and no subspace is without.
         """
 
 

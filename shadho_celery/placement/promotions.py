@@ -1,4 +1,4 @@
-"""Placement of promoted trials: whether a free slot takes one, and which, or leaves it to a machine that ends it sooner.
+"""Placement of promoted trials: a free slot takes one, or leaves it to a machine that is expected to end it sooner.
 
 A promoted trial is known before a slot is free for it, and so is its checkpoint's machine. A slot takes it where it is
 expected to end there first, waiting times included (minimum completion time); else the slot gets a new trial, which
@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from shadho_celery.core.hardware import ComputeClass
 from shadho_celery.core.trial import Trial
@@ -48,6 +48,16 @@ class _Place(NamedTuple):
     @property
     def end(self) -> float:
         return self.wait + self.seconds
+
+
+class Load(Protocol):
+    """Slots that attempts of a study take."""
+
+    def taken(self, compute_class: str) -> int:
+        """Return the number of slots of a class."""
+
+    def running(self) -> Mapping[str, int]:
+        """Return the number of slots of each machine."""
 
 
 class Promotions:
@@ -86,14 +96,13 @@ class Promotions:
         compute_class: str,
         offered: Sequence[Trial],
         fits: Callable[[Trial, str], bool],
-        taken: Callable[[str], int],
-        running: Callable[[], Mapping[str, int]],
+        load: Load,
         now: float,
     ) -> Choice | None:
         """Return the promotion for a free slot of a class; None to leave all to others.
 
-        `offered` are as they would be added to the study, and begin with the one whose turn it is. `taken` are the slots of a class that attempts of the study take,
-        and `running` those of each machine.
+        `offered` are as they would be added to the study, and begin with the one whose turn it is. `load` tells the
+        slots that the study's attempts take.
         """
         before, self._offered_at = self._offered_at, {}
         best: tuple[float, Choice] | None = None
@@ -102,7 +111,7 @@ class Promotions:
         for place, trial in enumerate(offered):
             key = int(trial.origin or 0), int(trial.rung or 0)
             since = self._offered_at[key] = before.get(key, now)
-            here, elsewhere = self._places(compute_class, trial, fits, taken, running, ahead)
+            here, elsewhere = self._places(compute_class, trial, fits, load, ahead)
             if here is None:
                 continue
             gain, patience = 0.0, 0.0
@@ -122,11 +131,10 @@ class Promotions:
         compute_class: str,
         trial: Trial,
         fits: Callable[[Trial, str], bool],
-        taken: Callable[[str], int],
-        running: Callable[[], Mapping[str, int]],
+        load: Load,
         ahead: Mapping[str, int],
     ) -> tuple[_Place | None, _Place | None]:
-        """Return the fastest place for a trial in a class with a free slot, and the one elsewhere that ends it first."""
+        """Return the fastest place for a trial in a class with a free slot, and the one elsewhere where it ends first."""
         fitting = [name for name in self._classes if fits(trial, name)]
         if compute_class not in fitting:
             return None, None
@@ -138,13 +146,13 @@ class Promotions:
             by_way = dict(zip(Beginning, seconds[:, column].tolist(), strict=True))
             known = self._classes[name]
             way = self._way(trial, known)
-            place = _Place(name, None, 0.0 if name == compute_class else self._wait(known, taken, ahead), by_way[way])
+            place = _Place(name, None, 0.0 if name == compute_class else self._wait(known, load, ahead), by_way[way])
             (here if name == compute_class else elsewhere).append(place)
             if way is Beginning.HOME or home not in known.hosts or not self._finds:
                 continue
             if by_way[Beginning.HOME] < place.seconds:
                 slots = known.hosts[home]
-                is_free = name == compute_class and running().get(home, 0) < slots
+                is_free = name == compute_class and load.running().get(home, 0) < slots
                 wait = 0.0 if is_free else self._mean.get(name, math.inf) / slots
                 own = _Place(name, home, wait, by_way[Beginning.HOME])
                 (here if is_free else elsewhere).append(own)
@@ -165,8 +173,8 @@ class Promotions:
             return False
         return host == home or self._storages.get(host, "") == self._storages.get(home) != ""
 
-    def _wait(self, known: ComputeClass, taken: Callable[[str], int], ahead: Mapping[str, int]) -> float:
+    def _wait(self, known: ComputeClass, load: Load, ahead: Mapping[str, int]) -> float:
         """Return the expected seconds until a slot of a class takes the trial after those that are `ahead` of it."""
         slots = math.ceil(known.share)
-        queue = ahead.get(known.name, 0) + 1 + min(0, taken(known.name) - slots)
+        queue = ahead.get(known.name, 0) + 1 + min(0, load.taken(known.name) - slots)
         return max(0, queue) * self._mean.get(known.name, math.inf) / max(slots, 1) if queue > 0 else 0.0

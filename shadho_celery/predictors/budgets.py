@@ -97,7 +97,9 @@ class BudgetCosts:
 
     def tell(self, trial: Trial, load: Load) -> bool:
         """Learn from a complete trial with a budget; return whether the belief has changed remarkably."""
-        assert trial.budget is not None and trial.seconds is not None and load.units is not None
+        assert trial.budget is not None
+        assert trial.seconds is not None
+        assert load.units is not None
         origin = trial.number if trial.origin is None else trial.origin
         run = _Run(trial.budget, str(trial.compute_class), trial.host, trial.seconds, load.units, load.is_handed_over)
         before = self._runs.get(origin)
@@ -110,7 +112,8 @@ class BudgetCosts:
         names = ((trial.subspace, run.compute_class), ("", run.compute_class), ("", ""))
         for key in names:
             self._pairs[key].append(pair)
-        return any([self._update(key) for key in names])
+        news = [self._update(key) for key in names]
+        return any(news)
 
     def _update(self, key: tuple[str, str]) -> bool:
         pairs = self._pairs[key]

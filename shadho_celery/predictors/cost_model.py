@@ -143,11 +143,7 @@ class CostModel:
         if outcome.seconds is not None and 0 <= outcome.seconds < math.inf:
             load = self._budgets.load(trial)
             self._tell_seconds(trial, row, load)
-            if trial.budget is not None:
-                if row is not None:
-                    self._with_budgets.append((trial, row, load))
-                if self._budgets.tell(trial, load):
-                    self._relearn()
+            self._tell_budget(trial, row, load)
         for memory, peak in ((Memory.HOST, outcome.memory), (Memory.GPU, outcome.gpu_memory)):
             if peak and row is not None:
                 key = trial.subspace, compute_class, memory
@@ -167,6 +163,14 @@ class CostModel:
             effects.tell(trial.params, timing.column, timing.work)
             if effects.is_due:
                 self._due.add(trial.subspace)
+
+    def _tell_budget(self, trial: Trial, row: Array | None, load: Load) -> None:
+        if trial.budget is None:
+            return
+        if row is not None:
+            self._with_budgets.append((trial, row, load))
+        if self._budgets.tell(trial, load):
+            self._relearn()
 
     def _relearn(self) -> None:
         """Learn anew from the latest trials: their start-up is another than was believed."""

@@ -160,6 +160,14 @@ class StudyResults:
             return self._result(trial)
         raise UsageError(f"study {self.name!r} has no trial {short(number)}; {self._range}")
 
+    def below(self, trial: TrialResult) -> TrialResult | None:
+        """Return the trial that a promoted one continues, on the rung below; None for one that continues none."""
+        if trial.origin is None or trial.rung is None:
+            return None
+        number = trial.origin if trial.rung == 1 else self._store.on_rung(self.key, trial.origin, trial.rung - 1)
+        found = None if number is None else next(iter(self._store.trials(self.key, [number])), None)
+        return None if found is None else self._result(found)
+
     @property
     def _range(self) -> str:
         trials = self.trials

@@ -138,6 +138,11 @@ class TrialResult:
         return self._trial.origin
 
     @property
+    def continued(self) -> bool | None:
+        """True if a promoted trial found a checkpoint of its origin, False if it began anew; None for others."""
+        return self._trial.continued
+
+    @property
     def step(self) -> int | None:
         """Step of the last report of a trial that was pruned; None for others."""
         return self._trial.step

@@ -26,6 +26,7 @@ from msgspec.structs import replace
 
 from shadho_celery.core.checks import as_record, short
 from shadho_celery.core.code import CodeVersion
+from shadho_celery.core.folders import holds_files
 from shadho_celery.core.trial import GangCall, Memory, Outcome, TrialState, whole
 from shadho_celery.errors import UsageError
 from shadho_celery.objective import study_file
@@ -239,6 +240,7 @@ class Child:
             objective, space, named = self._study(order.module)
         except BaseException as error:
             return Outcome(state=TrialState.FAILED, error=describe(error), seconds=0.0)
+        continued = None if order.attempt.origin is None else holds_files(Path(order.checkpoint_dir))
         peak = PeakMemory()
         _seed(context.seed)
         if timeout is not None:
@@ -255,7 +257,8 @@ class Child:
         if timeout is not None:
             faulthandler.cancel_dump_traceback_later()
         memory, gpu_memory = peak.read(Memory.HOST), peak.read(Memory.GPU)
-        return replace(outcome, memory=memory, gpu_memory=gpu_memory, code=self._codes[order.module].digest)
+        facts = {"memory": memory, "gpu_memory": gpu_memory, "code": self._codes[order.module].digest}
+        return replace(outcome, continued=continued, **facts)
 
     def _interruptible(self, objective: Objective) -> Objective:
         """Return the objective as a function that a time limit may interrupt."""

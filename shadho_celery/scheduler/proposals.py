@@ -215,8 +215,7 @@ class Proposals:
             return (wanted[0], None) if wanted[0] is offers[0] else None
         offered = [self._offered(offer) for offer in wanted]
         self._seen_offers = {(trial.origin, trial.rung): trial for trial in offered}
-        now = self._study.clock.now()
-        choice = promotions.pick(compute_class, offered, fits, self._study.taken, self._study.running, now)
+        choice = promotions.pick(compute_class, offered, fits, self._study, self._study.clock.now())
         return None if choice is None else (wanted[choice.place], choice.only_on)
 
     def _offered(self, wanted: Wanted) -> Trial:

@@ -270,6 +270,12 @@ class SqlStore:
         """
         return self._read(key, FULL, FULL.trial, numbers)
 
+    def on_rung(self, key: str, origin: int, rung: int) -> int | None:
+        """Return the number of the trial on a higher rung that continues `origin`; None if there is none."""
+        of_origin = (trials.c.study == key) & (trials.c.origin == origin) & (trials.c.rung == rung)
+        rows = self._fetched(sa.select(trials.c.number).where(of_origin).limit(1))
+        return int(rows[0].number) if rows else None
+
     def earlier(self, key: str) -> Iterator[Trial | Summary]:
         """Yield the study's trials by number; of finished ones a summary, which is read faster. Raises as `trials`."""
         return self._read(key, BRIEF, BRIEF.earlier)

@@ -76,6 +76,8 @@ trials = sa.Table(
     sa.Column("step", sa.BigInteger),
     #: number of the trial whose params, seed and checkpoints it carries on
     sa.Column("origin", sa.Integer),
+    #: whether the folder of those checkpoints held files when it began; null without an origin, and before version 0.6
+    sa.Column("continued", sa.Boolean),
     #: compute classes that it ran out of memory on, joined by commas
     sa.Column("outgrown", sa.Text),
     #: the memory that each of them had too little of, gpu or host; null before version 0.6

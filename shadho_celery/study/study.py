@@ -380,16 +380,18 @@ class Study:
             # Also if one of them could not be read.
             self._waiting.extendleft(reversed(passed_over))
 
-    def send(self, trial: Trial, compute_class: str, *, only_on: str | None = None) -> Attempt:
+    def send(self, trial: Trial, compute_class: str, only_on: str | None = None) -> Attempt:
         """Return the trial's next attempt, for `compute_class`; a copy if another attempt of the trial lives.
 
-        With `only_on` no other machine is to run it.
+        With `only_on` that machine alone is to run it; not so a copy, which is for another machine. The next attempt
+        of the trial is for any machine again.
         """
         failed_on = trial.failed_on if trial.attempt < MAX_AVOIDING else ()
         trial = trial.evolve(attempt=trial.attempt + 1, failed_on=failed_on)
-        self.copied += bool(self._live.of(trial.number))
-        where = {"compute_class": compute_class, "host": None, "only_on": only_on}
-        attempt = trial.attempted(state=_S.QUEUED, started_at=None, **where)
+        is_copy = bool(self._live.of(trial.number))
+        self.copied += is_copy
+        where = {"compute_class": compute_class, "only_on": None if is_copy else only_on}
+        attempt = trial.attempted(state=_S.QUEUED, host=None, started_at=None, **where)
         self._put_attempt(attempt)
         self._show(trial)
         return attempt
@@ -516,7 +518,7 @@ class Study:
             seen = live.get(result.attempt, trial)
             outcome = result.outcome
             if outcome.state is _S.CANCELLED and trial.step is not None:
-                outcome = self._pruned(trial, outcome.seconds)
+                outcome = replace(self._pruned(trial, outcome.seconds), continued=outcome.continued)
             finished = trial.evolve(
                 state=outcome.state,
                 outcome=outcome,

@@ -40,6 +40,7 @@ _TYPES = {
     "outgrown": "I",
     "outgrown_memory": "I",
     "rung": "h",
+    "continued": "b",
     "step": "q",
     "state": "B",
     "warned": "B",
@@ -318,6 +319,7 @@ class FinishedTrials:
             self._place(trial.outgrown),
             self._place(trial.outgrown_memory),
             -1 if trial.rung is None else trial.rung,
+            -1 if trial.continued is None else trial.continued,
             _NO_STEP if trial.step is None else trial.step,
             _PLACES[trial.state],
             trial.warning is not None,
@@ -365,7 +367,8 @@ class FinishedTrials:
         return ranked
 
     def _recalled(self, row: tuple[Any, ...], params: _Block) -> Trial:
-        number, origin, asked_at, at, loss, _, seconds, budget, memory, gpu_memory, *places, rung, step, state, _ = row
+        number, origin, asked_at, at, loss, _, seconds, budget, memory, gpu_memory, *places = row[:14]
+        rung, continued, step, state, _ = row[14:]
         subspace, compute_class, outgrown, outgrown_memory = [self._names[place] for place in places]
         losses, constraints = self._numbers.get(number, ({}, {}))
         outcome = Outcome(
@@ -376,6 +379,7 @@ class FinishedTrials:
             seconds=_known(seconds),
             memory=None if memory < 0 else memory,
             gpu_memory=None if gpu_memory < 0 else gpu_memory,
+            continued=None if continued < 0 else bool(continued),
         )
         return Trial(
             number=number,

@@ -1,15 +1,16 @@
-"""Broker: the queues of compute classes, and the messages that carry attempts to their workers.
+"""Broker: the queues of compute classes and machines, and the messages that carry attempts to their workers.
 
-Scheduler and workers declare a class's queue through `queue`, so that its arguments can never differ. The scheduler
+Scheduler and workers declare a queue through `queue`, so that its arguments can never differ. The scheduler
 builds Celery's messages (protocol 2) itself and publishes a turn's attempts in one batch: `apply_async` one by one
 costs ten times as much.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -27,7 +28,7 @@ from shadho_celery.transport.tls import is_untrusted, remedy
 from shadho_celery.transport.urls import BROKER
 
 #: version of the protocol that scheduler and worker must share: the form of messages and of the channel's records
-PROTOCOL = 10
+PROTOCOL = 11
 
 #: name of the Celery task that runs a trial
 TASK = "shadho.trial"
@@ -45,13 +46,33 @@ _MISWRITTEN = (ValueError, TypeError)
 #: messages in one batch (Redis), and most messages without the broker's confirm (RabbitMQ)
 BATCH = 500
 
+#: seconds after which a machine's queue that no worker consumes is removed, with its messages
+MACHINE_QUEUE_SECONDS = 300
+
+#: most bytes of a queue's name in AMQP
+_MAX_NAME = 255
+
+
+def machine_queue(compute_class: str, host: str) -> str:
+    """Return the name of the queue for the workers of a class on one machine: ``class,host``.
+
+    A class's name has no comma, so that no class's own queue has such a name. In place of a host's name that is too
+    long stands its digest: if it were another host's name, that host's workers would decline the attempts.
+    """
+    name = f"{compute_class},{host}"
+    if len(name.encode()) <= _MAX_NAME:
+        return name
+    return f"{compute_class},{hashlib.blake2b(host.encode(), digest_size=6).hexdigest()}"
+
 
 def queue(name: str) -> kombu.Queue:
-    """Return the queue of the compute class `name`: durable, bound by its own name to the default exchange.
+    """Return the queue of a compute class or of a machine: durable, bound by its own name to the default exchange.
 
-    Without arguments: those of an existing queue cannot be changed, the consumer timeout is set in the broker's file.
+    That of a class has no arguments: those of an existing queue cannot be changed, the consumer timeout is set in the
+    broker's file. That of a machine expires, as no one else would remove the queue of a machine that is gone.
     """
-    return kombu.Queue(name, kombu.Exchange(""), routing_key=name, durable=True)
+    expires = MACHINE_QUEUE_SECONDS if "," in name else None
+    return kombu.Queue(name, kombu.Exchange(""), routing_key=name, durable=True, expires=expires)
 
 
 def message(payload: Payload, signer: Signer = UNSIGNED) -> tuple[Any, dict[str, Any], dict[str, Any]]:
@@ -99,22 +120,24 @@ def read_message(plain: Any, headers: Any, signer: Signer = UNSIGNED) -> Payload
     return payload
 
 
-def check_access(connection: kombu.Connection, name: str, url: str = "") -> None:
-    """Raise ServiceError if the broker refuses the connection, or refuses to let it consume the queue `name`.
+def check_access(connection: kombu.Connection, names: Sequence[str], url: str = "") -> None:
+    """Raise ServiceError if the broker refuses the connection, or refuses to let it consume the queues of these names.
 
     To be called before a worker starts: Celery connects again and again, which is right while a broker is away, but
     hides the reason of a permanent refusal. `connection` is Celery's, not yet open; it is closed afterwards. `url` is
     the one that it was given, for messages.
     """
     url = url or connection.as_uri()
+    name = names[0]
     try:
         with connection:
             connection.connect()
             channel = connection.default_channel
-            queue(name)(channel).declare()
-            if connection.transport.driver_type == "amqp":
-                # Needs the same permission as consuming. A message that it gets goes back when the channel closes.
-                channel.basic_get(name)
+            for name in names:
+                queue(name)(channel).declare()
+                if connection.transport.driver_type == "amqp":
+                    # Needs the same permission as consuming. A message that it gets goes back when the channel closes.
+                    channel.basic_get(name)
     except (*connection.connection_errors, *connection.channel_errors, KombuError, OSError, *_MISWRITTEN) as error:
         if is_untrusted(error) or isinstance(error, _MISWRITTEN):
             raise _unusable(url, error) from error
@@ -127,7 +150,7 @@ def check_access(connection: kombu.Connection, name: str, url: str = "") -> None
 
 
 def depths(names: Iterable[str]) -> dict[str, int | None]:
-    """Return the number of messages that wait in each class's queue; None for one that there is not.
+    """Return the number of messages that wait in each of these queues; None for one that there is not.
 
     Raises ServiceError if the broker cannot be used.
     """
@@ -156,7 +179,7 @@ def depths(names: Iterable[str]) -> dict[str, int | None]:
 
 
 class Publisher:
-    """Publishes messages to their classes' queues. A message may be published twice: its claim is refused then."""
+    """Publishes messages to their queues. A message may be published twice: its claim is refused then."""
 
     def __init__(
         self,

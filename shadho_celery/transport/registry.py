@@ -17,7 +17,7 @@ from msgspec import Meta, Struct
 from shadho_celery.core.checks import decoder
 from shadho_celery.core.code import MAX_PROBLEM, CodeVersion
 from shadho_celery.core.hardware import Machine
-from shadho_celery.core.trial import Clean, Positive
+from shadho_celery.core.trial import Clean, Name, Positive
 from shadho_celery.errors import ServiceError
 from shadho_celery.transport.broker import PROTOCOL
 from shadho_celery.transport.redis import Redis
@@ -54,6 +54,8 @@ class Worker(Struct, frozen=True, kw_only=True):
     unfit: dict[str, Annotated[str, Meta(max_length=2 * MAX_PROBLEM)]] = {}
     pid: int = 0
     machine: Machine = Machine()
+    #: id of the storage that its checkpoints lie on; workers of equal ids share them, unless it is "", for unknown
+    storage: Name = ""
     #: True if it takes no messages: its circuit breaker is open for a study, or it is quarantined
     quarantined: bool = False
 

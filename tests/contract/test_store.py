@@ -95,6 +95,7 @@ OUTCOME = Outcome(
     memory=3 * 2**30,
     gpu_memory=80 * 2**30,
     warning="a metric was dropped: ü",
+    continued=False,
 )
 
 ENDED = replace(FULL, state=TrialState.COMPLETE, outcome=OUTCOME, finished_at=NOW + 1, live=None)
@@ -513,7 +514,7 @@ def test_a_step_may_count_tokens(store: SqlStore) -> None:
 # A database of an earlier version
 
 NEWER = {"memory", "gpu_memory", "outgrown_memory", "budget", "settings", "in_force", "choices"}
-NEWER |= {"losses", "constraints", "violation"}
+NEWER |= {"losses", "constraints", "violation", "continued"}
 
 
 def written_by_an_earlier_version(url: str) -> None:
@@ -544,7 +545,7 @@ KEPT = [
         origin=None,
         budget=None,
         outgrown_memory=None,
-        outcome=replace(OUTCOME, memory=None, gpu_memory=None, losses={}, constraints={}),
+        outcome=replace(OUTCOME, memory=None, gpu_memory=None, losses={}, constraints={}, continued=None),
     ),
     trial(1, asked_at=NOW),
 ]

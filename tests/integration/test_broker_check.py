@@ -10,12 +10,12 @@ import redis
 import services
 
 from shadho_celery.errors import ServiceError
-from shadho_celery.transport.broker import check_access, depths, queue
+from shadho_celery.transport.broker import check_access, depths, machine_queue, queue
 
 
 @pytest.mark.parametrize("scheme", ["amqp", "redis"])
 def test_a_broker_that_does_not_answer_is_no_reason(scheme: str) -> None:
-    check_access(kombu.Connection(f"{scheme}://127.0.0.1:{services.free_port()}", connect_timeout=1), "cpu")
+    check_access(kombu.Connection(f"{scheme}://127.0.0.1:{services.free_port()}", connect_timeout=1), ["cpu"])
 
 
 @pytest.mark.parametrize("fixture", ["redis_url", "amqp_url"])
@@ -27,7 +27,7 @@ def test_a_queue_that_may_be_served_keeps_its_messages_in_their_order(
         waiting = connection.SimpleQueue(queue(name)(connection.default_channel))
         for number in range(3):
             waiting.put({"number": number})
-        check_access(kombu.Connection(url), name)
+        check_access(kombu.Connection(url), [name, machine_queue(name, "here")])
         assert [waiting.get(timeout=5).payload["number"] for _ in range(3)] == [0, 1, 2]
         waiting.close()
         queue(name)(connection.default_channel).delete()
@@ -60,6 +60,6 @@ def test_a_wrong_password_and_missing_rights_are_final_on_redis_too(private_redi
     for password in ("wrong-one", "right-one"):
         url = private_redis.url.replace("//", f"//worker:{password}@")
         with pytest.raises(ServiceError, match="CELERY_BROKER_URL") as caught:
-            check_access(kombu.Connection(url), "cpu")
+            check_access(kombu.Connection(url), ["cpu"])
         assert password not in str(caught.value)
         assert "\n" not in str(caught.value)

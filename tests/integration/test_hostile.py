@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import secrets
+import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import redis
 from acceptance.commands import Command, Desk, desk, until
 from celery import Celery
 
+from shadho_celery.transport.broker import machine_queue
 from shadho_celery.transport.channel import _TYPES
 from shadho_celery.transport.redis import connect
 from shadho_celery.transport.registry import Registry, Worker
@@ -175,4 +177,5 @@ def test_a_worker_obeys_celerys_remote_control_only_where_that_is_asked_for(
         if broker == "amqp_url":
             _, ctl = request.getfixturevalue("amqp_server")
             queues = ctl("list_queues", "-q", "-p", urlsplit(url).path[1:] or "/", "name").split()
-            assert [queue for queue in queues if queue.startswith(name)] == [name], "and it has no control queue"
+            own = {name, machine_queue(name, socket.gethostname())}
+            assert {queue for queue in queues if queue.startswith(name)} == own, "and it has no control queue"

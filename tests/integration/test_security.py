@@ -150,6 +150,9 @@ DEEDS: Mapping[str, Callable[[Any, str], Any]] = {
         ("worker-cpu", "cpu", {"declare", "consume", "get", "purge", "delete"}),
         ("scheduler", "cpu", {"declare", "publish", "delete"}),
         ("scheduler", "another_class", set()),
+        ("worker-cpu", "gpu_large,node", set()),
+        ("worker-cpu", "cpu,node", {"declare", "consume", "get", "purge", "delete"}),
+        ("scheduler", "cpu,node", {"declare", "publish", "delete"}),
     ],
 )
 def test_a_user_can_do_with_a_classs_queue_what_its_role_needs(

@@ -83,6 +83,54 @@ def test_a_trial_that_a_worker_has_failed_is_declined_there_once_another_may_hav
     assert event == Lost(number=0, attempt=2, reason=reason, claimed=False)
 
 
+def test_an_attempt_for_another_machine_is_declined_at_once(slots: Slots, redis_url: str) -> None:
+    attempts = [
+        Attempt(number=number, attempt=1, params={"x": 0.5}, subspace="", only_on=host)
+        for number, host in enumerate(["elsewhere", "h"])
+    ]
+    slots.run(Payload(study="k1", module="my_study", attempts=attempts))
+    with connect(redis_url) as client:
+        events = SchedulerChannel(client, "k1").drain(0)
+    ends = [event for event in events if isinstance(event, (Lost, Result))]
+    assert ends[0] == Lost(number=0, attempt=1, reason="it is for elsewhere, and came to h", claimed=False)
+    assert [end.number for end in ends] == [0, 1]
+    assert isinstance(ends[1], Result)
+
+
+def test_a_worker_without_a_disk_for_checkpoints_runs_and_announces_no_storage(
+    redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "my_study.py").write_text(STUDY)
+    (tmp_path / "file").touch()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    attempt = Attempt(number=0, attempt=1, params={"x": 0.5}, subspace="")
+    with connect(redis_url) as client:
+        places = [tmp_path / "file" / "checkpoints", tmp_path / "checkpoints"]
+        made = [
+            Slots(
+                client,
+                machine=Machine(host="h"),
+                compute_class="cpu",
+                count=1,
+                imports=["my_study"],
+                checkpoints=place,
+                address="127.0.0.1",
+            )
+            for place in places
+        ]
+        for each in made:
+            each.announce()
+        storages = [Registry(client, Worker).living()[each.name].storage for each in made]
+        made[0].start()
+        made[0].run(Payload(study="k1", module="my_study", attempts=[attempt]))
+        for each in made:
+            each.close()
+    assert storages[0] == ""
+    assert storages[1] != ""
+    assert losses(redis_url) == {0: 0.25}
+
+
 # Code
 
 

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
+from shadho_celery.transport.broker import machine_queue
+
 DEPLOY = Path(__file__).parents[2] / "deploy"
 DEFINITIONS: dict[str, Any] = json.loads((DEPLOY / "rabbitmq" / "definitions.json").read_text())
 COMPOSE: dict[str, Any] = yaml.safe_load((DEPLOY / "compose.yml").read_text())
@@ -70,12 +72,13 @@ def test_the_queues_are_declared_as_workers_and_schedulers_declare_them() -> Non
 
 
 @pytest.mark.parametrize("name", CLASSES)
-def test_a_worker_may_touch_its_own_queue_and_control_mailbox_and_nobody_elses(name: str) -> None:
+def test_a_worker_may_touch_its_own_queues_and_control_mailbox_and_nobody_elses(name: str) -> None:
     user = f"worker-{name}"
     for other in (*CLASSES, f"{name}x", f"x{name}", f"{name}-x"):
-        for deed in ("configure", "read"):
-            assert permits(user, deed, other) is (other == name)
-        assert not permits(user, "write", other)
+        for queue in (other, machine_queue(other, "node-7.example"), machine_queue(other, "2001:db8::1")):
+            for deed in ("configure", "read"):
+                assert permits(user, deed, queue) is (other == name)
+            assert not permits(user, "write", queue)
         mailbox = f"{other}-17@node.example.celery.pidbox"
         for deed in ("configure", "write", "read"):
             assert permits(user, deed, mailbox) is (other in (name, f"{name}-x"))
@@ -85,8 +88,10 @@ def test_a_worker_may_touch_its_own_queue_and_control_mailbox_and_nobody_elses(n
 
 def test_the_scheduler_declares_and_publishes_and_reads_nothing() -> None:
     for name in CLASSES:
-        assert permits("scheduler", "configure", name)
-        assert not permits("scheduler", "read", name)
+        for queue in (name, machine_queue(name, "node-7.example")):
+            assert permits("scheduler", "configure", queue)
+            assert not permits("scheduler", "read", queue)
+        assert not permits("scheduler", "configure", f"{name}x")
     assert permits("scheduler", "write", "amq.default")
     assert not permits("scheduler", "configure", "celery.pidbox")
 
@@ -99,7 +104,8 @@ def test_redis_users_are_off_until_they_have_a_password_and_see_the_keys_of_stud
         assert "off" in users[name]
         keys = {word.partition("~")[2] for word in users[name] if word.startswith(("~", "%"))}
         assert "allkeys" not in users[name]
-        own = {*CLASSES} if name == "scheduler" else {name[7:], f"{name[7:]}-*"}
+        classes = CLASSES if name == "scheduler" else [name[7:]]
+        own = {*classes, *(f"{each},*" for each in classes)} | (set() if name == "scheduler" else {f"{name[7:]}-*"})
         assert {key for key in keys if not key.startswith("shadho:")} == {"_kombu.binding*", "unacked*", *own}
         assert "-@dangerous" in users[name]
     for name in CLASSES:

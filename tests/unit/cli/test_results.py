@@ -20,6 +20,7 @@ from hyperopt import hp, space_eval
 
 import shadho_celery
 from shadho_celery.cli.group import commands
+from shadho_celery.core.trial import Outcome, Result, TrialState
 from shadho_celery.space.compile import compile_space
 from shadho_celery.store.sql import SqlStore
 from shadho_celery.study.open import open_study
@@ -280,6 +281,36 @@ def test_a_trial_is_shown_with_all_that_is_known_of_it() -> None:
     for text in ("values:", "metrics:", "accuracy: 0.5", "step 1: loss 2", "params as drawn:"):
         assert text in shown
     assert "has no trial 99" in refused("trial", "svm-1a", "99")
+
+
+@pytest.mark.parametrize(
+    ("continued", "host", "told"),
+    [
+        (True, "a", "continued trial 0 on the same machine"),
+        (True, "b", "continued trial 0 from shared storage"),
+        (False, "a", "began anew: no checkpoint of trial 0 was there"),
+        (None, "a", "continues trial 0"),
+    ],
+)
+def test_a_promoted_trial_tells_how_it_went_on(running: Study, continued: bool | None, host: str, told: str) -> None:
+    """The trial on the rung below ran on the machine a, the one on rung 0 elsewhere."""
+    for rung, where, went_on in [(0, "z", None), (1, "a", True), (2, host, continued)]:
+        params = {"model": 0, "exponent": -3.5}
+        # The study has a trial 0 already.
+        trial = running.trial(0) if rung == 0 else running.add("model=net", params, 1, 3.0**rung, rung=rung, origin=0)
+        attempt = running.send(trial, "cpu")
+        outcome = Outcome(state=TrialState.COMPLETE, loss=0.5, continued=went_on)
+        running.tell(Result(number=attempt.number, attempt=1, outcome=outcome, host=where, at=1.0))
+    running.commit()
+
+    def said(*words: str) -> str:
+        return CliRunner().invoke(commands, words).stdout
+
+    [line] = [line for line in said("trial", "runs", "2").splitlines() if line.startswith("budget")]
+    assert line == f"budget: 9, rung 2, {told}"
+    assert json.loads(said("trial", "runs", "2", "--json"))["continued"] is continued
+    listed = json.loads(said("trials", "runs", "--json"))["trials"]
+    assert [trial["continued"] for trial in listed] == [None, True, continued]
 
 
 def test_json_holds_every_trial(here: Path) -> None:

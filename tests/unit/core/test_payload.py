@@ -103,7 +103,8 @@ def test_a_module_has_any_name_that_python_gives_one(module: str) -> None:
         *(("budget", value) for value in ("1", float("nan"), float("inf"), True)),
         *(("slots", value) for value in (0, -1, "3", 2.0, True, 10**6)),
         *(("origin", value) for value in (-1, "0", "../x", 1.0, True, 2**53)),
-        *(("not_on", value) for value in (5, True, [], {})),
+        *((name, value) for name in ("not_on", "only_on") for value in (5, True, [], {})),
+        *(("only_on", value) for value in ("a\nb", "x" * 256)),
     ],
 )
 def test_what_an_attempt_says_has_its_form(name: str, value: Any) -> None:

@@ -216,6 +216,13 @@ def test_each_class_has_its_own_queue_and_pace(rig: Rig) -> None:
     assert sorted(sent) == [("cpu", [0, 2]), ("gpu", [1]), ("gpu", [3])]
 
 
+def test_an_attempt_for_one_machine_travels_alone_and_in_the_machines_own_queue(rig: Rig) -> None:
+    settled(rig, 0.001)
+    rig.workers.classes = [ComputeClass(name="cpu", slots=1)]
+    bound = [attempt_of(number, only_on="a") for number in (1, 2)]
+    assert bundled(rig, 0, *bound, 3) == [("cpu", [0, 3]), ("cpu,a", [1]), ("cpu,a", [2])]
+
+
 # Pace
 
 

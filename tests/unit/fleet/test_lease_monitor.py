@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
@@ -10,7 +11,13 @@ import pytest
 from shadho_celery.core.clock import ManualClock
 from shadho_celery.core.trial import Attempt, TrialState
 from shadho_celery.fleet.in_flight import InFlight, Sent
-from shadho_celery.fleet.lease_monitor import LOOK_SECONDS, MAX_UNLEASED, READ_PER_SECOND, LeaseMonitor
+from shadho_celery.fleet.lease_monitor import (
+    LOOK_SECONDS,
+    MACHINE_BUSY_SECONDS,
+    MAX_UNLEASED,
+    READ_PER_SECOND,
+    LeaseMonitor,
+)
 
 
 class Services:
@@ -32,7 +39,8 @@ class Services:
     def are_gone(self, *_: object) -> bool:
         return False
 
-    had_free_slot = are_gone
+    def had_free_slot(self, *_: object, host: str | None) -> bool:
+        return False
 
     def repair(self) -> None:
         pass
@@ -66,8 +74,8 @@ class Rig:
         losses, self.monitor.losses = self.monitor.losses, []
         return [lost.claimed for lost in losses]
 
-    def send(self, state: TrialState) -> None:
-        attempt = Attempt(number=0, attempt=1, subspace="all", params={}, state=state)
+    def send(self, state: TrialState, **facts: Any) -> None:
+        attempt = Attempt(number=0, attempt=1, subspace="all", params={}, state=state, **facts)
         self.in_flight.put(0, 1, Sent(attempt, self.clock.now()))
 
 
@@ -122,6 +130,16 @@ def test_looks_whose_events_were_not_all_read_count_for_nothing(rig: Rig) -> Non
         rig.clock.sleep(LOOK_SECONDS)
         rig.monitor.look(rig.clock.now())
     assert rig.monitor.missing() == rig.monitor.losses == []
+
+
+@pytest.mark.parametrize(("only_on", "seconds"), [("a", MACHINE_BUSY_SECONDS), (None, None)])
+def test_an_attempt_for_one_machine_waits_there_for_a_slot_only_so_long(
+    rig: Rig, only_on: str | None, seconds: float | None
+) -> None:
+    rig.send(TrialState.QUEUED, compute_class="cpu", only_on=only_on)
+    for moment in (MACHINE_BUSY_SECONDS, MACHINE_BUSY_SECONDS + LOOK_SECONDS, 10 * MACHINE_BUSY_SECONDS):
+        rig.clock.advance_to(moment)
+        assert rig.monitor.look(moment) == ([(0, 1)] if seconds and moment > seconds else [])
 
 
 @pytest.mark.parametrize(("workers", "seconds"), [(10, LOOK_SECONDS), (3 * READ_PER_SECOND, 3.0)])

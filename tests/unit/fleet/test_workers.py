@@ -1,10 +1,20 @@
-"""How slots are shared out between studies."""
+"""How slots are shared out between studies, and what is known of the machines of a class."""
 
 from __future__ import annotations
 
+import json
+from typing import Any
+from unittest.mock import MagicMock
+
+import msgspec
 import pytest
 
-from shadho_celery.fleet.workers import allow
+from shadho_celery.core.hardware import ComputeClass, Machine
+from shadho_celery.core.trial import Attempt, TrialState
+from shadho_celery.fleet.in_flight import Sent
+from shadho_celery.fleet.workers import Workers, allow
+from shadho_celery.transport.broker import PROTOCOL
+from shadho_celery.transport.registry import Worker
 
 
 @pytest.mark.parametrize(
@@ -30,3 +40,86 @@ def test_studies_that_want_all_get_all_together() -> None:
     weights = [0.5, 1.0, 2.0, 7.0]
     parts = [allow(10, mine, [(w, 10) for w in weights[:i] + weights[i + 1 :]]) for i, mine in enumerate(weights)]
     assert sum(parts) == pytest.approx(10)
+
+
+# Machines
+
+
+class Fleet:
+    """Workers of class cpu, as they are announced to a study."""
+
+    def __init__(self) -> None:
+        self.announced: dict[str, Worker] = {}
+        client = MagicMock()
+        client.smembers.side_effect = lambda key: {*self.announced} if key == "shadho:workers" else set()
+        client.mget.side_effect = lambda names: [
+            json.dumps(msgspec.to_builtins(self.announced[name])) for name in sorted(self.announced)
+        ]
+        self.workers = Workers(client, "s", "m", 1.0)
+
+    def announce(self, name: str, host: str, **facts: Any) -> None:
+        known = {"protocol": PROTOCOL, "compute_class": "cpu", "slots": 1, "imports": ["m"], **facts}
+        self.announced[name] = Worker(machine=Machine(host=host), **known)
+
+    def look(self, now: float, *sent: Sent) -> ComputeClass:
+        self.workers.look(now, sent, set())
+        [found] = self.workers.classes
+        return found
+
+
+def for_machine(host: str, at: float = 0.0) -> Sent:
+    facts = {"attempt": 1, "subspace": "all", "params": {}, "compute_class": "cpu"}
+    return Sent(Attempt(number=0, only_on=host, **facts), at)
+
+
+def running(number: int, worker: str, slots: int = 1) -> Sent:
+    facts = {"attempt": 1, "subspace": "all", "params": {}, "compute_class": "cpu", "state": TrialState.RUNNING}
+    return Sent(Attempt(number=number, worker=worker, slots=slots, **facts), 0.0)
+
+
+def test_machines_of_equal_ids_share_a_storage_and_one_of_several_has_none_that_is_known() -> None:
+    fleet = Fleet()
+    for name, (host, storage) in enumerate([("a", "1"), ("a", "1"), ("b", "1"), ("c", "2"), ("c", "3"), ("d", "")]):
+        fleet.announce(str(name), host, storage=storage)
+    fleet.announce("e1", "e", storage="1")
+    fleet.announce("e2", "e")
+    assert fleet.look(0.0).storages == {"a": "1", "b": "1", "c": "", "d": "", "e": ""}
+
+
+def test_a_machine_has_a_free_slot_by_itself_whatever_its_class_has() -> None:
+    fleet = Fleet()
+    fleet.announce("a1", "a", busy=1)
+    fleet.announce("b1", "b")
+    for now in (0.0, 10.0):
+        fleet.look(now)
+    had_free_slot = fleet.workers.had_free_slot
+    assert had_free_slot("cpu", 0.0, 10.0, 9.0)
+    assert [had_free_slot("cpu", 0.0, 10.0, 9.0, host=host) for host in "ab"] == [False, True]
+    assert not had_free_slot("cpu", 2.0, 10.0, 9.0, host="b"), "it counts from the moment of the sending"
+
+
+def test_of_our_own_attempts_we_know_that_they_take_a_slot_before_it_is_announced() -> None:
+    fleet = Fleet()
+    for name, host in [("a1", "a"), ("a2", "a"), ("b1", "b")]:
+        fleet.announce(name, host)
+    # A gang has but one slot on its coordinator's machine; a worker that is gone takes none.
+    sent = running(1, "a1"), running(2, "b1", slots=3), running(3, "a0")
+    for now in (0.0, 10.0):
+        fleet.look(now, *sent)
+    assert [fleet.workers.had_free_slot("cpu", 0.0, 10.0, 9.0, host=host) for host in "ab"] == [True, False]
+
+
+def test_an_attempt_for_a_machine_is_without_workers_once_that_machine_is() -> None:
+    fleet = Fleet()
+    for host in "ab":
+        fleet.announce(f"{host}1", host)
+    fleet.look(0.0)
+    del fleet.announced["a1"]
+    fleet.look(6.0)
+    gone = {host: fleet.workers.are_gone(for_machine(host), 6.0, 5.0) for host in "abc"}
+    assert gone == {"a": True, "b": False, "c": True}
+    assert not fleet.workers.are_gone(for_machine("a", at=2.0), 6.0, 5.0)
+    fleet.announce("b1", "b", quarantined=True)
+    fleet.announce("c1", "c")
+    fleet.look(12.0)
+    assert fleet.workers.are_gone(for_machine("b"), 12.0, 5.0), "it takes nothing"

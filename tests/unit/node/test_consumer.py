@@ -20,7 +20,10 @@ class CelerysConsumer:
     def __init__(self) -> None:
         self.soon: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
         self.done: list[str] = []
-        self.depth = 0
+        #: messages that wait, by queue
+        self.depths: dict[str, int] = {}
+        #: queues that there are not
+        self.missing: set[str] = set()
         self.reachable = True
         self.app = SimpleNamespace(connection_for_read=self.connect)
         self.connection: Any = None
@@ -44,7 +47,13 @@ class CelerysConsumer:
     def connect(self, heartbeat: float) -> Iterator[Any]:
         if not self.reachable:
             raise OSError("no broker")
-        channel = SimpleNamespace(queue_declare=lambda name, passive: SimpleNamespace(message_count=self.depth))
+
+        def declare(name: str, passive: bool) -> Any:
+            if name in self.missing:
+                raise OSError("no such queue")
+            return SimpleNamespace(message_count=self.depths.get(name, 0))
+
+        channel = SimpleNamespace(queue_declare=declare)
         yield SimpleNamespace(ensure_connection=lambda **_: None, default_channel=channel)
 
 
@@ -60,7 +69,7 @@ def clock() -> ManualClock:
 
 @pytest.fixture
 def consumer(theirs: CelerysConsumer, clock: ManualClock) -> Consumer:
-    return Consumer(theirs, "cpu", clock)
+    return Consumer(theirs, ["cpu", "cpu,here"], clock)
 
 
 def quiet(consumer: Consumer, clock: ManualClock, times: int = 1, *, is_wanted: bool = True) -> None:
@@ -76,13 +85,15 @@ def test_it_is_paused_and_resumed_once_each(consumer: Consumer, theirs: CelerysC
     for _ in range(2):
         consumer.resume()
     assert not theirs.done, "not in the caller's thread"
-    assert theirs.work() == ["cancel cpu", "add cpu"]
+    assert theirs.work() == ["cancel cpu", "cancel cpu,here", "add cpu", "add cpu,here"]
 
 
+@pytest.mark.parametrize("queue", ["cpu", "cpu,here"])
 def test_messages_that_wait_while_none_comes_break_the_connection(
-    consumer: Consumer, theirs: CelerysConsumer, clock: ManualClock
+    consumer: Consumer, theirs: CelerysConsumer, clock: ManualClock, queue: str
 ) -> None:
-    theirs.depth = 1
+    theirs.depths[queue] = 1
+    theirs.missing = {"cpu", "cpu,here"} - {queue}
     quiet(consumer, clock)
     assert not theirs.soon, "another worker may be taking it"
     quiet(consumer, clock)
@@ -98,13 +109,13 @@ def test_a_consumer_that_hangs_in_a_read_is_woken(
     with one, other:
         transport = SimpleNamespace(sock=one)
         theirs.connection = SimpleNamespace(connection=SimpleNamespace(transport=transport))
-        theirs.depth = 1
+        theirs.depths["cpu"] = 1
         quiet(consumer, clock, 2)
         assert one.recv(1) == b""
 
 
 def test_it_is_left_alone_while_messages_come(consumer: Consumer, theirs: CelerysConsumer, clock: ManualClock) -> None:
-    theirs.depth = 1
+    theirs.depths["cpu"] = 1
     for _ in range(5):
         quiet(consumer, clock)
         consumer.note_message()
@@ -115,7 +126,7 @@ def test_it_is_left_alone_while_messages_come(consumer: Consumer, theirs: Celery
 def test_it_is_left_alone_where_nothing_is_to_come(
     consumer: Consumer, theirs: CelerysConsumer, clock: ManualClock, why: str
 ) -> None:
-    theirs.depth = 0 if why == "empty" else 1
+    theirs.depths["cpu"] = 0 if why == "empty" else 1
     theirs.reachable = why != "unreachable"
     if why == "paused":
         consumer.pause()
@@ -127,7 +138,7 @@ def test_it_is_left_alone_where_nothing_is_to_come(
 def test_after_a_new_start_it_waits_as_long_again(
     consumer: Consumer, theirs: CelerysConsumer, clock: ManualClock
 ) -> None:
-    theirs.depth = 1
+    theirs.depths["cpu"] = 1
     quiet(consumer, clock, 2)
     theirs.soon.clear()
     quiet(consumer, clock)

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import services
+from msgspec.structs import replace
 from services.clocks import MachineTime
 
 from shadho_celery.core.code import CodeVersion, digest_of
@@ -463,6 +464,12 @@ def order(deed: str, *, slots: int = 1, budget: float | None = None, **changes: 
     return RunAttempt(attempt=attempt, **told)
 
 
+def promoted(folder: Path) -> RunAttempt:
+    """Return an order of a trial that goes on from what is in the folder."""
+    made = order("plain", checkpoint_dir=str(folder))
+    return replace(made, attempt=made.attempt.evolve(origin=3))
+
+
 def run(runner: Runner, deed: str, **changes: Any) -> Outcome:
     return runner.run(order(deed, **changes), lambda report: None)
 
@@ -482,6 +489,15 @@ def run_until_report(runner: Runner, deed: str, then: Callable[[], None]) -> Out
 
 
 # Outcomes
+
+
+def test_a_promoted_trial_tells_whether_a_checkpoint_was_there(own: Runner, tmp_path: Path) -> None:
+    (tmp_path / "parts" / "empty").mkdir(parents=True)
+    for checkpoint in (False, True):
+        outcome = own.run(promoted(tmp_path), lambda report: None)
+        assert (outcome.state, outcome.continued) == (TrialState.COMPLETE, checkpoint)
+        (tmp_path / "parts" / "weights").touch()
+    assert run(own, "plain", checkpoint_dir=str(tmp_path)).continued is None
 
 
 def test_the_seconds_of_a_process_that_died_are_never_negative(own: Runner, machine_time: MachineTime) -> None:

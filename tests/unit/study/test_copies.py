@@ -52,6 +52,19 @@ def test_a_copy_is_the_same_trial_in_another_attempt(study: Study) -> None:
     assert (shown.state, shown.attempt, shown.compute_class, shown.host) == (S.RUNNING, 2, "cpu", "first")
 
 
+def test_a_copy_is_for_any_machine_and_so_is_the_next_attempt_of_a_trial_that_was_for_one(study: Study) -> None:
+    trial = study.add("all", {"x": 1}, seed=7)
+    first = study.send(trial, "cpu", only_on="a")
+    assert (first.only_on, first.compute_class) == ("a", "cpu")
+    assert study.send(study.trial(0), "gpu", only_on="b").only_on is None
+    for attempt in (1, 2):
+        study.tell(lost(attempt, claimed=False))
+    again = study.next_waiting()
+    assert again is not None
+    assert study.send(again, "cpu").only_on is None
+    assert study.trial(0).lost == 0
+
+
 def test_it_is_one_trial_but_takes_a_slot_of_each_class(study: Study) -> None:
     copied(study)
     assert (len(study), study.in_flight, study.count(S.RUNNING), study.count(S.QUEUED)) == (1, 1, 1, 0)

@@ -65,6 +65,15 @@ def test_a_cancelled_attempt_ends_it_with_its_last_report() -> None:
     assert study.best is None
 
 
+def test_one_that_went_on_from_a_checkpoint_still_tells_so() -> None:
+    study = begin()
+    attempt = pruned(study)
+    outcome = Outcome(state=S.CANCELLED, continued=True)
+    study.tell(Result(number=attempt.number, attempt=1, outcome=outcome, at=1020.0))
+    assert facts(study) == (S.PRUNED, 0.8, 2)
+    assert study.trial(0).continued is True
+
+
 def test_a_lost_attempt_ends_it_too_and_is_not_run_again() -> None:
     study = begin()
     attempt = pruned(study)

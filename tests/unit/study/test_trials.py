@@ -194,7 +194,8 @@ class Stored:
 def finished(number: int, state: TrialState = S.COMPLETE, **facts: Any) -> Trial:
     loss = number % 7 / 10 if state is S.COMPLETE else None
     warning = "a metric was dropped" if number == 2 else None
-    outcome = Outcome(state=state, loss=loss, metrics={"m": number}, seconds=number / 4, memory=number, warning=warning)
+    numbers = {"loss": loss, "seconds": number / 4, "memory": number, "continued": [None, False, True][number % 3]}
+    outcome = Outcome(state=state, metrics={"m": number}, warning=warning, **numbers)
     params, subspace = {"x": number / 7}, "ab"[number % 2]
     return Trial(
         number=number,
@@ -270,6 +271,7 @@ def test_recalled_trials_have_what_is_learned_from_and_their_params_are_read_whe
             "budget",
             "loss",
             "seconds",
+            "continued",
         ):
             assert getattr(each, name) == getattr(of, name)
         assert each.outcome.memory == of.outcome.memory

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import kombu
@@ -12,6 +13,7 @@ from celery.app.task import Context
 from celery.worker.request import Request
 
 from shadho_celery.celery import app
+from shadho_celery.core.hardware import CLASS_NAME
 from shadho_celery.core.payload import Payload
 from shadho_celery.core.trial import Attempt
 from shadho_celery.transport import broker
@@ -86,6 +88,25 @@ def test_a_classs_queue_is_durable_and_declared_alike_by_everybody() -> None:
     assert not queue.exclusive
     assert not queue.queue_arguments, "arguments of an existing queue cannot be changed"
     assert queue == broker.queue("größte")
+
+
+def test_a_machines_queue_expires_and_has_a_name_that_no_class_can_have() -> None:
+    name = broker.machine_queue("größte", "node@1")
+    queue = broker.queue(name)
+    assert (queue.name, queue.routing_key, queue.exchange.name) == (name, name, "")
+    assert queue.durable
+    assert queue.expires == broker.MACHINE_QUEUE_SECONDS
+    assert re.match(CLASS_NAME, "größte")
+    assert not re.match(CLASS_NAME, name)
+
+
+@pytest.mark.parametrize("compute_class", ["cpu", "学" * 60])
+@pytest.mark.parametrize("length", [10, 255])
+def test_a_machines_queue_has_a_name_that_amqp_takes_and_no_other_machine_has(compute_class: str, length: int) -> None:
+    hosts = ["ü" * length, "ü" * (length - 1) + "u"]
+    names = {broker.machine_queue(compute_class, host) for host in hosts}
+    assert len(names) == 2
+    assert all(len(name.encode()) <= 255 and name.startswith(f"{compute_class},") for name in names)
 
 
 SIGNER = Signer(b"a key of sixteen bytes")

@@ -1,0 +1,55 @@
+"""Storage of checkpoints: a token in their folder, by which workers find out whether they share it.
+
+The first worker that finds no token makes one. Workers that read the same token see the same folder.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+import uuid
+from contextlib import suppress
+from pathlib import Path
+
+#: file in the folder of checkpoints; the names of its other entries are keys of studies
+TOKEN = ".storage"
+
+
+def storage_id(folder: Path) -> str:
+    """Return the id of the storage that a folder of checkpoints lies on; make the folder and its token if need be.
+
+    Returns "" where the folder cannot be read or written, or its file system has no hard links: the worker's
+    checkpoints are then its own.
+    """
+    token = folder / TOKEN
+    with suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+        if not token.exists():
+            _make(token)
+        return _read(token)
+    return ""
+
+
+def _make(token: Path) -> None:
+    """Make a token, unless another process does so first: a link is made with the whole file, or not at all."""
+    draft = token.with_name(f"{TOKEN}.{uuid.uuid4().hex}")
+    try:
+        draft.write_text(uuid.uuid4().hex)
+        with suppress(FileExistsError):
+            os.link(draft, token)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def _read(token: Path) -> str:
+    # Trials may write here: it must not wait for a pipe's other end.
+    descriptor = os.open(token, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        content, found = os.read(descriptor, 100).decode("ascii", "replace"), os.fstat(descriptor)
+    finally:
+        os.close(descriptor)
+    if not (stat.S_ISREG(found.st_mode) and re.fullmatch(r"[0-9a-f]{32}", content)):
+        return ""
+    # With its number in the file system: a copy of the folder on another disk has the same token, and is not shared.
+    return f"{content}-{found.st_ino:x}"
