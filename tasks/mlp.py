@@ -34,7 +34,10 @@ class Settings:
     #: passes over the training digits where the trial's budget does not say otherwise
     epochs: int = 20
     #: digits per gradient step
-    batch: int = 64
+    batch: int = 32
+    #: epochs after which the learning rate is half of the first one, and falls on: with a constant one the last loss
+    #: depends on the last steps, differs much between seeds, and has little to do with the first ones
+    half_rate: float = 3.0
     #: share of the digits the loss is taken on
     held_out: float = 0.25
     #: seed of that split: the same digits for every trial, or losses could not be compared
@@ -145,6 +148,8 @@ def objective(params: dict[str, Any], context: Context) -> dict[str, float]:
     last = int(context.budget or SETTINGS.epochs)
     for epoch in range(min(behind, last - 1) + 1, last + 1):
         model.train()
+        for group in descent.param_groups:
+            group["lr"] = params["learning_rate"] / (1 + (epoch - 1) / SETTINGS.half_rate)
         for batch in torch.randperm(len(train), device=context.device).split(SETTINGS.batch):
             descent.zero_grad()
             cross_entropy(model(train[batch]), train_labels[batch]).backward()
