@@ -409,20 +409,27 @@ def front_lines(study: Study) -> list[str]:
 
 
 def placement_table(study: Study) -> Table:
-    """Return the number and the median seconds of the complete trials, by subspace and class, the best ones first."""
-    seconds = study.trials.seconds()
-    classes = sorted({compute_class for _, compute_class in seconds})
+    """Return how many trials of each subspace were complete, with their median seconds, and pruned, by class.
+
+    The best subspaces come first.
+    """
+    seconds, pruned = study.trials.seconds(_S.COMPLETE), study.trials.seconds(_S.PRUNED)
+    classes = sorted({compute_class for _, compute_class in [*seconds, *pruned]})
     best = {name: study.best_of(name) for name in study.subspaces}
     name = one_line(next(iter(study.objectives), "loss"), NAME)
-    table = Table("complete x median seconds", *map(right, [*classes, f"best {name}"]))
+    title = "complete x median seconds" + (" + pruned" if pruned else "")
+    table = Table(title, *map(right, [*classes, f"best {name}"]))
     for subspace in sorted(best, key=lambda name: (best[name] is None, best[name] or 0.0))[:PLACED]:
-        cells = [
-            f"{len(times)} x {statistics.median(times):.3g}" if times else "-"
-            for times in (seconds.get((subspace, name), []) for name in classes)
-        ]
+        cells = [_placed(seconds.get((subspace, name), []), len(pruned.get((subspace, name), ()))) for name in classes]
         loss = _own(study, best[subspace])
         table.add_row(Text(subspace), *cells, "-" if loss is None else f"{loss:.6g}")
     return table
+
+
+def _placed(complete: Sequence[float], pruned: int) -> str:
+    """Return one cell of that table, such as ``3 x 20.5 + 4``."""
+    parts = [f"{len(complete)} x {statistics.median(complete):.3g}"] if complete else []
+    return " + ".join([*parts, *([str(pruned)] if pruned else [])]) or "-"
 
 
 def _own(study: Study, loss: float | None) -> float | None:

@@ -247,9 +247,9 @@ class FinishedTrials:
         table = self._table()
         return self._whole(table["number"][table["warned"] > 0].tolist())
 
-    def seconds(self) -> dict[tuple[str, str], list[float]]:
-        """Return the seconds of the COMPLETE trials by subspace and class."""
-        table = self._of_state(TrialState.COMPLETE)
+    def seconds(self, state: TrialState) -> dict[tuple[str, str], list[float]]:
+        """Return the seconds of the trials of a state by subspace and class."""
+        table = self._of_state(state)
         table = table[~np.isnan(table["seconds"]) & (table["compute_class"] > 0)]
         pairs, inverse = np.unique(table[["subspace", "compute_class"]], return_inverse=True)
         return {

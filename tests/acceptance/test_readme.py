@@ -31,6 +31,7 @@ RUN_BY = {
     "launch tasks.svm --trials 20": "test_the_options_of_placement_and_samplers",
     "launch tasks.svm": "test_the_main_job",
     "launch tasks.mlp --pruner": "test_a_search_that_prunes",
+    "launch tasks.unet": "test_unets_that_find_cells",
     "fidelity.py": "test_the_fidelity_benchmark",
     "-m pytest -n 0": "test_one_folder_of_tests",
     "-m pytest": "test_the_test_command_is_what_ci_runs",

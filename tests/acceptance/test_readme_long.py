@@ -74,13 +74,47 @@ def test_the_placement_benchmark(desk: Desk, command: str) -> None:
         assert all("<svg" in (desk.folder / f"{name}.svg").read_text() for name in ("placement", "flat"))
 
 
+#: losses of the digits: how far apart the best ones of two searches may be, three times the standard deviation of the
+#: difference of two trainings of one good network
+NOISE = 0.03
+
+
 def test_a_search_that_prunes(desk: Desk) -> None:
-    """Most trials of the digits are stopped, and together they train for less than half of the epochs."""
+    """The pruned search comes to the loss of the same search without a pruner, in at most half of its epochs."""
     command = next(line for line in COMMANDS if "tasks.mlp --pruner" in line)
-    assert " pruned, 0 failed" in shell(desk, f"{command} --seed 1", seconds=200)
-    steps = [trial["step"] or 20 for trial in desk.trials()]
-    assert len(steps) == 30
-    assert sum(steps) < 0.5 * 20 * 30
+    pruned, whole = (
+        json.loads(shell(desk, f"{line} --seed 1 --study {name} --json", seconds=110))
+        for name, line in (("pruned", command), ("whole", command.replace(" --pruner asha", "")))
+    )
+    epochs = {
+        name: [each["step"] or 27 for each in desk.trials() if each["name"] == name] for name in ("pruned", "whole")
+    }
+    assert pruned["trials"]["pruned"] > 20
+    assert len(epochs["pruned"]) == len(epochs["whole"]) == 45
+    assert sum(epochs["pruned"]) <= 0.5 * sum(epochs["whole"])
+    assert pruned["best"]["loss"] <= whole["best"]["loss"] + NOISE
+
+
+SMALL_UNET = """
+from tasks import unet
+
+unet.SETTINGS = unet.Settings(epochs=4, size=16, train=8, held_out=4)
+SPACE, STUDY, objective, on_trial = unet.SPACE, unet.STUDY, unet.objective, unet.on_trial
+"""
+
+
+def test_unets_that_find_cells(desk: Desk) -> None:
+    """The command compares with the standard, draws, and says where each depth went; here with smaller pictures."""
+    desk.write("small_unet.py", SMALL_UNET)
+    command = next(line for line in COMMANDS if "launch tasks.unet" in line)
+    out = shell(desk, f"{command.replace('tasks.unet', 'small_unet')} --demo", seconds=200)
+    assert " complete models beat the standard (dice loss " in desk.commands[-1].err
+    assert (desk.folder / "unet.png").read_bytes().startswith(b"\x89PNG")
+    table = out[out.index("complete x median seconds + pruned") :]
+    assert all(f"network={depth},descent=" in table for depth in ("shallow", "medium", "deep"))
+    trials = desk.trials()
+    assert len(trials) == 30
+    assert {trial["compute_class"] for trial in trials} == {"gpu_large", "gpu_small", "cpu"}
 
 
 def test_the_fidelity_benchmark(desk: Desk) -> None:

@@ -421,6 +421,23 @@ def test_without_a_terminal_a_line_comes_now_and_then_on_standard_error(capsys: 
     assert note == "a note"
 
 
+def test_the_table_of_classes_counts_the_pruned_trials_beside_the_complete_ones() -> None:
+    def play_pruned(attempt: Attempt, compute_class: str) -> Outcome:
+        state = S.PRUNED if attempt.number % 2 else S.COMPLETE
+        return Outcome(state=state, loss=1.0 / (1 + attempt.number), seconds=1.0)
+
+    for played, title in ((play_pruned, "complete x median seconds + pruned"), (play, "complete x median seconds")):
+        study, *_ = searched(play=played)
+        table = views.placement_table(study)
+        assert table.columns[0].header == title
+        cells = [cell for column in table.columns[1:-1] for cell in column.cells]
+        counts = [[part.split(" x ")[0] for part in str(cell).split(" + ")] for cell in cells if cell != "-"]
+        assert sum(int(count) for parts in counts for count in parts) == study.count(S.COMPLETE, S.PRUNED)
+    assert views._placed([1.0, 2.0, 9.0], 4) == "3 x 2 + 4"
+    assert views._placed([], 4) == "4"
+    assert views._placed([], 0) == "-"
+
+
 def test_the_live_view_opens_notes_and_closes() -> None:
     _, scheduler, space = searched(turns=2)
     screen, text = console()

@@ -225,7 +225,7 @@ def test_what_the_store_has_is_read_from_it_in_the_order_of_the_results() -> Non
     assert [each.number for each in ended.warned()] == [2]
     assert [each.number for each in ended.best_few(3)] == [7, 1, 8]
     assert ended.best is store.trials[7] or ended.best is store.trials[1]
-    assert ended.seconds()["a", "cpu"] == [2.0, 1.5, 1.0, 0.5]
+    assert ended.seconds(S.COMPLETE)["a", "cpu"] == [2.0, 1.5, 1.0, 0.5]
     assert ended.lost == sum(range(12))
 
 

@@ -55,6 +55,17 @@ def test_it_stops_after_the_epoch_in_which_it_is_told_to() -> None:
     assert mlp.objective(params(), context)["epochs"] == 3
 
 
+def test_the_learning_rate_falls_with_the_epochs_whatever_was_continued(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Any] = []
+    real = mlp.descent_of
+    monkeypatch.setattr(mlp, "descent_of", lambda params, model: made.append(real(params, model)) or made[-1])
+    for budget in (1, 1 + mlp.SETTINGS.half_rate):
+        mlp.objective(params(learning_rate=0.01), StubContext(budget=budget, checkpoint_dir=tmp_path))
+    assert [descent.param_groups[0]["lr"] for descent in made] == pytest.approx([0.01, 0.005])
+
+
 @pytest.mark.parametrize("seed", [0, 1])
 def test_the_same_seed_trains_the_same_network(seed: int, tmp_path: Path) -> None:
     def trained(folder: str, seed: int) -> dict[str, float]:
