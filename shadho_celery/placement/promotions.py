@@ -97,12 +97,15 @@ class Promotions:
         offered: Sequence[Trial],
         fits: Callable[[Trial, str], bool],
         load: Load,
+        *,
         now: float,
+        new: int | None = None,
     ) -> Choice | None:
         """Return the promotion for a free slot of a class; None to leave all to others.
 
         `offered` are as they would be added to the study, and begin with the one whose turn it is. `load` tells the
-        slots that the study's attempts take.
+        slots that the study's attempts take, and `new` is the rung of the trial that the slot may get instead: a
+        promotion is left only for one on a lower rung.
         """
         before, self._offered_at = self._offered_at, {}
         best: tuple[float, Choice] | None = None
@@ -119,7 +122,7 @@ class Promotions:
                 gain, patience = math.log(elsewhere.end / here.seconds), here.seconds - elsewhere.seconds
                 if patience > 0:
                     ahead[elsewhere.compute_class] += 1
-            if gain < 0 and now - since < patience:
+            if gain < 0 and now - since < patience and new is not None and new < key[1]:
                 continue
             score = gain + RUNG * key[1]
             if best is None or score > best[0]:
@@ -134,14 +137,14 @@ class Promotions:
         load: Load,
         ahead: Mapping[str, int],
     ) -> tuple[_Place | None, _Place | None]:
-        """Return the fastest place for a trial in a class with a free slot, and the one elsewhere where it ends first."""
+        """Return a trial's fastest place in a class with a free slot, and the one elsewhere that ends it first."""
         fitting = [name for name in self._classes if fits(trial, name)]
         if compute_class not in fitting:
             return None, None
         seconds = self._model.expected(trial, fitting, [*Beginning])
         here: list[_Place] = []
         elsewhere: list[_Place] = []
-        home = self._model.home(int(trial.origin or 0))
+        home = self._model.home(int(trial.origin or 0)) or ""
         for column, name in enumerate(fitting):
             by_way = dict(zip(Beginning, seconds[:, column].tolist(), strict=True))
             known = self._classes[name]

@@ -310,7 +310,7 @@ class CostModel:
     def _log_startups(self, classes: Sequence[str]) -> Array:
         seconds = [[self._budgets.startup(subspace, name) for name in classes] for subspace in self._subspaces]
         # Nothing is a logarithm of 0, and this much less than a trial takes.
-        return np.log(np.maximum(np.array(seconds).reshape(len(self._subspaces), len(classes)), 1e-12))
+        return np.asarray(np.log(np.maximum(np.array(seconds).reshape(len(self._subspaces), len(classes)), 1e-12)))
 
     def expected(self, trial: Trial, classes: Sequence[str], ways: Sequence[Beginning]) -> Array:
         """Return the predicted seconds of a promoted trial on classes, shape (ways, classes), by ways to begin."""

@@ -6,7 +6,6 @@ import math
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import partial
 from typing import TypeVar
 
 import numpy as np
@@ -28,6 +27,8 @@ from shadho_celery.study.limits import Limits
 from shadho_celery.study.study import Study
 
 P = TypeVar("P")
+#: whether a trial fits the class of a name
+Fits = Callable[[Trial, str], bool]
 
 #: draws for a slot until one fits its memory
 DRAWS = 20
@@ -126,13 +127,16 @@ class Proposals:
             slots = sum(compute_class.slots for compute_class in classes)
             self._pool.share_out(slots, self._parts, is_adaptive=self._adaptive)
 
-    def ask(self, compute_class: str, fits: Callable[[Trial, str], bool], left: float) -> Trial | None:
+    def ask(self, compute_class: str, fits: Fits, left: float) -> Trial | None:
         """Return a new trial that `fits` a class; None if none is wanted now.
 
         Trials that do not fit wait in the study. `left` bounds the trials that are still to be sent, with the waiting
         ones.
         """
-        fits_here = partial(fits, compute_class=compute_class)
+
+        def fits_here(trial: Trial) -> bool:
+            return fits(trial, compute_class)
+
         self._draw_ahead(left)
         draws = 0
         while draws < DRAWS:
@@ -203,9 +207,7 @@ class Proposals:
             offers = offers[:1]
         return next((offer for offer in offers if offer.origin is None and offer.params is None), None)
 
-    def _promotion(
-        self, compute_class: str, offers: Sequence[Wanted], fits: Callable[[Trial, str], bool]
-    ) -> tuple[Wanted, str | None] | None:
+    def _promotion(self, compute_class: str, offers: Sequence[Wanted], fits: Fits) -> tuple[Wanted, str | None] | None:
         """Return the promotion for a slot of a class, and the one machine for it; None if there is none."""
         wanted = [offer for offer in offers if offer.origin is not None]
         if not wanted:
@@ -215,7 +217,8 @@ class Proposals:
             return (wanted[0], None) if wanted[0] is offers[0] else None
         offered = [self._offered(offer) for offer in wanted]
         self._seen_offers = {(trial.origin, trial.rung): trial for trial in offered}
-        choice = promotions.pick(compute_class, offered, fits, self._study, self._study.clock.now())
+        new = next((offer.rung for offer in offers if offer.origin is None), None)
+        choice = promotions.pick(compute_class, offered, fits, self._study, now=self._study.clock.now(), new=new)
         return None if choice is None else (wanted[choice.place], choice.only_on)
 
     def _offered(self, wanted: Wanted) -> Trial:

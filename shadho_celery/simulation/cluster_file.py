@@ -189,9 +189,9 @@ class Cluster(_Bounds, frozen=True, kw_only=True):
     slots: Mapping[str, int]
     #: bytes by class; 0 to ignore memory
     memory: Mapping[str, int]
-    #: by class, seconds before a trial begins its work
-    startup: Mapping[str, float]
     families: Mapping[str, Family]
+    #: by class, seconds before a trial begins its work
+    startup: Mapping[str, float] = {}
     size: Law = Constant()
     straggler: Law = NoStraggler()
     changes: Sequence[Change] = ()

@@ -250,14 +250,14 @@ def make_play(cluster: Cluster, seed: int) -> Play:
         units, handover, continued = checkpoints.begin(attempt)
         values = {param: law.value(attempt.params[_label(param, name)]) for param, law in family.params.items()}
         seconds = _seconds_of(name, family, compute_class, values) * (sizes[draw] * delay * units)
-        seconds = max(LEAST_SECONDS, seconds + (cluster.startup[compute_class] + handover) * delay)
+        seconds = max(LEAST_SECONDS, seconds + (cluster.startup.get(compute_class, 0.0) + handover) * delay)
         memory = cluster.memory[compute_class]
         if memory and family.memory > memory:
             return Outcome(state=TrialState.FAILED, error="out of memory", seconds=OUT_OF_MEMORY_AT * seconds)
         if luck[draw] < family.failure_rate:
             return Outcome(state=TrialState.FAILED, error="failed by chance", seconds=seconds)
         loss = family.best + family.spread * (float(attempt.params[f"x {name}"]) - OPTIMUM) ** 2
-        facts = {"memory": family.memory or None, "continued": continued}
-        return Outcome(state=TrialState.COMPLETE, loss=loss, seconds=seconds, **facts)
+        peak = family.memory or None
+        return Outcome(state=TrialState.COMPLETE, loss=loss, seconds=seconds, memory=peak, continued=continued)
 
     return play

@@ -101,7 +101,7 @@ class Known(CostModel):
         super().__init__(complex_last())
         self.table = table
 
-    def log_seconds(self, classes: Sequence[str], optimism: float = 0.0) -> Array:
+    def log_seconds(self, classes: Sequence[str], optimism: float = 0.0, budget: float | None = None) -> Array:
         rows = sorted(NAMES, key=self.row_of.__getitem__)
         return np.log([[self.table[c][name] for c in classes] for name in rows])
 

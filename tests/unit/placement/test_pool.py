@@ -45,7 +45,7 @@ class Known(CostModel):
     def functions(self, subspace: str, params_list: Sequence[Params]) -> Array:
         return np.log([self.known(params) for params in params_list])
 
-    def departures(self, subspace: str, functions: Array, classes: Sequence[str]) -> Array:
+    def departures(self, subspace: str, functions: Array, classes: Sequence[str], budget: float | None = None) -> Array:
         return functions[:, [CLASSES.index(name) for name in classes]]
 
 

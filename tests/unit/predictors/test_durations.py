@@ -311,7 +311,7 @@ def test_a_pair_that_is_far_slower_than_expected_is_noticed_before_its_first_tri
         for row, column in ((0, 0), (0, 1), (1, 0)):
             table.tell(row, column, 0.0)
     before = float(table.estimate().mean[1, 1])
-    table.suppose([(1, 1, 5.0), (1, 1, 5.0)])
+    table.suppose([(1, 1, 5.0, 1.0), (1, 1, 5.0, 1.0)])
     assert float(table.estimate().mean[1, 1]) > before + 1.0
     table.suppose([])
     assert float(table.estimate().mean[1, 1]) == pytest.approx(before, abs=0.05)
@@ -323,5 +323,5 @@ def test_trials_that_run_as_long_as_expected_tell_nothing() -> None:
     for _ in range(20):
         table.tell(0, 0, 1.0)
     before = table.estimate()
-    table.suppose([(0, 0, 1.0), (0, 0, -3.0)])
+    table.suppose([(0, 0, 1.0, 1.0), (0, 0, -3.0, 1.0)])
     assert table.estimate() is before

@@ -148,7 +148,9 @@ def test_no_trial_waits_for_more_than_its_bound(monkeypatch: pytest.MonkeyPatch)
     assert policy.pool is not None
     trials, pick = policy.pool.trials, policy.pick
 
-    def latest(compute_class: str, backlogs: Mapping[str, float], fits: Callable[[Trial], bool]) -> str | Trial | None:
+    def latest(
+        compute_class: str, backlogs: Mapping[str, float], fits: Callable[[Trial], bool], budget: float | None
+    ) -> str | Trial | None:
         return next((trial for trial in reversed(trials) if fits(trial)), None) or pick(compute_class, backlogs, fits)
 
     monkeypatch.setattr(policy, "pick", latest)

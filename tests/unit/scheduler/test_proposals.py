@@ -54,7 +54,7 @@ def proposals_of(
     )
 
 
-def fits(trial: Trial) -> bool:
+def fits(trial: Trial, compute_class: str) -> bool:
     return True
 
 
@@ -80,13 +80,13 @@ def test_a_trial_takes_the_slots_that_its_params_say(study: Study) -> None:
 
 def test_what_fits_nobody_is_held_back_up_to_a_few_of_each_subspace(study: Study) -> None:
     proposals = proposals_of(study)
-    assert proposals.ask("cpu", lambda trial: False, math.inf) is None
+    assert proposals.ask("cpu", lambda trial, compute_class: False, math.inf) is None
     assert study.count(TrialState.WAITING) == WAITING_PER_SUBSPACE * len(SUBSPACES)
     assert proposals.ask("cpu", fits, math.inf) is None, "those that wait come first"
     assert len(list(iter(study.next_waiting, None))) == WAITING_PER_SUBSPACE * len(SUBSPACES)
 
 
-def narrow(trial: Trial) -> bool:
+def narrow(trial: Trial, compute_class: str) -> bool:
     return trial.slots == 1
 
 
@@ -110,7 +110,7 @@ def test_what_is_too_wide_for_every_class_keeps_no_slot_from_narrower_trials(stu
 def test_what_is_too_wide_does_not_take_the_places_of_what_waits_for_memory(study: Study) -> None:
     proposals = mixed_widths(study, lambda params: 1 if params["x"] < 0.3 else 2)
     for _ in range(5):
-        assert proposals.ask("cpu", lambda trial: False, math.inf) is None
+        assert proposals.ask("cpu", lambda trial, compute_class: False, math.inf) is None
     assert sum(trial.slots == 1 for trial in study) == WAITING_PER_SUBSPACE
 
 
@@ -132,7 +132,7 @@ def test_where_a_sampler_proposes_nothing_narrow_enough_it_is_not_asked_for_ever
 
 def test_no_trial_is_made_that_could_not_be_sent_any_more(study: Study) -> None:
     proposals = proposals_of(study)
-    assert proposals.ask("cpu", lambda trial: False, 3) is None
+    assert proposals.ask("cpu", lambda trial, compute_class: False, 3) is None
     assert len(study) == 3
 
 

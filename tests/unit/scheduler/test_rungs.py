@@ -321,6 +321,7 @@ def test_a_search_survives_the_deaths_of_machines_that_run_copies_and_copied_tri
     lost = 0
     for seed in range(4):
         cluster = Cluster(
+            fidelity={"least": 1, "most": 9, "how": "halving"},
             slots=classes,
             memory=dict.fromkeys(classes, 0),
             families={"net": Family(seconds={"large": 20, "cpu": 50}, failure_rate=0.05)},
@@ -342,7 +343,7 @@ def test_a_search_survives_the_deaths_of_machines_that_run_copies_and_copied_tri
             live = list(study.attempts)
             assert sum(study.taken(name) for name in classes) == len(live) == study.in_flight + study.copies
 
-        found = simulate(cluster, seed=seed, rungs={"least": 1, "most": 9}, on_turn=on_turn)
+        found = simulate(cluster, seed=seed, on_turn=on_turn)
         assert found.study.counted == len(found.study) == 130
         assert found.study.copied > 0
         lost += found.lost

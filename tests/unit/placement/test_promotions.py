@@ -1,0 +1,151 @@
+"""A free slot takes the promoted trial that ends there first, and leaves others to faster machines, never for ever."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pytest
+
+from shadho_celery.core.hardware import ComputeClass
+from shadho_celery.core.trial import Outcome, Params, Trial, TrialState
+from shadho_celery.placement.promotions import Choice, Promotions
+from shadho_celery.predictors.cost_model import Beginning, CostModel
+from shadho_celery.predictors.features import Array
+
+#: seconds of one unit of budget, and of a start-up
+UNIT, STARTUP = {"strong": 1.0, "weak": 4.0}, 0.0
+
+
+class Known(CostModel):
+    """Exact seconds: a trial continues at a third of its budget; origin n is on machine strong.n."""
+
+    def __init__(self, startup: float = STARTUP) -> None:
+        super().__init__([])
+        self.startup = startup
+
+    def expected(self, trial: Trial, classes: Sequence[str], ways: Sequence[Beginning]) -> Array:
+        budget = trial.budget or 1.0
+        units = {way: budget if way is Beginning.ANEW else budget * 2 / 3 for way in ways}
+        return np.array([[self.startup + UNIT[name] * units[way] for name in classes] for way in ways])
+
+    def home(self, origin: int) -> str | None:
+        return f"strong.{origin}"
+
+
+class Busy:
+    """All slots of the strong class are taken, but for those of `free` machines."""
+
+    def __init__(self, *free: str) -> None:
+        self.free = free
+
+    def taken(self, compute_class: str) -> int:
+        return 4 - len(self.free) if compute_class == "strong" else 15
+
+    def running(self) -> Mapping[str, int]:
+        return {f"strong.{slot}": 1 for slot in range(4) if f"strong.{slot}" not in self.free}
+
+
+def classes(storage: str) -> list[ComputeClass]:
+    sizes = {"strong": 4, "weak": 16}
+    return [
+        ComputeClass(
+            name=name,
+            slots=slots,
+            hosts={f"{name}.{slot}": 1 for slot in range(slots)},
+            storages={f"{name}.{slot}": storage for slot in range(slots)},
+        )
+        for name, slots in sizes.items()
+    ]
+
+
+def promotions(storage: str = "shared", startup: float = STARTUP, seconds: float = 4.0) -> Promotions:
+    made = Promotions(Known(startup))
+    made.see_classes(classes(storage))
+    made.tell([ended(name, seconds) for name in UNIT])
+    return made
+
+
+def ended(compute_class: str, seconds: float, origin: int | None = None, **facts: bool) -> Trial:
+    outcome = Outcome(state=TrialState.COMPLETE, loss=0.0, seconds=seconds, **facts)
+    where = {"compute_class": compute_class, "host": f"{compute_class}.0"}
+    return Trial(number=0, subspace="all", params={}, origin=origin, outcome=outcome, **where)  # type: ignore[arg-type]
+
+
+def offered(*rungs: int, params: Params | None = None) -> list[Trial]:
+    return [
+        Trial(number=origin, subspace="all", params=params or {}, budget=3.0**rung, rung=rung, origin=origin)
+        for origin, rung in enumerate(rungs)
+    ]
+
+
+def pick(made: Promotions, name: str, trials: list[Trial], now: float = 0.0, load: Busy | None = None) -> Choice | None:
+    return made.pick(name, trials, lambda trial, where: True, load or Busy(), now=now, new=0)
+
+
+def test_the_top_rung_is_left_to_the_strong_class_which_takes_it() -> None:
+    made = promotions()
+    assert pick(made, "weak", offered(4)) is None
+    assert pick(made, "strong", offered(4)) == Choice(0, None)
+
+
+def test_a_strong_slot_takes_the_highest_rung_first_where_classes_differ_in_speed_only() -> None:
+    assert pick(promotions(), "strong", offered(1, 4, 2)) == Choice(1, None)
+
+
+def test_with_a_start_up_a_weak_slot_takes_low_rungs_and_leaves_high_ones() -> None:
+    made = promotions(startup=30.0, seconds=40.0)
+    assert pick(made, "weak", offered(4, 1)) == Choice(1, None)
+
+
+def test_the_longer_the_queue_for_the_strong_class_the_more_a_weak_slot_takes() -> None:
+    made = promotions(seconds=20.0)
+    assert pick(made, "weak", offered(*[3] * 4)) is None
+    assert pick(made, "weak", offered(*[3] * 40)) is not None
+
+
+def test_what_has_been_left_for_as_long_as_it_could_gain_is_taken() -> None:
+    made, top = promotions(), offered(4)
+    gain = 3 * 81 * 2 / 3
+    assert pick(made, "weak", top, now=0.0) is None
+    assert pick(made, "weak", top, now=gain - 1) is None
+    assert pick(made, "weak", top, now=gain + 1) == Choice(0, None)
+
+
+def test_no_slot_idles_for_a_promotion_that_it_could_run() -> None:
+    made = promotions()
+    for new in (None, 4):
+        choice = made.pick("weak", offered(4), lambda trial, where: True, Busy(), now=0.0, new=new)
+        assert choice == Choice(0, None)
+
+
+def test_nothing_is_left_to_a_class_that_it_does_not_fit() -> None:
+    choice = promotions().pick("weak", offered(4), lambda trial, where: where == "weak", Busy(), now=0.0, new=0)
+    assert choice == Choice(0, None)
+
+
+def test_what_does_not_fit_here_is_not_taken() -> None:
+    assert promotions().pick("weak", offered(1), lambda trial, where: False, Busy(), now=0.0, new=0) is None
+
+
+def test_without_shared_storage_a_promotion_goes_to_the_machine_of_its_checkpoint() -> None:
+    made = promotions(storage="")
+    assert pick(made, "strong", offered(4, 3), load=Busy("strong.1")) == Choice(1, "strong.1")
+    assert pick(made, "strong", offered(4, 3), load=Busy("strong.0")) == Choice(0, "strong.0")
+
+
+def test_on_shared_storage_any_machine_of_the_class_will_do() -> None:
+    assert pick(promotions("shared"), "strong", offered(4, 3), load=Busy("strong.1")) == Choice(0, None)
+
+
+def test_where_checkpoints_are_not_found_their_machine_does_not_matter() -> None:
+    made = promotions(storage="")
+    made.tell([ended("strong", 4.0, origin=0, continued=False)])
+    assert pick(made, "strong", offered(4, 3), load=Busy("strong.1")) == Choice(0, None)
+
+
+@pytest.mark.parametrize("name", ["strong", "weak"])
+def test_one_class_alone_takes_promotions_in_their_turn(name: str) -> None:
+    made = promotions()
+    made.see_classes([each for each in classes("shared") if each.name == name])
+    assert pick(made, name, offered(4, 2, 1)) == Choice(0, None)
