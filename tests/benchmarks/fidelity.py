@@ -7,6 +7,8 @@ Parts, in this order; ``--part`` runs some of them:
   TPE with Hyperband, and random search at the full budget.
 - straggling: on 25 and 64 simulated slots whose trials take ``1 + |N(0, 1)|`` times as long, the time in which ASHA
   comes to the final regret of successive halving, and the part of the slots' time that it leaves unused.
+- machines: on 8 strong and 32 weak simulated slots, with a start-up of every trial and with none, how many results at
+  the top budget ASHA has an hour, and when the first, with policy `cost` beside `fifo` and the best placement.
 
 Ours run through the scheduler on simulated slots, where a trial takes its cost in seconds. Peers' figures come from a
 recorded table for its seeds, which ``--full --dehb PYTHON`` renews: an interpreter that has dehb, in an environment of
@@ -26,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from fidelity_machines import machines
 from fidelity_peers import PEERS, search
 from fidelity_problems import PROBLEMS, FidelityProblem, read_problems
 from figures import finish, goal, p_no_worse, results_of
@@ -205,7 +208,7 @@ def straggling(arguments: argparse.Namespace, processes: ProcessPoolExecutor) ->
     return figures, goals
 
 
-PARTS = {"reach": reach, "straggling": straggling}
+PARTS = {"reach": reach, "straggling": straggling, "machines": machines}
 
 
 def parse() -> argparse.Namespace:
@@ -214,6 +217,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, default=SEEDS, help="searches of each problem")
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--straggling-seeds", type=int, default=SEEDS)
+    parser.add_argument("--slower", type=float, default=4.0, help="part machines: of a weak slot beside a strong one")
+    parser.add_argument("--hours", type=float, default=1.0, help="part machines: simulated")
     parser.add_argument("--how", action="append", choices=HOWS, help="ours beside auto; may be repeated")
     parser.add_argument("--problems", metavar="FILE", help="a Python file with PROBLEMS, see fidelity_problems.py")
     parser.add_argument("--full", action="store_true", help="run the peers, and record them")

@@ -1,0 +1,134 @@
+"""Rungs on unlike machines: top-budget results an hour, and the time to the first one, under `cost` and `fifo`.
+
+A fleet of few strong slots and many weak ones, with a start-up of every trial and with none. Trials continue from
+checkpoints on shared storage; their sizes and delays are random. The bound is the linear program's at the mix of rungs
+that a run has completed itself, so that promoting more than 1 / eta gains nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import statistics
+from collections import Counter
+from collections.abc import Mapping
+from concurrent.futures import ProcessPoolExecutor
+from typing import Any, NamedTuple
+
+from figures import goal, interval, results_of
+from fleets import bound
+
+from shadho_celery.core.trial import TrialState
+from shadho_celery.simulation.cluster_file import Cluster, parse
+from shadho_celery.simulation.simulation import simulate
+
+Json = dict[str, Any]
+
+LEAST, MOST, ETA = 1, 81, 3
+BUDGETS = (1.0, 3.0, 9.0, 27.0, 81.0)
+SLOTS = {"strong": 8, "weak": 32}
+#: seconds of a unit of budget on a strong slot, and of a start-up
+UNIT, STARTUPS = 3.0, (30.0, 0.0)
+#: standard deviation of the log size of trials, and of the half-normal delay
+SIZES, DELAYS = 0.5, 0.5
+
+
+class Run(NamedTuple):
+    """What came of one run."""
+
+    #: results at the top budget, an hour
+    top_an_hour: float
+    #: part of the bound at the run's own mix of rungs
+    share: float
+    #: seconds to the first of them
+    first: float
+
+
+def describe(startup: float, slower: float, hours: float) -> Cluster:
+    """The fleet, whose weak slots take `slower` times as long for a unit."""
+    return parse(
+        {
+            "seconds": hours * 3600,
+            "checkpoints": "shared",
+            "fidelity": {"least": LEAST, "most": MOST, "eta": ETA, "how": "asha"},
+            "classes": {name: {"workers": slots, "startup_seconds": startup} for name, slots in SLOTS.items()},
+            "families": {"net": {"seconds": {"strong": UNIT, "weak": UNIT * slower}}},
+            "size": {"law": "lognormal", "sigma": SIZES},
+            "straggler": {"law": "halfnormal", "scale": DELAYS},
+        }
+    )
+
+
+def seconds_of(startup: float, slower: float) -> dict[str, dict[str, float]]:
+    """Mean seconds of a promoted trial by rung and class."""
+    work = [budget - before for before, budget in zip((0.0, *BUDGETS), BUDGETS, strict=False)]
+    rates = {"strong": UNIT, "weak": UNIT * slower}
+    return {
+        str(rung): {name: startup + rate * units for name, rate in rates.items()} for rung, units in enumerate(work)
+    }
+
+
+def most(startup: float, slower: float, mix: Mapping[str, float]) -> float:
+    """The most trials a second that any placement can complete in a mix of rungs."""
+    seconds = seconds_of(startup, slower)
+    return bound({rung: seconds[rung] for rung in mix}, SLOTS, mix)
+
+
+def gain(startup: float, slower: float) -> float:
+    """The bound beside the rate at which every slot takes rungs as they come, in the mix of the ladder."""
+    mix, seconds = {str(rung): float(ETA**-rung) for rung in range(len(BUDGETS))}, seconds_of(startup, slower)
+    as_they_come = sum(
+        slots * sum(mix.values()) / sum(part * seconds[rung][name] for rung, part in mix.items())
+        for name, slots in SLOTS.items()
+    )
+    return most(startup, slower, mix) / as_they_come
+
+
+def play(policy: str, startup: float, slower: float, hours: float, seed: int) -> Run:
+    """One run."""
+    played = simulate(describe(startup, slower, hours), policy=policy, sampler="random", seed=seed)
+    done = [trial for trial in played.study.trials if trial.state is TrialState.COMPLETE]
+    ends = [trial.finished_at or math.inf for trial in done if trial.rung == len(BUDGETS) - 1]
+    mix = {rung: float(count) for rung, count in Counter(str(trial.rung) for trial in done).items()}
+    return Run(
+        top_an_hour=len(ends) / played.seconds * 3600,
+        share=sum(mix.values()) / played.seconds / most(startup, slower, mix),
+        first=min(ends, default=played.seconds),
+    )
+
+
+def machines(arguments: argparse.Namespace, processes: ProcessPoolExecutor) -> tuple[Json, Json]:
+    """Return the figures by start-up and policy, and the goals."""
+    seeds = range(arguments.first_seed, arguments.first_seed + arguments.seeds)
+    runs = {
+        (startup, policy): [
+            processes.submit(play, policy, startup, arguments.slower, arguments.hours, seed) for seed in seeds
+        ]
+        for startup in STARTUPS
+        for policy in ("cost", "fifo")
+    }
+    found = results_of(runs, "rungs on unlike machines")
+    figures: Json = {}
+    goals: Json = {}
+    for startup in STARTUPS:
+        cost, fifo = found[startup, "cost"], found[startup, "fifo"]
+        beside = [one.top_an_hour / two.top_an_hour for one, two in zip(cost, fifo, strict=True)]
+        sooner = [math.log(two.first / one.first) for one, two in zip(cost, fifo, strict=True)]
+        for policy, each in (("cost", cost), ("fifo", fifo)):
+            means = [statistics.mean(column) for column in zip(*each, strict=True)]
+            figures[f"start-up {startup:g} s, {policy}"] = dict(zip(Run._fields, means, strict=True))
+            print(
+                f"start-up {startup:3g} s, {policy:5s} {means[0]:6.1f} results at the top an hour, "
+                f"{means[1]:.3f} of the bound at its mix, the first after {means[2]:.0f} s"
+            )
+        name = f"start-up of {startup:g} s"
+        print(f"{name}: the bound is {gain(startup, arguments.slower):.3f} of the rate of fifo")
+        if startup:
+            goals[f"{name}: share of the bound"] = goal([one.share for one in cost], at_least=0.95)
+        else:
+            goals[f"{name}: results at the top an hour beside fifo"] = goal(beside, at_least=0.98)
+        low, high = interval(sooner)
+        goals[f"{name}: time to the first result at the top, fifo's beside cost's"] = goal(
+            math.exp(statistics.mean(sooner)), at_least=1.25
+        ) | {"interval": [math.exp(low), math.exp(high)], "seeds": len(sooner)}
+    return figures, goals
