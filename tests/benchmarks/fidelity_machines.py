@@ -112,7 +112,7 @@ def machines(arguments: argparse.Namespace, processes: ProcessPoolExecutor) -> t
     goals: Json = {}
     for startup in STARTUPS:
         cost, fifo = found[startup, "cost"], found[startup, "fifo"]
-        beside = [one.top_an_hour / two.top_an_hour for one, two in zip(cost, fifo, strict=True)]
+        beside = [one.top_an_hour / max(two.top_an_hour, 1e-9) for one, two in zip(cost, fifo, strict=True)]
         sooner = [math.log(two.first / one.first) for one, two in zip(cost, fifo, strict=True)]
         for policy, each in (("cost", cost), ("fifo", fifo)):
             means = [statistics.mean(column) for column in zip(*each, strict=True)]
