@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from shadho_celery.core.hardware import ComputeClass
-from shadho_celery.core.trial import Trial
+from shadho_celery.core.trial import Trial, TrialState
 from shadho_celery.predictors.cost_model import Beginning, CostModel
 
 #: weight of the newest trial in a class's mean seconds
@@ -87,9 +87,10 @@ class Promotions:
                 continue
             before = self._mean.get(trial.compute_class, trial.seconds)
             self._mean[trial.compute_class] = before + NEWEST * (trial.seconds - before)
-            found = None if trial.outcome is None else trial.outcome.continued
-            if trial.origin is not None and found is not None and self._has_checkpoint(trial.origin, trial.host):
-                self._finds = found
+            is_complete = trial.state is TrialState.COMPLETE and trial.origin is not None
+            if is_complete and self._has_checkpoint(int(trial.origin or 0), trial.host):
+                # An executor that does not tell has none.
+                self._finds = bool(trial.continued)
 
     def pick(
         self,

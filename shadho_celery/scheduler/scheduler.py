@@ -253,10 +253,11 @@ class Scheduler:
         return self._memory_fit.warned(result, trial) if retry is None else replace(result, retry=retry)
 
     def _learn(self, *trials: Trial, following: Mapping[str, int] | None = None) -> None:
+        # First: placement asks the cost model where the checkpoint of a promoted trial was.
+        self._proposals.tell(*trials, following=following)
         self.cost_model.tell(*trials, following=following)
         for trial in trials:
             self._budget_use.tell(trial)
-        self._proposals.tell(*trials, following=following)
 
     def _in_order(self, classes: Sequence[ComputeClass]) -> list[ComputeClass]:
         """Sort classes, strongest first: by their hardware, until the speed of every class is known."""

@@ -66,10 +66,11 @@ def promotions(storage: str = "shared", startup: float = STARTUP, seconds: float
     return made
 
 
-def ended(compute_class: str, seconds: float, origin: int | None = None, **facts: bool) -> Trial:
-    outcome = Outcome(state=TrialState.COMPLETE, loss=0.0, seconds=seconds, **facts)
+def ended(compute_class: str, seconds: float, origin: int | None = None, continued: bool | None = None) -> Trial:
+    outcome = Outcome(state=TrialState.COMPLETE, loss=0.0, seconds=seconds, continued=continued)
     where = {"compute_class": compute_class, "host": f"{compute_class}.0"}
-    return Trial(number=0, subspace="all", params={}, origin=origin, outcome=outcome, **where)  # type: ignore[arg-type]
+    facts = {"origin": origin, "state": outcome.state, "outcome": outcome}
+    return Trial(number=0, subspace="all", params={}, **facts, **where)  # type: ignore[arg-type]
 
 
 def offered(*rungs: int, params: Params | None = None) -> list[Trial]:
