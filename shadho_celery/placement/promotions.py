@@ -181,4 +181,4 @@ class Promotions:
         """Return the expected seconds until a slot of a class takes the trial after those that are `ahead` of it."""
         slots = math.ceil(known.share)
         queue = ahead.get(known.name, 0) + 1 + min(0, load.taken(known.name) - slots)
-        return max(0, queue) * self._mean.get(known.name, math.inf) / max(slots, 1) if queue > 0 else 0.0
+        return queue * self._mean.get(known.name, math.inf) / max(slots, 1) if queue > 0 else 0.0

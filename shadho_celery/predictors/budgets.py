@@ -25,7 +25,7 @@ NEWS = 0.2
 OF_MEDIAN, OF_DEVIATION = 1.2533, 1.4826
 
 
-class Load(NamedTuple):
+class Work(NamedTuple):
     """Work of a trial."""
 
     #: budget that it did not find in a checkpoint; None for a trial without a budget
@@ -81,12 +81,12 @@ class BudgetCosts:
         run = self._runs.get(origin)
         return None if run is None else run.host
 
-    def load(self, trial: Trial) -> Load:
+    def work(self, trial: Trial) -> Work:
         """Return the work of a trial, before it is told of."""
         if trial.budget is None or trial.origin is None or trial.outcome is None or not trial.outcome.continued:
-            return Load(trial.budget)
+            return Work(trial.budget)
         units = max(trial.budget - self.behind(trial.origin), 0.0) or trial.budget
-        return Load(units, self.host(trial.origin) not in (None, trial.host))
+        return Work(units, self.host(trial.origin) not in (None, trial.host))
 
     def startup(self, subspace: str, compute_class: str) -> float:
         """Return the start-up seconds of a subspace's trials on a class, by the narrowest group with enough pairs."""
@@ -95,13 +95,13 @@ class BudgetCosts:
                 return self._startups[key]
         return 0.0
 
-    def tell(self, trial: Trial, load: Load) -> bool:
+    def tell(self, trial: Trial, work: Work) -> bool:
         """Learn from a complete trial with a budget; return whether the belief has changed remarkably."""
         assert trial.budget is not None
         assert trial.seconds is not None
-        assert load.units is not None
+        assert work.units is not None
         origin = trial.number if trial.origin is None else trial.origin
-        run = _Run(trial.budget, str(trial.compute_class), trial.host, trial.seconds, load.units, load.is_handed_over)
+        run = _Run(trial.budget, str(trial.compute_class), trial.host, trial.seconds, work.units, work.is_handed_over)
         before = self._runs.get(origin)
         if before is not None and before.budget >= run.budget:
             return False

@@ -13,7 +13,7 @@ import numpy as np
 
 from shadho_celery.core.hardware import shortages, uses_gpus
 from shadho_celery.core.trial import Memory, Params, Trial, TrialState
-from shadho_celery.predictors.budgets import BudgetCosts, Load
+from shadho_celery.predictors.budgets import BudgetCosts, Work
 from shadho_celery.predictors.durations import Durations
 from shadho_celery.predictors.feasibility import MemoryBound
 from shadho_celery.predictors.features import Array, complexity, features
@@ -81,7 +81,7 @@ class CostModel:
         self._declared_logs = np.zeros((2, len(subspaces)))
         self._budgets = BudgetCosts()
         #: latest trials with budgets, each with its row of features and its work
-        self._with_budgets: deque[tuple[Trial, Array, Load]] = deque(maxlen=RELEARNED)
+        self._with_budgets: deque[tuple[Trial, Array, Work]] = deque(maxlen=RELEARNED)
         self._durations = Durations(len(subspaces))
         self._past = {s.name: Neighbours(len(s.domains) + 1) for s in subspaces}
         self._effects = {s.name: ParamEffects(s) for s in subspaces}
@@ -141,9 +141,9 @@ class CostModel:
         # An earlier version measured by the time of day, which may have been set back within the trial. What is no
         # finite time, by an executor's mistake, would spoil all that is known.
         if outcome.seconds is not None and 0 <= outcome.seconds < math.inf:
-            load = self._budgets.load(trial)
-            self._tell_seconds(trial, row, load)
-            self._tell_budget(trial, row, load)
+            work = self._budgets.work(trial)
+            self._tell_seconds(trial, row, work)
+            self._tell_budget(trial, row, work)
         for memory, peak in ((Memory.HOST, outcome.memory), (Memory.GPU, outcome.gpu_memory)):
             if peak and row is not None:
                 key = trial.subspace, compute_class, memory
@@ -151,8 +151,8 @@ class CostModel:
                     self._memory[key] = Neighbours(len(row))
                 self._memory[key].tell(row, math.log(peak), 0, _ONE_GROUP)
 
-    def _tell_seconds(self, trial: Trial, row: Array | None, load: Load) -> None:
-        timing = self._timing(trial, trial.seconds or 0.0, load)
+    def _tell_seconds(self, trial: Trial, row: Array | None, work: Work) -> None:
+        timing = self._timing(trial, trial.seconds or 0.0, work)
         self._durations.tell(timing.row, timing.column, timing.work, timing.weight)
         self._declared_logs[:, timing.row] += (math.log(self._declared(trial.subspace, trial.params)), 1.0)
         if row is None:
@@ -164,12 +164,12 @@ class CostModel:
             if effects.is_due:
                 self._due.add(trial.subspace)
 
-    def _tell_budget(self, trial: Trial, row: Array | None, load: Load) -> None:
+    def _tell_budget(self, trial: Trial, row: Array | None, work: Work) -> None:
         if trial.budget is None:
             return
         if row is not None:
-            self._with_budgets.append((trial, row, load))
-        if self._budgets.tell(trial, load):
+            self._with_budgets.append((trial, row, work))
+        if self._budgets.tell(trial, work):
             self._relearn()
 
     def _relearn(self) -> None:
@@ -180,19 +180,19 @@ class CostModel:
         for name, effects in self._effects.items():
             effects.forget()
             self._past[name].forget()
-        for trial, row, load in self._with_budgets:
-            self._tell_seconds(trial, row, load)
+        for trial, row, work in self._with_budgets:
+            self._tell_seconds(trial, row, work)
 
     def watch(self, running: Iterable[tuple[Trial, float]]) -> None:
         """Learn from the trials that run now, which take at least the seconds beside them: those they have run."""
         timings = (
-            self._timing(trial, seconds, Load(trial.budget))
+            self._timing(trial, seconds, Work(trial.budget))
             for trial, seconds in running
             if trial.subspace in self.row_of and trial.compute_class is not None
         )
         self._durations.suppose((each.row, each.column, each.work, each.weight) for each in timings)
 
-    def _timing(self, trial: Trial, seconds: float, load: Load) -> _Timing:
+    def _timing(self, trial: Trial, seconds: float, work: Work) -> _Timing:
         """Return a trial's pair, and its log seconds beside declared cost and budget.
 
         With a start-up s the seconds are y = s + w. They are made linear in log w about what is believed,
@@ -200,24 +200,24 @@ class CostModel:
         """
         compute_class = str(trial.compute_class)
         log_seconds = math.log(max(seconds, LEAST_SECONDS))
-        offset = self._offset(trial.subspace, trial.params, load.units)
+        offset = self._offset(trial.subspace, trial.params, work.units)
         row, column = self.row_of[trial.subspace], self._column_of(compute_class)
-        startup = self._startup_of(trial, compute_class, load)
+        startup = self._startup_of(trial, compute_class, work)
         if not startup > 0:
             return _Timing(row, column, log_seconds - offset, 1.0, log_seconds - offset)
         centre = float(self._durations.estimate().mean[row, column])
-        work = math.exp(centre + offset)
-        part = work / (work + startup)
-        departure = log_seconds - math.log(work + startup)
+        worked = math.exp(centre + offset)
+        part = worked / (worked + startup)
+        departure = log_seconds - math.log(worked + startup)
         highest = log_seconds - offset
         value = min(max(centre + departure / part, highest + math.log(LEAST_PART)), highest)
         return _Timing(row, column, value, max(part, LEAST_PART) ** 2, centre + departure)
 
-    def _startup_of(self, trial: Trial, compute_class: str, load: Load) -> float:
+    def _startup_of(self, trial: Trial, compute_class: str, work: Work) -> float:
         """Return the seconds of a trial that do not grow with its budget."""
         if trial.budget is None or not self._budgets:
             return 0.0
-        handover = self._budgets.handover if load.is_handed_over else 0.0
+        handover = self._budgets.handover if work.is_handed_over else 0.0
         return self._budgets.startup(trial.subspace, compute_class) + handover
 
     def seconds(
@@ -313,7 +313,12 @@ class CostModel:
         return np.asarray(np.log(np.maximum(np.array(seconds).reshape(len(self._subspaces), len(classes)), 1e-12)))
 
     def expected(self, trial: Trial, classes: Sequence[str], ways: Sequence[Beginning]) -> Array:
-        """Return the predicted seconds of a promoted trial on classes, shape (ways, classes), by ways to begin."""
+        """Return the predicted seconds of a promoted trial on classes, shape (ways, classes), by ways to begin.
+
+        Of a subspace that the space has no more nothing is known: a second everywhere.
+        """
+        if trial.subspace not in self.row_of:
+            return np.ones((len(ways), len(classes)))
         rates = self._durations.estimate().mean[self.row_of[trial.subspace], [self._column_of(n) for n in classes]]
         rates = rates + self.departures(trial.subspace, self.functions(trial.subspace, [trial.params]), classes)[0]
         startups = np.array([self._budgets.startup(trial.subspace, name) for name in classes])
@@ -330,10 +335,6 @@ class CostModel:
     def home(self, origin: int) -> str | None:
         """Return the machine of an origin's latest complete trial, which has its checkpoint."""
         return self._budgets.host(origin)
-
-    def behind(self, trial: Trial) -> float:
-        """Return the part of a trial's budget that lies in the checkpoint of the one that it continues."""
-        return self._budgets.behind(trial.origin)
 
     def functions(self, subspace: str, params_list: Sequence[Params]) -> Array:
         """Return what `departures` needs to know of n sets of params, shape (n, functions); it does not change."""

@@ -57,7 +57,7 @@ def history(
 def told(trials: list[Trial]) -> BudgetCosts:
     costs = BudgetCosts()
     for trial in trials:
-        costs.tell(trial, costs.load(trial))
+        costs.tell(trial, costs.work(trial))
     return costs
 
 
@@ -87,10 +87,10 @@ def test_what_lies_in_a_checkpoint_is_no_work() -> None:
     costs = told(history(1, 0.0))
     promoted = Trial(number=9, subspace=NAME, params={"x": 0.5}, budget=81.0, rung=4, origin=0, host="weak.0")
     found = promoted.evolve(outcome=Outcome(state=TrialState.COMPLETE, loss=0.0, continued=True))
-    assert costs.load(found) == (81.0 - 27.0, False)
-    assert costs.load(found.evolve(host="weak.9")) == (81.0 - 27.0, True)
+    assert costs.work(found) == (81.0 - 27.0, False)
+    assert costs.work(found.evolve(host="weak.9")) == (81.0 - 27.0, True)
     anew = promoted.evolve(outcome=Outcome(state=TrialState.COMPLETE, loss=0.0, continued=False))
-    assert costs.load(anew) == (81.0, False)
+    assert costs.work(anew) == (81.0, False)
 
 
 @pytest.mark.parametrize("startup", [0.0, 30.0])
@@ -112,3 +112,9 @@ def test_without_a_start_up_seconds_are_predicted_as_without_budgets() -> None:
     model = CostModel(SUBSPACES)
     model.tell(*history(40, 0.0, noise=0.0))
     assert np.array_equal(model.log_seconds(["weak"]), model.log_seconds(["weak"], 0.0, 9.0))
+
+
+def test_a_promoted_trial_of_a_subspace_that_is_gone_is_placed_all_the_same() -> None:
+    gone = Trial(number=1, subspace="model=gone", params={"y": 1}, budget=9.0, rung=2, origin=0)
+    seconds = CostModel(SUBSPACES).expected(gone, ["strong", "weak"], [*Beginning])
+    assert seconds.tolist() == [[1.0, 1.0]] * len(Beginning)
