@@ -303,7 +303,9 @@ class Chaos:
         elif what == "step clock":
             self.generator.choice([*self.workers, self.scheduler]).step_clock(self.generator.choice(STEPS))
         elif what == "forge":
-            with suppress(redis.RedisError, OSError, *kombu.Connection(self.rabbit.url).connection_errors):
+            # kombu raises an error of its own where no connection can be had.
+            broken = kombu.Connection(self.rabbit.url).connection_errors
+            with suppress(redis.RedisError, OSError, kombu.exceptions.OperationalError, *broken):
                 forge(self.redis.url, self.rabbit.url)
         elif what == "older store":
             self.restore_store()
