@@ -6,6 +6,7 @@ import math
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
+from itertools import takewhile
 from typing import TypeVar
 
 import numpy as np
@@ -209,12 +210,13 @@ class Proposals:
 
     def _promotion(self, compute_class: str, offers: Sequence[Wanted], fits: Fits) -> tuple[Wanted, str | None] | None:
         """Return the promotion for a slot of a class, and the one machine for it; None if there is none."""
-        wanted = [offer for offer in offers if offer.origin is not None]
+        # Those behind a new trial are of later brackets: it is not their turn.
+        wanted = [*takewhile(lambda offer: offer.origin is not None, offers)]
         if not wanted:
             return None
         promotions = self.policy.promotions
         if promotions is None:
-            return (wanted[0], None) if wanted[0] is offers[0] else None
+            return wanted[0], None
         offered = [self._offered(offer) for offer in wanted]
         self._seen_offers = {(trial.origin, trial.rung): trial for trial in offered}
         new = next((offer.rung for offer in offers if offer.origin is None), None)

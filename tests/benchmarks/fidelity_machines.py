@@ -128,7 +128,8 @@ def machines(arguments: argparse.Namespace, processes: ProcessPoolExecutor) -> t
         else:
             goals[f"{name}: results at the top an hour beside fifo"] = goal(beside, at_least=0.98)
         low, high = interval(sooner)
-        goals[f"{name}: time to the first result at the top, fifo's beside cost's"] = goal(
-            math.exp(statistics.mean(sooner)), at_least=1.25
-        ) | {"interval": [math.exp(low), math.exp(high)], "seeds": len(sooner)}
+        # Of ratios the geometric mean; a few seeds, as here, tell it within a fifth: the interval stands beside it.
+        mean = goal(math.exp(statistics.mean(sooner)), at_least=1.25)
+        mean |= {"interval": [math.exp(low), math.exp(high)], "seeds": len(sooner)}
+        goals[f"{name}: time to the first result at the top, fifo's beside cost's"] = mean
     return figures, goals
