@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import itertools
 import os
-import pickle
+import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -103,72 +104,114 @@ def descent_of(params: dict[str, Any], model: nn.Module) -> torch.optim.Optimize
     return torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=how["weight_decay"])
 
 
-class Checkpoint:
-    """Network and optimiser after an epoch, in the trial's folder; a file that cannot be read counts as none."""
+class Training:
+    """A network, what it descends with, and the epochs that it has done."""
 
-    def __init__(self, context: Context, model: nn.Module, descent: torch.optim.Optimizer) -> None:
-        self._path = context.checkpoint_dir / "mlp.pt"
-        self._parts: dict[str, nn.Module | torch.optim.Optimizer] = {"model": model, "descent": descent}
-        self._device = context.device
-
-    def load(self) -> int:
-        """Continue from the file if there is one; return the number of epochs that are behind it."""
+    def __init__(self, params: dict[str, Any], context: Context) -> None:
         import torch
 
-        try:
-            found = torch.load(self._path, map_location=self._device, weights_only=True)
-            for name, part in self._parts.items():
-                part.load_state_dict(found[name])
-            return int(found["epoch"])
-        except (OSError, EOFError, RuntimeError, KeyError, ValueError, pickle.UnpicklingError):
-            # Missing, half written, or of another version of this file.
-            return 0
+        torch.manual_seed(context.seed)
+        self._rate: float = params["learning_rate"]
+        self._model = network(params).to(context.device)
+        self._descent = descent_of(params, self._model)
+        self._digits = digits(context.device)
+        self.epoch = 0
 
-    def save(self, epoch: int) -> None:
-        """Write it whole or not at all."""
+    def train(self) -> None:
+        """Pass over the training digits once."""
+        import torch
+        from torch.nn.functional import cross_entropy
+
+        pixels, _, labels, _ = self._digits
+        self._model.train()
+        for group in self._descent.param_groups:
+            group["lr"] = self._rate / (1 + self.epoch / SETTINGS.half_rate)
+        for batch in torch.randperm(len(pixels), device=pixels.device).split(SETTINGS.batch):
+            self._descent.zero_grad()
+            cross_entropy(self._model(pixels[batch]), labels[batch]).backward()
+            self._descent.step()
+        self.epoch += 1
+
+    def measured(self) -> dict[str, float]:
+        """Cross-entropy and accuracy on the held-out digits."""
+        import torch
+        from torch.nn.functional import cross_entropy
+
+        _, pixels, _, labels = self._digits
+        self._model.eval()
+        with torch.no_grad():
+            scores = self._model(pixels)
+        return {
+            "loss": cross_entropy(scores, labels).item(),
+            "accuracy": (scores.argmax(dim=1) == labels).float().mean().item(),
+            "epochs": self.epoch,
+        }
+
+    def save(self, path: Path) -> None:
+        """Write the checkpoint whole or not at all."""
         import torch
 
-        written = self._path.with_suffix(f".{os.getpid()}")
-        torch.save({name: part.state_dict() for name, part in self._parts.items()} | {"epoch": epoch}, written)
-        written.replace(self._path)
+        written = path.with_suffix(f".{os.getpid()}")
+        state = {"epoch": self.epoch, "model": self._model.state_dict(), "descent": self._descent.state_dict()}
+        torch.save(state, written)
+        written.replace(path)
+
+    def load(self, path: Path) -> None:
+        """Go on from a checkpoint. Raises FileNotFoundError, or anything, half loaded, if the file is no good."""
+        import torch
+
+        state = torch.load(path, map_location=self._digits[0].device, weights_only=True)
+        self._model.load_state_dict(state["model"])
+        self._descent.load_state_dict(state["descent"])
+        if type(state["epoch"]) is not int or state["epoch"] < 1:
+            raise ValueError("it has no number of epochs")
+        self.epoch = state["epoch"]
+
+
+def checkpoint_of(context: Context) -> Path | None:
+    """The trial's checkpoint; None where no promoted trial could go on from it, or where there is no disk for it."""
+    # Without budgets nothing follows a trial but another attempt at it, which is as quick from the beginning.
+    if context.budget is None:
+        return None
+    try:
+        return context.checkpoint_dir / "mlp.pt"
+    except OSError as error:
+        print(f"mlp: no checkpoints are kept here ({error})", file=sys.stderr)
+        return None
+
+
+def resumed(params: dict[str, Any], context: Context, checkpoint: Path | None) -> Training:
+    """The trial's training from its checkpoint, if it has a good one; else from the beginning."""
+    training = Training(params, context)
+    if checkpoint is None:
+        return training
+    try:
+        training.load(checkpoint)
+    except FileNotFoundError:
+        return training
+    except Exception as error:  # half written, or of another version: there is no list of what torch raises
+        print(f"mlp: begun anew, as {checkpoint} is no good ({type(error).__name__})", file=sys.stderr)
+        return Training(params, context)
+    return training
 
 
 def objective(params: dict[str, Any], context: Context) -> dict[str, float]:
     """Cross-entropy on held-out digits after the last epoch, which is the trial's budget or `Settings.epochs`."""
-    import torch
-    from torch.nn.functional import cross_entropy
-
-    torch.manual_seed(context.seed)
-    train, held_out, train_labels, held_out_labels = digits(context.device)
-    model = network(params).to(context.device)
-    descent = descent_of(params, model)
-    # Without budgets nothing follows a trial but another attempt at it, which is as quick from the beginning.
-    checkpoint = None if context.budget is None else Checkpoint(context, model, descent)
-    result: dict[str, float] = {}
-    behind = checkpoint.load() if checkpoint is not None else 0
-    last = int(context.budget or SETTINGS.epochs)
-    for epoch in range(min(behind, last - 1) + 1, last + 1):
-        model.train()
-        for group in descent.param_groups:
-            group["lr"] = params["learning_rate"] / (1 + (epoch - 1) / SETTINGS.half_rate)
-        for batch in torch.randperm(len(train), device=context.device).split(SETTINGS.batch):
-            descent.zero_grad()
-            cross_entropy(model(train[batch]), train_labels[batch]).backward()
-            descent.step()
-        model.eval()
-        with torch.no_grad():
-            scores = model(held_out)
-        result = {
-            "loss": cross_entropy(scores, held_out_labels).item(),
-            "accuracy": (scores.argmax(dim=1) == held_out_labels).float().mean().item(),
-            "epochs": epoch,
-        }
-        context.report(epoch, result["loss"])
+    checkpoint = checkpoint_of(context)
+    training = resumed(params, context, checkpoint)
+    last = max(1, round(context.budget or SETTINGS.epochs))
+    while training.epoch < last:
+        training.train()
+        context.report(training.epoch, training.measured()["loss"])
         if context.should_stop():
             break
-    if checkpoint is not None:
-        checkpoint.save(epoch)
-    return result
+    # Another attempt of the trial may write there, and a disk may be full: the loss counts all the same.
+    if checkpoint is not None and not context.is_copy:
+        try:
+            training.save(checkpoint)
+        except (OSError, RuntimeError) as error:  # torch raises the latter for a disk that is full
+            print(f"mlp: no checkpoint is kept of this trial ({error})", file=sys.stderr)
+    return training.measured()
 
 
 if __name__ == "__main__":

@@ -54,6 +54,8 @@ class Settings:
     held_out: int = 32
     #: seed of all of them: the same pictures for every trial, or losses could not be compared
     pictures_seed: int = 0
+    #: seed of the standard, which is the same in every study
+    standard_seed: int = 0
     #: pictures per gradient step
     batch: int = 4
     #: held-out pictures in unet.png
@@ -303,19 +305,32 @@ class Training:
         # Empty where a slot without a GPU has written it; a slot with one begins with a new scale then.
         if state["scaler"]:
             self.scaler.load_state_dict(state["scaler"])
+        if type(state["epoch"]) is not int or state["epoch"] < 1:
+            raise ValueError("it has no number of epochs")
         self.epoch = state["epoch"]
 
 
-def resumed(params: dict[str, Any], context: Context) -> Training:
+def folder_of(context: Context) -> Path | None:
+    """The trial's folder of checkpoints; None where there is no disk for it."""
+    try:
+        return context.checkpoint_dir
+    except OSError as error:
+        print(f"unet: no checkpoints are kept here ({error})", file=sys.stderr)
+        return None
+
+
+def resumed(params: dict[str, Any], context: Context, folder: Path | None) -> Training:
     """The trial's training from its checkpoint, if it has a good one; else from the beginning."""
     training = Training(params, context.seed, context.device)
+    if folder is None:
+        return training
     try:
-        training.load(context.checkpoint_dir)
+        training.load(folder)
     except FileNotFoundError:
         return training
     except Exception as error:  # a disk that was full, a file of older code: there is no list of what torch raises
         said = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
-        print(f"unet: begun anew, as the checkpoint in {context.checkpoint_dir} is no good ({said})", file=sys.stderr)
+        print(f"unet: begun anew, as the checkpoint in {folder} is no good ({said})", file=sys.stderr)
         return Training(params, context.seed, context.device)
     return training
 
@@ -330,8 +345,9 @@ def objective(params: dict[str, Any], context: Context) -> dict[str, float]:
     train, train_masks, held_out, held_out_masks = (
         torch.from_numpy(part).to(context.device) for part in pictures(SETTINGS)
     )
-    training = resumed(params, context)
-    epochs = int(context.budget or SETTINGS.epochs)
+    folder = folder_of(context)
+    training = resumed(params, context, folder)
+    epochs = max(1, round(context.budget or SETTINGS.epochs))
     result = training.measured(held_out, held_out_masks) if training.epoch else {}
     while training.epoch < epochs:
         training.train(train, train_masks)
@@ -339,11 +355,19 @@ def objective(params: dict[str, Any], context: Context) -> dict[str, float]:
         context.report(training.epoch, result["loss"])
         # A trial stopped by its time limit keeps its loss, so its weights are wanted, too.
         is_over = context.should_stop() or training.epoch == epochs
-        if (is_over or training.epoch in RUNGS) and not context.is_copy:
-            training.save(context.checkpoint_dir)
+        if folder is not None and (is_over or training.epoch in RUNGS) and not context.is_copy:
+            save(training, folder)
         if is_over:
             break
     return result
+
+
+def save(training: Training, folder: Path) -> None:
+    """Write the checkpoint, if the disk lets it: the loss counts without one, too."""
+    try:
+        training.save(folder)
+    except (OSError, RuntimeError) as error:  # torch raises the latter for a disk that is full
+        print(f"unet: no checkpoint of epoch {training.epoch} is kept ({error})", file=sys.stderr)
 
 
 class Comparison:
@@ -355,10 +379,10 @@ class Comparison:
         self._said: set[str] = set()
         self._drawn: int | None = None
         # No daemon, which Python cannot end in order while it is inside torch: it looks for the end after each epoch.
-        threading.Thread(target=self._train, args=(study.seed,), name="unet-standard").start()
+        threading.Thread(target=self._train, name="unet-standard").start()
 
-    def _train(self, seed: int) -> None:
-        main = threading.main_thread()
+    def _train(self) -> None:
+        main, seed = threading.main_thread(), SETTINGS.standard_seed
         context = LocalContext(seed=seed, checkpoints=self._folder, stopped=lambda: not main.is_alive())
         try:
             self._standard.set_result(objective(STANDARD, context))
@@ -441,6 +465,7 @@ def draw(columns: dict[str, Picture], path: Path) -> None:
         for axes, each in zip(across, shown, strict=False):
             axes.imshow(each[0], cmap="gray", vmin=0, vmax=1)
             axes.set_axis_off()
+    figure.suptitle("cells found in held-out pictures (in brackets the Dice loss: the lower, the better)")
     figure.savefig(path)
 
 

@@ -5,6 +5,7 @@ Reading takes no lock: all of them work while a study runs.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
@@ -174,7 +175,7 @@ Examples:
     type=click.Choice(["number", "loss", "seconds"]),
     default="number",
     show_default=True,
-    help="Least number or loss first, or most seconds.",
+    help="Least number or loss first, or most seconds. Of losses those at the highest budget come first.",
 )
 @click.option("--limit", type=click.IntRange(min=1), help=f"Most trials to show.  [default: {LIMIT}; with --json all]")
 @store_option
@@ -272,7 +273,8 @@ def best(name: str, store: str, as_json: bool) -> None:
             click.echo(f"study {study.name}: front of {len(front)} {'trial' if len(front) == 1 else 'trials'}")
             return
         warned = "" if found.is_feasible else ", which breaks its constraints: no trial is feasible yet"
-        click.echo(f"study {study.name}, trial {found.number}: {_losses_in_words(found)}{warned}")
+        at = "" if found.budget is None else f" at budget {found.budget:g}"
+        click.echo(f"study {study.name}, trial {found.number}: {_losses_in_words(found)}{at}{warned}")
         for line in [
             *_listed("values", found.values),
             *_listed("constraints", found.constraints),
@@ -286,8 +288,10 @@ def _losses_in_words(found: TrialResult) -> str:
     return ", ".join(f"{name} {loss!r}" for name, loss in named.items())
 
 
-def _by_loss(trial: TrialResult) -> tuple[bool, float]:
-    return trial.loss is None, trial.loss or 0.0
+def _by_loss(trial: TrialResult) -> tuple[bool, float, bool, float]:
+    # Losses at unlike budgets do not compare, nor does that of a pruned trial.
+    budget = math.inf if trial.budget is None else trial.budget
+    return trial.loss is None, -budget, trial.state == TrialState.PRUNED, trial.loss or 0.0
 
 
 #: keys by which `trials` sorts
@@ -324,13 +328,18 @@ def _trials_table(found: list[TrialResult], *, with_errors: bool) -> Table:
     has_codes = with_errors and len({each.code for each in found}) > 1
     where = ["class", "host"] if has_room else []
     losses = dict.fromkeys(name for each in found for name in each.losses)
-    names = [">trial", "state", *(f">{one_line(name, NAME)}" for name in losses or ["loss"]), ">seconds", *where]
+    has_budgets = any(each.budget is not None for each in found)
+    has_steps = any(each.step is not None for each in found)
+    on_rung = [">budget"] * has_budgets + [">step"] * has_steps
+    names = [">trial", "state", *(f">{one_line(name, NAME)}" for name in losses or ["loss"]), *on_rung]
+    names += [">seconds", *where]
     names += ["code"] if has_codes else []
     table = _table(*names, "error" if with_errors else "what the objective got")
     for each in found:
         words = str(read_failure(each.error)) if with_errors else brief(each.values)
         shown = [each.losses.get(name) for name in losses] or [each.loss]
-        cells = (str(each.number), each.state.lower(), *map(_number, shown), _number(each.seconds, 3))
+        rung = [_number(each.budget)] * has_budgets + ["-" if each.step is None else str(each.step)] * has_steps
+        cells = (str(each.number), each.state.lower(), *map(_number, shown), *rung, _number(each.seconds, 3))
         facts = [each.compute_class or "-", each.host or "-"] if has_room else []
         facts += [each.code or "-"] if has_codes else []
         table.add_row(*cells, *map(Text, facts), cut(one_line(words, 1000)))
@@ -349,8 +358,7 @@ def _description(study: StudyResults, found: TrialResult) -> Iterator[str]:
     yield from _listed("params as drawn", found.params)
     yield from _listed("metrics", found.metrics)
     if found.budget is not None:
-        rung = "" if found.rung is None else f", rung {found.rung}"
-        yield f"budget: {found.budget:g}{rung}{_continuation(study, found)}"
+        yield from _on_rung(study, found, found.budget)
     if found.step is not None:
         yield f"pruned: the loss is that of its last report, at step {found.step}"
     yield f"seed: {found.seed}"
@@ -379,20 +387,29 @@ def _description(study: StudyResults, found: TrialResult) -> Iterator[str]:
         yield found.log
 
 
+def _on_rung(study: StudyResults, found: TrialResult, budget: float) -> Iterator[str]:
+    """Yield the budget of a trial, and what it was promoted to."""
+    rung = "" if found.rung is None else f", rung {found.rung}"
+    yield f"budget: {budget:g}{rung}{_continuation(study, found)}"
+    if (above := study.above(found)) is not None:
+        yield f"promoted: to budget {above.budget:g}, as trial {above.number}"
+
+
 def _continuation(study: StudyResults, found: TrialResult) -> str:
     """Return how a promoted trial went on from the one that it continues; "" for others."""
     if found.origin is None:
         return ""
-    if found.continued is None:
-        return f", continues trial {found.origin}"
-    if not found.continued:
-        return f", began anew: no checkpoint of trial {found.origin} was there"
     below = study.below(found)
+    number = found.origin if below is None else below.number
+    if found.continued is None:
+        return f", continues trial {number}"
+    if not found.continued:
+        return f", began anew: no checkpoint of trial {number} was there"
     before = None if below is None else below.host
     if not (before and found.host):
-        return f", continued trial {found.origin}"
+        return f", continued trial {number}"
     where = "on the same machine" if before == found.host else "from shared storage"
-    return f", continued trial {found.origin} {where}"
+    return f", continued trial {number} {where}"
 
 
 def _memory(found: TrialResult) -> Iterator[str]:
@@ -424,6 +441,7 @@ def _study_json(study: StudyResults) -> dict[str, Any]:
         "settings": study.settings,
         "in_force": study.in_force,
         "sampler": {"name": study.in_force.get("sampler"), "choices": study.choices},
+        "rungs": [*map(msgspec.to_builtins, study.rungs)],
         "space": study.space,
         "created_at": study.created_at,
         "running_on": study.running_on,

@@ -28,7 +28,7 @@ from shadho_celery.core.checks import as_record, mask
 from shadho_celery.core.code import CodeVersion, Sources
 from shadho_celery.core.folders import EMBEDDED
 from shadho_celery.core.objectives import refuse_others
-from shadho_celery.core.settings import BUDGETS, DEFAULT_TRIALS, StudySettings, continued, other_sampler
+from shadho_celery.core.settings import BUDGETS, DEFAULT_TRIALS, StudySettings, changes, continued
 from shadho_celery.core.trial import Trial
 from shadho_celery.embedded.embedded import Embedded
 from shadho_celery.errors import NoSuccessfulTrial, ServiceError, UsageError
@@ -172,8 +172,8 @@ class Session:
         settings = replace(settings, shares=settings.shares_in_force)
         check_settings(settings)
         now = settings.in_force()
-        #: sampler of the run before this one
-        self._sampler_before = in_force.get("sampler", now["sampler"])
+        #: settings of the run before this one
+        self._in_force_before = in_force
         self._settings, self._limits = settings, Limits.of(settings)
         return now
 
@@ -315,7 +315,7 @@ class Session:
             callback = TrialCallback(self._on_trial, self._running, lambda text: view.note(f"Warning: {text}"))
             self._scheduler.on_trial = self._with_own_output(callback)
         click.echo(f"study {self._study.name} (seed {self._study.record.seed}) in {self._store.safe_url}", err=True)
-        if line := other_sampler(self._sampler_before, self._settings.in_force()["sampler"], self._study.counted):
+        for line in changes(self._in_force_before, self._settings.in_force(), self._study.counted):
             click.echo(line, err=True)
         if self._scheduler.done:
             ended = self._study.counted

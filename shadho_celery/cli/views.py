@@ -22,6 +22,7 @@ from rich.text import Text
 from shadho_celery.core.checks import one_line
 from shadho_celery.core.hardware import ComputeClass
 from shadho_celery.core.objectives import turned
+from shadho_celery.core.settings import BUDGETS
 from shadho_celery.core.trial import Params, Trial, TrialState
 from shadho_celery.placement.shares import only_fails
 from shadho_celery.results.coverage import coverage
@@ -29,6 +30,7 @@ from shadho_celery.results.preferences import Preference, preferences
 from shadho_celery.results.values import Values
 from shadho_celery.store.base import DEFAULT_STORE
 from shadho_celery.study.failures import Failures
+from shadho_celery.study.rungs import RungSummary
 
 if TYPE_CHECKING:
     from shadho_celery.scheduler.scheduler import Scheduler
@@ -48,6 +50,9 @@ PLAIN_SECONDS = 5.0
 
 #: failures and warnings that the summary shows
 MESSAGES = 3
+
+#: steps at which trials were pruned that a line names
+STEPS = 8
 
 #: latest trials whose placement is looked at, and seconds between two looks in the live view
 LATEST, LOOK_SECONDS = 2000, 30.0
@@ -169,6 +174,7 @@ class LiveView:
         below = [
             *self._preferred,
             *choice_lines(study),
+            *rung_lines(study),
             *running_lines(study),
             *(f"failed: {one_line(each)}" for each in study.failures.common()[:MESSAGES]),
         ]
@@ -347,12 +353,14 @@ def summary(
         console.print(best_table(best, space, study.objectives))
     if len(study.compute_classes) > 1 and study.count(_S.COMPLETE):
         console.print(placement_table(study))
+    if rungs := study.trials.rungs():
+        console.print(rung_table(rungs))
     preferred = preference_lines(study)
     # Those of this run first: its code may have been mended since.
     ours = study.failures.common()
     failures = ours or Failures(study.trials.of_state(_S.FAILED)).common()
     when = "failed" if ours or not has_run else "failed before this run"
-    lines = [*preferred, *choice_lines(study), *share_lines(study)]
+    lines = [*preferred, *choice_lines(study), *pruner_lines(study), *top_lines(study), *share_lines(study)]
     lines += [f"{when}: {one_line(each, 400)}" for each in failures[:MESSAGES]]
     if len(failures) > MESSAGES:
         lines += [f"{when} in other ways: {sum(each.trials for each in failures[MESSAGES:])}"]
@@ -420,16 +428,38 @@ def placement_table(study: Study) -> Table:
     title = "complete x median seconds" + (" + pruned" if pruned else "")
     table = Table(title, *map(right, [*classes, f"best {name}"]))
     for subspace in sorted(best, key=lambda name: (best[name] is None, best[name] or 0.0))[:PLACED]:
-        cells = [_placed(seconds.get((subspace, name), []), len(pruned.get((subspace, name), ()))) for name in classes]
+        done = [seconds.get((subspace, name), []) for name in classes]
+        stopped = [len(pruned.get((subspace, name), ())) for name in classes]
+        medians = [statistics.median(each) if each else None for each in done]
+        cells = [*map(_placed, map(len, done), medians, stopped)]
         loss = _own(study, best[subspace])
         table.add_row(Text(subspace), *cells, "-" if loss is None else f"{loss:.6g}")
     return table
 
 
-def _placed(complete: Sequence[float], pruned: int) -> str:
-    """Return one cell of that table, such as ``3 x 20.5 + 4``."""
-    parts = [f"{len(complete)} x {statistics.median(complete):.3g}"] if complete else []
-    return " + ".join([*parts, *([str(pruned)] if pruned else [])]) or "-"
+def rung_table(rungs: Sequence[RungSummary]) -> Table:
+    """Return how many trials of each budget were complete, by class, and how far its ranks agree with the next one's.
+
+    The agreement is Kendall's rank correlation, 0 where it is negative: `auto` trusts a budget so far.
+    """
+    classes = sorted({name for rung in rungs for name in rung.classes})
+    has_pruned = any(each.pruned for rung in rungs for each in rung.classes.values())
+    title = "complete x median seconds" + (" + pruned" if has_pruned else "")
+    names = [*(f"{title}, {name}" for name in classes[:1]), *classes[1:]]
+    table = Table(right("budget"), *map(right, [*names, "failed", "ranks as at the next"]))
+    for rung in rungs:
+        placed = [rung.classes.get(name) for name in classes]
+        cells = ["-" if each is None else _placed(each.complete, each.seconds, each.pruned) for each in placed]
+        failed = sum(each.failed for each in rung.classes.values())
+        trust = "-" if rung.agreement is None else f"{rung.agreement:.0%}"
+        table.add_row(f"{rung.budget:.6g}", *cells, str(failed), trust)
+    return table
+
+
+def _placed(complete: int, seconds: float | None, pruned: int) -> str:
+    """Return a cell of complete trials with their median seconds, and of pruned ones, such as ``3 x 20.5 + 4``."""
+    parts = [f"{complete} x {seconds:.3g}"] if seconds is not None else []
+    return " ".join([*parts, *([f"+ {pruned}"] if pruned else [])]) or "-"
 
 
 def _own(study: Study, loss: float | None) -> float | None:
@@ -462,6 +492,36 @@ def choice_lines(study: Study) -> list[str]:
     most = sorted(choices, key=lambda name: -study.asked(name))
     lines = [f"sampler auto{f', {name}' if len(most) > 1 else ''}: {choices[name]}" for name in most[:MESSAGES]]
     return lines + [f"sampler auto in further subspaces ({len(most) - MESSAGES}): see --json"] * (len(most) > MESSAGES)
+
+
+def rung_lines(study: Study) -> list[str]:
+    """Return a line on the complete trials of each budget; none in a study without budgets."""
+    rungs = study.trials.rungs()
+    complete = [sum(each.complete for each in rung.classes.values()) for rung in rungs]
+    shown = ", ".join(f"{count} at {rung.budget:.6g}" for rung, count in zip(rungs, complete, strict=True))
+    return [f"budgets: {shown}"] * bool(rungs)
+
+
+def top_lines(study: Study) -> list[str]:
+    """Return a line if trials have budgets, and none has come to the full one."""
+    in_force = study.record.in_force or {}
+    most = next((in_force[name]["most"] for name in BUDGETS if in_force.get(name)), None)
+    best = study.best
+    if most is None or best is None or best.budget is None or best.budget >= most:
+        return []
+    return [f"no trial has come to the budget of {most:.6g} yet: with a higher limit on trials some will"]
+
+
+def pruner_lines(study: Study) -> list[str]:
+    """Return a line on the pruned trials: their number by the step of their last report; none without one."""
+    if not study.count(_S.PRUNED):
+        return []
+    given = (study.record.in_force or {}).get("pruner")
+    name = given.get("how") if isinstance(given, Mapping) else given
+    steps = study.trials.last_steps()
+    shown = ", ".join(f"{count} at {step}" for step, count in steps[:STEPS])
+    more = f", {sum(count for _, count in steps[STEPS:])} at later ones" if len(steps) > STEPS else ""
+    return [f"pruner {name or 'of earlier runs'}: {study.count(_S.PRUNED)} trials stopped; by step {shown}{more}"]
 
 
 def preference_lines(study: Study) -> list[str]:
@@ -552,6 +612,7 @@ def as_json(
         "classes": {name: counts(*ended, compute_class=name) | {"slots": slots.get(name, 0)} for name in classes},
         "sampler": {"name": (study.record.in_force or {}).get("sampler"), "choices": dict(study.choices)},
         "pruner": (study.record.in_force or {}).get("pruner"),
+        "rungs": [*map(to_builtins, study.trials.rungs())],
         "placed_by_params": [to_builtins(each) for each in placed_by_params(study)],
         "subspaces": {
             name: counts(*ended, subspace=name) | {"best": _own(study, study.best_of(name))}
@@ -565,4 +626,5 @@ def _trial_json(trial: Trial, study: Study) -> dict[str, object]:
     found: dict[str, object] = {"loss": _own(study, trial.loss)}
     found |= {"losses": turned(trial.losses, study.objectives)} if trial.losses else {}
     found |= {"constraints": dict(trial.constraints)} if trial.constraints else {}
+    found |= {} if trial.budget is None else {"budget": trial.budget}
     return found | {"params": dict(trial.params), "compute_class": trial.compute_class, "trial": trial.number}

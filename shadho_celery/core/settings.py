@@ -80,12 +80,23 @@ def continued(in_force: Mapping[str, Any], given: Collection[str]) -> dict[str, 
     return {name: value for name, value in in_force.items() if value is not None}
 
 
-def other_sampler(before: Any, now: Any, trials: int) -> str | None:
-    """Return a line if a study of so many trials goes on with another sampler than before; None is one of its own."""
-    if before == now:
-        return None
-    before, now = (UNNAMED["sampler"] if name is None else name for name in (before, now))
-    return f"sampler {now} from now on, {before} until now: it learns from the {trials} trials so far"
+def changes(before: Mapping[str, Any], now: Mapping[str, Any], trials: int) -> list[str]:
+    """Return a line for what a study of so many trials goes on with another of: sampler, budgets.
+
+    `before` and `now` are the settings in force; a sampler that is None is one of its own.
+    """
+    lines = []
+    samplers = [each.get("sampler", now["sampler"]) for each in (before, now)]
+    if samplers[0] != samplers[1]:
+        was, is_now = (UNNAMED["sampler"] if name is None else name for name in samplers)
+        lines += [f"sampler {is_now} from now on, {was} until now: it learns from the {trials} trials so far"]
+    budgets = [next((each[name] for name in BUDGETS if each.get(name)), None) for each in (before, now)]
+    if trials and budgets[0] != budgets[1]:
+        was, is_now = (
+            "none" if each is None else ", ".join(f"{key} {value}" for key, value in each.items()) for each in budgets
+        )
+        lines += [f"budgets from now on: {is_now}; until now: {was}; trials of other budgets are not promoted"]
+    return lines
 
 
 class StudySettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -132,7 +143,7 @@ class StudySettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     ] = 60.0
     rungs: Annotated[
         Mapping[str, Any] | None,
-        Meta(description="a ladder of budgets: least, most and eta, such as 1, 9 and 3, and backups; a dict"),
+        Meta(description="budgets of halving, a dict such as {'least': 1, 'most': 9, 'eta': 3, 'backups': 0}"),
     ] = None
     pruner: Annotated[
         Any,
@@ -140,7 +151,10 @@ class StudySettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     ] = None
     fidelity: Annotated[
         Mapping[str, Any] | None,
-        Meta(description="budgets of trials: least, most, eta and how, such as 1, 81, 3 and asha; a dict"),
+        Meta(
+            description="budgets of trials, a dict such as {'least': 1, 'most': 81, 'eta': 3, 'how': 'asha'}; what "
+            "stops trials by their reports is the pruner"
+        ),
     ] = None
     speculate: Annotated[bool, Meta(description="whether late trials are copied to idle slots: True or False")] = True
     weight: Annotated[Positive, Meta(description="the study's part of the slots beside other studies")] = 1.0
@@ -172,7 +186,8 @@ class StudySettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     @property
     def least_budget(self) -> float | None:
         """The lowest budget; None for a study without budgets."""
-        least = (self.fidelity or self.rungs or {}).get("least")
+        given = self.fidelity or self.rungs
+        least = None if given is None else given.get("least", 1)
         return float(least) if isinstance(least, (int, float)) else None
 
     @property

@@ -92,6 +92,13 @@ class Asha:
         first = self._first()
         return [*promotions, Wanted(budget=self._budgets[first], rung=first)]
 
+    @property
+    def notice(self) -> str | None:
+        return None
+
+    def see(self, slots: int) -> None:
+        pass
+
     def _promotable(self, place: int) -> Sequence[int]:
         """Return the origins that may be promoted from a rung, the best first."""
         rung = self._rungs[place]

@@ -120,6 +120,8 @@ class Bracket:
 class Brackets:
     """Brackets in turn: one at a time, or the next one begins while all that have begun wait for results."""
 
+    notice: str | None = None
+
     def __init__(
         self, budgets: Sequence[float], sizes: Sequence[Sequence[int]], *, backups: int = 0, overlap: bool = False
     ) -> None:
@@ -152,6 +154,9 @@ class Brackets:
             return [self._numbered(offer, self._drawn) for offer in found]
         bracket = self._next()
         return [self._numbered(offer, self._drawn + bracket.draws) for offer in bracket.offers()]
+
+    def see(self, slots: int) -> None:
+        pass
 
     def add(self, trial: Trial) -> None:
         rung = rung_of(trial, self._budgets)

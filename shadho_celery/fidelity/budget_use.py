@@ -8,8 +8,10 @@ from shadho_celery.core.trial import Trial, TrialState
 
 #: promoted trials by which it is judged, and the multiple of its seconds that one should at least take
 ENOUGH, MULTIPLE = 5, 1.15
+#: multiple of the work from which on more seconds are expected
+MORE_WORK = 1.5
 #: seconds of a trial below which its start-up is all that there is to see
-LEAST_SECONDS = 0.1
+LEAST_SECONDS = 0.02
 #: latest promoted trials that are looked at
 LATEST = 20
 
@@ -18,8 +20,8 @@ class BudgetUse:
     """Compares the seconds of promoted trials with those of the same params on the rung below."""
 
     def __init__(self) -> None:
-        #: by origin and rung, class and seconds
-        self._seconds: dict[tuple[int, int], tuple[str | None, float]] = {}
+        #: by origin and rung, class, seconds, budget and the part of it that was work, without what was continued
+        self._seconds: dict[tuple[int, int], tuple[str | None, float, float, float]] = {}
         self._multiples: list[float] = []
 
     def tell(self, trial: Trial) -> None:
@@ -27,9 +29,14 @@ class BudgetUse:
         if trial.state is not TrialState.COMPLETE or trial.rung is None or trial.seconds is None:
             return
         origin = trial.number if trial.origin is None else trial.origin
-        self._seconds[origin, trial.rung] = trial.compute_class, trial.seconds
         below = self._seconds.get((origin, trial.rung - 1))
-        if below is not None and below[0] == trial.compute_class and below[1] >= LEAST_SECONDS:
+        budget = trial.budget or 1.0
+        work = budget - (below[2] if below is not None and trial.continued else 0.0)
+        self._seconds[origin, trial.rung] = trial.compute_class, trial.seconds, budget, work
+        if below is None or below[0] != trial.compute_class or below[1] < LEAST_SECONDS:
+            return
+        # With eta 2 a trial that continues from budget 1 to 2 has as much to do as the one before it.
+        if work >= MORE_WORK * below[3]:
             self._multiples = [*self._multiples[1 - LATEST :], trial.seconds / below[1]]
 
     @property
@@ -39,5 +46,5 @@ class BudgetUse:
             return None
         return (
             "promoted trials take no longer than with the budget below, so that budgets save nothing; "
-            "does the objective look at context.budget?"
+            "does the objective look at context.budget, or is most of its time its start-up?"
         )

@@ -103,6 +103,7 @@ class Dehb:
 
     size: int | None = None
     left: float = math.inf
+    notice: str | None = None
 
     def __init__(self, ladder: Ladder, space: Space, seed: int) -> None:
         self._budgets = ladder.budgets
@@ -122,6 +123,9 @@ class Dehb:
         _, job = self._next()
         params = None if job.origin is not None else self._whole.at(job.vector)
         return [Wanted(budget=self._budgets[job.rung], rung=job.rung, origin=job.origin, params=params)]
+
+    def see(self, slots: int) -> None:
+        pass
 
     def add(self, trial: Trial) -> None:
         rung = rung_of(trial, self._budgets)

@@ -20,6 +20,13 @@ _FORMS = {
     "rungs": "give a dict such as {'least': 1, 'most': 9, 'eta': 3}",
     "fidelity": "give a dict such as {'least': 1, 'most': 81, 'eta': 3, 'how': 'asha'}",
 }
+#: what other tools call the settings
+_ELSEWHERE = {
+    "least": ("min", "min_budget", "min_resource", "min_t", "grace_period"),
+    "most": ("max", "max_budget", "max_resource", "max_t"),
+    "eta": ("reduction_factor", "factor"),
+    "how": ("name", "type", "method", "algorithm", "scheduler"),
+}
 
 L = TypeVar("L", bound="Ladder")
 
@@ -32,7 +39,7 @@ Budget = Annotated[
 class Ladder(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Budgets from `least` to `most`, as set in ``STUDY["rungs"]``."""
 
-    least: Budget
+    least: Budget = 1.0
     most: Budget
     #: reduction factor: each rung has `eta` times the budget of the one below, and 1 / `eta` of its trials
     eta: Annotated[int, Meta(ge=2, le=LARGEST)] = 3
@@ -43,14 +50,22 @@ class Ladder(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     def of(cls: type[L], settings: Mapping[str, object], name: str = "rungs") -> L:
         """Convert plain settings to a ladder; `name` is theirs in STUDY. Raises UsageError for an invalid one."""
         if not isinstance(settings, Mapping):
-            raise UsageError(f"{name}: {short(settings, 60)} is no ladder; {_FORMS[name]}")
+            raise UsageError(f"{name}: {short(settings, 60)} is no dict of settings; {_FORMS[name]}")
+        here = {there: key for key, elsewhere in _ELSEWHERE.items() for there in elsewhere}
+        if foreign := [f"{here[key]} for {key}" for key in settings if isinstance(key, str) and key in here]:
+            raise UsageError(f"{name}: its settings have other names here, write {', '.join(foreign)}; {_FORMS[name]}")
         ladder = as_record(settings, cls, name, _FORMS[name])
         between = f"{name}: from {ladder.least:g} to {ladder.most:g}"
-        if ladder.most / ladder.least + ladder.backups > LARGEST:
+        if ladder.has_rounds and ladder.most / ladder.least + ladder.backups > LARGEST:
             raise UsageError(f"{between} takes over {LARGEST} trials a round; raise 'least'")
         if ladder.most <= ladder.least or ladder.top < 1:
             raise UsageError(f"{between} there is one rung only; let 'most' be {ladder.eta} times 'least'")
         return ladder
+
+    @property
+    def has_rounds(self) -> bool:
+        """True if trials are drawn in rounds of a size that follows from the budgets."""
+        return True
 
     @property
     def budgets(self) -> list[float]:
@@ -71,3 +86,7 @@ class Fidelity(Ladder, frozen=True, kw_only=True):
         Literal["auto", "halving", "hyperband", "asha", "bohb", "dehb"],
         Meta(description=f"one of {', '.join(FIDELITIES)}"),
     ] = "auto"
+
+    @property
+    def has_rounds(self) -> bool:
+        return self.how not in {"auto", "asha"}

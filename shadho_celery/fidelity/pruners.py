@@ -13,12 +13,15 @@ from typing import Annotated, Protocol
 from msgspec import Meta, Struct
 
 from shadho_celery.core.checks import as_record, short
-from shadho_celery.core.settings import PRUNERS
+from shadho_celery.core.settings import FIDELITIES, PRUNERS
 from shadho_celery.core.trial import Attempt, Report, Trial, TrialState
 from shadho_celery.errors import UsageError
 
 #: name of the absence of a pruner, for a study that is resumed
 NO_PRUNER = "none"
+
+#: COMPLETE trials without a report from which on it is said that there is nothing to prune by
+ENOUGH = 5
 
 _Trials = Annotated[int, Meta(ge=1, le=1_000_000)]
 _Steps = Annotated[int, Meta(ge=0, le=2**62)]
@@ -113,6 +116,8 @@ _BY_NAME: Mapping[str, tuple[type[PrunerSettings], str]] = {
     "threshold": (Threshold, "upper"),
     "asha": (Asha, "eta"),
 }
+#: what other tools call the ways to give trials budgets
+_PROMOTE = ("successive_halving", "successivehalving", "sha")
 _FORM = f"give {', '.join((*PRUNERS, NO_PRUNER))}, also as percentile:25, or a dict such as {{'how': 'asha', 'eta': 4}}"
 
 
@@ -135,8 +140,7 @@ def read_pruner(given: object) -> PrunerSettings:
         raise UsageError(f"pruner: {short(given, 60)} is none; {_FORM}")
     how = settings.get("how")
     if not isinstance(how, str) or how not in _BY_NAME:
-        what = "it has no name, `how`" if how is None else f"there is no {short(how, 60)}"
-        raise UsageError(f"pruner: {what}; {_FORM}")
+        raise UsageError(f"pruner: {_unknown(how)}; {_FORM}")
     read = as_record(settings, _BY_NAME[how][0], f"pruner {how}", _FORM)
     if isinstance(read, Threshold):
         if read.upper == math.inf and read.lower == -math.inf:
@@ -147,10 +151,30 @@ def read_pruner(given: object) -> PrunerSettings:
     return read
 
 
+def _unknown(how: object) -> str:
+    """Return what is wrong with the name of a pruner that does not exist."""
+    if how is None:
+        return "it has no name, `how`"
+    if how == NO_PRUNER:
+        return "none takes no settings"
+    if not isinstance(how, str):
+        return f"there is no {short(how, 60)}"
+    name = how.lower().removesuffix("pruner")
+    if name in _BY_NAME:
+        return f"write {name} for {short(how, 60)}"
+    if name in (*FIDELITIES, *_PROMOTE):
+        return f"{short(how, 60)} gives trials budgets, see STUDY['fidelity']: a pruner stops one by its reports"
+    return f"there is no {short(how, 60)}"
+
+
 def _number(given: str, number: str) -> float:
     """Return the number of a pruner that is given in short, an int where it is one."""
     try:
-        return int(number) if number.isdecimal() else float(number)
+        return int(number)
+    except ValueError:
+        pass
+    try:
+        return float(number)
     except ValueError:
         raise UsageError(f"pruner {short(given, 60)}: {short(number, 30)} is no number; {_FORM}") from None
 
@@ -274,10 +298,21 @@ class Pruning:
         self._steps: dict[int, int] = {}
         #: trials that are to stop
         self._stopped: set[int] = set()
+        #: COMPLETE trials, as long as no trial has reported anything
+        self._silent = 0
+        self._has_reports = False
+
+    @property
+    def notice(self) -> str | None:
+        """A sentence if there is nothing to prune by; None before it is known, and where there is."""
+        if self._has_reports or self._silent < ENOUGH:
+            return None
+        return "no trial has reported a loss, so that the pruner stops none: call context.report(step, loss)"
 
     def tell(self, trial: Trial | Attempt, report: Report) -> bool:
         """Record a report of a trial, or its attempt; return whether it should stop, and again until it has ended."""
         number, step = trial.number, report.step
+        self._has_reports = True
         if number in self._stopped or step <= self._steps.get(number, step - 1):
             return number in self._stopped
         self._steps[number] = step
@@ -291,6 +326,7 @@ class Pruning:
         last, is_complete = self._steps.pop(trial.number, None), trial.state is TrialState.COMPLETE
         if is_complete and last is not None:
             self._longest[trial.budget] = max(last, self._longest.get(trial.budget, last))
+        self._silent += is_complete
         self._stopped.discard(trial.number)
         self._of(trial).end(trial.number, complete=is_complete)
 

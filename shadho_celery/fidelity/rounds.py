@@ -39,6 +39,9 @@ class Rounds(Protocol):
         Placement may take another one than the first. To look again changes nothing.
         """
 
+    def see(self, slots: int) -> None:
+        """Update the number of slots of the fleet."""
+
     def add(self, trial: Trial) -> None:
         """Enter a trial that was offered. All trials of an earlier run are added first, in order."""
 
@@ -53,15 +56,23 @@ class Rounds(Protocol):
     def left(self) -> float:
         """Trials of the present round that are not added yet; infinitely many without rounds."""
 
+    @property
+    def notice(self) -> str | None:
+        """A sentence on what a user should know of its choices; None without one."""
+
 
 class Endless:
     """Absence of rounds: every trial is a new one with all of the fidelity."""
 
     size: int | None = None
     left: float = math.inf
+    notice: str | None = None
 
     def offers(self) -> Sequence[Wanted]:
         return (Wanted(),)
+
+    def see(self, slots: int) -> None:
+        pass
 
     def add(self, trial: Trial) -> None:
         pass

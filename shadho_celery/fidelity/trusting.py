@@ -5,17 +5,15 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Sequence
-from itertools import combinations
 
 from shadho_celery.core.trial import Trial, TrialState
 from shadho_celery.fidelity.asha import Asha
 from shadho_celery.fidelity.brackets import rung_of
 from shadho_celery.fidelity.ladder import Ladder
+from shadho_celery.study.rungs import LATEST, agreement
 
 #: first draws that go through all rungs, whatever comes of them, and how many draws there are to one such later on
 PILOTS, PROBE = 4, 12
-#: latest trials on two rungs by which these are compared
-LATEST = 16
 #: trust in a ladder from a rung up to the top, below which no trial begins on that rung
 ENOUGH = 0.3
 
@@ -28,10 +26,17 @@ class TrustingAsha(Asha):
     they do not. A new trial begins on the lowest rung from which the product of trust up to the top is enough, and at
     the full budget where none is. The first trials, and one in some later on, go through all rungs: without them no
     trust could be had, or had again.
+
+    Rungs from which the limit on trials lets none come to the top are left out. From a rung r below the top that takes
+    a round of ``eta**r`` new trials, or of one for each slot if these are more: all slots are filled before the first
+    result is there.
     """
 
-    def __init__(self, ladder: Ladder) -> None:
+    def __init__(self, ladder: Ladder, limit: int | None = None) -> None:
+        """`limit` is that on the trials of all rungs together; None without one."""
         super().__init__(ladder)
+        self._limit = limit
+        self._slots = 0
         self._drawn = 0
         #: origins that go through all rungs, and have not come to the top
         self._pilots: list[int] = []
@@ -39,6 +44,19 @@ class TrustingAsha(Asha):
         self._latest: list[deque[int]] = [deque(maxlen=LATEST) for _ in self._budgets]
         #: by rung below the top, the trust in it; None before it is known
         self.trust: list[float | None] = [None] * (len(self._budgets) - 1)
+
+    @property
+    def notice(self) -> str | None:
+        """A sentence if the limit leaves rungs out; None if it does not."""
+        if self._lowest == 0 or not self._slots:
+            return None
+        return (
+            f"fidelity auto begins at budget {self._budgets[self._lowest]:g}: with a limit of {self._limit} trials "
+            f"none would come from a lower one to {self._budgets[-1]:g}"
+        )
+
+    def see(self, slots: int) -> None:
+        self._slots = slots
 
     def add(self, trial: Trial) -> None:
         if trial.origin is None and rung_of(trial, self._budgets) is not None:
@@ -50,7 +68,8 @@ class TrustingAsha(Asha):
     def tell(self, trial: Trial) -> None:
         super().tell(trial)
         origin = trial.number if trial.origin is None else trial.origin
-        is_through = trial.rung == len(self._budgets) - 1 or trial.state is TrialState.FAILED
+        has_fallen = trial.state in {TrialState.FAILED, TrialState.PRUNED}
+        is_through = trial.rung == len(self._budgets) - 1 or has_fallen
         if is_through and trial.state is not TrialState.CANCELLED and origin in self._pilots:
             self._pilots.remove(origin)
         if trial.rung and rung_of(trial, self._budgets) is not None:
@@ -58,7 +77,7 @@ class TrustingAsha(Asha):
             if trial.origin in lower.losses and trial.origin in upper.losses:
                 self._latest[trial.rung].append(trial.origin)
             both = self._latest[trial.rung]
-            self.trust[trial.rung - 1] = _agreement([(lower.losses[each], upper.losses[each]) for each in both])
+            self.trust[trial.rung - 1] = agreement([(lower.losses[each], upper.losses[each]) for each in both])
 
     def _promotable(self, place: int) -> Sequence[int]:
         rung, trust = self._rungs[place], self.trust[place]
@@ -72,10 +91,11 @@ class TrustingAsha(Asha):
         return [origin for origin, loss in losses if loss < math.inf and not rung.is_promoted(origin)]
 
     def _first(self) -> int:
+        lowest = self._lowest
         if self._is_pilot(self._drawn):
-            return 0
+            return lowest
         product, first = 1.0, len(self._budgets) - 1
-        for place in range(len(self.trust) - 1, -1, -1):
+        for place in range(len(self.trust) - 1, lowest - 1, -1):
             trust = self.trust[place]
             product *= 1.0 if trust is None else trust
             if product < ENOUGH:
@@ -83,20 +103,20 @@ class TrustingAsha(Asha):
             first = place
         return first
 
+    @property
+    def _lowest(self) -> int:
+        """The lowest rung that the limit leaves."""
+        top = len(self._budgets) - 1
+        return next((place for place in range(top) if self._is_affordable(top - place)), top)
+
+    def _is_affordable(self, rungs: int) -> bool:
+        """Return whether the limit lets a trial come to the top from so many rungs below."""
+        if self._limit is None:
+            return True
+        draws = max(self._slots, self._eta**rungs)
+        round_of_all: int = sum(draws // self._eta**above for above in range(rungs + 1))
+        return round_of_all <= self._limit
+
     @staticmethod
     def _is_pilot(draw: int) -> bool:
         return draw < PILOTS or draw % PROBE == 0
-
-
-def _agreement(pairs: Sequence[tuple[float, float]]) -> float | None:
-    """Return Kendall's rank correlation of two losses, 0 for a negative one; None for fewer than two finite pairs."""
-    known = [pair for pair in pairs if math.isfinite(pair[0]) and math.isfinite(pair[1])]
-    compared = list(combinations(known, 2))
-    if not compared:
-        return None
-    signs = [_sign(one[0] - other[0]) * _sign(one[1] - other[1]) for one, other in compared]
-    return max(0.0, sum(signs) / len(compared))
-
-
-def _sign(difference: float) -> int:
-    return (difference > 0) - (difference < 0)

@@ -126,6 +126,15 @@ class Thinning:
         return f"of {self._made} reports {self._sent} were sent, in the end every {self._stride}th"
 
 
+#: what other tools call a part of the context
+_ELSEWHERE = {
+    "should_prune": "should_stop()",
+    "get_checkpoint": "checkpoint_dir",
+    "number": "trial",
+    "trial_id": "trial",
+}
+
+
 def _refuse_call(address: str, token: str, backups: int) -> None:
     raise RuntimeError("no replicas can be called from here: only trials of a fleet have slots beside their own")
 
@@ -162,6 +171,10 @@ class LocalContext:
         """Return the names of `Context`: what is documented, and not what connects it to its caller."""
         return sorted(CONTEXT_NAMES)
 
+    def __getattr__(self, name: str) -> Any:
+        here = f"; here it is context.{_ELSEWHERE[name]}" if name in _ELSEWHERE else ""
+        raise AttributeError(f"a trial's context has no {name!r}{here}")
+
     @property
     def checkpoint_dir(self) -> Path:
         # Made at the first use: most objectives keep no files.
@@ -188,7 +201,7 @@ def _step(step: Any) -> int:
     """Return the step as an int of 64 bits. Raises TypeError or ValueError with a message for the user."""
     what = "context.report: the step"
     if _number(step, what) % 1:
-        raise ValueError(f"{what} must be a whole number, not {short(step)}")
+        raise ValueError(f"{what} must be a whole number, not {short(step)}: write context.report(step, loss)")
     whole = int(scalar(step))
     if not -(2**63) <= whole < 2**63:
         raise ValueError(f"{what} is too large: {short(step)}")

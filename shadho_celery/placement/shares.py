@@ -163,7 +163,7 @@ class PaperShares(UniformShares):
 class PromiseShares(EvenShares):
     """By promise: a subspace that can hardly beat the best loss gets less, down to a tenth of its share, never nothing.
 
-    A subspace's promise is the chance that its next trial is the best so far, see `promise`. Old deals
+    A subspace's promise is the chance that its next trial is the best so far of its budget, see `promise`. Old deals
     decay, so a subspace whose promise rises or falls is not made to pay for its past.
     """
 
@@ -172,8 +172,10 @@ class PromiseShares(EvenShares):
     def __init__(self, probabilities: Mapping[str, float]) -> None:
         super().__init__(probabilities)
         self._even = self._weights.copy()
-        self._losses: dict[str, deque[float]] = {name: deque(maxlen=LOSSES) for name in self._names}
-        self._best = math.inf
+        #: by subspace, its latest losses, each with its trial's budget
+        self._losses: dict[str, deque[tuple[float | None, float]]] = {n: deque(maxlen=LOSSES) for n in self._names}
+        #: by budget
+        self._best: dict[float | None, float] = {}
         self._new = 0
         self._kept = 0.5 ** (float(self._even.min()) / HALF_LIFE)
 
@@ -190,8 +192,8 @@ class PromiseShares(EvenShares):
         loss = {TrialState.COMPLETE: trial.loss, **dict.fromkeys(_NO_BETTER, math.inf)}.get(trial.state)
         loss = math.inf if loss is not None and trial.violation else loss
         if loss is not None and trial.subspace in self._losses:
-            self._losses[trial.subspace].append(loss)
-            self._best = min(self._best, loss)
+            self._losses[trial.subspace].append((trial.budget, loss))
+            self._best[trial.budget] = min(self._best.get(trial.budget, math.inf), loss)
             self._new += 1
             if self._new >= RENEW_RESULTS:
                 self._weigh()
@@ -202,7 +204,12 @@ class PromiseShares(EvenShares):
 
     def _weigh(self) -> None:
         self._new = 0
-        chances = np.array([promise(self._losses[name], self._best) for name in self._names])
+        # Losses of two budgets do not compare: those of the one at which most trials began of late count.
+        (budget, _), *_ = Counter(known for told in self._losses.values() for known, _ in told).most_common(1)
+        found = [
+            [loss for known, loss in told if known == budget or loss == math.inf] for told in self._losses.values()
+        ]
+        chances = np.array([promise(losses, self._best[budget]) for losses in found])
         # An unjudged subspace is as promising as the best one; if none is promising, they are all alike.
         most = float(np.nan_to_num(chances).max())
         relative = np.where(np.isnan(chances), 1.0, chances / most) if most > 0 else np.ones(len(chances))
@@ -217,7 +224,7 @@ def only_fails(failed: int, succeeded: int) -> bool:
     return failed >= HOPELESS and not succeeded
 
 
-def promise(losses: Sequence[float] | deque[float], best: float) -> float:
+def promise(losses: Sequence[float], best: float) -> float:
     """Return the chance that the next trial's loss is below `best`, from the lower tail of `losses`; nan for too few.
 
     Below its lower quartile u a law's tail is approximated by an exponential:

@@ -18,6 +18,7 @@ from shadho_celery.predictors.durations import Durations
 from shadho_celery.predictors.feasibility import MemoryBound
 from shadho_celery.predictors.features import Array, complexity, features
 from shadho_celery.predictors.neighbours import MEMORY, Neighbours
+from shadho_celery.predictors.own_runs import OwnRuns
 from shadho_celery.predictors.param_effects import ParamEffects
 from shadho_celery.space.split import Subspace
 
@@ -80,6 +81,7 @@ class CostModel:
         #: by row, sum of the logs of declared costs, and the number of trials
         self._declared_logs = np.zeros((2, len(subspaces)))
         self._budgets = BudgetCosts()
+        self._own_runs = OwnRuns()
         #: latest trials with budgets, each with its row of features and its work
         self._with_budgets: deque[tuple[Trial, Array, Work]] = deque(maxlen=RELEARNED)
         self._durations = Durations(len(subspaces))
@@ -153,6 +155,9 @@ class CostModel:
 
     def _tell_seconds(self, trial: Trial, row: Array | None, work: Work) -> None:
         timing = self._timing(trial, trial.seconds or 0.0, work)
+        if trial.rung is not None and timing.weight >= TELLING_PART**2:
+            origin = trial.number if trial.origin is None else trial.origin
+            self._own_runs.tell(origin, timing.work - float(self._rates(trial, [str(trial.compute_class)])[0]))
         self._durations.tell(timing.row, timing.column, timing.work, timing.weight)
         self._declared_logs[:, timing.row] += (math.log(self._declared(trial.subspace, trial.params)), 1.0)
         if row is None:
@@ -175,6 +180,7 @@ class CostModel:
     def _relearn(self) -> None:
         """Learn anew from the latest trials: their start-up is another than was believed."""
         self._durations.forget()
+        self._own_runs.forget()
         self._declared_logs[:] = 0.0
         self._due.clear()
         for name, effects in self._effects.items():
@@ -319,8 +325,7 @@ class CostModel:
         """
         if trial.subspace not in self.row_of:
             return np.ones((len(ways), len(classes)))
-        rates = self._durations.estimate().mean[self.row_of[trial.subspace], [self._column_of(n) for n in classes]]
-        rates = rates + self.departures(trial.subspace, self.functions(trial.subspace, [trial.params]), classes)[0]
+        rates = self._rates(trial, classes) + self._own_runs.departure(int(trial.origin or 0))
         startups = np.array([self._budgets.startup(trial.subspace, name) for name in classes])
         budget = trial.budget or 1.0
         rest = max(budget - self._budgets.behind(trial.origin), 0.0) or budget
@@ -331,6 +336,12 @@ class CostModel:
             for way in ways
         ]
         return np.array(found)
+
+    def _rates(self, trial: Trial, classes: Sequence[str]) -> Array:
+        """Return the log seconds of a unit of a trial's work on classes, as its subspace and params foretell them."""
+        rates = self._durations.estimate().mean[self.row_of[trial.subspace], [self._column_of(n) for n in classes]]
+        functions = self.functions(trial.subspace, [trial.params])
+        return np.asarray(rates + self.departures(trial.subspace, functions, classes)[0])
 
     def home(self, origin: int) -> str | None:
         """Return the machine of an origin's latest complete trial, which has its checkpoint."""

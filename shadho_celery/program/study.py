@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -16,15 +17,15 @@ from msgspec.structs import replace
 from shadho_celery.core.checks import as_record, short
 from shadho_celery.core.folders import CHECKPOINTS
 from shadho_celery.core.objectives import refuse_others
-from shadho_celery.core.settings import BUDGETS, StudySettings, continued, other_sampler
+from shadho_celery.core.settings import BUDGETS, StudySettings, changes, continued
 from shadho_celery.core.trial import Attempt, Lost, Outcome, Trial, TrialState, whole
 from shadho_celery.errors import StoreError, UsageError
 from shadho_celery.executors.base import Executor
 from shadho_celery.executors.by_hand import ByHandExecutor
 from shadho_celery.executors.inline import InlineExecutor
 from shadho_celery.fidelity.pruners import Pruning, make_pruning
-from shadho_celery.objective.call import MAX_ERROR, Objective, describe
-from shadho_celery.objective.context import LocalContext
+from shadho_celery.objective.call import MAX_ERROR, Objective, describe, joined
+from shadho_celery.objective.context import LocalContext, Thinning
 from shadho_celery.objective.result import Unreadable, read
 from shadho_celery.program.interrupts import Interrupts
 from shadho_celery.program.warm_start import WarmStartSource, as_source
@@ -166,11 +167,13 @@ class Study(StudyResults):
         )
         super().__init__(self._database, self._study.record, self._space.evaluate)
         self._by_hand = ByHandExecutor(self._study.clock)
+        #: of the trials that were asked for and have reported something
+        self._thinnings: defaultdict[int, Thinning] = defaultdict(Thinning)
         #: made at the first `ask`
         self._loop: Scheduler | None = None
         self._is_open = True
         opened.callback(self.close)
-        if line := other_sampler(self._sampler_before, self._settings.in_force()["sampler"], self._study.counted):
+        for line in changes(self._in_force_before, self._settings.in_force(), self._study.counted):
             warn(line)
 
     def _taught(self) -> Sequence[Trial]:
@@ -269,15 +272,17 @@ class Study(StudyResults):
         if number not in self._by_hand.fetched:
             return True
         try:
-            made = LocalContext(on_report=partial(self._by_hand.report, number))
-            made.report(step, loss)
+            on_report = partial(self._by_hand.report, number)
+            LocalContext(on_report=on_report, thinning=self._thinnings[number]).report(step, loss)
         except (TypeError, ValueError) as error:
             raise UsageError(str(error)) from None
         with self._interrupts:
             self._scheduler().turn()
             if number not in self._by_hand.fetched:
                 self._scheduler().turn()
-        return number not in self._by_hand.fetched
+        if has_ended := number not in self._by_hand.fetched:
+            self._thinnings.pop(number, None)
+        return has_ended
 
     @python_words()
     def tell(
@@ -298,8 +303,11 @@ class Study(StudyResults):
             result = _NOTHING
         if (result is _NOTHING) == (error is None):
             raise UsageError(f"tell trial {number} either a result or an error")
+        outcome = self._outcome(result, error)
+        thinned = self._thinnings.pop(number, Thinning()).warning
+        outcome = outcome if thinned is None else replace(outcome, warning=joined(outcome.warning, thinned))
         with self._interrupts:
-            self._by_hand.bring(number, self._outcome(result, error))
+            self._by_hand.bring(number, outcome)
             self._scheduler().turn()
         return self.trial(number)
 
@@ -427,8 +435,8 @@ class Study(StudyResults):
         self._settings = replace(settings, **self._budgets)
         check_settings(self._settings)
         now = self._settings.in_force()
-        #: sampler of the run before this one
-        self._sampler_before = in_force.get("sampler", now["sampler"])
+        #: settings of the run before this one
+        self._in_force_before = in_force
         return now
 
     def _outcome(self, result: Any, error: BaseException | str | None) -> Outcome:

@@ -25,6 +25,7 @@ from shadho_celery.results.values import Evaluate, Values
 from shadho_celery.store.base import StudyRecord
 from shadho_celery.store.lock import holder_name
 from shadho_celery.store.sql import SqlStore
+from shadho_celery.study.rungs import RungSummary
 from shadho_celery.study.trials import FinishedTrials
 
 if TYPE_CHECKING:
@@ -115,6 +116,11 @@ class StudyResults:
         return self._store.find(self.name).choices
 
     @property
+    def rungs(self) -> Sequence[RungSummary]:
+        """Finished trials by budget, the lowest first, and agreement of their ranks; empty without budgets."""
+        return self._finished.rungs()
+
+    @property
     def taught(self) -> int:
         """Number of trials of elsewhere that have taught it, by a warm start; they are none of its own."""
         return len(self._store.warm_start(self.key))
@@ -167,6 +173,14 @@ class StudyResults:
         number = trial.origin if trial.rung == 1 else self._store.on_rung(self.key, trial.origin, trial.rung - 1)
         found = None if number is None else next(iter(self._store.trials(self.key, [number])), None)
         return None if found is None else self._result(found)
+
+    def above(self, trial: TrialResult) -> TrialResult | None:
+        """Return the trial that a trial was promoted to, on the rung above; None if it was not."""
+        if trial.rung is None:
+            return None
+        origin = trial.number if trial.origin is None else trial.origin
+        number = self._store.on_rung(self.key, origin, trial.rung + 1)
+        return None if number is None else self.trial(number)
 
     @property
     def _range(self) -> str:

@@ -46,12 +46,13 @@ class ByBudget:
         self.sampler = self._samplers[self._lowest]
 
     @property
-    def budget(self) -> float:
-        """The highest informed budget; the lowest one before any is."""
-        return max((b for b, known in self._known.items() if known >= self._enough), default=self._lowest)
+    def budget(self) -> float | None:
+        """The highest informed budget; None before any is."""
+        return max((b for b, known in self._known.items() if known >= self._enough), default=None)
 
     def ask(self, n: int, pending: Collection[Trial]) -> list[Params]:
-        self.sampler = self._samplers[self.budget]
+        budget = self.budget
+        self.sampler = self._samplers[self._lowest if budget is None else budget]
         return self.sampler.ask(n, pending)
 
     def tell(self, trials: Sequence[Trial]) -> None:

@@ -71,9 +71,9 @@ def read_ladder(settings: StudySettings) -> Ladder | None:
     if ladder.backups and ladder.how != "halving":
         raise UsageError(f"fidelity.backups are trials that halving does not wait for; leave them out of {ladder.how}")
     is_asha = make_pruning(settings.pruner) is not None and isinstance(read_pruner(settings.pruner), AshaSettings)
-    if ladder.how == "asha" and is_asha:
+    if ladder.how in {"asha", "auto"} and is_asha:
         raise UsageError(
-            "how: asha promotes trials and pruner asha stops them, by the same rule; leave out one of the two"
+            f"how: {ladder.how} promotes trials and pruner asha stops them, by the same rule; leave out one of the two"
         )
     if ladder.how == "bohb" and settings.sampler not in BY_BUDGET:
         raise UsageError(f"how: bohb asks a sampler that learns; leave out sampler, or choose {', '.join(BY_BUDGET)}")
@@ -82,8 +82,11 @@ def read_ladder(settings: StudySettings) -> Ladder | None:
     return ladder
 
 
-def make_rounds(ladder: Ladder | None, space: Space | None = None, seed: int = 0) -> Rounds:
-    """Return the rounds on a ladder, endless ones without; `space` and `seed` are for those that propose trials."""
+def make_rounds(ladder: Ladder | None, space: Space | None = None, seed: int = 0, limit: int | None = None) -> Rounds:
+    """Return the rounds on a ladder, endless ones without.
+
+    `space` and `seed` are for those that propose trials, and `limit` on trials is for those that choose their rungs.
+    """
     if ladder is None:
         return Endless()
     # Most searches need none of these imports.
@@ -104,7 +107,7 @@ def make_rounds(ladder: Ladder | None, space: Space | None = None, seed: int = 0
     if how == "auto":
         from shadho_celery.fidelity.trusting import TrustingAsha
 
-        return TrustingAsha(ladder)
+        return TrustingAsha(ladder, limit)
     from shadho_celery.fidelity.hyperband import Hyperband
 
     return Hyperband(ladder)
@@ -139,7 +142,7 @@ def make_scheduler(
         subspaces,
         policy=make_policy(settings.policy, subspaces, cost_model, generator, settings.pool),
         shares=make_shares(settings.shares_in_force, {subspace.name: subspace.probability for subspace in subspaces}),
-        rounds=make_rounds(ladder, space, study.record.seed),
+        rounds=make_rounds(ladder, space, study.record.seed, limits.trials),
         make_sampler=make_sampler,
         limits=limits,
         width=make_width(settings.slots, space, subspaces),

@@ -124,8 +124,9 @@ class Proposals:
         if self.policy.promotions is not None:
             self.policy.promotions.see_classes(classes)
         self._widest = max((compute_class.slots for compute_class in classes), default=0)
+        slots = sum(compute_class.slots for compute_class in classes)
+        self.rounds.see(slots)
         if self._pool is not None:
-            slots = sum(compute_class.slots for compute_class in classes)
             self._pool.share_out(slots, self._parts, is_adaptive=self._adaptive)
 
     def ask(self, compute_class: str, fits: Fits, left: float) -> Trial | None:
@@ -177,7 +178,7 @@ class Proposals:
 
     def tell(self, *trials: Trial, following: Mapping[str, int] | None = None) -> None:
         """Learn from finished trials, in the order of their results; `following` as in `FinishedTrials.recall`."""
-        # Losses compare at one budget only, and the trials on higher rungs are a selection.
+        # Policy `paper` compares losses, which it can at one budget only.
         self.policy.tell(*(trial for trial in trials if not trial.rung), following=following)
         if self.policy.promotions is not None:
             self.policy.promotions.tell(trials)
@@ -189,7 +190,8 @@ class Proposals:
         """Let shares and samplers learn from finished trials, of this study or of elsewhere."""
         by_sampler: defaultdict[str, list[Trial]] = defaultdict(list)
         for trial in trials:
-            if not self._spans_space and not trial.rung:
+            # Promoted trials are a selection.
+            if not self._spans_space and trial.origin is None:
                 self.shares.tell(trial)
             if self._learns_by_budget or trial.origin is None:
                 by_sampler[WHOLE if self._spans_space else trial.subspace].append(trial)
@@ -315,7 +317,8 @@ class Proposals:
         asked = sampler.ask(number, self._study.pending() if name == WHOLE else self._study.pending(name))
         if (auto := _part(sampler, AutoSampler)) is not None:
             by_budget = _part(sampler, ByBudget)
-            words = "" if by_budget is None else f", by the losses at budget {by_budget.budget:g}"
+            budget = None if by_budget is None else by_budget.budget
+            words = "" if budget is None else f", by the losses at budget {budget:g}"
             self._study.note_choice(name, auto.choice + words)
         if len(asked) < number:
             self._exhausted.add(name)

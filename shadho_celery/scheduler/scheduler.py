@@ -206,8 +206,9 @@ class Scheduler:
         repeated = f"all {points} points of the space have been tried; trials repeat them, as losses may be noisy"
         # Of a space with nothing to choose this is no news.
         found = [repeated] if points is not None and points > 1 else []
-        found += [] if self._budget_use.notice is None else [self._budget_use.notice]
-        return [*self._memory_fit.notices, *found]
+        told = [self._budget_use.notice, self._proposals.rounds.notice]
+        told += [] if self._pruning is None else [self._pruning.notice]
+        return [*self._memory_fit.notices, *found, *(notice for notice in told if notice is not None)]
 
     def _stop_at_limit(self) -> None:
         if not self.stopping and (self._limit_reached() or self.hopeless):

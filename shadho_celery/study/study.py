@@ -224,13 +224,14 @@ class Study:
         """The best loss so far in words, by its name if it has one; of several losses the size of the front."""
         best = self.best
         if best is None:
-            return "no loss yet"
+            return "no complete trial yet" if self.trials.count(TrialState.PRUNED) else "no loss yet"
         if best.violation:
             return "no feasible trial yet"
         name, loss = next(iter(turned(best.losses, self.objectives).items()), ("loss", best.loss))
         size = self.trials.on_front
         front = f"front of {size} {'trial' if size == 1 else 'trials'}, " if size else ""
-        return f"{front}best {name} {loss:.6g}"
+        at = "" if best.budget is None else f" at budget {best.budget:.6g}"
+        return f"{front}best {name} {loss:.6g}{at}"
 
     def best_of(self, subspace: str) -> float | None:
         """Return the least loss in `subspace` at the highest budget of its trials; None without a loss."""

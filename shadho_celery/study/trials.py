@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from shadho_celery.core.trial import COUNTED, Attempt, Losses, Outcome, Params, Summary, Trial, TrialState, violation_of
 from shadho_celery.errors import StoreError
 from shadho_celery.study.front import Front
+from shadho_celery.study.rungs import LATEST, OnClass, RungSummary, agreement
 
 #: reads trials by number, in any order
 Read = Callable[[Sequence[int]], Iterable[Trial]]
@@ -256,6 +257,42 @@ class FinishedTrials:
             (str(self._names[subspace]), str(self._names[compute_class])): table["seconds"][inverse == place].tolist()
             for place, (subspace, compute_class) in enumerate(pairs.tolist())
         }
+
+    def last_steps(self) -> list[tuple[int, int]]:
+        """Return the number of PRUNED trials by the step of their last report, the least step first."""
+        steps, counts = np.unique(self._of_state(TrialState.PRUNED)["step"], return_counts=True)
+        return [*zip(steps.tolist(), counts.tolist(), strict=True)]
+
+    def rungs(self) -> list[RungSummary]:
+        """Return the finished trials by rung, the lowest first; nothing in a study without budgets."""
+        table = self._table()
+        table = table[table["rung"] >= 0]
+        origins = np.where(table["origin"] < 0, table["number"], table["origin"])
+        complete = table["state"] == _PLACES[TrialState.COMPLETE]
+        found: list[RungSummary] = []
+        here: dict[int, float] = {}
+        for budget in np.unique(table["budget"])[::-1].tolist():
+            mine = table["budget"] == budget
+            done = mine & complete
+            upper, here = here, dict(zip(origins[done].tolist(), table["loss"][done].tolist(), strict=True))
+            both = [(here[origin], loss) for origin, loss in upper.items() if origin in here][-LATEST:]
+            found += [RungSummary(budget=budget, classes=self._by_class(table[mine]), agreement=agreement(both))]
+        return found[::-1]
+
+    def _by_class(self, table: _Table) -> dict[str, OnClass]:
+        """Return how many of some trials each class had."""
+        found = {}
+        for place in np.unique(table["compute_class"][table["compute_class"] > 0]).tolist():
+            mine = table[table["compute_class"] == place]
+            counts = Counter(_STATES[state] for state in mine["state"].tolist())
+            seconds = mine["seconds"][(mine["state"] == _PLACES[TrialState.COMPLETE]) & ~np.isnan(mine["seconds"])]
+            found[str(self._names[place])] = OnClass(
+                complete=counts[TrialState.COMPLETE],
+                pruned=counts[TrialState.PRUNED],
+                failed=counts[TrialState.FAILED],
+                seconds=float(np.median(seconds)) if len(seconds) else None,
+            )
+        return found
 
     @property
     def last_number(self) -> int:

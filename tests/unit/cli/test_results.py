@@ -286,10 +286,10 @@ def test_a_trial_is_shown_with_all_that_is_known_of_it() -> None:
 @pytest.mark.parametrize(
     ("continued", "host", "told"),
     [
-        (True, "a", "continued trial 0 on the same machine"),
-        (True, "b", "continued trial 0 from shared storage"),
-        (False, "a", "began anew: no checkpoint of trial 0 was there"),
-        (None, "a", "continues trial 0"),
+        (True, "a", "continued trial 1 on the same machine"),
+        (True, "b", "continued trial 1 from shared storage"),
+        (False, "a", "began anew: no checkpoint of trial 1 was there"),
+        (None, "a", "continues trial 1"),
     ],
 )
 def test_a_promoted_trial_tells_how_it_went_on(running: Study, continued: bool | None, host: str, told: str) -> None:
@@ -308,6 +308,9 @@ def test_a_promoted_trial_tells_how_it_went_on(running: Study, continued: bool |
 
     [line] = [line for line in said("trial", "runs", "2").splitlines() if line.startswith("budget")]
     assert line == f"budget: 9, rung 2, {told}"
+    assert "promoted: to budget 9, as trial 2" in said("trial", "runs", "1")
+    assert "promoted" not in said("trial", "runs", "2")
+    assert "budget" in said("trials", "runs").splitlines()[1]
     assert json.loads(said("trial", "runs", "2", "--json"))["continued"] is continued
     listed = json.loads(said("trials", "runs", "--json"))["trials"]
     assert [trial["continued"] for trial in listed] == [None, True, continued]

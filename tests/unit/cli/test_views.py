@@ -18,7 +18,7 @@ from shadho_celery.cli import views
 from shadho_celery.core.clock import ManualClock
 from shadho_celery.core.hardware import ComputeClass
 from shadho_celery.core.settings import StudySettings
-from shadho_celery.core.trial import Attempt, Lost, Outcome, Result, Started, Trial, TrialState
+from shadho_celery.core.trial import Attempt, Lost, Outcome, Report, Result, Started, Trial, TrialState
 from shadho_celery.executors.simulated import SimulatedExecutor
 from shadho_celery.scheduler.build import make_scheduler
 from shadho_celery.scheduler.scheduler import Scheduler
@@ -92,6 +92,7 @@ def test_the_json_object_is_the_documented_one() -> None:
         "classes",
         "sampler",
         "pruner",
+        "rungs",
         "placed_by_params",
         "subspaces",
     ]
@@ -431,11 +432,11 @@ def test_the_table_of_classes_counts_the_pruned_trials_beside_the_complete_ones(
         table = views.placement_table(study)
         assert table.columns[0].header == title
         cells = [cell for column in table.columns[1:-1] for cell in column.cells]
-        counts = [[part.split(" x ")[0] for part in str(cell).split(" + ")] for cell in cells if cell != "-"]
+        counts = [[part.split(" x ")[0] for part in str(cell).split("+") if part] for cell in cells if cell != "-"]
         assert sum(int(count) for parts in counts for count in parts) == study.count(S.COMPLETE, S.PRUNED)
-    assert views._placed([1.0, 2.0, 9.0], 4) == "3 x 2 + 4"
-    assert views._placed([], 4) == "4"
-    assert views._placed([], 0) == "-"
+    assert views._placed(3, 2.0, 4) == "3 x 2 + 4"
+    assert views._placed(0, None, 4) == "+ 4"
+    assert views._placed(0, None, 0) == "-"
 
 
 def test_the_live_view_opens_notes_and_closes() -> None:
@@ -542,3 +543,63 @@ def test_a_loss_to_maximise_is_not_negative_in_json() -> None:
     assert found["objectives"] == {"accuracy": "maximize"}
     assert found["best"]["loss"] == found["best"]["losses"]["accuracy"] == greatest
     assert [each["best"] for each in found["subspaces"].values()] == [greatest]
+
+
+def on_rungs(best_budget: float, pruned: int = 0) -> tuple[Study, Any]:
+    """A study from budget 1 to 9 whose best trial has that budget, with some pruned trials."""
+    study, _, space = searched(turns=0)
+    in_force = {"fidelity": {"least": 1, "most": 9}, "pruner": {"how": "median", "startup_trials": 3}}
+    study.record = replace(study.record, in_force=in_force)
+    subspace, params = "model=net", {"model": 0, "exponent": -3.5}
+    for rung in range(3):
+        for origin in range(3 - rung):
+            if 3.0**rung <= best_budget:
+                end(study, study.add(subspace, params, 1, 3.0**rung, rung=rung, origin=origin), S.COMPLETE)
+    for step in range(pruned):
+        end(study, study.add(subspace, params, 1, 1.0, rung=0), S.PRUNED, step=step % 12)
+    return study, space
+
+
+def end(study: Study, trial: Trial, state: TrialState, step: int | None = None) -> None:
+    attempt = study.send(trial, "gpu")
+    if step is not None:
+        study.tell(Report(number=attempt.number, attempt=1, step=step, loss=0.5, at=study.clock.wall()))
+    outcome = Outcome(state=state, loss=1.0 / (1 + trial.number), seconds=2.0)
+    study.tell(Result(number=attempt.number, attempt=1, outcome=outcome, host="a", at=study.clock.wall()))
+
+
+def test_the_summary_counts_trials_by_budget_with_the_agreement_of_ranks() -> None:
+    study, space = on_rungs(9)
+    out, text = console()
+    views.summary(study, space, out, "again")
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in text.getvalue().splitlines() if "│" in line]
+    assert ["1", "3 x 2", "0", "100%"] in rows, "a later trial has a lower loss, on each rung"
+    assert ["3", "2 x 2", "0", "-"] in rows
+    assert ["9", "1 x 2", "0", "-"] in rows
+    assert "at budget 9 (trial" in text.getvalue()
+    assert "no trial has come to the budget" not in text.getvalue()
+    found = views.as_json(study, 1.0, [], {})
+    assert [rung["budget"] for rung in found["rungs"]] == [1.0, 3.0, 9.0]
+    assert found["best"]["budget"] == 9.0
+
+
+def test_it_is_said_that_no_trial_has_come_to_the_full_budget() -> None:
+    study, space = on_rungs(3)
+    out, text = console()
+    views.summary(study, space, out, "again")
+    assert "no trial has come to the budget of 9 yet: with a higher limit on trials some will" in text.getvalue()
+
+
+def test_pruned_trials_are_counted_by_the_step_of_their_last_report() -> None:
+    study, _ = on_rungs(9, pruned=20)
+    [line] = views.pruner_lines(study)
+    assert line == (
+        "pruner median: 20 trials stopped; by step 2 at 0, 2 at 1, 2 at 2, 2 at 3, 2 at 4, 2 at 5, 2 at 6, 2 at 7, "
+        "4 at later ones"
+    )
+    assert views.pruner_lines(on_rungs(9)[0]) == []
+
+
+def test_the_live_view_has_a_line_on_the_budgets() -> None:
+    assert views.rung_lines(on_rungs(9)[0]) == ["budgets: 3 at 1, 2 at 3, 1 at 9"]
+    assert views.rung_lines(searched(trials=1)[0]) == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from shadho_celery.core.trial import Outcome, Trial, TrialState
 from shadho_celery.fidelity.budget_use import ENOUGH, BudgetUse
@@ -51,6 +52,20 @@ def test_promoted_trials_that_take_no_longer_are_noticed() -> None:
 )
 def test_of_few_or_short_trials_and_of_those_elsewhere_nothing_is_said(use: BudgetUse) -> None:
     assert use.notice is None
+
+
+@pytest.mark.parametrize(("eta", "noticed"), [(2, False), (3, True)])
+def test_a_trial_that_continues_is_expected_to_take_longer_only_where_more_is_left_of_its_budget(
+    eta: int, noticed: bool
+) -> None:
+    use = BudgetUse()
+    for number in range(ENOUGH):
+        for rung in range(2):
+            outcome = Outcome(state=S.COMPLETE, loss=0.0, seconds=1.0, continued=rung == 1)
+            facts = {"rung": rung, "budget": float(eta**rung), "origin": number if rung else None}
+            told = Trial(number=100 * rung + number, subspace="all", params={}, state=S.COMPLETE, outcome=outcome)
+            use.tell(replace(told, **facts))
+    assert (use.notice is not None) == noticed
 
 
 def test_failed_trials_and_those_without_budgets_tell_nothing() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from shadho_celery.core.trial import Outcome, Report, Trial, TrialState
 from shadho_celery.errors import UsageError
-from shadho_celery.fidelity.pruners import Pruning, make_pruning, percentile, read_pruner
+from shadho_celery.fidelity.pruners import ENOUGH, Pruning, make_pruning, percentile, read_pruner
 
 NAMES = ["median", "percentile", "patience", "threshold:1e9", "asha"]
 
@@ -229,6 +229,12 @@ def test_percentiles_are_numpys(percent: float) -> None:
         ({"how": "threshold", "upper": 1, "lower": 2}, "nothing lies between 2 and 1"),
         (7, "7 is none"),
         ("", "there is no ''"),
+        ("median:-1", "must be at least 1"),
+        ("none:3", "none takes no settings"),
+        ("MedianPruner", "write median for 'MedianPruner'"),
+        ("ASHA", "write asha for 'ASHA'"),
+        ("hyperband", "gives trials budgets, see STUDY['fidelity']"),
+        ("sha", "gives trials budgets, see STUDY['fidelity']"),
     ],
 )
 def test_what_is_no_pruner_is_refused_in_one_line(given: Any, said: str) -> None:
@@ -237,6 +243,18 @@ def test_what_is_no_pruner_is_refused_in_one_line(given: Any, said: str) -> None
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
     assert "median" in str(caught.value) or "threshold" in str(caught.value)
+
+
+def test_that_nothing_is_reported_is_said_after_some_trials() -> None:
+    judge = make_pruning("median")
+    assert judge is not None
+    for number in range(ENOUGH):
+        assert judge.notice is None
+        judge.end(trial(number, TrialState.FAILED))
+        judge.end(trial(number, TrialState.COMPLETE))
+    assert "call context.report(step, loss)" in str(judge.notice)
+    judge.tell(trial(99), report(99, 1, 0.5))
+    assert judge.notice is None
 
 
 def test_the_short_form_and_the_dict_are_one() -> None:

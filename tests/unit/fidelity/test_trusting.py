@@ -5,10 +5,11 @@ from __future__ import annotations
 import random
 from collections import Counter
 
+import pytest
 from services.rounds import Player
 
 from shadho_celery.fidelity.ladder import Ladder
-from shadho_celery.fidelity.trusting import PILOTS, PROBE, TrustingAsha, _agreement
+from shadho_celery.fidelity.trusting import PILOTS, PROBE, TrustingAsha
 
 LADDER = Ladder.of({"least": 1, "most": 27, "eta": 3})
 CHANCE = random.Random(0)
@@ -58,9 +59,34 @@ def test_trust_comes_back_with_agreement() -> None:
     assert late[0] > 0.9 * sum(late.values())
 
 
-def test_agreement_is_kendalls_rank_correlation_and_never_below_0() -> None:
-    assert _agreement([(1.0, 1.0), (2.0, 3.0), (3.0, 9.0)]) == 1.0
-    assert _agreement([(1.0, 3.0), (2.0, 2.0), (3.0, 1.0)]) == 0.0
-    assert _agreement([(1.0, 1.0), (2.0, 3.0), (3.0, 2.0)]) == 1 / 3
-    assert _agreement([(1.0, 1.0), (float("inf"), 2.0)]) is None
-    assert _agreement([]) is None
+@pytest.mark.parametrize(
+    ("limit", "slots", "lowest"),
+    [(40, 2, 0), (39, 2, 1), (13, 2, 1), (12, 2, 2), (4, 2, 2), (3, 2, 3), (100, 64, 0), (93, 64, 1), (50, 64, 3)],
+)
+def test_the_lowest_rung_is_the_one_from_which_the_limit_lets_a_trial_come_to_the_top(
+    limit: int, slots: int, lowest: int
+) -> None:
+    rounds = TrustingAsha(LADDER, limit)
+    assert rounds.notice is None
+    rounds.see(slots)
+    [first] = rounds.offers()
+    assert (first.rung, first.budget) == (lowest, 3.0**lowest)
+    assert (rounds.notice is None) == (lowest == 0)
+    if lowest:
+        assert f"begins at budget {3**lowest}: with a limit of {limit} trials" in str(rounds.notice)
+
+
+@pytest.mark.parametrize("slots", [1, 8, 64])
+@pytest.mark.parametrize("limit", [10, 30, 70, 150])
+def test_a_limit_always_leaves_trials_at_the_top(limit: int, slots: int) -> None:
+    rounds = TrustingAsha(LADDER, limit)
+    rounds.see(slots)
+    player = Player(rounds, true).play_on(slots, limit, random.Random(5))
+    assert Counter(trial.rung for trial in player.finished)[3]
+
+
+def test_without_a_limit_trials_begin_at_the_lowest_budget_on_any_number_of_slots() -> None:
+    rounds = TrustingAsha(LADDER)
+    rounds.see(1000)
+    assert [offer.rung for offer in rounds.offers()] == [0]
+    assert rounds.notice is None

@@ -814,3 +814,13 @@ def test_a_failed_trial_says_that_its_reports_were_thinned_out() -> None:
     outcome = call(objective, lambda: 0, LocalContext())
     assert outcome.state is TrialState.FAILED
     assert "reports" in str(outcome.warning)
+
+
+def test_what_other_tools_have_is_named_as_it_is_called_here() -> None:
+    context: Any = LocalContext()
+    with pytest.raises(AttributeError, match=r"no 'should_prune'; here it is context.should_stop\(\)"):
+        context.should_prune()
+    with pytest.raises(AttributeError, match=r"a trial's context has no 'anything'$"):
+        _ = context.anything
+    with pytest.raises(ValueError, match=r"whole number, not 0.5: write context.report\(step, loss\)"):
+        context.report(0.5, 3)

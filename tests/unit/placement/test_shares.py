@@ -35,9 +35,10 @@ S = TrialState
 Law = Callable[[np.random.Generator], float | None]
 
 
-def ended(subspace: str, loss: float | None, state: TrialState | None = None) -> Trial:
+def ended(subspace: str, loss: float | None, state: TrialState | None = None, budget: float | None = None) -> Trial:
     state = state or (S.FAILED if loss is None else S.COMPLETE)
-    return Trial(number=0, subspace=subspace, params={}, state=state, outcome=Outcome(state=state, loss=loss))
+    outcome = Outcome(state=state, loss=loss)
+    return Trial(number=0, subspace=subspace, params={}, state=state, outcome=outcome, budget=budget)
 
 
 def next_in_turn(shares: Shares) -> str:
@@ -388,6 +389,31 @@ def test_a_promise_that_changes_is_followed_and_the_past_is_not_made_up_for() ->
     later = as_things_stand(shares, 1000)
     assert later["s1"] > 0.5 * FLOOR
     assert later["s0"] == pytest.approx(soon["s0"], rel=0.35)
+
+
+def test_losses_are_compared_at_the_budget_at_which_most_trials_began_of_late() -> None:
+    def told(budget_of_few: float) -> dict[str, float]:
+        shares = PromiseShares(flat(2))
+        for n in range(60):
+            shares.tell(ended("s0", 1.0 + n % 7, budget=9.0))
+            shares.tell(ended("s1", 100.0 + n % 7, budget=9.0))
+            if n % 2:
+                # At another budget s1 is the better one, which says nothing of this one.
+                shares.tell(ended("s1", -1.0 - n, budget=budget_of_few))
+                shares.tell(ended("s0", 50.0 + n, budget=budget_of_few))
+        return as_things_stand(shares, 400)
+
+    assert told(1.0)["s1"] < 2 * FLOOR
+    assert told(9.0)["s1"] > 1.0
+
+
+@pytest.mark.parametrize("budget", [1.0, 9.0])
+def test_a_failure_is_one_at_every_budget(budget: float) -> None:
+    shares = PromiseShares(flat(2))
+    for n in range(80):
+        shares.tell(ended("s0", 1.0 + n % 7, budget=9.0))
+        shares.tell(ended("s1", 1.0 + n % 7, budget=9.0) if n < 20 else ended("s1", None, budget=budget))
+    assert as_things_stand(shares, 400)["s1"] < 0.6
 
 
 def test_the_shares_in_force_are_looked_at_anew_after_so_many_results_and_not_before() -> None:

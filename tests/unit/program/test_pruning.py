@@ -107,8 +107,38 @@ def test_a_study_with_budgets_is_resumed_with_them(tmp_path: Path) -> None:
     shadho_celery.minimize(by_budget, SPACE, trials=10, seed=1, fidelity=BUDGETS, **where)
     again = shadho_celery.minimize(by_budget, SPACE, trials=20, resume=True, **where)
     assert {trial.budget for trial in again.trials} == {1.0, 3.0, 9.0}
-    other = shadho_celery.minimize(by_budget, SPACE, trials=30, resume=True, rungs={"least": 1, "most": 3}, **where)
+    with pytest.warns(UserWarning, match="budgets from now on: least 1, most 3; until now: least 1, most 9"):
+        other = shadho_celery.minimize(by_budget, SPACE, trials=30, resume=True, rungs={"least": 1, "most": 3}, **where)
     assert {trial.budget for trial in other.trials[20:]} <= {1.0, 3.0}
+
+
+@pytest.mark.parametrize("how", ["auto", "asha", "hyperband"])
+@pytest.mark.parametrize("seed", [1, 3])
+def test_a_subspace_that_only_fails_gets_little_on_whichever_rung_its_trials_begin(how: str, seed: int) -> None:
+    space = hp.choice("model", [{"good": hp.uniform("good", 0, 1)}, {"bad": hp.uniform("bad", 0, 1)}])
+
+    def noisy_below_the_top(params: dict[str, float], context: Context) -> float:
+        if "bad" in params:
+            raise RuntimeError("bad")
+        return params["good"] if context.budget == 9 else hash(params["good"]) % 1000 / 1000
+
+    found = shadho_celery.minimize(
+        noisy_below_the_top, space, trials=150, seed=seed, fidelity={**BUDGETS, "how": how}, max_failures=0
+    )
+    assert 5 <= sum("bad" in trial.params for trial in found.trials) < 40
+
+
+def test_in_a_loop_of_ones_own_very_many_reports_are_thinned_and_the_warning_says_so() -> None:
+    with shadho_celery.Study(SPACE, seed=0, pruner="median") as study:
+        for reports in (10, 5000):
+            trial = study.ask()
+            assert trial is not None
+            for step in range(reports):
+                assert not study.report(trial, step, 0.5)
+            told = study.tell(trial, 0.5)
+            assert (told.warning is None) == (reports == 10)
+            assert len(told.reports) <= 3000
+    assert "of 5000 reports" in str(told.warning)
 
 
 def test_a_target_is_met_by_a_loss_at_the_full_budget_alone() -> None:
@@ -140,7 +170,10 @@ def test_a_finite_search_ends_once_what_is_good_has_been_promoted() -> None:
         ({"fidelity": {**BUDGETS, "how": "dehb"}, "sampler": "tpe"}, "how: dehb proposes the trials itself"),
         ({"fidelity": {**BUDGETS, "eta": 1}}, "fidelity.eta: 1 is not allowed"),
         ({"fidelity": {"least": 9, "most": 1}}, "from 9 to 1 there is one rung only"),
-        ({"fidelity": 3}, "fidelity: 3 is no ladder"),
+        ({"fidelity": {"min": 1, "max": 9}}, "write least for min, most for max"),
+        ({"fidelity": {"most": 1e6, "how": "hyperband"}}, "trials a round"),
+        ({"fidelity": {"most": 9}, "pruner": "asha"}, "how: auto promotes trials and pruner asha stops them"),
+        ({"fidelity": 3}, "fidelity: 3 is no dict of settings"),
         ({"fidelity": BUDGETS, "enqueue": [{"x": 0.5}]}, "cannot be enqueued"),
     ],
 )

@@ -8,8 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hyperopt.pyll.stochastic import sample
 
+from shadho_celery.context import LocalContext
 from tasks import mlp
 
 
@@ -22,6 +24,7 @@ class StubContext:
     seed: int = 0
     device: str = "cpu"
     stop_after: int = 1000
+    is_copy: bool = False
     reports: list[tuple[int, float]] = field(default_factory=list)
 
     def report(self, step: int, loss: float) -> None:
@@ -85,13 +88,82 @@ def test_a_promoted_trial_goes_on_from_the_checkpoint(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["mlp.pt"]
 
 
+@pytest.fixture(scope="module")
+def fresh(tmp_path_factory: pytest.TempPathFactory) -> float:
+    """Loss of a training from the beginning."""
+    folder = tmp_path_factory.mktemp("fresh")
+    return mlp.objective(params(), StubContext(budget=2, checkpoint_dir=folder))["loss"]
+
+
 @pytest.mark.parametrize("content", [b"", b"half of a file", None])
-def test_a_checkpoint_that_cannot_be_read_or_is_missing_counts_as_none(content: bytes | None, tmp_path: Path) -> None:
+def test_a_checkpoint_that_cannot_be_read_or_is_missing_counts_as_none(
+    content: bytes | None, tmp_path: Path, fresh: float
+) -> None:
     if content is not None:
         (tmp_path / "mlp.pt").write_bytes(content)
     context = StubContext(budget=2, checkpoint_dir=tmp_path)
-    mlp.objective(params(), context)
+    assert mlp.objective(params(), context)["loss"] == fresh
     assert [step for step, _ in context.reports] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"descent": {"a": 1}},
+        {"descent": {"state": {}, "param_groups": []}},
+        {"model": None},
+        {"epoch": None},
+        {"epoch": "3"},
+        {"epoch": float("inf")},
+        {"epoch": -5},
+        {"epoch": True},
+    ],
+    ids=str,
+)
+def test_of_a_checkpoint_of_another_version_nothing_is_used(
+    changed: dict[str, Any], tmp_path: Path, fresh: float, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mlp.objective(params(), StubContext(budget=1, checkpoint_dir=tmp_path))
+    state = torch.load(tmp_path / "mlp.pt", weights_only=True)
+    torch.save({**state, **changed}, tmp_path / "mlp.pt")
+    context = StubContext(budget=2, checkpoint_dir=tmp_path)
+    assert mlp.objective(params(), context)["loss"] == fresh
+    assert [step for step, _ in context.reports] == [1, 2]
+    assert "begun anew" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("content", [[1, 2], None, torch.zeros(3)], ids=["list", "None", "tensor"])
+def test_a_checkpoint_that_is_something_else_counts_as_none(content: Any, tmp_path: Path, fresh: float) -> None:
+    torch.save(content, tmp_path / "mlp.pt")
+    assert mlp.objective(params(), StubContext(budget=2, checkpoint_dir=tmp_path))["loss"] == fresh
+
+
+def test_without_a_disk_it_trains_and_says_that_it_keeps_no_checkpoint(
+    tmp_path: Path, fresh: float, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    context = LocalContext(budget=2, checkpoints=tmp_path / "file" / "folder")
+    assert mlp.objective(params(), context)["loss"] == fresh
+    assert "no checkpoints are kept here" in capsys.readouterr().err
+
+
+def test_a_checkpoint_that_cannot_be_written_costs_no_loss(
+    tmp_path: Path, fresh: float, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mlp.pt").mkdir()
+    assert mlp.objective(params(), StubContext(budget=2, checkpoint_dir=tmp_path))["loss"] == fresh
+    assert "no checkpoint is kept of this trial" in capsys.readouterr().err
+
+
+def test_a_second_attempt_measures_what_the_first_one_has_trained(tmp_path: Path) -> None:
+    first, second = (StubContext(budget=2, checkpoint_dir=tmp_path) for _ in range(2))
+    assert mlp.objective(params(), first) == mlp.objective(params(), second)
+    assert second.reports == []
+
+
+def test_a_copy_leaves_the_files_as_they_are_and_a_budget_below_1_is_an_epoch(tmp_path: Path) -> None:
+    assert mlp.objective(params(), StubContext(budget=0.5, checkpoint_dir=tmp_path, is_copy=True))["epochs"] == 1
+    assert [*tmp_path.iterdir()] == []
 
 
 def test_a_checkpoint_of_another_network_counts_as_none(tmp_path: Path) -> None:

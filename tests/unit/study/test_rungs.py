@@ -1,0 +1,85 @@
+"""Finished trials by rung, and how far the ranks of a rung agree with those of the next one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+from shadho_celery.core.trial import Outcome, Trial, TrialState
+from shadho_celery.study.rungs import LATEST, OnClass, agreement
+from shadho_celery.study.trials import FinishedTrials
+
+
+@dataclass
+class Finished:
+    """Numbers trials as they finish."""
+
+    number: int = -1
+
+    def trial(
+        self, rung: int | None, loss: float | None, origin: int | None = None, at: str = "cpu", state: str = "COMPLETE"
+    ) -> Trial:
+        self.number += 1
+        return Trial(
+            number=self.number,
+            subspace="all",
+            params={},
+            budget=None if rung is None else 3.0**rung,
+            rung=rung,
+            origin=origin,
+            compute_class=at,
+            state=TrialState(state),
+            outcome=Outcome(state=TrialState(state), loss=loss, seconds=1.0 + self.number),
+            finished_at=float(self.number),
+        )
+
+
+def test_agreement_is_kendalls_rank_correlation_and_never_below_0() -> None:
+    assert agreement([(1.0, 1.0), (2.0, 3.0), (3.0, 9.0)]) == 1.0
+    assert agreement([(1.0, 3.0), (2.0, 2.0), (3.0, 1.0)]) == 0.0
+    assert agreement([(1.0, 1.0), (2.0, 3.0), (3.0, 2.0)]) == 1 / 3
+    assert agreement([(1.0, 1.0), (float("inf"), 2.0)]) is None
+    assert agreement([(1.0, 1.0), (float("nan"), 2.0)]) is None
+    assert agreement([]) is None
+
+
+def test_trials_are_counted_by_budget_and_class_with_the_median_seconds_of_complete_ones() -> None:
+    new = Finished()
+    trials = [new.trial(0, 0.3), new.trial(0, 0.1, at="gpu"), new.trial(0, 0.2, at="gpu")]
+    trials += [new.trial(0, 0.4, state="PRUNED"), new.trial(0, None, state="FAILED", at="gpu"), new.trial(1, 0.1, 1)]
+    lower, upper = FinishedTrials(trials).rungs()
+    assert (lower.budget, upper.budget) == (1.0, 3.0)
+    assert lower.classes == {
+        "cpu": OnClass(complete=1, pruned=1, failed=0, seconds=1.0),
+        "gpu": OnClass(complete=2, pruned=0, failed=1, seconds=2.5),
+    }
+    assert upper.classes == {"cpu": OnClass(complete=1, pruned=0, failed=0, seconds=6.0)}
+    # One trial on both has no rank among itself.
+    assert lower.agreement is None
+    assert upper.agreement is None
+
+
+@pytest.mark.parametrize(("above", "found"), [([0.1, 0.2, 0.3], 1.0), ([0.3, 0.2, 0.1], 0.0), ([0.2, 0.1, 0.3], 1 / 3)])
+def test_the_agreement_is_that_of_the_promoted_trials_on_both_rungs(above: list[float], found: float) -> None:
+    new = Finished()
+    trials = [new.trial(0, loss) for loss in (0.1, 0.2, 0.3, 0.4)]
+    trials += [new.trial(1, loss, origin) for origin, loss in enumerate(above)]
+    lower, upper = FinishedTrials(trials).rungs()
+    assert lower.agreement == pytest.approx(found)
+    assert upper.agreement is None
+
+
+def test_only_the_latest_promoted_trials_count_for_the_agreement() -> None:
+    new = Finished()
+    origins = [*range(2 * LATEST)]
+    trials = [new.trial(0, origin) for origin in origins]
+    trials += [new.trial(1, -origin if origin < LATEST else origin, origin) for origin in origins]
+    lower, _ = FinishedTrials(trials).rungs()
+    assert lower.agreement == 1.0
+
+
+def test_a_study_without_budgets_has_no_rungs() -> None:
+    new = Finished()
+    assert FinishedTrials([new.trial(None, 0.1), new.trial(None, 0.2)]).rungs() == []
+    assert FinishedTrials().rungs() == []
