@@ -370,7 +370,7 @@ def summary(
             f"traceback: shadho-celery trial {name} {failures[0].first}; all: shadho-celery trials {name} --failed"
         ]
     lines += _warnings(study.trials.warned())
-    lines += _faults(study, refused)
+    lines += _faults(study, refused, has_ended=resume_command is not None)
     pruned = f", {study.count(_S.PRUNED)} pruned" if study.count(_S.PRUNED) else ""
     counts = f"{study.count(_S.COMPLETE)} complete{pruned}, {study.count(_S.FAILED)} failed"
     if study.best is not None:
@@ -551,9 +551,10 @@ def _warnings(trials: Iterable[Trial]) -> list[str]:
     ]
 
 
-def _faults(study: Study, refused: int) -> list[str]:
+def _faults(study: Study, refused: int, *, has_ended: bool) -> list[str]:
     """Return a line for each count of lost attempts, copies, refused results and waiting trials above 0."""
-    waiting = study.count(_S.WAITING)
+    # Where the study was stopped at once, those that ran wait, too.
+    waiting = study.count(_S.WAITING) + (study.in_flight if has_ended else 0)
     counts = {
         f"attempts lost with their workers, and run again: {study.lost}": study.lost,
         f"late trials copied to an idle slot: {study.copied}; ended by the copy: {study.rescued}": study.copied,
