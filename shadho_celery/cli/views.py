@@ -438,21 +438,20 @@ def placement_table(study: Study) -> Table:
 
 
 def rung_table(rungs: Sequence[RungSummary]) -> Table:
-    """Return how many trials of each budget were complete, by class, and how far its ranks agree with the next one's.
+    """Return how many trials of each budget were complete, by class, and how far ranks agree with the next one's.
 
     The agreement is Kendall's rank correlation, 0 where it is negative: `auto` trusts a budget so far.
     """
     classes = sorted({name for rung in rungs for name in rung.classes})
     has_pruned = any(each.pruned for rung in rungs for each in rung.classes.values())
     title = "complete x median seconds" + (" + pruned" if has_pruned else "")
-    names = [*(f"{title}, {name}" for name in classes[:1]), *classes[1:]]
-    table = Table(right("budget"), *map(right, [*names, "failed", "ranks as at the next"]))
+    table = Table(title, *map(right, [*classes, "failed", "ranks agree"]))
     for rung in rungs:
         placed = [rung.classes.get(name) for name in classes]
         cells = ["-" if each is None else _placed(each.complete, each.seconds, each.pruned) for each in placed]
         failed = sum(each.failed for each in rung.classes.values())
         trust = "-" if rung.agreement is None else f"{rung.agreement:.0%}"
-        table.add_row(f"{rung.budget:.6g}", *cells, str(failed), trust)
+        table.add_row(f"budget {rung.budget:.6g}", *cells, str(failed), trust)
     return table
 
 

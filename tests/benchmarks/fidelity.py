@@ -160,7 +160,7 @@ def _judged(
             "median_regret": {each: dict(zip(map(str, AT), row, strict=True)) for each, row in rows.items()},
             "best_peer": best,
             "p_no_worse": p_no_worse(last["auto"], last[best]),
-            "most_of_random": max(a / r for a, r in zip(rows["auto"], rows["random"], strict=True)),
+            "most_of_random": max(map(_in_that_of, rows["auto"], rows["random"])),
         }
     no_worse = sum(row["p_no_worse"] >= 0.05 for row in figures.values())
     goals = {
@@ -173,6 +173,13 @@ def _judged(
             figures["misleading"]["most_of_random"], at_most=1 + TENTH
         )
     return figures, goals
+
+
+def _in_that_of(regret: float, other: float) -> float:
+    """Return a regret in units of another one: equals are 1, whether both are 0 or neither has an incumbent yet."""
+    if regret == other:
+        return 1.0
+    return math.inf if other == 0 else regret / other
 
 
 def straggle(path: str | None, slots: int, seed: int) -> tuple[float, float]:

@@ -573,9 +573,9 @@ def test_the_summary_counts_trials_by_budget_with_the_agreement_of_ranks() -> No
     out, text = console()
     views.summary(study, space, out, "again")
     rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in text.getvalue().splitlines() if "│" in line]
-    assert ["1", "3 x 2", "0", "100%"] in rows, "a later trial has a lower loss, on each rung"
-    assert ["3", "2 x 2", "0", "-"] in rows
-    assert ["9", "1 x 2", "0", "-"] in rows
+    assert ["budget 1", "3 x 2", "0", "100%"] in rows, "a later trial has a lower loss, on each rung"
+    assert ["budget 3", "2 x 2", "0", "-"] in rows
+    assert ["budget 9", "1 x 2", "0", "-"] in rows
     assert "at budget 9 (trial" in text.getvalue()
     assert "no trial has come to the budget" not in text.getvalue()
     found = views.as_json(study, 1.0, [], {})
