@@ -225,7 +225,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--straggling-seeds", type=int, default=SEEDS)
     parser.add_argument("--slower", type=float, default=4.0, help="part machines: of a weak slot beside a strong one")
-    parser.add_argument("--hours", type=float, default=1.0, help="part machines: simulated")
+    parser.add_argument("--hours", type=float, default=0.6, help="part machines: simulated")
     parser.add_argument("--how", action="append", choices=HOWS, help="ours beside auto; may be repeated")
     parser.add_argument("--problems", metavar="FILE", help="a Python file with PROBLEMS, see fidelity_problems.py")
     parser.add_argument("--full", action="store_true", help="run the peers, and record them")
