@@ -84,7 +84,7 @@ SPACE = {
             {"network": "deep", "depth": 3, "growth": GROWTH},
         ],
     ),
-    "filters": hp.choice("filters", [4, 8, 16, 32]),
+    "filters": hp.choice("filters", [4, 8, 16, 24]),
     "kernel": hp.choice("kernel", [3, 5]),
     "activation": hp.choice("activation", ["relu", "leaky_relu", "silu"]),
     "normalisation": hp.choice("normalisation", ["none", "batch", "layer"]),
