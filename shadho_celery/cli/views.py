@@ -495,10 +495,8 @@ def choice_lines(study: Study) -> list[str]:
 
 def rung_lines(study: Study) -> list[str]:
     """Return a line on the complete trials of each budget; none in a study without budgets."""
-    rungs = study.trials.rungs()
-    complete = [sum(each.complete for each in rung.classes.values()) for rung in rungs]
-    shown = ", ".join(f"{count} at {rung.budget:.6g}" for rung, count in zip(rungs, complete, strict=True))
-    return [f"budgets: {shown}"] * bool(rungs)
+    shown = ", ".join(f"{count} at {budget:.6g}" for budget, count in sorted(study.trials.by_budget.items()))
+    return [f"budgets: {shown}"] * bool(shown)
 
 
 def top_lines(study: Study) -> list[str]:

@@ -126,6 +126,8 @@ class FinishedTrials:
         self.without_gain = 0
         self._counts = Counts()
         self.count = self._counts.count
+        #: number of COMPLETE trials by budget, of those that have one
+        self.by_budget: Counter[float] = Counter()
         #: claimed attempts of these trials that were lost
         self.lost = 0
         for trial in earlier:
@@ -338,6 +340,8 @@ class FinishedTrials:
     def _append(self, trial: Trial | Summary) -> None:
         """Append the row of a trial."""
         self.lost += trial.lost
+        if trial.budget is not None and trial.state is TrialState.COMPLETE:
+            self.by_budget[trial.budget] += 1
         if trial.losses or trial.constraints:
             self._numbers[trial.number] = trial.losses, trial.constraints
         self._rows += _ROW.pack(

@@ -48,7 +48,9 @@ def test_trials_are_counted_by_budget_and_class_with_the_median_seconds_of_compl
     new = Finished()
     trials = [new.trial(0, 0.3), new.trial(0, 0.1, at="gpu"), new.trial(0, 0.2, at="gpu")]
     trials += [new.trial(0, 0.4, state="PRUNED"), new.trial(0, None, state="FAILED", at="gpu"), new.trial(1, 0.1, 1)]
-    lower, upper = FinishedTrials(trials).rungs()
+    finished = FinishedTrials(trials)
+    lower, upper = finished.rungs()
+    assert finished.by_budget == {1.0: 3, 3.0: 1}
     assert (lower.budget, upper.budget) == (1.0, 3.0)
     assert lower.classes == {
         "cpu": OnClass(complete=1, pruned=1, failed=0, seconds=1.0),
