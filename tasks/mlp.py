@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from hyperopt import hp
 
+from shadho_celery.context import TrialTimeout
+
 # torch and scikit-learn are imported where they are used: the scheduler reads SPACE and needs no training library.
 if TYPE_CHECKING:
     import torch
@@ -153,8 +155,11 @@ class Training:
 
         written = path.with_suffix(f".{os.getpid()}")
         state = {"epoch": self.epoch, "model": self._model.state_dict(), "descent": self._descent.state_dict()}
-        torch.save(state, written)
-        written.replace(path)
+        try:
+            torch.save(state, written)
+            written.replace(path)
+        finally:
+            written.unlink(missing_ok=True)
 
     def load(self, path: Path) -> None:
         """Go on from a checkpoint. Raises FileNotFoundError, or anything, half loaded, if the file is no good."""
@@ -189,6 +194,8 @@ def resumed(params: dict[str, Any], context: Context, checkpoint: Path | None) -
         training.load(checkpoint)
     except FileNotFoundError:
         return training
+    except TrialTimeout:
+        raise
     except Exception as error:  # half written, or of another version: there is no list of what torch raises
         print(f"mlp: begun anew, as {checkpoint} is no good ({type(error).__name__})", file=sys.stderr)
         return Training(params, context)

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from hyperopt import hp
 
-from shadho_celery.context import LocalContext
+from shadho_celery.context import LocalContext, TrialTimeout
 from shadho_celery.core.folders import CHECKPOINTS
 
 # torch and matplotlib are imported where they are used: the scheduler reads SPACE and needs neither for that.
@@ -292,8 +292,11 @@ class Training:
         state: dict[str, Any] = {"epoch": self.epoch, "model": self.model.state_dict()}
         state |= {"descent": self.descent.state_dict(), "scaler": self.scaler.state_dict()}
         part = folder / f"{CHECKPOINT}.{os.getpid()}.part"
-        torch.save(state, part)
-        part.replace(folder / CHECKPOINT)
+        try:
+            torch.save(state, part)
+            part.replace(folder / CHECKPOINT)
+        finally:
+            part.unlink(missing_ok=True)
 
     def load(self, folder: Path) -> None:
         """Go on from a checkpoint. Raises FileNotFoundError, or anything, half loaded, if the file is no good."""
@@ -328,6 +331,8 @@ def resumed(params: dict[str, Any], context: Context, folder: Path | None) -> Tr
         training.load(folder)
     except FileNotFoundError:
         return training
+    except TrialTimeout:
+        raise
     except Exception as error:  # a disk that was full, a file of older code: there is no list of what torch raises
         said = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
         print(f"unet: begun anew, as the checkpoint in {folder} is no good ({said})", file=sys.stderr)

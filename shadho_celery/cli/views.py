@@ -503,10 +503,10 @@ def top_lines(study: Study) -> list[str]:
     """Return a line if trials have budgets, and none has come to the full one."""
     in_force = study.record.in_force or {}
     most = next((in_force[name]["most"] for name in BUDGETS if in_force.get(name)), None)
-    best = study.best
-    if most is None or best is None or best.budget is None or best.budget >= most:
+    reached = study.trials.by_budget
+    if most is None or not reached or max(reached) >= most:
         return []
-    return [f"no trial has come to the budget of {most:.6g} yet: with a higher limit on trials some will"]
+    return [f"no trial has come to the budget of {most:.6g} yet: with a higher limit on trials some may"]
 
 
 def pruner_lines(study: Study) -> list[str]:
@@ -518,7 +518,9 @@ def pruner_lines(study: Study) -> list[str]:
     steps = study.trials.last_steps()
     shown = ", ".join(f"{count} at {step}" for step, count in steps[:STEPS])
     more = f", {sum(count for _, count in steps[STEPS:])} at later ones" if len(steps) > STEPS else ""
-    return [f"pruner {name or 'of earlier runs'}: {study.count(_S.PRUNED)} trials stopped; by step {shown}{more}"]
+    count = study.count(_S.PRUNED)
+    words = "trial" if count == 1 else "trials"
+    return [f"pruner {name or 'of earlier runs'}: {count} {words} stopped; by step {shown}{more}"]
 
 
 def preference_lines(study: Study) -> list[str]:

@@ -90,13 +90,23 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any], trials: int) -> l
     if samplers[0] != samplers[1]:
         was, is_now = (UNNAMED["sampler"] if name is None else name for name in samplers)
         lines += [f"sampler {is_now} from now on, {was} until now: it learns from the {trials} trials so far"]
-    budgets = [next((each[name] for name in BUDGETS if each.get(name)), None) for each in (before, now)]
-    if trials and budgets[0] != budgets[1]:
-        was, is_now = (
-            "none" if each is None else ", ".join(f"{key} {value}" for key, value in each.items()) for each in budgets
-        )
-        lines += [f"budgets from now on: {is_now}; until now: {was}; trials of other budgets are not promoted"]
+    was, is_now = (_ladder(each) for each in (before, now))
+    # Studies of earlier versions do not have theirs on record.
+    if trials and was and was != is_now:
+        lines += [f"budgets from now on: {_in_words(is_now)}; until now: {_in_words(was)}"]
     return lines
+
+
+def _ladder(in_force: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the budgets among settings in force, with their defaults; nothing without any."""
+    for name, how in (("fidelity", "auto"), ("rungs", "halving")):
+        if given := in_force.get(name):
+            return {"least": 1, "most": None, "eta": 3, "how": how, "backups": 0, **given}
+    return {}
+
+
+def _in_words(ladder: Mapping[str, Any]) -> str:
+    return "{least} to {most}, eta {eta}, {how}".format(**ladder) if ladder else "none"
 
 
 class StudySettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):

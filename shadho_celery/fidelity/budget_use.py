@@ -33,7 +33,7 @@ class BudgetUse:
         budget = trial.budget or 1.0
         work = budget - (below[2] if below is not None and trial.continued else 0.0)
         self._seconds[origin, trial.rung] = trial.compute_class, trial.seconds, budget, work
-        if below is None or below[0] != trial.compute_class or below[1] < LEAST_SECONDS:
+        if below is None or below[0] != trial.compute_class or below[1] < LEAST_SECONDS or trial.continued is None:
             return
         # With eta 2 a trial that continues from budget 1 to 2 has as much to do as the one before it.
         if work >= MORE_WORK * below[3]:

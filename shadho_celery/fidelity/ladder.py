@@ -13,6 +13,8 @@ from shadho_celery.core.checks import as_record, short
 from shadho_celery.core.settings import FIDELITIES
 from shadho_celery.errors import UsageError
 
+#: most rungs above the lowest one
+HIGHEST = 40
 #: most trials of one round: with more, a second round would hardly ever begin
 LARGEST = 100_000
 
@@ -51,13 +53,16 @@ class Ladder(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         """Convert plain settings to a ladder; `name` is theirs in STUDY. Raises UsageError for an invalid one."""
         if not isinstance(settings, Mapping):
             raise UsageError(f"{name}: {short(settings, 60)} is no dict of settings; {_FORMS[name]}")
-        here = {there: key for key, elsewhere in _ELSEWHERE.items() for there in elsewhere}
+        keys = [key for key in _ELSEWHERE if key in cls.__struct_fields__]
+        here = {there: key for key in keys for there in _ELSEWHERE[key]}
         if foreign := [f"{here[key]} for {key}" for key in settings if isinstance(key, str) and key in here]:
             raise UsageError(f"{name}: its settings have other names here, write {', '.join(foreign)}; {_FORMS[name]}")
         ladder = as_record(settings, cls, name, _FORMS[name])
         between = f"{name}: from {ladder.least:g} to {ladder.most:g}"
         if ladder.has_rounds and ladder.most / ladder.least + ladder.backups > LARGEST:
             raise UsageError(f"{between} takes over {LARGEST} trials a round; raise 'least'")
+        if ladder.most / ladder.least > float(ladder.eta) ** HIGHEST:
+            raise UsageError(f"{between} there are over {HIGHEST} rungs; raise 'least' or 'eta'")
         if ladder.most <= ladder.least or ladder.top < 1:
             raise UsageError(f"{between} there is one rung only; let 'most' be {ladder.eta} times 'least'")
         return ladder

@@ -170,11 +170,7 @@ def _unknown(how: object) -> str:
 def _number(given: str, number: str) -> float:
     """Return the number of a pruner that is given in short, an int where it is one."""
     try:
-        return int(number)
-    except ValueError:
-        pass
-    try:
-        return float(number)
+        return int(number) if number.removeprefix("-").isdecimal() else float(number)
     except ValueError:
         raise UsageError(f"pruner {short(given, 60)}: {short(number, 30)} is no number; {_FORM}") from None
 
@@ -341,6 +337,8 @@ class Pruning:
                 self.end(trial)
             else:
                 self.tell(trial, report)
+        # Whether the code of now reports anything is to be seen.
+        self._silent = 0
         # What was decided is recorded.
         self._stopped = {number for number, trial in known.items() if trial.step is not None}
         self._stopped -= {number for number, trial in known.items() if trial.state.is_finished}

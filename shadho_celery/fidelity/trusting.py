@@ -27,9 +27,9 @@ class TrustingAsha(Asha):
     the full budget where none is. The first trials, and one in some later on, go through all rungs: without them no
     trust could be had, or had again.
 
-    Rungs from which the limit on trials lets none come to the top are left out. From a rung r below the top that takes
-    a round of ``eta**r`` new trials, or of one for each slot if these are more: all slots are filled before the first
-    result is there.
+    Rungs are left out from which the limit on trials lets few come to the top, or none: those whose round does not fit
+    in it. A round from r rungs below the top is ``eta**r`` new trials, or one for each slot if these are more, as all
+    slots are filled before the first result is there, and the promotions that follow.
     """
 
     def __init__(self, ladder: Ladder, limit: int | None = None) -> None:
@@ -52,7 +52,7 @@ class TrustingAsha(Asha):
             return None
         return (
             f"fidelity auto begins at budget {self._budgets[self._lowest]:g}: with a limit of {self._limit} trials "
-            f"none would come from a lower one to {self._budgets[-1]:g}"
+            f"few if any would come from a lower one to {self._budgets[-1]:g}"
         )
 
     def see(self, slots: int) -> None:
@@ -105,12 +105,12 @@ class TrustingAsha(Asha):
 
     @property
     def _lowest(self) -> int:
-        """The lowest rung that the limit leaves."""
+        """The lowest rung whose round fits in the limit; the top one if none does."""
         top = len(self._budgets) - 1
         return next((place for place in range(top) if self._is_affordable(top - place)), top)
 
     def _is_affordable(self, rungs: int) -> bool:
-        """Return whether the limit lets a trial come to the top from so many rungs below."""
+        """Return whether a round from so many rungs below the top fits in the limit."""
         if self._limit is None:
             return True
         draws = max(self._slots, self._eta**rungs)

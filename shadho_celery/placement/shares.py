@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -204,12 +204,15 @@ class PromiseShares(EvenShares):
 
     def _weigh(self) -> None:
         self._new = 0
-        # Losses of two budgets do not compare: those of the one at which most trials began of late count.
-        (budget, _), *_ = Counter(known for told in self._losses.values() for known, _ in told).most_common(1)
-        found = [
-            [loss for known, loss in told if known == budget or loss == math.inf] for told in self._losses.values()
-        ]
-        chances = np.array([promise(losses, self._best[budget]) for losses in found])
+        # Losses of two budgets do not compare: those of the one at which most trials began of late count. Trials of
+        # elsewhere, of a warm start, have none: they count as those of the lowest one.
+        known = Counter(budget for told in self._losses.values() for budget, _ in told)
+        lowest = min((budget for budget in known if budget is not None), default=None)
+        known[lowest] += 0 if lowest is None else known.pop(None, 0)
+        (judged, _), *_ = known.most_common(1)
+        budgets = {judged, None} if judged == lowest else {judged}
+        best = min(self._best.get(budget, math.inf) for budget in budgets)
+        chances = np.array([promise(_of_budgets(told, budgets), best) for told in self._losses.values()])
         # An unjudged subspace is as promising as the best one; if none is promising, they are all alike.
         most = float(np.nan_to_num(chances).max())
         relative = np.where(np.isnan(chances), 1.0, chances / most) if most > 0 else np.ones(len(chances))
@@ -217,6 +220,13 @@ class PromiseShares(EvenShares):
         weights = self._even * (FLOOR + (1.0 - FLOOR) * relative)
         self._weights = weights / weights.sum()
         self._count(*range(len(self._names)))
+
+
+def _of_budgets(told: Iterable[tuple[float | None, float]], budgets: Container[float | None]) -> list[float]:
+    """Return the losses of some budgets; of a subspace without a success those of all, which are failures."""
+    told = [*told]
+    fails = all(loss == math.inf for _, loss in told)
+    return [loss for budget, loss in told if fails or budget in budgets]
 
 
 def only_fails(failed: int, succeeded: int) -> bool:

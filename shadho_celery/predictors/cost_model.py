@@ -155,9 +155,7 @@ class CostModel:
 
     def _tell_seconds(self, trial: Trial, row: Array | None, work: Work) -> None:
         timing = self._timing(trial, trial.seconds or 0.0, work)
-        if trial.rung is not None and timing.weight >= TELLING_PART**2:
-            origin = trial.number if trial.origin is None else trial.origin
-            self._own_runs.tell(origin, timing.work - float(self._rates(trial, [str(trial.compute_class)])[0]))
+        self._tell_own_run(trial, row, timing)
         self._durations.tell(timing.row, timing.column, timing.work, timing.weight)
         self._declared_logs[:, timing.row] += (math.log(self._declared(trial.subspace, trial.params)), 1.0)
         if row is None:
@@ -168,6 +166,13 @@ class CostModel:
             effects.tell(trial.params, timing.column, timing.work)
             if effects.is_due:
                 self._due.add(trial.subspace)
+
+    def _tell_own_run(self, trial: Trial, row: Array | None, timing: _Timing) -> None:
+        if trial.rung is None or row is None or timing.weight < TELLING_PART**2:
+            return
+        origin = trial.number if trial.origin is None else trial.origin
+        expected = self._rates(trial) if origin in self._own_runs else None
+        self._own_runs.tell(origin, timing.column, timing.work, expected)
 
     def _tell_budget(self, trial: Trial, row: Array | None, work: Work) -> None:
         if trial.budget is None:
@@ -325,7 +330,11 @@ class CostModel:
         """
         if trial.subspace not in self.row_of:
             return np.ones((len(ways), len(classes)))
-        rates = self._rates(trial, classes) + self._own_runs.departure(int(trial.origin or 0))
+        columns = [self._column_of(name) for name in classes]
+        known = self._rates(trial)
+        rates = known[columns]
+        if trial.origin is not None:
+            rates = rates + self._own_runs.departure(trial.origin, known)
         startups = np.array([self._budgets.startup(trial.subspace, name) for name in classes])
         budget = trial.budget or 1.0
         rest = max(budget - self._budgets.behind(trial.origin), 0.0) or budget
@@ -337,11 +346,11 @@ class CostModel:
         ]
         return np.array(found)
 
-    def _rates(self, trial: Trial, classes: Sequence[str]) -> Array:
-        """Return the log seconds of a unit of a trial's work on classes, as its subspace and params foretell them."""
-        rates = self._durations.estimate().mean[self.row_of[trial.subspace], [self._column_of(n) for n in classes]]
+    def _rates(self, trial: Trial) -> Array:
+        """Return the log seconds of a unit of a trial's work by class, as its subspace and params foretell them."""
+        rates = self._durations.estimate().mean[self.row_of[trial.subspace]]
         functions = self.functions(trial.subspace, [trial.params])
-        return np.asarray(rates + self.departures(trial.subspace, functions, classes)[0])
+        return np.asarray(rates + self.departures(trial.subspace, functions, [*self._column])[0])
 
     def home(self, origin: int) -> str | None:
         """Return the machine of an origin's latest complete trial, which has its checkpoint."""

@@ -11,38 +11,55 @@ from __future__ import annotations
 
 from collections import deque
 
+from shadho_celery.predictors.features import Array
+
 #: latest pairs of runs that the correlation is taken from, and the least number of them
 LATEST, ENOUGH = 128, 12
 
 
 class OwnRuns:
-    """Learns how much of a departure a trial's next run repeats."""
+    """Learns how much of a departure a trial's next run repeats.
+
+    A departure is from what is believed now: at the first runs little was.
+    """
 
     def __init__(self) -> None:
-        #: by origin, sum and number of the departures
-        self._runs: dict[int, tuple[float, int]] = {}
+        #: by origin, column of the class and log seconds of a unit of work of each run
+        self._runs: dict[int, list[tuple[int, float]]] = {}
         #: departures of a trial's latest run and the mean of those before
         self._pairs: deque[tuple[float, float]] = deque(maxlen=LATEST)
         self._correlation = 0.0
 
-    def tell(self, origin: int, departure: float) -> None:
-        """Learn the departure of a run from the log seconds that were expected without regard to earlier ones."""
-        total, count = self._runs.get(origin, (0.0, 0))
-        self._runs[origin] = total + departure, count + 1
-        if count:
-            self._pairs.append((departure, total / count))
-            self._correlation = self._correlated()
+    def __contains__(self, origin: int) -> bool:
+        """Return whether a run of an origin is known."""
+        return origin in self._runs
 
-    def departure(self, origin: int) -> float:
+    def tell(self, origin: int, column: int, work: float, expected: Array | None = None) -> None:
+        """Learn a run's log seconds of a unit of work on a class.
+
+        `expected` are those without regard to earlier runs, by column; they are needed where there are earlier ones.
+        """
+        if expected is not None and origin in self._runs:
+            self._pairs.append((work - float(expected[column]), self._mean(origin, expected)))
+            self._correlation = self._correlated()
+        self._runs.setdefault(origin, []).append((column, work))
+
+    def departure(self, origin: int, expected: Array) -> float:
         """Return the departure that is expected of an origin's next run; 0 without earlier ones."""
-        total, count = self._runs.get(origin, (0.0, 0))
-        return total * self._correlation / (1.0 + (count - 1) * self._correlation) if count else 0.0
+        if origin not in self._runs:
+            return 0.0
+        count, correlation = len(self._runs[origin]), self._correlation
+        return count * correlation * self._mean(origin, expected) / (1.0 + (count - 1) * correlation)
 
     def forget(self) -> None:
         """Forget all runs."""
         self._runs.clear()
         self._pairs.clear()
         self._correlation = 0.0
+
+    def _mean(self, origin: int, expected: Array) -> float:
+        runs = self._runs[origin]
+        return sum(work - float(expected[column]) for column, work in runs) / len(runs)
 
     def _correlated(self) -> float:
         if len(self._pairs) < ENOUGH:

@@ -265,7 +265,9 @@ class Study(StudyResults):
         """Report the loss that a trial has reached at `step`; return True if the study's pruner stops it there.
 
         Then it has ended, PRUNED, and another one can be asked for; to tell its result after that changes nothing.
-        `step` is a whole number that grows. Raises UsageError as `tell`, and for what is no such number.
+        `step` is a whole number that grows. More than a thousand reports of a trial are thinned out evenly, and its
+        warning says so; an answer may then come some reports later. Raises UsageError as `tell`, and for what is no
+        such number.
         """
         self._refuse_if_closed()
         number = self._number_of(trial)

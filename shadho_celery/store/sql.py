@@ -273,7 +273,9 @@ class SqlStore:
     def on_rung(self, key: str, origin: int, rung: int) -> int | None:
         """Return the number of the trial on a higher rung that continues `origin`; None if there is none."""
         of_origin = (trials.c.study == key) & (trials.c.origin == origin) & (trials.c.rung == rung)
-        rows = self._fetched(sa.select(trials.c.number).where(of_origin).limit(1))
+        # One that was cancelled is made up for by another.
+        ended = of_origin & (trials.c.state != TrialState.CANCELLED.value)
+        rows = self._fetched(sa.select(trials.c.number).where(ended).order_by(trials.c.number.desc()).limit(1))
         return int(rows[0].number) if rows else None
 
     def earlier(self, key: str) -> Iterator[Trial | Summary]:

@@ -268,18 +268,20 @@ class FinishedTrials:
     def rungs(self) -> list[RungSummary]:
         """Return the finished trials by rung, the lowest first; nothing in a study without budgets."""
         table = self._table()
-        table = table[table["rung"] >= 0]
+        table = table[(table["rung"] >= 0) & (table["state"] != _PLACES[TrialState.CANCELLED])]
         origins = np.where(table["origin"] < 0, table["number"], table["origin"])
-        complete = table["state"] == _PLACES[TrialState.COMPLETE]
+        # As rounds rank them: what has failed, or breaks a constraint, is worse than all else.
+        is_ranked = (table["state"] == _PLACES[TrialState.COMPLETE]) & (table["violation"] == 0)
+        losses = np.where(is_ranked & ~np.isnan(table["loss"]), table["loss"], np.inf)
         found: list[RungSummary] = []
-        here: dict[int, float] = {}
-        for budget in np.unique(table["budget"])[::-1].tolist():
-            mine = table["budget"] == budget
-            done = mine & complete
-            upper, here = here, dict(zip(origins[done].tolist(), table["loss"][done].tolist(), strict=True))
-            both = [(here[origin], loss) for origin, loss in upper.items() if origin in here][-LATEST:]
+        for rung, budget in np.unique(table[["rung", "budget"]]).tolist():
+            mine = (table["budget"] == budget) & (table["rung"] == rung)
+            here = dict(zip(origins[mine].tolist(), losses[mine].tolist(), strict=True))
+            above = table["rung"] == rung + 1
+            promoted = zip(origins[above].tolist(), losses[above].tolist(), strict=True)
+            both = [(here[origin], loss) for origin, loss in promoted if origin in here][-LATEST:]
             found += [RungSummary(budget=budget, classes=self._by_class(table[mine]), agreement=agreement(both))]
-        return found[::-1]
+        return sorted(found, key=lambda rung: rung.budget)
 
     def _by_class(self, table: _Table) -> dict[str, OnClass]:
         """Return how many of some trials each class had."""

@@ -587,7 +587,7 @@ def test_it_is_said_that_no_trial_has_come_to_the_full_budget() -> None:
     study, space = on_rungs(3)
     out, text = console()
     views.summary(study, space, out, "again")
-    assert "no trial has come to the budget of 9 yet: with a higher limit on trials some will" in text.getvalue()
+    assert "no trial has come to the budget of 9 yet: with a higher limit on trials some may" in text.getvalue()
 
 
 def test_pruned_trials_are_counted_by_the_step_of_their_last_report() -> None:

@@ -12,7 +12,7 @@ S = TrialState
 
 
 def ended(number: int, rung: int, seconds: float, origin: int | None = None, state: TrialState = S.COMPLETE) -> Trial:
-    outcome = Outcome(state=state, loss=0.0 if state is S.COMPLETE else None, seconds=seconds)
+    outcome = Outcome(state=state, loss=0.0 if state is S.COMPLETE else None, seconds=seconds, continued=False)
     return Trial(
         number=number,
         subspace="all",

@@ -6,8 +6,10 @@ import random
 from collections import Counter
 
 import pytest
+from msgspec.structs import replace
 from services.rounds import Player
 
+from shadho_celery.core.trial import Outcome, Trial, TrialState
 from shadho_celery.fidelity.ladder import Ladder
 from shadho_celery.fidelity.trusting import PILOTS, PROBE, TrustingAsha
 
@@ -77,12 +79,23 @@ def test_the_lowest_rung_is_the_one_from_which_the_limit_lets_a_trial_come_to_th
 
 
 @pytest.mark.parametrize("slots", [1, 8, 64])
-@pytest.mark.parametrize("limit", [10, 30, 70, 150])
+@pytest.mark.parametrize("limit", [3, 10, 20, 70, 93])
 def test_a_limit_always_leaves_trials_at_the_top(limit: int, slots: int) -> None:
     rounds = TrustingAsha(LADDER, limit)
     rounds.see(slots)
     player = Player(rounds, true).play_on(slots, limit, random.Random(5))
     assert Counter(trial.rung for trial in player.finished)[3]
+
+
+def test_a_pruned_pilot_goes_no_further_and_is_followed_by_no_other() -> None:
+    rounds = TrustingAsha(LADDER)
+    for number in range(PILOTS):
+        trial = Trial(number=number, subspace="all", params={}, budget=1.0, rung=0)
+        rounds.add(trial)
+        outcome = Outcome(state=TrialState.PRUNED, loss=0.5)
+        rounds.tell(replace(trial, state=TrialState.PRUNED, outcome=outcome))
+    assert rounds._pilots == []
+    assert [offer.origin for offer in rounds.offers()] == [None]
 
 
 def test_without_a_limit_trials_begin_at_the_lowest_budget_on_any_number_of_slots() -> None:

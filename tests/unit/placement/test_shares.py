@@ -408,12 +408,34 @@ def test_losses_are_compared_at_the_budget_at_which_most_trials_began_of_late() 
 
 
 @pytest.mark.parametrize("budget", [1.0, 9.0])
-def test_a_failure_is_one_at_every_budget(budget: float) -> None:
+def test_a_subspace_that_only_fails_has_no_promise_at_whichever_budget(budget: float) -> None:
     shares = PromiseShares(flat(2))
     for n in range(80):
         shares.tell(ended("s0", 1.0 + n % 7, budget=9.0))
-        shares.tell(ended("s1", 1.0 + n % 7, budget=9.0) if n < 20 else ended("s1", None, budget=budget))
-    assert as_things_stand(shares, 400)["s1"] < 0.6
+        shares.tell(ended("s1", None, budget=budget))
+    assert as_things_stand(shares, 400)["s1"] < 2 * FLOOR
+
+
+@pytest.mark.parametrize(("budget", "counts"), [(9.0, True), (1.0, False)])
+def test_failures_at_another_budget_count_no_more_than_losses_there(budget: float, *, counts: bool) -> None:
+    shares = PromiseShares(flat(2))
+    for n in range(80):
+        shares.tell(ended("s0", 1.0 + n % 7, budget=9.0))
+        shares.tell(ended("s1", 1.0 + n % 7, budget=9.0))
+        if n % 2:
+            shares.tell(ended("s1", None, budget=budget))
+    assert (as_things_stand(shares, 400)["s1"] < 0.95) == counts
+
+
+def test_trials_of_elsewhere_count_as_those_of_the_lowest_budget() -> None:
+    shares = PromiseShares(flat(2))
+    for n in range(100):
+        shares.tell(ended("s0", 1.0 + n % 7))
+        shares.tell(ended("s1", 100.0 + n % 7))
+    for n in range(60):
+        shares.tell(ended("s0", 1.0 + n % 7, budget=1.0))
+        shares.tell(ended("s1", -100.0 + n % 7, budget=1.0))
+    assert as_things_stand(shares, 400)["s1"] > 1.5
 
 
 def test_the_shares_in_force_are_looked_at_anew_after_so_many_results_and_not_before() -> None:

@@ -118,3 +118,24 @@ def test_a_promoted_trial_of_a_subspace_that_is_gone_is_placed_all_the_same() ->
     gone = Trial(number=1, subspace="model=gone", params={"y": 1}, budget=9.0, rung=2, origin=0)
     seconds = CostModel(SUBSPACES).expected(gone, ["strong", "weak"], [*Beginning])
     assert seconds.tolist() == [[1.0, 1.0]] * len(Beginning)
+
+
+def on_rung(number: int, rung: int, seconds: float, origin: int | None = None) -> Trial:
+    outcome = Outcome(state=TrialState.COMPLETE, loss=0.0, seconds=seconds, continued=rung > 0)
+    facts = {"budget": 3.0**rung, "rung": rung, "origin": origin, "compute_class": "weak", "host": "weak.0"}
+    trial = Trial(number=number, subspace=NAME, params={"x": 0.5}, **facts)  # type: ignore[arg-type]
+    return trial.evolve(state=outcome.state, outcome=outcome)
+
+
+def test_what_a_trial_took_longer_on_lower_rungs_it_is_expected_to_take_longer_again() -> None:
+    """The first one as well, before which nothing was known."""
+    model = CostModel(SUBSPACES)
+    sizes = np.random.default_rng(0).lognormal(0.0, 0.7, 40)
+    model.tell(*(on_rung(number, 0, 600.0 * size) for number, size in enumerate(sizes)))
+    promoted = list(enumerate(sizes))[10:]
+    model.tell(*(on_rung(100 + number, 1, 1200.0 * size, origin=number) for number, size in promoted))
+    for number in (0, 1, 2, 20):
+        [[anew]] = model.expected(on_rung(999, 2, 1.0, origin=number), ["weak"], [Beginning.ANEW])
+        assert anew == pytest.approx(600.0 * sizes[number] * 9.0, rel=0.3)
+    [[other]] = model.expected(on_rung(999, 2, 1.0, origin=12345), ["weak"], [Beginning.ANEW])
+    assert other == pytest.approx(600.0 * 9.0, rel=0.5)

@@ -107,7 +107,7 @@ def test_a_study_with_budgets_is_resumed_with_them(tmp_path: Path) -> None:
     shadho_celery.minimize(by_budget, SPACE, trials=10, seed=1, fidelity=BUDGETS, **where)
     again = shadho_celery.minimize(by_budget, SPACE, trials=20, resume=True, **where)
     assert {trial.budget for trial in again.trials} == {1.0, 3.0, 9.0}
-    with pytest.warns(UserWarning, match="budgets from now on: least 1, most 3; until now: least 1, most 9"):
+    with pytest.warns(UserWarning, match="budgets from now on: 1 to 3, eta 3, halving; until now: 1 to 9, eta 3, asha"):
         other = shadho_celery.minimize(by_budget, SPACE, trials=30, resume=True, rungs={"least": 1, "most": 3}, **where)
     assert {trial.budget for trial in other.trials[20:]} <= {1.0, 3.0}
 
@@ -172,6 +172,9 @@ def test_a_finite_search_ends_once_what_is_good_has_been_promoted() -> None:
         ({"fidelity": {"least": 9, "most": 1}}, "from 9 to 1 there is one rung only"),
         ({"fidelity": {"min": 1, "max": 9}}, "write least for min, most for max"),
         ({"fidelity": {"most": 1e6, "how": "hyperband"}}, "trials a round"),
+        ({"fidelity": {"least": 1e-308, "most": 1e308}}, "over 40 rungs; raise 'least' or 'eta'"),
+        ({"fidelity": {"most": 1e308, "eta": 2, "how": "asha"}}, "over 40 rungs; raise 'least' or 'eta'"),
+        ({"rungs": {"least": 1, "most": 9, "name": "asha"}}, "rungs.name: there is no such key"),
         ({"fidelity": {"most": 9}, "pruner": "asha"}, "how: auto promotes trials and pruner asha stops them"),
         ({"fidelity": 3}, "fidelity: 3 is no dict of settings"),
         ({"fidelity": BUDGETS, "enqueue": [{"x": 0.5}]}, "cannot be enqueued"),

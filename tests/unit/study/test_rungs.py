@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import pytest
+from msgspec.structs import replace
 
 from shadho_celery.core.trial import Outcome, Trial, TrialState
 from shadho_celery.study.rungs import LATEST, OnClass, agreement
@@ -70,6 +71,28 @@ def test_the_agreement_is_that_of_the_promoted_trials_on_both_rungs(above: list[
     lower, upper = FinishedTrials(trials).rungs()
     assert lower.agreement == pytest.approx(found)
     assert upper.agreement is None
+
+
+def test_what_failed_or_breaks_a_constraint_has_no_rank() -> None:
+    new = Finished()
+    trials = [new.trial(0, loss) for loss in (0.1, 0.2, 0.3)]
+    trials += [new.trial(1, 0.1, 0), new.trial(1, None, 1, state="FAILED"), new.trial(1, 0.5, 2)]
+    outcome = Outcome(state=TrialState.COMPLETE, loss=0.01, constraints={"c": 1.0})
+    infeasible = [*trials[:5], replace(trials[5], outcome=outcome)]
+    assert FinishedTrials(trials).rungs()[0].agreement == 1.0
+    assert FinishedTrials(infeasible).rungs()[0].agreement is None
+
+
+def test_budgets_of_another_ladder_do_not_come_between() -> None:
+    new = Finished()
+    trials = [new.trial(0, loss) for loss in (0.1, 0.2, 0.3)]
+    trials += [new.trial(1, loss, origin) for origin, loss in enumerate((0.1, 0.2, 0.3))]
+    other = replace(new.trial(0, 0.5), budget=10 / 9)
+    assert [(rung.budget, rung.agreement) for rung in FinishedTrials([*trials, other]).rungs()] == [
+        (1.0, 1.0),
+        (10 / 9, None),
+        (3.0, None),
+    ]
 
 
 def test_only_the_latest_promoted_trials_count_for_the_agreement() -> None:

@@ -198,6 +198,23 @@ def test_a_checkpoint_that_is_no_good_is_ignored_and_said(
     assert capsys.readouterr().err.startswith(f"unet: begun anew, as the checkpoint in {trial.folder} is no good (")
 
 
+def test_without_a_disk_it_trains_and_says_that_it_keeps_no_checkpoint(
+    trial: Trial, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    result = unet.objective(GOOD, LocalContext(budget=1, checkpoints=tmp_path / "file" / "folder"))
+    assert "unet: no checkpoints are kept here" in capsys.readouterr().err
+    assert result == unet.objective(GOOD, LocalContext(budget=1, checkpoints=trial.folder))
+
+
+@pytest.mark.parametrize("epoch", [None, "3", -5, True])
+def test_a_checkpoint_without_a_number_of_epochs_is_no_good(epoch: object, trial: Trial) -> None:
+    fresh = unet.objective(GOOD, LocalContext(budget=1, checkpoints=trial.folder))
+    state = torch.load(trial.folder / "unet.pt", weights_only=True)
+    torch.save({**state, "epoch": epoch}, trial.folder / "unet.pt")
+    assert unet.objective(GOOD, LocalContext(budget=1, checkpoints=trial.folder)) == fresh
+
+
 def test_a_checkpoint_of_a_slot_without_a_gpu_goes_on_in_mixed_precision(trial: Trial) -> None:
     """Played on the CPU, where it is otherwise never switched on."""
     unet.objective(GOOD, trial.attempt(epochs=1))
