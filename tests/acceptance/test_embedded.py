@@ -29,14 +29,15 @@ pytestmark = pytest.mark.timeout(180)
 def check_schema(report: dict[str, Any]) -> None:
     """The object of ``--json`` has the fields that scripts were promised, and no others."""
     fields = {"study", "store", "seconds", "trials", "best", "classes", "sampler", "placed_by_params", "subspaces"}
-    fields |= {"objectives", "front", "hypervolume", "warm_start", "pruner"}
+    fields |= {"objectives", "front", "hypervolume", "warm_start", "pruner", "rungs"}
     assert set(report) == fields
     assert isinstance(report["study"], str)
     assert isinstance(report["store"], str)
     assert report["seconds"] > 0
     assert set(report["trials"]) == {"total", "complete", "failed", "pruned", "cancelled"}
     if report["best"] is not None:
-        assert set(report["best"]) == {"loss", "params", "compute_class", "trial"}
+        assert set(report["best"]) - {"budget"} == {"loss", "params", "compute_class", "trial"}
+    assert [set(rung) for rung in report["rungs"]] == [{"budget", "classes", "agreement"}] * len(report["rungs"])
     for counts in report["classes"].values():
         assert set(counts) == {"complete", "failed", "slots"}
     for counts in report["subspaces"].values():
