@@ -120,7 +120,7 @@ def test_unets_that_find_cells(desk: Desk) -> None:
 def test_the_fidelity_benchmark(desk: Desk) -> None:
     """It runs to its goals; here one seed of each part, and of the peers what is recorded."""
     command = next(line for line in COMMANDS if "fidelity.py" in line)
-    out = shell(desk, in_tests(command, "--seeds 1 --straggling-seeds 1 --hours 0.4"), seconds=230)
+    out = shell(desk, in_tests(command, "--seeds 1 --straggling-seeds 1 --hours 0.3"), seconds=230)
     assert len(json.loads(out.splitlines()[-1])["goals"]) == 10
 
 
