@@ -207,9 +207,11 @@ def objective(params: dict[str, Any], context: Context) -> dict[str, float]:
     checkpoint = checkpoint_of(context)
     training = resumed(params, context, checkpoint)
     last = max(1, round(context.budget or SETTINGS.epochs))
+    result = training.measured() if training.epoch else {}
     while training.epoch < last:
         training.train()
-        context.report(training.epoch, training.measured()["loss"])
+        result = training.measured()
+        context.report(training.epoch, result["loss"])
         if context.should_stop():
             break
     # Another attempt of the trial may write there, and a disk may be full: the loss counts all the same.
@@ -218,7 +220,7 @@ def objective(params: dict[str, Any], context: Context) -> dict[str, float]:
             training.save(checkpoint)
         except (OSError, RuntimeError) as error:  # torch raises the latter for a disk that is full
             print(f"mlp: no checkpoint is kept of this trial ({error})", file=sys.stderr)
-    return training.measured()
+    return result
 
 
 if __name__ == "__main__":
