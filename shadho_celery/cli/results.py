@@ -175,7 +175,7 @@ Examples:
     type=click.Choice(["number", "loss", "seconds"]),
     default="number",
     show_default=True,
-    help="Least number or loss first, or most seconds. Losses at the highest budget come first, pruned trials last in it.",
+    help="Least number or loss first, or most seconds. Losses at the highest budget are first, pruned ones there last.",
 )
 @click.option("--limit", type=click.IntRange(min=1), help=f"Most trials to show.  [default: {LIMIT}; with --json all]")
 @store_option

@@ -28,7 +28,7 @@ from shadho_celery.core.checks import as_record, mask
 from shadho_celery.core.code import CodeVersion, Sources
 from shadho_celery.core.folders import EMBEDDED
 from shadho_celery.core.objectives import refuse_others
-from shadho_celery.core.settings import BUDGETS, DEFAULT_TRIALS, StudySettings, changes, continued
+from shadho_celery.core.settings import BUDGETS, DEFAULT_TRIALS, StudySettings, continued
 from shadho_celery.core.trial import Trial
 from shadho_celery.embedded.embedded import Embedded
 from shadho_celery.errors import NoSuccessfulTrial, ServiceError, UsageError
@@ -38,7 +38,7 @@ from shadho_celery.objective.study_file import StudyFile
 from shadho_celery.results.on_trial import OnTrial, TrialCallback, check_on_trial
 from shadho_celery.results.study import RunningStudy, StudyResults
 from shadho_celery.results.warm_start import read_source
-from shadho_celery.scheduler.build import check_sampler, check_settings, make_scheduler
+from shadho_celery.scheduler.build import changes, check_sampler, check_settings, make_scheduler
 from shadho_celery.scheduler.known_points import completed, enqueue
 from shadho_celery.scheduler.widths import widest
 from shadho_celery.space.compile import compile_space

@@ -80,33 +80,12 @@ def continued(in_force: Mapping[str, Any], given: Collection[str]) -> dict[str, 
     return {name: value for name, value in in_force.items() if value is not None}
 
 
-def changes(before: Mapping[str, Any], now: Mapping[str, Any], trials: int) -> list[str]:
-    """Return a line for what a study of so many trials goes on with another of: sampler, budgets.
-
-    `before` and `now` are the settings in force; a sampler that is None is one of its own.
-    """
-    lines = []
-    samplers = [each.get("sampler", now["sampler"]) for each in (before, now)]
-    if samplers[0] != samplers[1]:
-        was, is_now = (UNNAMED["sampler"] if name is None else name for name in samplers)
-        lines += [f"sampler {is_now} from now on, {was} until now: it learns from the {trials} trials so far"]
-    was, is_now = (_ladder(each) for each in (before, now))
-    # Studies of earlier versions do not have theirs on record.
-    if trials and was and was != is_now:
-        lines += [f"budgets from now on: {_in_words(is_now)}; until now: {_in_words(was)}"]
-    return lines
-
-
-def _ladder(in_force: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the budgets among settings in force, with their defaults; nothing without any."""
-    for name, how in (("fidelity", "auto"), ("rungs", "halving")):
-        if given := in_force.get(name):
-            return {"least": 1, "most": None, "eta": 3, "how": how, "backups": 0, **given}
-    return {}
-
-
-def _in_words(ladder: Mapping[str, Any]) -> str:
-    return "{least} to {most}, eta {eta}, {how}".format(**ladder) if ladder else "none"
+def other_sampler(before: Any, now: Any, trials: int) -> str | None:
+    """Return a line if a study of so many trials goes on with another sampler than before; None is one of its own."""
+    if before == now:
+        return None
+    before, now = (UNNAMED["sampler"] if name is None else name for name in (before, now))
+    return f"sampler {now} from now on, {before} until now: it learns from the {trials} trials so far"
 
 
 class StudySettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from shadho_celery.core.checks import as_record, short
 from shadho_celery.core.folders import CHECKPOINTS
 from shadho_celery.core.objectives import refuse_others
-from shadho_celery.core.settings import BUDGETS, StudySettings, changes, continued
+from shadho_celery.core.settings import BUDGETS, StudySettings, continued
 from shadho_celery.core.trial import Attempt, Lost, Outcome, Trial, TrialState, whole
 from shadho_celery.errors import StoreError, UsageError
 from shadho_celery.executors.base import Executor
@@ -35,7 +35,7 @@ from shadho_celery.results.study import RunningStudy, StudyResults
 from shadho_celery.results.trial import TrialResult
 from shadho_celery.samplers import MakeSampler
 from shadho_celery.scheduler import known_points
-from shadho_celery.scheduler.build import DEFAULT_SETTINGS, check_sampler, check_settings, make_scheduler
+from shadho_celery.scheduler.build import DEFAULT_SETTINGS, changes, check_sampler, check_settings, make_scheduler
 from shadho_celery.scheduler.known_points import completed
 from shadho_celery.scheduler.scheduler import Scheduler
 from shadho_celery.space.compile import compile_space

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from shadho_celery import samplers
 from shadho_celery.core.checks import check_name
 from shadho_celery.core.hardware import DEFAULT_CLASSES
-from shadho_celery.core.settings import POLICIES, SHARES, StudySettings
+from shadho_celery.core.settings import POLICIES, SHARES, StudySettings, other_sampler
 from shadho_celery.errors import UsageError
 from shadho_celery.executors.base import Executor
 from shadho_celery.fidelity.ladder import Fidelity, Ladder
@@ -82,6 +84,33 @@ def read_ladder(settings: StudySettings) -> Ladder | None:
     return ladder
 
 
+def changes(before: Mapping[str, Any], now: Mapping[str, Any], trials: int) -> list[str]:
+    """Return a line for what a study of so many trials goes on with another of: sampler, budgets.
+
+    `before` and `now` are the settings in force.
+    """
+    lines = [other_sampler(before.get("sampler", now["sampler"]), now["sampler"], trials)]
+    was, is_now = (_budgets_in_words(each) for each in (before, now))
+    # Studies of earlier versions do not have theirs on record.
+    if trials and was is not None and was != is_now:
+        lines += [f"budgets from now on: {is_now or 'none'}; until now: {was}"]
+    return [line for line in lines if line is not None]
+
+
+def _budgets_in_words(in_force: Mapping[str, Any]) -> str | None:
+    """Return the budgets among settings in force; None without any."""
+    ladder = read_ladder(StudySettings(rungs=in_force.get("rungs"), fidelity=in_force.get("fidelity")))
+    if ladder is None:
+        return None
+    backups = f", {ladder.backups} backups" if ladder.backups else ""
+    return f"{ladder.least:g} to {ladder.most:g}, eta {ladder.eta}, {_how(ladder)}{backups}"
+
+
+def _how(ladder: Ladder) -> str:
+    """Return how trials get the budgets of a ladder."""
+    return ladder.how if isinstance(ladder, Fidelity) else "halving"
+
+
 def make_rounds(ladder: Ladder | None, space: Space | None = None, seed: int = 0, limit: int | None = None) -> Rounds:
     """Return the rounds on a ladder, endless ones without.
 
@@ -90,7 +119,7 @@ def make_rounds(ladder: Ladder | None, space: Space | None = None, seed: int = 0
     if ladder is None:
         return Endless()
     # Most searches need none of these imports.
-    how = ladder.how if isinstance(ladder, Fidelity) else "halving"
+    how = _how(ladder)
     if how == "halving":
         from shadho_celery.fidelity.successive_halving import SuccessiveHalving
 
