@@ -28,8 +28,9 @@ class TrustingAsha(Asha):
     trust could be had, or had again.
 
     Rungs are left out from which the limit on trials lets few come to the top, or none: those whose round does not fit
-    in it. A round from r rungs below the top is ``eta**r`` new trials, or one for each slot if these are more, as all
-    slots are filled before the first result is there, and the promotions that follow.
+    in it. A round from r rungs below the top is ``eta**r`` new trials and the promotions that follow, and what the
+    other slots begin in the meantime: the first of them comes to the top after ``1 + eta + ... + eta**(r - 1)`` times
+    the duration of a new trial, as durations follow the budgets.
     """
 
     def __init__(self, ladder: Ladder, limit: int | None = None) -> None:
@@ -113,9 +114,9 @@ class TrustingAsha(Asha):
         """Return whether a round from so many rungs below the top fits in the limit."""
         if self._limit is None:
             return True
-        draws = max(self._slots, self._eta**rungs)
-        round_of_all: int = sum(draws // self._eta**above for above in range(rungs + 1))
-        return round_of_all <= self._limit
+        on_rungs = [self._eta**above for above in range(rungs + 1)]
+        others: int = max(self._slots - 1, 0) * sum(on_rungs[:-1])
+        return sum(on_rungs) + others <= self._limit
 
     @staticmethod
     def _is_pilot(draw: int) -> bool:

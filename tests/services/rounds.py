@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable
+from heapq import heappop, heappush
 
 from shadho_celery.core.trial import Outcome, Params, Trial, TrialState
 from shadho_celery.fidelity.rounds import Rounds
@@ -84,6 +85,16 @@ class Player:
         while len(self.finished) < trials:
             self.ask_all(slots - len(self.running))
             self.finish(chance.choice(self.running))
+        return self
+
+    def play_out(self, slots: int, limit: int, seconds: Callable[[float], float]) -> Player:
+        """Send so many trials to slots that are kept busy, and run them all; `seconds` has the budget."""
+        now, ends = 0.0, list[tuple[float, int]]()
+        while len(self.trials) < limit or ends:
+            for trial in self.ask_all(min(slots - len(ends), limit - len(self.trials))):
+                heappush(ends, (now + seconds(trial.budget or 0.0), trial.number))
+            now, number = heappop(ends)
+            self.finish(self.trials[number])
         return self
 
 

@@ -63,27 +63,32 @@ def test_trust_comes_back_with_agreement() -> None:
 
 @pytest.mark.parametrize(
     ("limit", "slots", "lowest"),
-    [(40, 2, 0), (39, 2, 1), (13, 2, 1), (12, 2, 2), (4, 2, 2), (3, 2, 3), (100, 64, 0), (93, 64, 1), (50, 64, 3)],
+    [
+        *[(40, 1, 0), (39, 1, 1), (13, 1, 1), (12, 1, 2), (4, 1, 2), (3, 1, 3), (53, 2, 0), (52, 2, 1)],
+        *[(859, 64, 0), (858, 64, 1), (265, 64, 1), (264, 64, 2), (67, 64, 2), (66, 64, 3), (40, 0, 0)],
+    ],
 )
-def test_the_lowest_rung_is_the_one_from_which_the_limit_lets_a_trial_come_to_the_top(
-    limit: int, slots: int, lowest: int
-) -> None:
+def test_trials_begin_at_the_lowest_budget_whose_round_fits_in_the_limit(limit: int, slots: int, lowest: int) -> None:
     rounds = TrustingAsha(LADDER, limit)
     assert rounds.notice is None
     rounds.see(slots)
     [first] = rounds.offers()
     assert (first.rung, first.budget) == (lowest, 3.0**lowest)
-    assert (rounds.notice is None) == (lowest == 0)
-    if lowest:
-        assert f"begins at budget {3**lowest}: with a limit of {limit} trials" in str(rounds.notice)
+    assert (rounds.notice is None) == (lowest == 0 or slots == 0)
+    if rounds.notice is not None:
+        assert f"begins at budget {3**lowest}: with a limit of {limit} trials" in rounds.notice
 
 
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("spread", [0.01, 1.0])
 @pytest.mark.parametrize("slots", [1, 8, 64])
-@pytest.mark.parametrize("limit", [3, 10, 20, 70, 93])
-def test_a_limit_always_leaves_trials_at_the_top(limit: int, slots: int) -> None:
+@pytest.mark.parametrize("limit", [3, 10, 11, 20, 41, 70, 93, 131])
+def test_a_limit_always_leaves_trials_at_the_top(limit: int, slots: int, spread: float, seed: int) -> None:
+    chance = random.Random(f"{limit} {slots} {spread} {seed}")
     rounds = TrustingAsha(LADDER, limit)
     rounds.see(slots)
-    player = Player(rounds, true).play_on(slots, limit, random.Random(5))
+    player = Player(rounds, true).play_out(slots, limit, lambda budget: budget * (1 + abs(chance.gauss(0, spread))))
+    assert len(player.finished) == limit
     assert Counter(trial.rung for trial in player.finished)[3]
 
 
