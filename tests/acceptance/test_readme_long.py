@@ -66,7 +66,7 @@ def test_the_benchmarks_of_training(desk: Desk, script: str, options: str) -> No
 def test_the_placement_benchmark(desk: Desk, command: str) -> None:
     """It runs on the data of the checkout, where it leaves out what needs the trace, and draws its three pictures."""
     script = command.replace(".readme", str(desk.folder))
-    out = shell(desk, in_tests(script, "--hours 0.01 --seeds 1 --flat-seeds 1 --jobs 2"), seconds=230)
+    out = shell(desk, in_tests(script, "--hours 0.01 --seeds 1 --flat-seeds 1 --jobs 1"), seconds=230)
     assert "no svm_trace_*.csv.gz" in out
     assert len(json.loads(out.splitlines()[-1])["goals"]) >= 10
     if "--pictures" in command:
@@ -120,7 +120,7 @@ def test_unets_that_find_cells(desk: Desk) -> None:
 def test_the_fidelity_benchmark(desk: Desk) -> None:
     """It runs to its goals; here one seed of each part, and of the peers what is recorded."""
     command = next(line for line in COMMANDS if "fidelity.py" in line)
-    out = shell(desk, in_tests(command, "--seeds 1 --straggling-seeds 1 --hours 0.3"), seconds=230)
+    out = shell(desk, in_tests(command, "--seeds 1 --straggling-seeds 1 --hours 0.1"), seconds=230)
     assert len(json.loads(out.splitlines()[-1])["goals"]) == 10
 
 

@@ -14,6 +14,7 @@ import redis
 import services
 import sqlalchemy
 import yaml
+from services import lending
 
 
 def test_a_redis_database_is_lent_empty_and_to_one_test_at_a_time(redis_server: str) -> None:
@@ -26,7 +27,10 @@ def test_a_redis_database_is_lent_empty_and_to_one_test_at_a_time(redis_server: 
         assert one.dbsize() == 0
 
 
-def test_a_redis_database_with_somebody_elses_data_is_not_lent(private_redis: services.RedisServer) -> None:
+def test_a_redis_database_with_somebody_elses_data_is_not_lent(
+    private_redis: services.RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lending, "LENT_SECONDS", 1.0)
     for number in services.TEST_DBS:
         with redis.Redis.from_url(private_redis.url.replace("/0", f"/{number}")) as client:
             client.set("precious", "1")
