@@ -77,6 +77,6 @@ class ServiceError(ShadhoError):
 
 
 class NoSuccessfulTrial(ShadhoError):
-    """There is no successful trial: every trial failed; the errors are in the store and in the report above."""
+    """There is no successful trial: every trial failed or was pruned; the report above and the store say why."""
 
     exit_code = 1

@@ -167,6 +167,9 @@ class Training:
 
         state = torch.load(path, map_location=self._digits[0].device, weights_only=True)
         self._model.load_state_dict(state["model"])
+        # torch takes the state of another optimiser, and fails at its first step.
+        if state["descent"]["param_groups"][0].keys() != self._descent.param_groups[0].keys():
+            raise ValueError("it is of another optimiser")
         self._descent.load_state_dict(state["descent"])
         if type(state["epoch"]) is not int or state["epoch"] < 1:
             raise ValueError("it has no number of epochs")
@@ -185,13 +188,15 @@ def checkpoint_of(context: Context) -> Path | None:
         return None
 
 
-def resumed(params: dict[str, Any], context: Context, checkpoint: Path | None) -> Training:
-    """The trial's training from its checkpoint, if it has a good one; else from the beginning."""
+def resumed(params: dict[str, Any], context: Context, checkpoint: Path | None, last: int) -> Training:
+    """The training of a trial up to epoch `last` from its checkpoint, if it has a good one; else from the beginning."""
     training = Training(params, context)
     if checkpoint is None:
         return training
     try:
         training.load(checkpoint)
+        if training.epoch > last:
+            raise ValueError(f"it is of epoch {training.epoch}, and the trial ends at {last}")
     except FileNotFoundError:
         return training
     except TrialTimeout:
@@ -205,8 +210,8 @@ def resumed(params: dict[str, Any], context: Context, checkpoint: Path | None) -
 def objective(params: dict[str, Any], context: Context) -> dict[str, float]:
     """Cross-entropy on held-out digits after the last epoch, which is the trial's budget or `Settings.epochs`."""
     checkpoint = checkpoint_of(context)
-    training = resumed(params, context, checkpoint)
     last = max(1, round(context.budget or SETTINGS.epochs))
+    training = resumed(params, context, checkpoint, last)
     result = training.measured() if training.epoch else {}
     while training.epoch < last:
         training.train()

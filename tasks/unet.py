@@ -304,6 +304,9 @@ class Training:
 
         state = torch.load(folder / CHECKPOINT, map_location=self.device, weights_only=True)
         self.model.load_state_dict(state["model"])
+        # torch takes the state of another optimiser, and fails at its first step.
+        if state["descent"]["param_groups"][0].keys() != self.descent.param_groups[0].keys():
+            raise ValueError("it is of another optimiser")
         self.descent.load_state_dict(state["descent"])
         # Empty where a slot without a GPU has written it; a slot with one begins with a new scale then.
         if state["scaler"]:
@@ -322,13 +325,15 @@ def folder_of(context: Context) -> Path | None:
         return None
 
 
-def resumed(params: dict[str, Any], context: Context, folder: Path | None) -> Training:
-    """The trial's training from its checkpoint, if it has a good one; else from the beginning."""
+def resumed(params: dict[str, Any], context: Context, folder: Path | None, epochs: int) -> Training:
+    """The training of a trial of so many epochs from its checkpoint, if it has a good one; else from the beginning."""
     training = Training(params, context.seed, context.device)
     if folder is None:
         return training
     try:
         training.load(folder)
+        if training.epoch > epochs:
+            raise ValueError(f"it is of epoch {training.epoch}, and the trial ends at {epochs}")
     except FileNotFoundError:
         return training
     except TrialTimeout:
@@ -351,8 +356,8 @@ def objective(params: dict[str, Any], context: Context) -> dict[str, float]:
         torch.from_numpy(part).to(context.device) for part in pictures(SETTINGS)
     )
     folder = folder_of(context)
-    training = resumed(params, context, folder)
     epochs = max(1, round(context.budget or SETTINGS.epochs))
+    training = resumed(params, context, folder, epochs)
     result = training.measured(held_out, held_out_masks) if training.epoch else {}
     while training.epoch < epochs:
         training.train(train, train_masks)
@@ -395,7 +400,7 @@ class Comparison:
             self._standard.set_exception(error)
 
     def tell(self, study: RunningStudy) -> None:
-        """Say and draw how the study does: at each new best trial, and at the last trial, which waits for the standard.
+        """Say and draw how the study does: at each complete trial, and at the last trial, which waits for the standard.
 
         Raises what the standard's training has raised.
         """
@@ -403,7 +408,7 @@ class Comparison:
         if not (is_last or self._standard.done()):
             return
         standard, best = self._standard.result()["loss"], study.best
-        if best is None or best.loss is None or not (is_last or best.number != self._drawn):
+        if best is None or best.loss is None:
             return
         losses = [trial.loss for trial in study.trials if trial.state == "COMPLETE" and trial.loss is not None]
         self._say(

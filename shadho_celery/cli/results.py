@@ -262,7 +262,7 @@ def best(name: str, store: str, as_json: bool) -> None:
         found = front[0] if front else study.best
         if found is None:
             raise NoSuccessfulTrial(
-                f"study {study.name} has no successful trial; see shadho-celery trials {study.name} --failed"
+                f"study {study.name} has no successful trial; see shadho-celery trials {study.name}"
             )
         if as_json:
             whole = {"front": [*map(trial_json, front)]} if front else {}

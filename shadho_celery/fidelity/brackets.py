@@ -28,15 +28,17 @@ class _Rung:
     origins: dict[int, int] = field(default_factory=dict)
     #: (loss, origin) in the order of the results; an infinite loss for a failed trial
     losses: list[tuple[float, int]] = field(default_factory=list)
+    #: True once trials are promoted from it: where some are lacking, another ladder has sent them, or they are lost
+    is_closed: bool = False
 
     @property
     def left(self) -> int:
         """Trials that are not added yet."""
-        return self.sent - len(self.origins)
+        return 0 if self.is_closed else self.sent - len(self.origins)
 
     @property
     def is_complete(self) -> bool:
-        return len(self.losses) >= min(self.wanted, self.sent)
+        return len(self.losses) >= min(self.wanted, len(self.origins) if self.is_closed else self.sent)
 
     def best(self, most: int) -> list[int]:
         """Return the best `most` origins of the first `wanted` results, without failed trials."""
@@ -51,7 +53,6 @@ class Bracket:
         self.first = first
         self._rungs = [_Rung(b, size, size + backups) for b, size in zip(budgets, sizes, strict=True)]
         self._place = 0
-        self._has_moved_on = False
         #: True once its top rung is complete
         self.is_over = False
 
@@ -73,7 +74,7 @@ class Bracket:
     @property
     def takes_draws(self) -> bool:
         """True while its lowest rung lacks trials, and none is promoted yet."""
-        return not self._has_moved_on and self._rungs[0].left > 0
+        return self._rungs[0].left > 0
 
     def offers(self) -> Sequence[Wanted]:
         """Return the trials of its present rung that may be sent; none while results are awaited."""
@@ -88,7 +89,8 @@ class Bracket:
 
     def add(self, trial: Trial, place: int) -> None:
         """Enter a trial on the rung of that place, from 0."""
-        self._has_moved_on |= place > 0
+        for rung in self._rungs[:place]:
+            rung.is_closed = True
         self._rungs[place].origins[trial.number] = trial.number if trial.origin is None else trial.origin
 
     def tell(self, trial: Trial) -> bool:

@@ -63,8 +63,16 @@ class Ladder(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             raise UsageError(f"{between} takes over {LARGEST} trials a round; raise 'least'")
         if ladder.most / ladder.least > float(ladder.eta) ** HIGHEST:
             raise UsageError(f"{between} there are over {HIGHEST} rungs; raise 'least' or 'eta'")
-        if ladder.most <= ladder.least or ladder.top < 1:
-            raise UsageError(f"{between} there is one rung only; let 'most' be {ladder.eta} times 'least'")
+        if ladder.most <= ladder.least:
+            raise UsageError(
+                f"{name}: 'most' is {ladder.most:g} and 'least' is {ladder.least:g}; "
+                f"let 'most' be {ladder.eta} times 'least' or more"
+            )
+        if ladder.top < 1:
+            raise UsageError(
+                f"{between} there is one rung only with eta {ladder.eta}; lower 'eta', or let 'most' be {ladder.eta} "
+                "times 'least' or more"
+            )
         return ladder
 
     @property

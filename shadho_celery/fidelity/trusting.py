@@ -28,9 +28,9 @@ class TrustingAsha(Asha):
     trust could be had, or had again.
 
     Rungs are left out from which the limit on trials lets few come to the top, or none: those whose round does not fit
-    in it. A round from r rungs below the top is ``eta**r`` new trials and the promotions that follow, and what the
-    other slots begin in the meantime: the first of them comes to the top after ``1 + eta + ... + eta**(r - 1)`` times
-    the duration of a new trial, as durations follow the budgets.
+    in what is left of it when the study begins or is resumed. A round from r rungs below the top is ``eta**r`` new
+    trials and the promotions that follow, and what the other slots begin in the meantime: the first of them comes to
+    the top after ``1 + eta + ... + eta**(r - 1)`` times the duration of a new trial, as durations follow the budgets.
     """
 
     def __init__(self, ladder: Ladder, limit: int | None = None) -> None:
@@ -39,6 +39,8 @@ class TrustingAsha(Asha):
         self._limit = limit
         self._slots = 0
         self._drawn = 0
+        #: trials of a resumed study that no round gains from: failed ones, and those of another ladder
+        self._spent = 0
         #: origins that go through all rungs, and have not come to the top
         self._pilots: list[int] = []
         #: by rung, the origins of its latest results
@@ -51,15 +53,17 @@ class TrustingAsha(Asha):
         """A sentence if the limit leaves rungs out; None if it does not."""
         if self._lowest == 0 or not self._slots:
             return None
+        spent = f", {self._spent} of which have failed or had other budgets," if self._spent else ""
         return (
-            f"fidelity auto begins at budget {self._budgets[self._lowest]:g}: with a limit of {self._limit} trials "
-            f"few if any would come from a lower one to {self._budgets[-1]:g}"
+            f"fidelity auto begins at budget {self._budgets[self._lowest]:g}: with a limit of {self._limit} trials"
+            f"{spent} few if any would come from a lower one to {self._budgets[-1]:g}"
         )
 
     def see(self, slots: int) -> None:
         self._slots = slots
 
     def add(self, trial: Trial) -> None:
+        self._spent += trial.state is TrialState.FAILED or rung_of(trial, self._budgets) is None
         if trial.origin is None and rung_of(trial, self._budgets) is not None:
             if self._is_pilot(self._drawn):
                 self._pilots.append(trial.number)
@@ -115,8 +119,8 @@ class TrustingAsha(Asha):
         if self._limit is None:
             return True
         on_rungs = [self._eta**above for above in range(rungs + 1)]
-        others: int = max(self._slots - 1, 0) * sum(on_rungs[:-1])
-        return sum(on_rungs) + others <= self._limit
+        others = max(self._slots - 1, 0) * sum(on_rungs[:-1])
+        return bool(sum(on_rungs) + others <= self._limit - self._spent)
 
     @staticmethod
     def _is_pilot(draw: int) -> bool:

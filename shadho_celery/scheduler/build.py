@@ -75,12 +75,13 @@ def read_ladder(settings: StudySettings) -> Ladder | None:
     is_asha = make_pruning(settings.pruner) is not None and isinstance(read_pruner(settings.pruner), AshaSettings)
     if ladder.how in {"asha", "auto"} and is_asha:
         raise UsageError(
-            f"how: {ladder.how} promotes trials and pruner asha stops them, by the same rule; leave out one of the two"
+            f"how: {ladder.how} promotes trials and pruner asha stops them, by the same rule; leave out one of the "
+            "two, or choose pruner none if the study began with it"
         )
     if ladder.how == "bohb" and settings.sampler not in BY_BUDGET:
         raise UsageError(f"how: bohb asks a sampler that learns; leave out sampler, or choose {', '.join(BY_BUDGET)}")
     if ladder.how == "dehb" and settings.sampler != "auto":
-        raise UsageError("how: dehb proposes the trials itself; leave out sampler")
+        raise UsageError("how: dehb proposes the trials itself; leave out sampler, or choose auto")
     return ladder
 
 

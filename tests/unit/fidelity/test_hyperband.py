@@ -8,8 +8,11 @@ from collections import Counter
 import pytest
 from services.rounds import Player
 
+from shadho_celery.core.trial import Trial
+from shadho_celery.fidelity.brackets import Brackets
 from shadho_celery.fidelity.hyperband import Hyperband, sizes_of
 from shadho_celery.fidelity.ladder import Ladder
+from shadho_celery.fidelity.successive_halving import SuccessiveHalving
 
 
 def ladder(least: float, most: float, eta: int = 3) -> Ladder:
@@ -54,3 +57,23 @@ def test_what_is_promoted_was_drawn_in_the_same_bracket() -> None:
     promoted = player.ask_all(4)
     assert [trial.origin for trial in promoted[:3]] == [8, 7, 6]
     assert promoted[3].origin == second[-1].number
+
+
+@pytest.mark.parametrize("how", [Hyperband, SuccessiveHalving])
+def test_a_resumed_rung_that_lacks_trials_from_which_some_were_promoted_asks_for_none(how: type[Brackets]) -> None:
+    """They are lost, or another ladder has sent the promoted ones; what follows is a search as if it were new."""
+    rounds = how(ladder(1, 9))
+    lower = [Trial(number=number, subspace="all", params={}, budget=1.0, rung=0) for number in range(3)]
+    upper = Trial(number=3, subspace="all", params={}, budget=3.0, rung=1, origin=0)
+    player = Player(rounds)
+    for trial in (*lower, upper):
+        rounds.add(trial)
+        player.trials.append(trial)
+    for trial in (*lower, upper):
+        player.finish(trial)
+    player.play_on(2, 200, random.Random(0))
+    fresh = Player(how(ladder(1, 9))).play_on(2, 200, random.Random(0))
+    on, new = (Counter(trial.rung for trial in each.finished) for each in (player, fresh))
+    assert all(abs(on[rung] - new[rung]) <= 12 for rung in range(3)), (on, new)
+    # Those that have begun end: none waits for a draw that it is not given.
+    assert len(rounds._active) <= 4

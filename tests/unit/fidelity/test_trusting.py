@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -90,6 +91,18 @@ def test_a_limit_always_leaves_trials_at_the_top(limit: int, slots: int, spread:
     player = Player(rounds, true).play_out(slots, limit, lambda budget: budget * (1 + abs(chance.gauss(0, spread))))
     assert len(player.finished) == limit
     assert Counter(trial.rung for trial in player.finished)[3]
+
+
+@pytest.mark.parametrize("spent", [{"budget": 2.0}, {"state": TrialState.FAILED}])
+def test_a_resumed_study_begins_at_a_budget_whose_round_fits_in_what_is_left(spent: dict[str, Any]) -> None:
+    """What has failed, or was sent by another ladder, makes no round."""
+    rounds = TrustingAsha(LADDER, 46)
+    for number in range(40):
+        facts = {"budget": 1.0, **spent}
+        rounds.add(Trial(number=number, subspace="all", params={}, rung=0, **facts))
+    rounds.see(1)
+    assert [offer.budget for offer in rounds.offers()] == [9.0]
+    assert "46 trials, 40 of which have failed or had other budgets, few" in str(rounds.notice)
 
 
 def test_a_pruned_pilot_goes_no_further_and_is_followed_by_no_other() -> None:

@@ -132,6 +132,23 @@ def test_of_a_checkpoint_of_another_version_nothing_is_used(
     assert "begun anew" in capsys.readouterr().err
 
 
+def test_a_checkpoint_of_another_optimiser_is_no_good(
+    tmp_path: Path, fresh: float, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = {"descent": "sgd", "momentum": 0.9}
+    mlp.objective(params(descent=other), StubContext(budget=1, checkpoint_dir=tmp_path))
+    assert mlp.objective(params(), StubContext(budget=2, checkpoint_dir=tmp_path))["loss"] == fresh
+    assert "begun anew" in capsys.readouterr().err
+
+
+def test_a_checkpoint_of_more_epochs_than_the_budget_is_no_good(
+    tmp_path: Path, fresh: float, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mlp.objective(params(), StubContext(budget=3, checkpoint_dir=tmp_path))
+    assert mlp.objective(params(), StubContext(budget=2, checkpoint_dir=tmp_path))["loss"] == fresh
+    assert "begun anew" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("content", [[1, 2], None, torch.zeros(3)], ids=["list", "None", "tensor"])
 def test_a_checkpoint_that_is_something_else_counts_as_none(content: Any, tmp_path: Path, fresh: float) -> None:
     torch.save(content, tmp_path / "mlp.pt")

@@ -179,12 +179,13 @@ def test_a_copy_leaves_the_checkpoints_to_the_other_attempt(trial: Trial) -> Non
     assert not list(trial.folder.iterdir())
 
 
-@pytest.mark.parametrize("damage", ["half", "empty", "other shape", "other content"])
+@pytest.mark.parametrize("damage", ["half", "empty", "other shape", "other content", "other optimiser", "more epochs"])
 def test_a_checkpoint_that_is_no_good_is_ignored_and_said(
     trial: Trial, damage: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = trial.folder / "unet.pt"
-    unet.objective(GOOD if damage != "other shape" else {**GOOD, "filters": 8}, trial.attempt(epochs=1))
+    others = {"other shape": {"filters": 8}, "other optimiser": {"descent": {"descent": "sgd", "momentum": 0.9}}}
+    unet.objective({**GOOD, **others.get(damage, {})}, trial.attempt(epochs=3 if damage == "more epochs" else 1))
     if damage == "half":
         path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     elif damage == "empty":
@@ -269,6 +270,18 @@ def test_after_the_last_trial_the_standard_is_said_and_drawn(capsys: pytest.Capt
     assert " of 3 complete models beat the standard (dice loss 0." in line
     assert Path("unet.png").read_bytes().startswith(b"\x89PNG")
     assert len(list(Path(".shadho/checkpoints").glob("*/standard/unet.pt"))) == 1
+
+
+def test_the_count_is_that_of_all_complete_models_however_the_study_ends(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One that is not the best counts as well; no trial is known to be the last here."""
+    monkeypatch.setattr(unet.Comparison, "_train", lambda self: self._standard.set_result({"loss": 0.5}))
+    monkeypatch.setattr(unet.Comparison, "_draw", lambda *_: None)
+    unet._comparison.cache_clear()
+    losses = iter([0.3, 0.6, 0.4, 0.45])
+    shadho_celery.minimize(lambda _: next(losses), unet.SPACE, trials=4, seed=0, on_trial=unet.on_trial)
+    assert "unet: 3 of 4 complete models beat the standard" in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_the_columns_are_picture_truth_and_what_was_found(monkeypatch: pytest.MonkeyPatch) -> None:
