@@ -81,6 +81,8 @@ class Asha:
     def __init__(self, ladder: Ladder) -> None:
         self._budgets: Sequence[float] = ladder.budgets
         self._eta = ladder.eta
+        #: True once no new trial will come
+        self._is_finite = False
         self._rungs = [Rung() for _ in self._budgets]
 
     def offers(self) -> Sequence[Wanted]:
@@ -102,7 +104,8 @@ class Asha:
     def _promotable(self, place: int) -> Sequence[int]:
         """Return the origins that may be promoted from a rung, the best first."""
         rung = self._rungs[place]
-        return rung.candidates(len(rung) // self._eta)
+        # A rung that grows no more sends its best one up, however few there are.
+        return rung.candidates(-(-len(rung) // self._eta) if self._is_finite else len(rung) // self._eta)
 
     def _first(self) -> int:
         """Return the rung on which a new trial begins."""
@@ -122,3 +125,6 @@ class Asha:
             self._rungs[place].tell(origin, rank_loss(trial))
         elif place:
             self._rungs[place - 1].take_back(origin, trial.number)
+
+    def end_draws(self) -> None:
+        self._is_finite = True

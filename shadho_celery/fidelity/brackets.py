@@ -28,7 +28,7 @@ class _Rung:
     origins: dict[int, int] = field(default_factory=dict)
     #: (loss, origin) in the order of the results; an infinite loss for a failed trial
     losses: list[tuple[float, int]] = field(default_factory=list)
-    #: True once trials are promoted from it: where some are lacking, another ladder has sent them, or they are lost
+    #: True once it takes no more trials: some are promoted from it, or the search is finite and has no other ones
     is_closed: bool = False
 
     @property
@@ -107,6 +107,16 @@ class Bracket:
         self._advance()
         return True
 
+    def end_draws(self) -> None:
+        """Go on with the draws that there are."""
+        self._rungs[0].is_closed = True
+        self._advance()
+
+    @property
+    def _is_short(self) -> bool:
+        """True if the lowest rung is closed with too few trials."""
+        return self._rungs[0].is_closed and len(self._rungs[0].origins) < self._rungs[0].wanted
+
     def _advance(self) -> None:
         """Move to the first incomplete rung."""
         while self._rungs[self._place].is_complete:
@@ -115,7 +125,8 @@ class Bracket:
                 return
             last, self._place = self._rungs[self._place], self._place + 1
             rung = self._rungs[self._place]
-            rung.chosen = last.best(rung.sent)
+            count = math.ceil(len(last.origins) * rung.wanted / last.wanted) if self._is_short else rung.sent
+            rung.chosen = last.best(count)
             rung.sent = len(rung.chosen)
 
 
@@ -180,15 +191,23 @@ class Brackets:
         if trial.state is TrialState.CANCELLED:
             del self._home[trial.number]
             self._drawn += trial.origin is None
-        if bracket.is_over and bracket in self._active:
-            self._active.remove(bracket)
-            if not self._active:
-                self._begin()
+        self._end_brackets()
 
     @property
     def _asking(self) -> Bracket | None:
         """The first bracket that has a trial to send; None if all wait."""
         return next((bracket for bracket in self._active if bracket.left > 0), None)
+
+    def end_draws(self) -> None:
+        for bracket in self._active:
+            bracket.end_draws()
+        self._end_brackets()
+
+    def _end_brackets(self) -> None:
+        """Let go of the brackets that are over, and begin another one if there is none."""
+        self._active = [bracket for bracket in self._active if not bracket.is_over]
+        if not self._active:
+            self._begin()
 
     def _drawing(self, rung: int) -> Bracket | None:
         """Return the bracket of a new draw on `rung`; begin those up to it."""

@@ -176,6 +176,9 @@ class Dehb:
             population.origins[job.target] = trial.number if job.origin is None else job.origin
         self._advance(bracket, place)
 
+    def end_draws(self) -> None:
+        pass
+
     def _advance(self, bracket: _Bracket, place: int) -> None:
         """Choose what is promoted once a rung is complete; end a bracket after its last one."""
         while bracket.ended[place] >= bracket.sizes[place]:

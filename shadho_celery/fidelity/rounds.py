@@ -48,6 +48,9 @@ class Rounds(Protocol):
     def tell(self, trial: Trial) -> None:
         """Record a finished trial; one of another round is ignored."""
 
+    def end_draws(self) -> None:
+        """Expect no new draws: the search is finite, and all of its points have been sent."""
+
     @property
     def size(self) -> int | None:
         """Trials of the present round; None without rounds."""
@@ -78,4 +81,7 @@ class Endless:
         pass
 
     def tell(self, trial: Trial) -> None:
+        pass
+
+    def end_draws(self) -> None:
         pass

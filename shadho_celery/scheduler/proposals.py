@@ -324,6 +324,8 @@ class Proposals:
             self._exhausted.add(name)
             if self.is_exhausted:
                 self._let_repeat()
+            if len(self._exhausted) == len(self.samplers):
+                self.rounds.end_draws()
         if name != WHOLE:
             return [self._added(name, params, wanted) for params in asked]
         return [self._added(self._subspace_of(params), params, wanted) for params in asked]

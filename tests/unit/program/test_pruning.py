@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -185,3 +187,26 @@ def test_budgets_that_cannot_be_are_refused_in_one_line(given: dict[str, Any], s
         shadho_celery.minimize(by_budget, SPACE, trials=3, **given)
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("how", ["halving", "hyperband", "asha", "auto"])
+@pytest.mark.parametrize("points", [3, 8, 30])
+def test_the_best_of_a_finite_search_come_to_the_top_though_they_fill_no_rung(how: str, points: int) -> None:
+    """When the grid has no more points, rungs go on with the trials that they have, and with a share of them."""
+    with pytest.warns(UserWarning, match="the sampler has no further params"):
+        study = shadho_celery.minimize(
+            lambda params, context: params["point"] + 1 / context.budget,
+            {"point": hp.choice("point", [*range(points)])},
+            trials=200,
+            sampler="grid",
+            fidelity={"most": 9, "how": how},
+            progress=False,
+        )
+    on = Counter(trial.budget for trial in study.trials)
+    assert on[9] >= 1
+    if how != "auto":
+        # Some are ahead for a while only, and a bracket of hyperband begins there.
+        assert on[3] <= math.ceil(points / 3) + 5
+    best = study.best
+    assert best is not None
+    assert (best.budget, best.values["point"]) == (9, 0)
