@@ -24,6 +24,14 @@ def turned(losses: Losses, objectives: Mapping[str, str] | None) -> dict[str, fl
     }
 
 
+def minimised(loss: float, objectives: Mapping[str, str] | None) -> float:
+    """Return a value of the first objective as it is minimised."""
+    if not objectives:
+        return loss
+    first = next(iter(objectives))
+    return turned({first: loss}, objectives)[first]
+
+
 def in_words(objectives: Mapping[str, str] | None) -> str:
     """Return objectives for a message."""
     return ", ".join(f"{way} {name}" for name, way in objectives.items()) if objectives else "one loss without a name"

@@ -105,6 +105,7 @@ class InlineExecutor:
             compute_class=INLINE_CLASS,
             budget=whole(attempt.budget),
             on_report=report,
+            objectives=self._objectives,
             stopped=lambda: is_stopped,
         )
         outcome = call(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Sequence
+from itertools import islice
 
 from shadho_celery.core.trial import Trial, TrialState
 from shadho_celery.fidelity.brackets import rank_loss, rung_of
@@ -113,7 +114,14 @@ class Asha:
 
     def add(self, trial: Trial) -> None:
         place = rung_of(trial, self._budgets)
-        if place and trial.origin is not None and trial.state is not TrialState.CANCELLED:
+        if trial.origin is None or trial.state is TrialState.CANCELLED:
+            return
+        if place is None and trial.budget is not None:
+            # Another ladder has taken it so far already: its checkpoint is past those budgets.
+            for lower, budget in enumerate(islice(self._budgets, 1, None)):
+                if budget <= trial.budget:
+                    self._rungs[lower].promote(trial.origin, trial.number)
+        elif place:
             self._rungs[place - 1].promote(trial.origin, trial.number)
 
     def tell(self, trial: Trial) -> None:

@@ -53,6 +53,8 @@ class Bracket:
         self.first = first
         self._rungs = [_Rung(b, size, size + backups) for b, size in zip(budgets, sizes, strict=True)]
         self._place = 0
+        #: by origin, the budget to which another ladder has taken it already
+        self._ahead: dict[int, float] = {}
         #: True once its top rung is complete
         self.is_over = False
 
@@ -93,6 +95,10 @@ class Bracket:
             rung.is_closed = True
         self._rungs[place].origins[trial.number] = trial.number if trial.origin is None else trial.origin
 
+    def add_of_other_ladder(self, origin: int, budget: float) -> None:
+        """Enter how far an origin has come elsewhere: its checkpoint is past lower budgets."""
+        self._ahead[origin] = max(budget, self._ahead.get(origin, 0.0))
+
     def tell(self, trial: Trial) -> bool:
         """Record a finished trial; return whether it is one of this bracket."""
         place = next((place for place, rung in enumerate(self._rungs) if trial.number in rung.origins), None)
@@ -126,7 +132,7 @@ class Bracket:
             last, self._place = self._rungs[self._place], self._place + 1
             rung = self._rungs[self._place]
             count = math.ceil(len(last.origins) * rung.wanted / last.wanted) if self._is_short else rung.sent
-            rung.chosen = last.best(count)
+            rung.chosen = [each for each in last.best(count) if self._ahead.get(each, 0.0) < rung.budget]
             rung.sent = len(rung.chosen)
 
 
@@ -174,6 +180,8 @@ class Brackets:
     def add(self, trial: Trial) -> None:
         rung = rung_of(trial, self._budgets)
         if rung is None:
+            if trial.origin in self._home and trial.budget is not None and trial.state is not TrialState.CANCELLED:
+                self._home[trial.origin].add_of_other_ladder(trial.origin, trial.budget)
             return
         if trial.state is TrialState.CANCELLED:
             self._drawn += trial.origin is None

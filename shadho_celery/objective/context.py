@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
 from shadho_celery.core.checks import short
 from shadho_celery.core.folders import CHECKPOINTS
+from shadho_celery.core.objectives import minimised
 from shadho_celery.core.trial import ReplicaSeat
 from shadho_celery.objective.result import Unreadable, number, scalar
 
@@ -70,6 +71,7 @@ class Context(Protocol):
     def report(self, step: int, loss: float) -> None:
         """Tell the scheduler the loss reached at `step` (a whole number that grows); from any thread.
 
+        In a study whose (first) objective is to be maximised it is the number to be maximised, as it is returned.
         More than MAX_REPORTS reports of an attempt are thinned out evenly; the trial's warning says so.
         Raises TypeError or ValueError if they are no such numbers.
         """
@@ -158,6 +160,8 @@ class LocalContext:
     gangs: int = 0
     encrypted: bool = False
     on_report: Callable[[int, float], None] = lambda step, loss: None
+    #: those of the study; the first one is reported, in its own direction
+    objectives: Mapping[str, str] | None = None
     thinning: Thinning = field(default_factory=Thinning)
     stopped: Callable[[], bool] = lambda: False
     #: seconds the trial may take; None for no limit
@@ -185,7 +189,7 @@ class LocalContext:
         # NaN is allowed on the way: a pruner may learn from a training that diverges.
         step, loss = _step(step), _number(loss, "context.report: the loss", finite=False)
         if self.thinning.keeps_next():
-            self.on_report(step, loss)
+            self.on_report(step, minimised(loss, self.objectives))
 
     def should_stop(self) -> bool:
         return self.stopped() or self.timed_out()

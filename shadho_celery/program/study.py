@@ -275,7 +275,8 @@ class Study(StudyResults):
             return True
         try:
             on_report = partial(self._by_hand.report, number)
-            LocalContext(on_report=on_report, thinning=self._thinnings[number]).report(step, loss)
+            thinning, objectives = self._thinnings[number], self._settings.objectives
+            LocalContext(on_report=on_report, thinning=thinning, objectives=objectives).report(step, loss)
         except (TypeError, ValueError) as error:
             raise UsageError(str(error)) from None
         with self._interrupts:

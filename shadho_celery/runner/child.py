@@ -237,7 +237,7 @@ class Child:
         timeout = order.timeout
         context = self._context(order, tell)
         try:
-            objective, space, named = self._study(order.module)
+            objective, space, context.objectives = self._study(order.module)
         except BaseException as error:
             return Outcome(state=TrialState.FAILED, error=describe(error), seconds=0.0)
         continued = None if order.attempt.origin is None else holds_files(Path(order.checkpoint_dir))
@@ -249,7 +249,7 @@ class Child:
         fatal = () if order.replica is None else (ReplicaDone,)
         try:
             # A replica's loss is nobody's: its coordinator returns the trial's.
-            named = named if order.replica is None else None
+            named = context.objectives if order.replica is None else None
             make_params = partial(space.evaluate, order.attempt.params)
             outcome = call(objective, make_params, context, fatal=fatal, objectives=named)
         except ReplicaDone:

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Callable
 
 import pytest
 from services.rounds import Player
 
 from shadho_celery.core.trial import Trial
+from shadho_celery.fidelity.asha import Asha
 from shadho_celery.fidelity.brackets import Brackets
 from shadho_celery.fidelity.hyperband import Hyperband, sizes_of
 from shadho_celery.fidelity.ladder import Ladder
+from shadho_celery.fidelity.rounds import Rounds
 from shadho_celery.fidelity.successive_halving import SuccessiveHalving
+from shadho_celery.fidelity.trusting import TrustingAsha
 
 
 def ladder(least: float, most: float, eta: int = 3) -> Ladder:
@@ -77,3 +81,21 @@ def test_a_resumed_rung_that_lacks_trials_from_which_some_were_promoted_asks_for
     assert all(abs(on[rung] - new[rung]) <= 12 for rung in range(3)), (on, new)
     # Those that have begun end: none waits for a draw that it is not given.
     assert len(rounds._active) <= 4
+
+
+@pytest.mark.parametrize("how", [Hyperband, SuccessiveHalving, Asha, TrustingAsha])
+def test_what_another_ladder_has_taken_further_is_not_promoted_to_less(how: Callable[[Ladder], Rounds]) -> None:
+    """Its checkpoint is past that budget, and there would be nothing to train."""
+    rounds = how(Ladder.of({"least": 1, "most": 4, "eta": 2}))
+    player = Player(rounds)
+    for number, origin in enumerate([None, None, None, None, 0]):
+        budget, rung = (1.0, 0) if origin is None else (3.0, 1)
+        trial = Trial(number=number, subspace="all", params={}, budget=budget, rung=rung, origin=origin)
+        rounds.add(trial)
+        player.trials.append(trial)
+    for trial in [*player.trials]:
+        player.finish(trial)
+    player.play_on(1, 30, random.Random(0))
+    promoted = {(trial.origin, trial.budget) for trial in player.trials}
+    assert (0, 2.0) not in promoted
+    assert (1, 2.0) in promoted

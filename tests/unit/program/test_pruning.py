@@ -210,3 +210,35 @@ def test_the_best_of_a_finite_search_come_to_the_top_though_they_fill_no_rung(ho
     best = study.best
     assert best is not None
     assert (best.budget, best.values["point"]) == (9, 0)
+
+
+@pytest.mark.parametrize("pruner", ["asha", "median:2", "patience:2"])
+def test_of_a_loss_to_maximise_the_reports_are_maximised_too(pruner: str) -> None:
+    """The number that is reported is the one that is returned: the best ones go on."""
+
+    def accuracy(params: dict[str, float], context: Context) -> float:
+        reached = 0.0
+        for step in range(1, STEPS + 1):
+            reached = (1 - params["x"] ** 2) * step / STEPS
+            context.report(step, reached)
+            if context.should_stop():
+                break
+        return reached
+
+    study = shadho_celery.minimize(
+        accuracy, SPACE, trials=30, seed=0, sampler="random", pruner=pruner, objectives={"acc": "maximize"}
+    )
+    best = min(study.trials, key=lambda trial: abs(trial.params["x"]))
+    assert study.best is not None
+    assert study.best.number == best.number
+    stopped = [trial for trial in study.trials if trial.state == "PRUNED"]
+    assert all(trial.loss is not None and trial.loss <= 0 for trial in stopped)
+    assert bool(stopped) == (pruner != "patience:2")
+
+
+def test_a_loop_of_ones_own_reports_what_is_to_be_maximised() -> None:
+    study = shadho_celery.Study(SPACE, pruner="threshold:-0.5", objectives={"acc": "maximize"}, seed=0)
+    trial = study.ask()
+    assert not study.report(trial, 1, 0.7)
+    assert study.report(trial, 2, 0.3)
+    study.close()
