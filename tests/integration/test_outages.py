@@ -23,7 +23,7 @@ from services.proxy import Proxy
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.long]
 
-TRIALS = 12
+TRIALS = 16
 
 
 @dataclass(frozen=True)
