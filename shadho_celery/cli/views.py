@@ -21,7 +21,7 @@ from rich.text import Text
 
 from shadho_celery.core.checks import one_line
 from shadho_celery.core.hardware import ComputeClass
-from shadho_celery.core.objectives import turned
+from shadho_celery.core.objectives import turned, turned_first
 from shadho_celery.core.settings import BUDGETS
 from shadho_celery.core.trial import Params, Trial, TrialState
 from shadho_celery.placement.shares import only_fails
@@ -463,9 +463,7 @@ def _placed(complete: int, seconds: float | None, pruned: int) -> str:
 
 def _own(study: Study, loss: float | None) -> float | None:
     """Return a loss, of several the first one, as the objective returned it; None without one."""
-    if loss is None:
-        return None
-    return next(iter(turned(dict.fromkeys([*study.objectives][:1], loss), study.objectives).values()), loss)
+    return None if loss is None else turned_first(loss, study.objectives)
 
 
 def share_lines(study: Study) -> list[str]:

@@ -24,8 +24,8 @@ def turned(losses: Losses, objectives: Mapping[str, str] | None) -> dict[str, fl
     }
 
 
-def minimised(loss: float, objectives: Mapping[str, str] | None) -> float:
-    """Return a value of the first objective as it is minimised."""
+def turned_first(loss: float, objectives: Mapping[str, str] | None) -> float:
+    """Return one number as `turned` does: of several objectives it is the first one."""
     if not objectives:
         return loss
     first = next(iter(objectives))

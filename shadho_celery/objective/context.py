@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from shadho_celery.core.checks import short
 from shadho_celery.core.folders import CHECKPOINTS
-from shadho_celery.core.objectives import minimised
+from shadho_celery.core.objectives import turned_first
 from shadho_celery.core.trial import ReplicaSeat
 from shadho_celery.objective.result import Unreadable, number, scalar
 
@@ -189,7 +189,7 @@ class LocalContext:
         # NaN is allowed on the way: a pruner may learn from a training that diverges.
         step, loss = _step(step), _number(loss, "context.report: the loss", finite=False)
         if self.thinning.keeps_next():
-            self.on_report(step, minimised(loss, self.objectives))
+            self.on_report(step, turned_first(loss, self.objectives))
 
     def should_stop(self) -> bool:
         return self.stopped() or self.timed_out()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from shadho_celery.core.objectives import turned
+from shadho_celery.core.objectives import turned_first
 from shadho_celery.core.settings import StudySettings
 from shadho_celery.core.trial import Trial
 from shadho_celery.errors import UsageError
@@ -45,8 +45,7 @@ class Limits:
             if settings.has_several:
                 names = ", ".join(settings.objectives)
                 raise UsageError(f"a target is for one loss, and this study has several: {names}; leave out --target")
-            [(name, _)] = settings.objectives.items()
-            target = turned({name: target}, settings.objectives)[name]
+            target = turned_first(target, settings.objectives)
         return cls(
             trials=settings.trials,
             seconds=settings.seconds,
