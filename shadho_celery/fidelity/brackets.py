@@ -108,6 +108,8 @@ class Bracket:
         if trial.state is TrialState.CANCELLED:
             # It says nothing about its params: a resumed study sends it again, or draws another one.
             del rung.origins[trial.number]
+            # It may have been the last one that a closed rung waited for.
+            self._advance()
             return True
         rung.losses.append((rank_loss(trial), rung.origins[trial.number]))
         self._advance()
@@ -120,7 +122,7 @@ class Bracket:
 
     @property
     def _is_short(self) -> bool:
-        """True if the lowest rung is closed with too few trials."""
+        """True if the lowest rung is closed with too few trials: a share of each rung is promoted, not a number."""
         return self._rungs[0].is_closed and len(self._rungs[0].origins) < self._rungs[0].wanted
 
     def _advance(self) -> None:
@@ -201,15 +203,15 @@ class Brackets:
             self._drawn += trial.origin is None
         self._end_brackets()
 
-    @property
-    def _asking(self) -> Bracket | None:
-        """The first bracket that has a trial to send; None if all wait."""
-        return next((bracket for bracket in self._active if bracket.left > 0), None)
-
     def end_draws(self) -> None:
         for bracket in self._active:
             bracket.end_draws()
         self._end_brackets()
+
+    @property
+    def _asking(self) -> Bracket | None:
+        """The first bracket that has a trial to send; None if all wait."""
+        return next((bracket for bracket in self._active if bracket.left > 0), None)
 
     def _end_brackets(self) -> None:
         """Let go of the brackets that are over, and begin another one if there is none."""

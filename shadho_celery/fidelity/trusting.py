@@ -63,8 +63,9 @@ class TrustingAsha(Asha):
         self._slots = slots
 
     def add(self, trial: Trial) -> None:
-        self._spent += trial.state is TrialState.FAILED or rung_of(trial, self._budgets) is None
-        if trial.origin is None and rung_of(trial, self._budgets) is not None:
+        is_of_ladder = rung_of(trial, self._budgets) is not None
+        self._spent += trial.state is TrialState.FAILED or not is_of_ladder
+        if trial.origin is None and is_of_ladder:
             if self._is_pilot(self._drawn):
                 self._pilots.append(trial.number)
             self._drawn += 1
@@ -87,7 +88,8 @@ class TrustingAsha(Asha):
     def _promotable(self, place: int) -> Sequence[int]:
         rung, trust = self._rungs[place], self.trust[place]
         fraction = self._eta ** -(1.0 if trust is None else trust)
-        return [*dict.fromkeys([*self._waiting_pilots(place), *rung.candidates(math.floor(len(rung) * fraction))])]
+        whole = math.ceil if self._is_finite else math.floor
+        return [*dict.fromkeys([*self._waiting_pilots(place), *rung.candidates(whole(len(rung) * fraction))])]
 
     def _waiting_pilots(self, place: int) -> Sequence[int]:
         """Return the pilots whose next rung is the one above; a failed one goes no further."""
@@ -118,9 +120,9 @@ class TrustingAsha(Asha):
         """Return whether a round from so many rungs below the top fits in the limit."""
         if self._limit is None:
             return True
-        on_rungs = [self._eta**above for above in range(rungs + 1)]
+        on_rungs: list[int] = [self._eta**above for above in range(rungs + 1)]
         others = max(self._slots - 1, 0) * sum(on_rungs[:-1])
-        return bool(sum(on_rungs) + others <= self._limit - self._spent)
+        return sum(on_rungs) + others <= self._limit - self._spent
 
     @staticmethod
     def _is_pilot(draw: int) -> bool:

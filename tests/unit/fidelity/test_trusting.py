@@ -95,7 +95,7 @@ def test_a_limit_always_leaves_trials_at_the_top(limit: int, slots: int, spread:
 
 @pytest.mark.parametrize("spent", [{"budget": 2.0}, {"state": TrialState.FAILED}])
 def test_a_resumed_study_begins_at_a_budget_whose_round_fits_in_what_is_left(spent: dict[str, Any]) -> None:
-    """What has failed, or was sent by another ladder, makes no round."""
+    """Trials that failed, and those of another ladder, are taken off the limit."""
     rounds = TrustingAsha(LADDER, 46)
     for number in range(40):
         facts = {"budget": 1.0, **spent}
@@ -121,3 +121,17 @@ def test_without_a_limit_trials_begin_at_the_lowest_budget_on_any_number_of_slot
     rounds.see(1000)
     assert [offer.rung for offer in rounds.offers()] == [0]
     assert rounds.notice is None
+
+
+def test_of_a_finite_search_whose_pilots_fail_another_trial_comes_to_the_top() -> None:
+    rounds = TrustingAsha(LADDER)
+    player = Player(rounds, lambda origin, budget: None if origin < PILOTS else true(origin, budget))
+    for trial in player.ask_all(PILOTS + 1):
+        player.finish(trial)
+    rounds.end_draws()
+    for _ in range(3):
+        assert [offer.origin for offer in rounds.offers()] == [PILOTS, None]
+        trial = player.ask()
+        assert trial is not None
+        player.finish(trial)
+    assert player.finished[-1].budget == 27
