@@ -149,7 +149,7 @@ def _distance(x: Any, y: Any, radii: Any, turn: float) -> Any:
 
 
 def _separated(owner: Any) -> Any:
-    """Where a cell is, without its pixels that have another cell to the right or below."""
+    """Return the mask of the cells, without pixels that have another cell to the right or below."""
     after = np.pad(owner, ((0, 1), (0, 1)))
     right, below = after[:-1, 1:], after[1:, :-1]
     touches = ((right > 0) & (right != owner)) | ((below > 0) & (below != owner))
@@ -248,7 +248,7 @@ class Training:
         self.scaler = torch.amp.GradScaler(device, enabled=self.is_mixed)
 
     def train(self, grey: Tensor, masks: Tensor) -> None:
-        """Pass over the pictures once, in an order that only seed and epoch decide, whatever was continued."""
+        """Train for one epoch, on batches shuffled by seed and epoch: a continued trial sees the same order."""
         import torch
         from torch.nn.functional import binary_cross_entropy_with_logits
 
@@ -449,7 +449,7 @@ def on_trial(study: RunningStudy, trial: TrialResult) -> None:
 
 
 def found(params: dict[str, Any], folder: Path, epochs: float | None = None) -> Picture:
-    """What the model of a checkpoint finds in the shown pictures. Raises ValueError if it has done other `epochs`."""
+    """Return the masks that the model of a checkpoint predicts. Raises ValueError if it is not of epoch `epochs`."""
     import torch
 
     training = Training(params, 0, "cpu")

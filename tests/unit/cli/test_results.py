@@ -74,7 +74,7 @@ def answer(*words: str) -> str:
 
 
 def found(*words: str) -> dict[str, Any]:
-    """What a command answers as JSON, which is one object in one line."""
+    """Return the one JSON object, in one line, that a command prints."""
     [line] = answer(*words, "--json").splitlines()
     answered = json.loads(line)
     assert isinstance(answered, dict)

@@ -195,6 +195,18 @@ def test_with_backups_no_more_are_drawn_once_there_are_results_enough() -> None:
     assert [trial.origin for trial in player.ask_all()] == [0, 1, 2]
 
 
+@pytest.mark.parametrize("at", range(1, 60))
+def test_a_resumed_round_whose_backups_were_not_drawn_takes_no_draws_of_the_next_one(at: int) -> None:
+    """On one slot the results are there before the backups: the next new trial is of the next round."""
+    first = Player(halving(1, 9, 3, backups=2)).play_on(1, at, random.Random(0))
+    resumed = halving(1, 9, 3, backups=2)
+    for trial in first.trials:
+        resumed.add(trial)
+    for trial in first.finished:
+        resumed.tell(trial)
+    assert (resumed.offers(), resumed.left) == (first.rounds.offers(), first.rounds.left)
+
+
 # Carried on
 
 
@@ -318,7 +330,7 @@ def test_a_key_may_be_one_of_numpys_texts() -> None:
 
 
 def test_budgets_may_be_numpys_floats() -> None:
-    """Which are Python's floats, too."""
+    """A numpy float64 is a Python float."""
     rounds = make_rounds({"least": np.float64(1.0), "most": np.float64(9.0)})
     assert rounds.size == 9
 

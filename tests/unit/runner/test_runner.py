@@ -560,6 +560,16 @@ def test_reports_come_in_order(shared: Runner) -> None:
     assert [(each.step, each.loss) for each in reports] == [(step, step / 2) for step in range(50)]
 
 
+def test_reports_of_what_is_to_be_maximised_come_minimised_like_the_result(own: Runner, folder: Path) -> None:
+    (folder / "upwards.py").write_text(
+        "SPACE = {}\nSTUDY = {'objectives': {'gain': 'maximize'}}\n"
+        "def objective(params, context): context.report(1, 0.5); return 0.75\n"
+    )
+    reports: list[Reported] = []
+    assert own.run(order("plain", module="upwards"), reports.append).loss == -0.75
+    assert [(each.step, each.loss) for each in reports] == [(1, -0.5)]
+
+
 def test_a_result_of_any_size_comes_back(shared: Runner) -> None:
     assert run(shared, "large").metrics == {"text": "ü" * 300_000}
 

@@ -179,13 +179,13 @@ def test_a_copy_leaves_the_checkpoints_to_the_other_attempt(trial: Trial) -> Non
     assert not list(trial.folder.iterdir())
 
 
-@pytest.mark.parametrize("damage", ["half", "empty", "other shape", "other content", "other optimiser", "more epochs"])
+@pytest.mark.parametrize("damage", ["half", "empty", "other shape", "other content", "more epochs"])
 def test_a_checkpoint_that_is_no_good_is_ignored_and_said(
     trial: Trial, damage: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = trial.folder / "unet.pt"
-    others = {"other shape": {"filters": 8}, "other optimiser": {"descent": {"descent": "sgd", "momentum": 0.9}}}
-    unet.objective({**GOOD, **others.get(damage, {})}, trial.attempt(epochs=3 if damage == "more epochs" else 1))
+    params = GOOD if damage != "other shape" else {**GOOD, "filters": 8}
+    unet.objective(params, trial.attempt(epochs=3 if damage == "more epochs" else 1))
     if damage == "half":
         path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     elif damage == "empty":
@@ -197,6 +197,15 @@ def test_a_checkpoint_that_is_no_good_is_ignored_and_said(
     assert trial.steps == [1, 2]
     assert result == unet.objective(GOOD, LocalContext(budget=2, checkpoints=trial.folder / "other"))
     assert capsys.readouterr().err.startswith(f"unet: begun anew, as the checkpoint in {trial.folder} is no good (")
+
+
+def test_a_checkpoint_of_another_optimiser_is_no_good(trial: Trial, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of AdamW, whose state torch loads into SGD, which then lacks its momentum."""
+    unet.objective(GOOD, trial.attempt(epochs=1))
+    other = {**GOOD, "descent": {"descent": "sgd", "momentum": 0.9}}
+    result = unet.objective(other, trial.attempt(epochs=2))
+    assert result == unet.objective(other, LocalContext(budget=2, checkpoints=trial.folder / "other"))
+    assert "(ValueError: it is of another optimiser)" in capsys.readouterr().err
 
 
 def test_without_a_disk_it_trains_and_says_that_it_keeps_no_checkpoint(
@@ -275,12 +284,11 @@ def test_after_the_last_trial_the_standard_is_said_and_drawn(capsys: pytest.Capt
 def test_the_count_is_that_of_all_complete_models_however_the_study_ends(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One that is not the best counts as well; no trial is known to be the last here."""
+    """One that is not the best counts as well; without a limit on trials none is known to be the last."""
     monkeypatch.setattr(unet.Comparison, "_train", lambda self: self._standard.set_result({"loss": 0.5}))
     monkeypatch.setattr(unet.Comparison, "_draw", lambda *_: None)
-    unet._comparison.cache_clear()
     losses = iter([0.3, 0.6, 0.4, 0.45])
-    shadho_celery.minimize(lambda _: next(losses), unet.SPACE, trials=4, seed=0, on_trial=unet.on_trial)
+    shadho_celery.minimize(lambda _: next(losses), unet.SPACE, early_stop=3, seed=0, on_trial=unet.on_trial)
     assert "unet: 3 of 4 complete models beat the standard" in capsys.readouterr().err.splitlines()[-1]
 
 
