@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 from services.rounds import Player
 
-from shadho_celery.core.trial import Trial
+from shadho_celery.core.trial import Trial, TrialState
 from shadho_celery.fidelity.asha import Asha
 from shadho_celery.fidelity.brackets import Brackets
 from shadho_celery.fidelity.hyperband import Hyperband, sizes_of
@@ -99,3 +99,14 @@ def test_what_another_ladder_has_taken_further_is_not_promoted_to_less(how: Call
     promoted = {(trial.origin, trial.budget) for trial in player.trials}
     assert (0, 2.0) not in promoted
     assert (1, 2.0) in promoted
+
+
+def test_a_closed_rung_goes_on_when_the_last_trial_that_it_waits_for_is_cancelled() -> None:
+    player = Player(SuccessiveHalving(ladder(1, 9)))
+    first, second, third = player.ask_all(3)
+    player.rounds.end_draws()
+    player.finish(first)
+    player.finish(second)
+    assert player.ask_all() == []
+    player.finish(third, TrialState.CANCELLED)
+    assert [trial.origin for trial in player.ask_all()] == [first.number]
