@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
 import tempfile
@@ -27,16 +28,43 @@ def test_a_redis_database_is_lent_empty_and_to_one_test_at_a_time(redis_server: 
         assert one.dbsize() == 0
 
 
-def test_a_redis_database_with_somebody_elses_data_is_not_lent(
-    private_redis: services.RedisServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(lending, "LENT_SECONDS", 1.0)
+@pytest.fixture
+def used_redis(private_redis: services.RedisServer) -> services.RedisServer:
+    """A Redis whose databases for tests all hold somebody's data."""
     for number in services.TEST_DBS:
         with redis.Redis.from_url(private_redis.url.replace("/0", f"/{number}")) as client:
             client.set("precious", "1")
-    with pytest.raises(services.Unavailable, match="in use"), services.redis_db(private_redis.url):
+    return private_redis
+
+
+def precious(server: services.RedisServer) -> list[bytes | None]:
+    """Return what is left of somebody's data."""
+    with contextlib.ExitStack() as stack:
+        urls = [server.url.replace("/0", f"/{number}") for number in services.TEST_DBS]
+        return [stack.enter_context(redis.Redis.from_url(url)).get("precious") for url in urls]
+
+
+def test_where_all_databases_hold_somebodys_data_a_private_redis_is_lent(
+    used_redis: services.RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(lending.REDIS_VARIABLE, raising=False)
+    with services.redis_db(used_redis.url) as url:
+        assert f":{used_redis.port}/" not in url
+        with redis.Redis.from_url(url) as client:
+            assert client.ping()
+            assert client.dbsize() == 0
+    assert precious(used_redis) == [b"1"] * len(services.TEST_DBS)
+
+
+def test_a_redis_that_is_named_and_used_by_somebody_has_no_other_beside_it(
+    used_redis: services.RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(lending.REDIS_VARIABLE, used_redis.url)
+    monkeypatch.setenv("CI", "true")
+    monkeypatch.setattr(lending, "LENT_SECONDS", 1.0)
+    with pytest.raises(pytest.fail.Exception, match="all in use"), services.redis_db(used_redis.url):
         pass
-    assert client.get("precious") == b"1"
+    assert precious(used_redis) == [b"1"] * len(services.TEST_DBS)
 
 
 def test_streams_work_in_the_lent_database(redis_url: str) -> None:

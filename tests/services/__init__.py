@@ -3,7 +3,8 @@
 Each is looked for in this order: a URL in the environment (SHADHO_TEST_REDIS_URL, SHADHO_TEST_AMQP_URL,
 SHADHO_TEST_POSTGRES_URL); a server on its standard port of 127.0.0.1; the system's own programs, started as private
 processes on free ports; Docker with the images of deploy/compose.yml. Where none is found the test is skipped, and
-fails where CI=true.
+fails where CI=true. Of a shared Redis each test is lent a database; where all are in use, a private Redis is started,
+unless the environment names the server.
 
 Private servers keep everything in one temporary folder each, and are children of the test session.
 """

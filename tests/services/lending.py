@@ -32,7 +32,10 @@ from services.servers import (
 #: The databases of a shared Redis that tests may fill and flush; the others belong to its owner.
 TEST_DBS = range(9, 16)
 
-#: seconds to wait for a database while the tests of other processes have them all
+#: names the Redis of the tests
+REDIS_VARIABLE = "SHADHO_TEST_REDIS_URL"
+
+#: seconds to wait for a database of a named server while the tests of other processes have them all
 LENT_SECONDS = 30.0
 
 
@@ -81,7 +84,7 @@ def start_any(tried: str, *started: Callable[[], Server | Container]) -> Server 
 
 def redis_service() -> contextlib.AbstractContextManager[tuple[str, Server | Container | None]]:
     docker = functools.partial(Container, "redis", 6379, "redis://127.0.0.1:{port}/0", redis_answers)
-    return service("SHADHO_TEST_REDIS_URL", ("redis://127.0.0.1:6379/0",), redis_answers, RedisServer, docker)
+    return service(REDIS_VARIABLE, ("redis://127.0.0.1:6379/0",), redis_answers, RedisServer, docker)
 
 
 def amqp_service() -> contextlib.AbstractContextManager[tuple[str, Server | Container | None]]:
@@ -98,10 +101,14 @@ def postgres_service() -> contextlib.AbstractContextManager[tuple[str, Server | 
 
 @contextlib.contextmanager
 def redis_db(server_url: str) -> Iterator[str]:
-    """Lend one empty database of that server, and flush it afterwards; wait a while if all are lent."""
+    """Lend one empty database of that server, and flush it afterwards; where all are in use, lend a private server.
+
+    A server that somebody named has no other beside it: its databases are waited for.
+    """
+    named = REDIS_VARIABLE in os.environ
     base = urlsplit(server_url)
-    deadline = time.monotonic() + LENT_SECONDS
-    while time.monotonic() < deadline:
+    deadline = time.monotonic() + (LENT_SECONDS if named else 0)
+    while True:
         for number in TEST_DBS:
             url = base._replace(path=f"/{number}").geturl()
             with _lock(number) as is_ours, redis.Redis.from_url(url) as client:
@@ -115,9 +122,15 @@ def redis_db(server_url: str) -> Iterator[str]:
                 finally:
                     client.flushdb()
                 return
+        if time.monotonic() >= deadline:
+            break
         time.sleep(0.5)
-    message = f"databases {TEST_DBS[0]} to {TEST_DBS[-1]} of {base.hostname}:{base.port} are all in use: flush one"
-    raise Unavailable(message)
+    used = f"databases {TEST_DBS[0]} to {TEST_DBS[-1]} of {base.hostname}:{base.port} are all in use: flush one"
+    server = start_any(used, *(() if named else (RedisServer,)))
+    try:
+        yield server.url
+    finally:
+        server.stop()
 
 
 @contextlib.contextmanager
