@@ -185,9 +185,6 @@ class Brackets:
             if trial.origin in self._home and trial.budget is not None and trial.state is not TrialState.CANCELLED:
                 self._home[trial.origin].add_of_other_ladder(trial.origin, trial.budget)
             return
-        if trial.state is TrialState.CANCELLED:
-            self._drawn += trial.origin is None
-            return
         bracket = self._drawing(rung) if trial.origin is None else self._home.get(trial.origin)
         if bracket is not None and bracket.first <= rung:
             bracket.add(trial, rung - bracket.first)

@@ -42,7 +42,7 @@ class _Population:
     losses: Array
     #: trials that hold their checkpoints; -1 for none
     origins: list[int]
-    #: origins that were promoted to this budget
+    #: origins that were promoted to this budget, or past it on another ladder
     promoted: set[int] = field(default_factory=set)
     #: trials that were made for this budget, by which targets are taken in turn
     made: int = 0
@@ -129,14 +129,15 @@ class Dehb:
 
     def add(self, trial: Trial) -> None:
         rung = rung_of(trial, self._budgets)
-        if rung is None or trial.state is TrialState.CANCELLED:
+        if rung is None:
+            self._add_of_other_ladder(trial)
             return
         bracket, job = self._next()
         params = None if job.origin is not None else self._whole.at(job.vector)
         if (job.rung, job.origin) != (rung, trial.origin) or params not in (None, trial.params):
             # One of an earlier run, of which only the params were kept.
             job = self._recalled(trial, rung)
-            if job.origin is not None:
+            if job.origin is not None and trial.state is not TrialState.CANCELLED:
                 self._populations[rung].promoted.add(job.origin)
             self._vectors[trial.number] = job.vector
             room = self._room_for(job)
@@ -192,6 +193,14 @@ class Dehb:
             chosen = bracket.chosen[place] = self._promotable(rung, count)
             self._populations[rung].promoted.update(origin for _, origin in chosen)
             bracket.sizes[place] = bracket.added[place] + len(chosen)
+
+    def _add_of_other_ladder(self, trial: Trial) -> None:
+        """Note how far a trial has come elsewhere: its checkpoint is past lower budgets."""
+        if trial.origin is None or trial.budget is None or trial.state is TrialState.CANCELLED:
+            return
+        for budget, population in zip(self._budgets, self._populations, strict=True):
+            if budget <= trial.budget:
+                population.promoted.add(trial.origin)
 
     def _population(self, rung: int) -> _Population:
         """Return the first individuals at a budget, as many as its largest rung in any bracket has."""

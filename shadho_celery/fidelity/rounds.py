@@ -43,7 +43,7 @@ class Rounds(Protocol):
         """Update the number of slots of the fleet."""
 
     def add(self, trial: Trial) -> None:
-        """Enter a trial that was offered. All trials of an earlier run are added first, in order."""
+        """Enter a trial that was offered. Those of an earlier run are entered again, in order, see `Replay`."""
 
     def tell(self, trial: Trial) -> None:
         """Record a finished trial; one of another round is ignored."""

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from shadho_celery.core.hardware import ComputeClass
 from shadho_celery.core.trial import WELL, Params, Trial, TrialState
+from shadho_celery.fidelity.replay import Replay
 from shadho_celery.fidelity.rounds import Endless, Rounds, Wanted
 from shadho_celery.placement.policies import Policy
 from shadho_celery.placement.pool import WHOLE
@@ -97,9 +98,8 @@ class Proposals:
         self._learns_by_budget = any(_part(each, ByBudget) is not None for each in self.samplers.values())
         for name in study.drawn():
             shares.deal(name)
-        if not isinstance(rounds, Endless):
-            for trial in study.recalled():
-                rounds.add(trial)
+        #: takes the results of earlier runs for the rounds; None without such, or without rounds
+        self._replay = None if isinstance(rounds, Endless) else Replay(rounds, study.recalled())
 
     @property
     def is_exhausted(self) -> bool:
@@ -183,8 +183,15 @@ class Proposals:
         if self.policy.promotions is not None:
             self.policy.promotions.tell(trials)
         self.teach(trials)
+        rounds = self._replay or self.rounds
         for trial in trials:
-            self.rounds.tell(trial)
+            rounds.tell(trial)
+
+    def end_history(self) -> None:
+        """Go on from here: all results of earlier runs are told."""
+        if self._replay is not None:
+            self._replay.end()
+            self._replay = None
 
     def teach(self, trials: Sequence[Trial]) -> None:
         """Let shares and samplers learn from finished trials, of this study or of elsewhere."""

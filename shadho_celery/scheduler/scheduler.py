@@ -88,6 +88,7 @@ class Scheduler:
         for trials, following in study.history():
             self._learn(*trials, following=following)
             executor.keep()
+        proposals.end_history()
         self._look_for_gain()
         if pruning is not None:
             pruning.recall(study.recalled(), study.reports())

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from heapq import heappop, heappush
 
 from shadho_celery.core.trial import Outcome, Params, Trial, TrialState
+from shadho_celery.fidelity.replay import Replay
 from shadho_celery.fidelity.rounds import Rounds
 
 S = TrialState
@@ -22,6 +23,18 @@ class Player:
         self.loss = loss
         self.trials: list[Trial] = []
         self.finished: list[Trial] = []
+        #: time, which passes by one with each trial that is sent or ends
+        self.now = 0.0
+
+    def resumed(self, rounds: Rounds) -> Player:
+        """Return a player of rounds that are told what these were, and go on."""
+        other = Player(rounds, self.loss)
+        other.trials, other.finished, other.now = [*self.trials], [*self.finished], self.now
+        replay = Replay(rounds, self.trials)
+        for trial in self.finished:
+            replay.tell(trial)
+        replay.end()
+        return other
 
     @property
     def running(self) -> list[Trial]:
@@ -41,6 +54,7 @@ class Player:
             budget=wanted.budget,
             rung=wanted.rung,
             origin=wanted.origin,
+            asked_at=self._tick(),
         )
         self.trials.append(trial)
         self.rounds.add(trial)
@@ -60,7 +74,8 @@ class Player:
     def finish(self, trial: Trial, state: TrialState | None = None) -> None:
         loss = self.loss(trial.number if trial.origin is None else trial.origin, trial.budget or 0.0)
         state = state or (S.FAILED if loss is None else S.COMPLETE)
-        ended = trial.evolve(state=state, outcome=Outcome(state=state, loss=loss if state is S.COMPLETE else None))
+        outcome = Outcome(state=state, loss=loss if state is S.COMPLETE else None)
+        ended = trial.evolve(state=state, outcome=outcome, finished_at=self._tick())
         self.trials[trial.number] = ended
         self.finished.append(ended)
         self.rounds.tell(ended)
@@ -96,6 +111,10 @@ class Player:
             now, number = heappop(ends)
             self.finish(self.trials[number])
         return self
+
+    def _tick(self) -> float:
+        self.now += 1
+        return self.now
 
 
 def shape(trials: Iterable[Trial]) -> list[tuple[int | None, float | None, int | None]]:

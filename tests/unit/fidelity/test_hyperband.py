@@ -7,20 +7,27 @@ from collections import Counter
 from collections.abc import Callable
 
 import pytest
+from hyperopt import hp
 from services.rounds import Player
 
 from shadho_celery.core.trial import Trial, TrialState
 from shadho_celery.fidelity.asha import Asha
 from shadho_celery.fidelity.brackets import Brackets
+from shadho_celery.fidelity.dehb import Dehb
 from shadho_celery.fidelity.hyperband import Hyperband, sizes_of
 from shadho_celery.fidelity.ladder import Ladder
 from shadho_celery.fidelity.rounds import Rounds
 from shadho_celery.fidelity.successive_halving import SuccessiveHalving
 from shadho_celery.fidelity.trusting import TrustingAsha
+from shadho_celery.space.compile import compile_space
 
 
 def ladder(least: float, most: float, eta: int = 3) -> Ladder:
     return Ladder.of({"least": least, "most": most, "eta": eta})
+
+
+def dehb(ladder: Ladder) -> Dehb:
+    return Dehb(ladder, compile_space({"x": hp.uniform("x", 0, 1)}), 0)
 
 
 def test_the_brackets_from_1_to_81_are_those_of_the_paper() -> None:
@@ -83,7 +90,7 @@ def test_a_resumed_rung_that_lacks_trials_from_which_some_were_promoted_asks_for
     assert len(rounds._active) <= 4
 
 
-@pytest.mark.parametrize("how", [Hyperband, SuccessiveHalving, Asha, TrustingAsha])
+@pytest.mark.parametrize("how", [Hyperband, SuccessiveHalving, Asha, TrustingAsha, dehb])
 def test_what_another_ladder_has_taken_further_is_not_promoted_to_less(how: Callable[[Ladder], Rounds]) -> None:
     """Its checkpoint is past that budget, and there would be nothing to train."""
     rounds = how(Ladder.of({"least": 1, "most": 4, "eta": 2}))

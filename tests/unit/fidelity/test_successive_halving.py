@@ -135,13 +135,10 @@ def test_a_search_stopped_on_the_lowest_rung_and_resumed_promotes_those_that_wer
     first = Player(halving(1, 27, 3))
     for place, trial in enumerate(first.ask_all()):
         first.finish(trial, None if place < 3 else S.CANCELLED)
-    second = Player(halving(1, 27, 3), lambda origin, budget: -origin)
-    for trial in first.trials:
-        second.rounds.add(trial)
-    for trial in first.finished:
-        second.rounds.tell(trial)
+    second = first.resumed(halving(1, 27, 3))
+    second.loss = lambda origin, budget: -origin
+    second.finished.clear()
     assert second.rounds.offers() == first.rounds.offers() == [Wanted(budget=1.0, rung=0, drawn=27 + 24)]
-    second.trials = list(first.trials)
     second.play(40 - 3)
     assert [sum(t.rung == rung for t in second.trials[27:]) for rung in range(4)] == [24, 9, 3, 1]
     assert {trial.origin for trial in second.trials if trial.rung == 1} == set(range(42, 51)), "the best of all"
@@ -199,11 +196,7 @@ def test_with_backups_no_more_are_drawn_once_there_are_results_enough() -> None:
 def test_a_resumed_round_whose_backups_were_not_drawn_takes_no_draws_of_the_next_one(at: int) -> None:
     """On one slot the results are there before the backups: the next new trial is of the next round."""
     first = Player(halving(1, 9, 3, backups=2)).play_on(1, at, random.Random(0))
-    resumed = halving(1, 9, 3, backups=2)
-    for trial in first.trials:
-        resumed.add(trial)
-    for trial in first.finished:
-        resumed.tell(trial)
+    resumed = first.resumed(halving(1, 9, 3, backups=2)).rounds
     assert (resumed.offers(), resumed.left) == (first.rounds.offers(), first.rounds.left)
 
 
@@ -213,8 +206,6 @@ def test_a_resumed_round_whose_backups_were_not_drawn_takes_no_draws_of_the_next
 @pytest.mark.parametrize("backups", [0, 2])
 @pytest.mark.parametrize("at", range(0, 40, 3))
 def test_rounds_told_of_what_was_go_on_as_those_that_were_there(at: int, backups: int) -> None:
-    """Trials are added first, all of them, and then told of in the order in which they finished."""
-
     def loss(origin: int, budget: float) -> float | None:
         return None if origin % 11 == 5 else origin * 7919 % 101 / budget
 
@@ -223,12 +214,7 @@ def test_rounds_told_of_what_was_go_on_as_those_that_were_there(at: int, backups
     while len(first.finished) < at:
         first.ask_all()
         first.finish(choice.choice([trial for trial in first.trials if not trial.state.is_finished]))
-    second = Player(halving(1, 9, 3, backups), loss)
-    second.trials = list(first.trials)
-    for trial in first.trials:
-        second.rounds.add(trial)
-    for trial in first.finished:
-        second.rounds.tell(trial)
+    second = first.resumed(halving(1, 9, 3, backups))
     for _ in range(40):
         assert shape(first.ask_all()) == shape(second.ask_all())
         left = [trial for trial in first.trials if not trial.state.is_finished]

@@ -12,9 +12,10 @@ import pytest
 from hyperopt import hp
 
 from shadho_celery.core.clock import ManualClock
-from shadho_celery.core.settings import StudySettings
+from shadho_celery.core.settings import FIDELITIES, StudySettings
 from shadho_celery.core.trial import Attempt, Lost, Outcome, Result, TrialState
 from shadho_celery.executors.simulated import Change, SimulatedExecutor
+from shadho_celery.fidelity.rounds import Wanted
 from shadho_celery.scheduler.build import make_scheduler
 from shadho_celery.scheduler.scheduler import Scheduler
 from shadho_celery.search import minimize
@@ -54,6 +55,10 @@ def pareto(generator: np.random.Generator) -> float:
     return 4 * (1 + generator.pareto(2)) if generator.random() < 0.05 else 1.0
 
 
+def some(attempt: Attempt) -> bool:
+    return attempt.seed % 5 == 0
+
+
 class Search:
     """Trials of unlike size, slowed down at random: another attempt may have more luck, and has the same loss."""
 
@@ -65,11 +70,13 @@ class Search:
         delay: Delay = pareto,
         speculate: bool = True,
         rungs: Mapping[str, Any] | None = RUNGS,
+        fidelity: Mapping[str, Any] | None = None,
         trials: int = BRACKET,
         fails: Callable[[Attempt], bool] = lambda trial: False,
         slow_is_good: bool = False,
         store: SqlStore | None = None,
         resume: bool = False,
+        fills: bool = True,
     ) -> None:
         self.clock = ManualClock(2000.0 if resume else 1000.0)
         self.store = store or SqlStore("sqlite://")
@@ -94,11 +101,17 @@ class Search:
             self.study,
             self.simulated,
             Limits(trials=trials),
-            StudySettings(sampler="random", rungs=rungs, speculate=speculate),
+            StudySettings(
+                sampler="auto" if fidelity else "random",
+                rungs=None if fidelity else rungs,
+                fidelity=fidelity,
+                speculate=speculate,
+            ),
         )
         self.scheduler.turn_seconds = math.inf
         self.scheduler.assign()
-        self.scheduler.fill()
+        if fills:
+            self.scheduler.fill()
 
     def run(self, until: Callable[[Search], bool] = lambda _: False) -> Search:
         for _ in range(PATIENCE):
@@ -106,6 +119,15 @@ class Search:
                 return self
             self.scheduler.turn()
         pytest.fail("the loop does not come to an end")
+
+    @property
+    def offers(self) -> Sequence[Wanted]:
+        """What may be sent next."""
+        return self.scheduler._proposals.rounds.offers()
+
+    def close(self) -> None:
+        self.simulated.close()
+        self.study.close()
 
     @property
     def seconds(self) -> float:
@@ -178,12 +200,26 @@ def test_policy_samplers_and_shares_learn_from_the_lowest_rung_only() -> None:
 @pytest.mark.parametrize("at", [5, 27, 30, 38, 41])
 def test_a_resumed_search_promotes_the_same_and_sends_nothing_twice(at: int) -> None:
     first = Search(trials=2 * BRACKET, slots={"gpu": 4, "cpu": 3}).run(lambda search: search.study.counted >= at)
-    first.simulated.close()
-    first.study.close()
+    first.close()
     again = Search(trials=2 * BRACKET, slots={"gpu": 2, "cpu": 9}, store=first.store, resume=True).run().study
     whole = Search(trials=2 * BRACKET).run().study
     assert again.count(S.COMPLETE) == len(again) == 2 * BRACKET
     assert promoted(again) == promoted(whole)
+
+
+@pytest.mark.parametrize("how", FIDELITIES)
+@pytest.mark.parametrize("at", [5, 63, 200])
+def test_a_resumed_search_chooses_as_the_one_that_was_stopped_would_have(how: str, at: int) -> None:
+    """Its rounds are told what was known when each trial was sent, whatever the number of slots."""
+
+    def search(**facts: Any) -> Search:
+        fidelity = RUNGS | {"how": how}
+        return Search(trials=300, slots={"gpu": 6, "cpu": 5}, fidelity=fidelity, fails=some, **facts)
+
+    first = search().run(lambda search: search.study.counted >= at)
+    offers = first.offers
+    first.close()
+    assert search(store=first.store, resume=True, fills=False).offers == offers
 
 
 @pytest.mark.parametrize("at", [0, 3, 30])
@@ -194,8 +230,7 @@ def test_a_search_stopped_at_once_and_resumed_goes_up_the_whole_ladder(at: int) 
     first.run()
     cancelled = first.study.count(S.CANCELLED)
     assert cancelled > 0
-    first.simulated.close()
-    first.study.close()
+    first.close()
     study = Search(store=first.store, resume=True).run().study
     ended = [trial for trial in study if trial.state is S.COMPLETE]
     assert Counter(trial.rung for trial in ended) == {0: 27, 1: 9, 2: 3, 3: 1}
