@@ -79,11 +79,12 @@ def test_the_placement_benchmark(desk: Desk, command: str) -> None:
 NOISE = 0.03
 
 
+@pytest.mark.timeout(600)
 def test_a_search_that_prunes(desk: Desk) -> None:
     """The pruned search comes to the loss of the same search without a pruner, in at most half of its epochs."""
     command = next(line for line in COMMANDS if "tasks.mlp --pruner" in line)
     pruned, whole = (
-        json.loads(shell(desk, f"{line} --seed 1 --study {name} --json", seconds=110))
+        json.loads(shell(desk, f"{line} --seed 1 --study {name} --json", seconds=240))
         for name, line in (("pruned", command), ("whole", command.replace(" --pruner asha", "")))
     )
     epochs = {
