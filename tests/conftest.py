@@ -27,6 +27,7 @@ LONGEST = (
     "test_training",
     "test_embedded",
     "test_readme_long",
+    "test_readme_training",
     "test_readme",
     "test_benchmarks",
     "test_kills",

@@ -360,7 +360,8 @@ def _description(study: StudyResults, found: TrialResult) -> Iterator[str]:
     if found.budget is not None:
         yield from _on_rung(study, found, found.budget)
     if found.step is not None:
-        yield f"pruned: the loss is that of its last report, at step {found.step}"
+        what = "the loss is that of its last report" if found.loss is not None else "its last report is no number"
+        yield f"pruned: {what}, at step {found.step}"
     yield f"seed: {found.seed}"
     if found.host:
         yield f"ran on: {found.host}, class {found.compute_class}"
@@ -375,8 +376,9 @@ def _description(study: StudyResults, found: TrialResult) -> Iterator[str]:
     if reports := found.reports:
         shown = f", the last {REPORTS}" if len(reports) > REPORTS else ""
         yield f"reports: {len(reports)}{shown}"
+        name = next(iter(study.objectives), "loss")
         for report in reports[-REPORTS:]:
-            yield f"  attempt {report.attempt}, step {report.step}: loss {report.loss:.6g}"
+            yield f"  attempt {report.attempt}, step {report.step}: {name} {report.loss:.6g}"
     if found.warning:
         yield f"warning: {found.warning}"
     if found.error:

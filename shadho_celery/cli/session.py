@@ -38,7 +38,7 @@ from shadho_celery.objective.study_file import StudyFile
 from shadho_celery.results.on_trial import OnTrial, TrialCallback, check_on_trial
 from shadho_celery.results.study import RunningStudy, StudyResults
 from shadho_celery.results.warm_start import read_source
-from shadho_celery.scheduler.build import changes, check_sampler, check_settings, make_scheduler
+from shadho_celery.scheduler.build import changes, check_sampler, check_settings, check_warm_start, make_scheduler
 from shadho_celery.scheduler.known_points import completed, enqueue
 from shadho_celery.scheduler.widths import widest
 from shadho_celery.space.compile import compile_space
@@ -48,7 +48,7 @@ from shadho_celery.store.sql import SqlStore
 from shadho_celery.study.limits import Limits
 from shadho_celery.study.open import open_study
 from shadho_celery.study.study import Study
-from shadho_celery.study.warm_start import Source, fit, refuse_if_resumed
+from shadho_celery.study.warm_start import Source, fit
 from shadho_celery.transport import urls
 from shadho_celery.transport.broker import Publisher
 from shadho_celery.transport.redis import connect
@@ -131,7 +131,7 @@ class Session:
         self._space = compile_space(file.space)
         check_sampler(self._settings, self._space)
         completed(self._space, self._settings, options.points)
-        refuse_if_resumed(options.warm_start, resume=options.resume)
+        check_warm_start(options.warm_start, self._settings, resume=options.resume)
         self._on_trial = options.on_trial or file.on_trial
         if self._on_trial is not None:
             check_on_trial(self._on_trial, f"on_trial of {file.module}" if options.on_trial is None else "on_trial")

@@ -22,8 +22,9 @@ from rich.text import Text
 from shadho_celery.core.checks import one_line
 from shadho_celery.core.hardware import ComputeClass
 from shadho_celery.core.objectives import turned, turned_first
-from shadho_celery.core.settings import BUDGETS
+from shadho_celery.core.settings import NO_PRUNER
 from shadho_celery.core.trial import Params, Trial, TrialState
+from shadho_celery.fidelity.ladder import ladder_of
 from shadho_celery.placement.shares import only_fails
 from shadho_celery.results.coverage import coverage
 from shadho_celery.results.preferences import Preference, preferences
@@ -360,7 +361,7 @@ def summary(
     ours = study.failures.common()
     failures = ours or Failures(study.trials.of_state(_S.FAILED)).common()
     when = "failed" if ours or not has_run else "failed before this run"
-    lines = [*preferred, *choice_lines(study), *pruner_lines(study), *top_lines(study), *share_lines(study)]
+    lines = [*preferred, *choice_lines(study), *pruner_lines(study), *budget_lines(study), *share_lines(study)]
     lines += [f"{when}: {one_line(each, 400)}" for each in failures[:MESSAGES]]
     if len(failures) > MESSAGES:
         lines += [f"{when} in other ways: {sum(each.trials for each in failures[MESSAGES:])}"]
@@ -497,28 +498,30 @@ def rung_lines(study: Study) -> list[str]:
     return [f"budgets: {shown}"] * bool(shown)
 
 
-def top_lines(study: Study) -> list[str]:
-    """Return a line if trials have budgets, and none has come to the full one."""
-    in_force = study.record.in_force or {}
-    most = next((in_force[name]["most"] for name in BUDGETS if in_force.get(name)), None)
-    reached = study.trials.by_budget
-    if most is None or not reached or max(reached) >= most:
+def budget_lines(study: Study) -> list[str]:
+    """Return a line on the budgets of trials, and one if none has come to the full one; none without budgets."""
+    ladder, reached = ladder_of(study.record.in_force or {}), study.trials.by_budget
+    if ladder is None or not reached:
         return []
-    return [f"no trial has come to the budget of {most:.6g} yet: with a higher limit on trials some may"]
+    lines = [f"budgets: {ladder.in_words}"]
+    if max(reached) < ladder.most:
+        lines += [f"no trial has come to the budget of {ladder.most:.6g} yet: with a higher limit on trials some may"]
+    return lines
 
 
 def pruner_lines(study: Study) -> list[str]:
-    """Return a line on the pruned trials: their number by the step of their last report; none without one."""
-    if not study.count(_S.PRUNED):
-        return []
+    """Return a line on the pruned trials: their number by the step of their last report; none without a pruner."""
     given = (study.record.in_force or {}).get("pruner")
-    name = given.get("how") if isinstance(given, Mapping) else given
-    steps = study.trials.last_steps()
-    shown = ", ".join(f"{count} at {step}" for step, count in steps[:STEPS])
-    more = f", {sum(count for _, count in steps[STEPS:])} at later ones" if len(steps) > STEPS else ""
+    name = (given.get("how") if isinstance(given, Mapping) else given) or NO_PRUNER
     count = study.count(_S.PRUNED)
+    if not count:
+        return [] if name == NO_PRUNER else [f"stopped by their reports: no trial; pruner: {name}"]
+    steps = study.trials.last_steps()
+    shown = ", ".join(f"{each} at step {step}" for step, each in steps[:STEPS])
+    more = f", {sum(each for _, each in steps[STEPS:])} at later ones" if len(steps) > STEPS else ""
     words = "trial" if count == 1 else "trials"
-    return [f"pruner {name or 'of earlier runs'}: {count} {words} stopped; by step {shown}{more}"]
+    # Earlier runs may have had another one.
+    return [f"stopped by their reports: {count} {words}, {shown}{more}; pruner: {name}"]
 
 
 def preference_lines(study: Study) -> list[str]:

@@ -7,7 +7,7 @@ import json
 import re
 import reprlib
 import sys
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from numbers import Integral, Real
 from typing import Any, TypeVar, get_type_hints
 from urllib.parse import unquote
@@ -151,6 +151,22 @@ def as_record(value: object, kind: type[R], where: str = "", form: str = "") -> 
         key, what = misfit(error, value, kind)
         name = ".".join(part for part in (where, key) if part)
         raise UsageError(f"{name}: {'; '.join(filter(None, (what, description(kind, key), form)))}") from None
+
+
+def refuse_foreign(
+    settings: Mapping[Any, object],
+    known: Collection[str],
+    elsewhere: Mapping[str, Sequence[str]],
+    where: str,
+    form: str,
+) -> None:
+    """Raise UsageError if settings have names that other tools have for the `known` ones, with the names here.
+
+    `elsewhere` has those by the name here.
+    """
+    here = {there: name for name in known for there in elsewhere.get(name, ())}
+    if foreign := [f"{here[name]} for {name}" for name in settings if isinstance(name, str) and name in here]:
+        raise UsageError(f"{where}: its settings have other names here, write {', '.join(foreign)}; {form}")
 
 
 def description(kind: type[object], key: str) -> str:

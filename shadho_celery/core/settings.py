@@ -27,6 +27,8 @@ POLICIES = ("cost", "paper", "fifo")
 SHARES = ("even", "uniform", "promise", "paper")
 FIDELITIES = ("auto", "halving", "hyperband", "asha", "bohb", "dehb")
 PRUNERS = ("median", "percentile", "patience", "threshold", "asha")
+#: name of the absence of a pruner, for a study that is resumed
+NO_PRUNER = "none"
 
 #: most trials that a study may be told to draw ahead
 MAX_POOL = 1000

@@ -84,7 +84,7 @@ class Bracket:
         if self.is_over or rung.left <= 0:
             return []
         if rung.chosen is None:
-            return [Wanted(budget=rung.budget, rung=self.first)]
+            return [Wanted(budget=rung.budget, rung=self.first, left=rung.left)]
         there = set(rung.origins.values())
         place = self.first + self._place
         return [Wanted(budget=rung.budget, rung=place, origin=each) for each in rung.chosen if each not in there]
@@ -98,6 +98,11 @@ class Bracket:
     def add_of_other_ladder(self, origin: int, budget: float) -> None:
         """Enter how far an origin has come elsewhere: its checkpoint is past lower budgets."""
         self._ahead[origin] = max(budget, self._ahead.get(origin, 0.0))
+        rung = self._rungs[self._place]
+        if budget >= rung.budget and origin in (rung.chosen or ()) and origin not in rung.origins.values():
+            rung.chosen = [each for each in rung.chosen or () if each != origin]
+            rung.sent -= 1
+            self._advance()
 
     def tell(self, trial: Trial) -> bool:
         """Record a finished trial; return whether it is one of this bracket."""
@@ -184,6 +189,7 @@ class Brackets:
         if rung is None:
             if trial.origin in self._home and trial.budget is not None and trial.state is not TrialState.CANCELLED:
                 self._home[trial.origin].add_of_other_ladder(trial.origin, trial.budget)
+                self._end_brackets()
             return
         bracket = self._drawing(rung) if trial.origin is None else self._home.get(trial.origin)
         if bracket is not None and bracket.first <= rung:

@@ -201,6 +201,13 @@ class Dehb:
         for budget, population in zip(self._budgets, self._populations, strict=True):
             if budget <= trial.budget:
                 population.promoted.add(trial.origin)
+        for bracket in [*self._brackets]:
+            for place, chosen in [*bracket.chosen.items()]:
+                left = [each for each in chosen if each[1] != trial.origin]
+                if len(left) < len(chosen) and self._budgets[bracket.first + place] <= trial.budget:
+                    bracket.chosen[place] = left
+                    bracket.sizes[place] -= 1
+                    self._advance(bracket, place)
 
     def _population(self, rung: int) -> _Population:
         """Return the first individuals at a budget, as many as its largest rung in any bracket has."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Mapping
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from msgspec import Meta, Struct
 
-from shadho_celery.core.checks import as_record, short
-from shadho_celery.core.settings import FIDELITIES
+from shadho_celery.core.checks import as_record, refuse_foreign, short
+from shadho_celery.core.settings import FIDELITIES, PRUNERS
 from shadho_celery.errors import UsageError
 
 #: most rungs above the lowest one
@@ -18,6 +18,7 @@ HIGHEST = 40
 #: most trials of one round: with more, a second round would hardly ever begin
 LARGEST = 100_000
 
+_NAMES = ", ".join(FIDELITIES)
 _FORMS = {
     "rungs": "give a dict such as {'least': 1, 'most': 9, 'eta': 3}",
     "fidelity": "give a dict such as {'least': 1, 'most': 81, 'eta': 3, 'how': 'asha'}",
@@ -28,6 +29,15 @@ _ELSEWHERE = {
     "most": ("max", "max_budget", "max_resource", "max_t"),
     "eta": ("reduction_factor", "factor"),
     "how": ("name", "type", "method", "algorithm", "scheduler"),
+}
+
+#: what other tools call the ways to give budgets, without case and without "pruner" or "scheduler" at the end
+_HOW_ELSEWHERE = {
+    "sha": "halving",
+    "successivehalving": "halving",
+    "successive_halving": "halving",
+    "asynchyperband": "asha",
+    "hyperbandforbohb": "bohb",
 }
 
 L = TypeVar("L", bound="Ladder")
@@ -53,10 +63,9 @@ class Ladder(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         """Convert plain settings to a ladder; `name` is theirs in STUDY. Raises UsageError for an invalid one."""
         if not isinstance(settings, Mapping):
             raise UsageError(f"{name}: {short(settings, 60)} is no dict of settings; {_FORMS[name]}")
-        keys = [key for key in _ELSEWHERE if key in cls.__struct_fields__]
-        here = {there: key for key in keys for there in _ELSEWHERE[key]}
-        if foreign := [f"{here[key]} for {key}" for key in settings if isinstance(key, str) and key in here]:
-            raise UsageError(f"{name}: its settings have other names here, write {', '.join(foreign)}; {_FORMS[name]}")
+        refuse_foreign(settings, cls.__struct_fields__, _ELSEWHERE, name, _FORMS[name])
+        if "how" in cls.__struct_fields__ and isinstance(how := settings.get("how"), str) and how not in FIDELITIES:
+            raise UsageError(f"{name}.how: {_unknown(how)}; {_FORMS[name]}")
         ladder = as_record(settings, cls, name, _FORMS[name])
         between = f"{name}: from {ladder.least:g} to {ladder.most:g}"
         if ladder.has_rounds and ladder.most / ladder.least + ladder.backups > LARGEST:
@@ -73,12 +82,26 @@ class Ladder(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
                 f"{between} there is one rung only with eta {ladder.eta}; lower 'eta', or let 'most' be {ladder.eta} "
                 "times 'least' or more"
             )
+        for key, budget in (("least", ladder.least), ("most", ladder.most)):
+            if isinstance(given := settings.get(key), int) and given != budget:
+                raise UsageError(f"{name}.{key}: no float holds {given}; write {budget:.0f}")
         return ladder
 
     @property
     def has_rounds(self) -> bool:
         """True if trials are drawn in rounds of a size that follows from the budgets."""
         return True
+
+    @property
+    def way(self) -> str:
+        """How trials get their budgets, one of FIDELITIES."""
+        return "halving"
+
+    @property
+    def in_words(self) -> str:
+        """Its range, and how trials get their budgets, for messages."""
+        backups = f", {self.backups} backups" if self.backups else ""
+        return f"{self.least:g} to {self.most:g}, eta {self.eta}, {self.way}{backups}"
 
     @property
     def budgets(self) -> list[float]:
@@ -97,9 +120,31 @@ class Fidelity(Ladder, frozen=True, kw_only=True):
 
     how: Annotated[
         Literal["auto", "halving", "hyperband", "asha", "bohb", "dehb"],
-        Meta(description=f"one of {', '.join(FIDELITIES)}"),
+        Meta(description=f"one of {_NAMES}"),
     ] = "auto"
+
+    @property
+    def way(self) -> str:
+        return self.how
 
     @property
     def has_rounds(self) -> bool:
         return self.how not in {"auto", "asha"}
+
+
+def ladder_of(settings: Mapping[str, Any]) -> Ladder | None:
+    """Return the ladder among a study's settings, of `fidelity` or `rungs`; None without. Raises UsageError."""
+    if settings.get("fidelity") is not None:
+        return Fidelity.of(settings["fidelity"], "fidelity")
+    return None if settings.get("rungs") is None else Ladder.of(settings["rungs"])
+
+
+def _unknown(how: str) -> str:
+    """Return what is wrong with the name of a way to give budgets that does not exist."""
+    name = how.lower().removesuffix("pruner").removesuffix("scheduler")
+    name = _HOW_ELSEWHERE.get(name, name)
+    if name in FIDELITIES:
+        return f"write {name} for {short(how, 60)}"
+    if name in PRUNERS:
+        return f"{short(how, 60)} stops trials by their reports, see --pruner; budgets are given by one of {_NAMES}"
+    return f"there is no {short(how, 60)}; choose one of {_NAMES}"

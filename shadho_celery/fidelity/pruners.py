@@ -11,14 +11,13 @@ from operator import itemgetter
 from typing import Annotated, Protocol
 
 from msgspec import Meta, Struct
+from msgspec.structs import replace
 
-from shadho_celery.core.checks import as_record, short
-from shadho_celery.core.settings import FIDELITIES, PRUNERS
+from shadho_celery.core.checks import as_record, refuse_foreign, short
+from shadho_celery.core.objectives import turned_first
+from shadho_celery.core.settings import FIDELITIES, NO_PRUNER, PRUNERS
 from shadho_celery.core.trial import Attempt, Report, Trial, TrialState
 from shadho_celery.errors import UsageError
-
-#: name of the absence of a pruner, for a study that is resumed
-NO_PRUNER = "none"
 
 #: COMPLETE trials without a report from which on it is said that there is nothing to prune by
 ENOUGH = 5
@@ -116,24 +115,47 @@ _BY_NAME: Mapping[str, tuple[type[PrunerSettings], str]] = {
     "threshold": (Threshold, "upper"),
     "asha": (Asha, "eta"),
 }
+#: what other tools call pruners, without case and without "pruner" or "scheduler" at the end
+_ELSEWHERE = {
+    "successivehalving": "asha",
+    "asynchyperband": "asha",
+    "medianstoppingrule": "median",
+    "patient": "patience",
+    "nop": NO_PRUNER,
+}
+#: what other tools call settings of a pruner
+_SETTINGS_ELSEWHERE = {
+    "startup_trials": ("n_startup_trials", "min_samples_required"),
+    "warmup_steps": ("n_warmup_steps",),
+    "least": ("min_resource", "grace_period"),
+    "steps": ("patience",),
+    "least_gain": ("min_delta",),
+    "eta": ("reduction_factor",),
+}
 #: what other tools call the ways to give trials budgets
-_PROMOTE = ("successive_halving", "successivehalving", "sha")
+_PROMOTE = ("successive_halving", "sha")
 _FORM = f"give {', '.join((*PRUNERS, NO_PRUNER))}, also as percentile:25, or a dict such as {{'how': 'asha', 'eta': 4}}"
 
 
-def make_pruning(given: object) -> Pruning | None:
+def make_pruning(given: object, objectives: Mapping[str, str] | None = None) -> Pruning | None:
     """Return what prunes by ``STUDY["pruner"]``; None for no pruner. Raises UsageError as `read_pruner`."""
-    is_none = given in (None, NO_PRUNER) or (isinstance(given, Mapping) and given.get("how") == NO_PRUNER)
-    return None if is_none else Pruning(read_pruner(given))
+    is_none = given in (None, NO_PRUNER, {"how": NO_PRUNER})
+    return None if is_none else Pruning(read_pruner(given, objectives))
 
 
-def read_pruner(given: object) -> PrunerSettings:
-    """Return the settings of a pruner given as ``median``, ``percentile:25`` or a dict. Raises UsageError."""
+def read_pruner(given: object, objectives: Mapping[str, str] | None = None) -> PrunerSettings:
+    """Return the settings of a pruner given as ``median``, ``percentile:25`` or a dict. Raises UsageError.
+
+    Bounds are given as the objective's own number, and returned as that is minimised. In ``threshold:10`` the number is
+    the bound on the bad side.
+    """
+    is_turned = turned_first(1.0, objectives) < 0
     if isinstance(given, str):
         name, colon, number = given.partition(":")
         settings: dict[str, object] = {"how": name}
         if colon and name in _BY_NAME:
-            settings[_BY_NAME[name][1]] = _number(given, number)
+            setting = "lower" if is_turned and name == "threshold" else _BY_NAME[name][1]
+            settings[setting] = _number(given, number)
     elif isinstance(given, Mapping):
         settings = dict(given)
     else:
@@ -141,13 +163,16 @@ def read_pruner(given: object) -> PrunerSettings:
     how = settings.get("how")
     if not isinstance(how, str) or how not in _BY_NAME:
         raise UsageError(f"pruner: {_unknown(how)}; {_FORM}")
-    read = as_record(settings, _BY_NAME[how][0], f"pruner {how}", _FORM)
+    kind, _ = _BY_NAME[how]
+    refuse_foreign(settings, kind.__struct_fields__, _SETTINGS_ELSEWHERE, f"pruner {how}", _FORM)
+    read = as_record(settings, kind, f"pruner {how}", _FORM)
     if isinstance(read, Threshold):
         if read.upper == math.inf and read.lower == -math.inf:
             raise UsageError("pruner threshold needs the loss above which a trial is stopped, such as threshold:10")
         # Not `>=`: one of them may be NaN.
         if not read.lower < read.upper:
             raise UsageError(f"pruner threshold: nothing lies between {read.lower:g} and {read.upper:g}; {_FORM}")
+        return replace(read, upper=-read.lower, lower=-read.upper) if is_turned else read
     return read
 
 
@@ -159,8 +184,9 @@ def _unknown(how: object) -> str:
         return "none takes no settings"
     if not isinstance(how, str):
         return f"there is no {short(how, 60)}"
-    name = how.lower().removesuffix("pruner")
-    if name in _BY_NAME:
+    name = how.lower().removesuffix("pruner").removesuffix("scheduler")
+    name = _ELSEWHERE.get(name, name)
+    if name in (*_BY_NAME, NO_PRUNER):
         return f"write {name} for {short(how, 60)}"
     if name in (*FIDELITIES, *_PROMOTE):
         return f"{short(how, 60)} gives trials budgets, see STUDY['fidelity']: a pruner stops one by its reports"
@@ -292,6 +318,10 @@ class Pruning:
         self._longest: dict[float | None, int] = {}
         #: by trial that runs, its last step
         self._steps: dict[int, int] = {}
+        #: by trial that runs, the latest report of any of its attempts
+        self._latest: dict[int, Report] = {}
+        #: the first trial of which an attempt has reported a step that is no larger than the one before
+        self._without_growth: int | None = None
         #: trials that are to stop
         self._stopped: set[int] = set()
         #: COMPLETE trials, as long as no trial has reported anything
@@ -301,6 +331,11 @@ class Pruning:
     @property
     def notice(self) -> str | None:
         """A sentence if there is nothing to prune by; None before it is known, and where there is."""
+        if self._without_growth is not None:
+            return (
+                f"the pruner leaves out reports whose step does not grow, such as those of trial "
+                f"{self._without_growth}: count up in context.report(step, loss)"
+            )
         if self._has_reports or self._silent < ENOUGH:
             return None
         return "no trial has reported a loss, so that the pruner stops none: call context.report(step, loss)"
@@ -309,6 +344,7 @@ class Pruning:
         """Record a report of a trial, or its attempt; return whether it should stop, and again until it has ended."""
         number, step = trial.number, report.step
         self._has_reports = True
+        self._note_growth(report)
         if number in self._stopped or step <= self._steps.get(number, step - 1):
             return number in self._stopped
         self._steps[number] = step
@@ -317,8 +353,20 @@ class Pruning:
             self._stopped.add(number)
         return number in self._stopped
 
+    def _note_growth(self, report: Report) -> None:
+        """Note a trial whose attempt reports steps that do not grow; another attempt may repeat them."""
+        before = self._latest.get(report.number)
+        # A report may come twice, where a connection broke or where the trial ran in this process.
+        if before is not None and before.attempt == report.attempt and report.at <= before.at:
+            return
+        self._latest[report.number] = report
+        is_bad = before is not None and before.attempt == report.attempt and report.step <= before.step
+        if is_bad and self._without_growth is None:
+            self._without_growth = report.number
+
     def end(self, trial: Trial) -> None:
         """Note that a trial has ended."""
+        self._latest.pop(trial.number, None)
         last, is_complete = self._steps.pop(trial.number, None), trial.state is TrialState.COMPLETE
         if is_complete and last is not None:
             self._longest[trial.budget] = max(last, self._longest.get(trial.budget, last))
@@ -337,8 +385,8 @@ class Pruning:
                 self.end(trial)
             else:
                 self.tell(trial, report)
-        # Whether the code of now reports anything is to be seen.
-        self._silent = 0
+        # Whether the code of now reports anything, and in order, is to be seen.
+        self._silent, self._without_growth = 0, None
         # What was decided is recorded.
         self._stopped = {number for number, trial in known.items() if trial.step is not None}
         self._stopped -= {number for number, trial in known.items() if trial.state.is_finished}

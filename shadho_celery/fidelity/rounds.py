@@ -28,6 +28,8 @@ class Wanted(Struct, frozen=True, kw_only=True):
     #: new draws until the end of its round, with those of all earlier rounds and the cancelled ones; None if there is
     #: no such number
     drawn: int | None = None
+    #: new draws that its round still takes, this one included: so many may be drawn at once
+    left: float = 1.0
 
 
 class Rounds(Protocol):
@@ -72,7 +74,7 @@ class Endless:
     notice: str | None = None
 
     def offers(self) -> Sequence[Wanted]:
-        return (Wanted(),)
+        return (Wanted(left=math.inf),)
 
     def see(self, slots: int) -> None:
         pass

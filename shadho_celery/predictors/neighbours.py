@@ -38,6 +38,8 @@ class Neighbours:
         self._values = np.empty(MEMORY)
         self._groups = np.empty(MEMORY, dtype=np.intp)
         self._told = 0
+        #: what was asked last of all trials, and its answer: it is asked of each waiting trial in each turn
+        self._typical: tuple[object, Array] | None = None
         #: mean absolute errors of late: from the neighbours, from all
         self._errors = np.zeros(2)
 
@@ -57,6 +59,7 @@ class Neighbours:
     def forget(self) -> None:
         """Forget all trials."""
         self._told = 0
+        self._typical = None
         self._errors[:] = 0.0
 
     def tell(self, row: Array, value: float, group: int, centres: Array) -> None:
@@ -66,19 +69,27 @@ class Neighbours:
         place = self._told % MEMORY
         self._features[place], self._values[place], self._groups[place] = row, value, group
         self._told += 1
+        self._typical = None
 
     def departures(self, rows: Array, quantiles: Array, centres: Array, spread: float) -> Array:
         """Return quantiles, shape (n, q), of the values' departures from their centre at `rows`, shape (n, d).
 
         `spread` is the standard deviation that is believed in as long as there are few trials.
         """
-        known = self._departures(centres)
-        if len(known) < ENOUGH:
-            known = np.concatenate([known, STANDING_IN * spread])
         if not self.are_useful:
-            return np.tile(np.quantile(known, quantiles), (len(rows), 1))
-        near: Array = np.quantile(known[self._nearest(rows)], quantiles, axis=1).T
+            return np.tile(self._typical_departures(quantiles, centres, spread), (len(rows), 1))
+        near: Array = np.quantile(self._departures(centres)[self._nearest(rows)], quantiles, axis=1).T
         return near
+
+    def _typical_departures(self, quantiles: Array, centres: Array, spread: float) -> Array:
+        """Return the quantiles, shape (q,), of all trials."""
+        asked = quantiles.tobytes(), centres.tobytes(), spread
+        if self._typical is None or self._typical[0] != asked:
+            known = self._departures(centres)
+            if len(known) < ENOUGH:
+                known = np.concatenate([known, STANDING_IN * spread])
+            self._typical = asked, np.quantile(known, quantiles)
+        return self._typical[1]
 
     def _examine(self, row: Array, departure: float, centres: Array) -> None:
         known = self._departures(centres)

@@ -35,7 +35,14 @@ from shadho_celery.results.study import RunningStudy, StudyResults
 from shadho_celery.results.trial import TrialResult
 from shadho_celery.samplers import MakeSampler
 from shadho_celery.scheduler import known_points
-from shadho_celery.scheduler.build import DEFAULT_SETTINGS, changes, check_sampler, check_settings, make_scheduler
+from shadho_celery.scheduler.build import (
+    DEFAULT_SETTINGS,
+    changes,
+    check_sampler,
+    check_settings,
+    check_warm_start,
+    make_scheduler,
+)
 from shadho_celery.scheduler.known_points import completed
 from shadho_celery.scheduler.scheduler import Scheduler
 from shadho_celery.space.compile import compile_space
@@ -43,7 +50,7 @@ from shadho_celery.space.stored import to_json
 from shadho_celery.store.sql import SqlStore
 from shadho_celery.study.limits import Limits
 from shadho_celery.study.open import open_study
-from shadho_celery.study.warm_start import fit, refuse_if_resumed
+from shadho_celery.study.warm_start import fit
 
 #: bounds of a study that its caller ends
 _ENDLESS = Limits(target=-math.inf)
@@ -140,7 +147,7 @@ class Study(StudyResults):
         points = _listed(enqueue)
         check_sampler(self._settings, self._space)
         completed(self._space, self._settings, points)
-        refuse_if_resumed(warm_start, resume=names.resume)
+        check_warm_start(warm_start, self._settings, resume=names.resume)
         self._warm_start = warm_start
         self._interrupts = Interrupts()
         with ExitStack() as opened:
@@ -252,9 +259,9 @@ class Study(StudyResults):
                 if (attempt := self._by_hand.fetch()) is not None:
                     break
             else:
-                raise self._study.trouble or UsageError(
-                    f"the next trial depends on those that were asked for: tell the results of {self._asked} first"
-                )
+                depends = f"the next trial depends on those that were asked for: tell the results of {self._asked}"
+                ended = "the search has ended: all of its points have been tried"
+                raise self._study.trouble or UsageError(f"{depends} first" if self._by_hand.fetched else ended)
         finally:
             self._by_hand.ask_for_one(is_asked=False)
         loop.turn()
@@ -360,7 +367,7 @@ class Study(StudyResults):
         on_trial: OnTrial | None,
         on_turn: Callable[[], None],
     ) -> None:
-        pruning = make_pruning(self._settings.pruner)
+        pruning = make_pruning(self._settings.pruner, self._settings.objectives)
         executor = InlineExecutor(
             self._interrupts.at_once(objective),
             self._space.evaluate,

@@ -6,9 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, overload
 
+from msgspec.structs import replace
+
 from shadho_celery.core.failures import headline
 from shadho_celery.core.hardware import shortages
-from shadho_celery.core.objectives import turned
+from shadho_celery.core.objectives import turned, turned_first
 from shadho_celery.core.trial import Attempt, Memory, Report, Trial, TrialState
 from shadho_celery.results.values import Values
 from shadho_celery.store.base import StudyRecord
@@ -191,8 +193,9 @@ class TrialResult:
 
     @cached_property
     def reports(self) -> Sequence[Report]:
-        """Intermediate losses, each with `.attempt`, `.step`, `.loss` and `.at`, by attempt and step."""
-        return tuple(self._store.reports(self._record.key, self.number))
+        """Intermediate losses, as they were reported, each with `.attempt`, `.step`, `.loss` and `.at`."""
+        reports, objectives = self._store.reports(self._record.key, self.number), self._record.objectives
+        return tuple(replace(each, loss=turned_first(each.loss, objectives)) for each in reports)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, TrialResult) and self._trial == other._trial

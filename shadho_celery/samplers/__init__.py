@@ -14,7 +14,7 @@ from shadho_celery.core.checks import check_name
 from shadho_celery.errors import UsageError
 from shadho_celery.samplers.auto import AutoSampler
 from shadho_celery.samplers.base import Sampler
-from shadho_celery.samplers.by_budget import ByBudget
+from shadho_celery.samplers.by_budget import MakeByBudget
 from shadho_celery.samplers.cma import CmaSampler
 from shadho_celery.samplers.gp import GpSampler
 from shadho_celery.samplers.grid import GridSampler
@@ -44,7 +44,7 @@ SAMPLERS: dict[str, MakeSampler] = {
 }
 #: those that try no point of a finite subspace twice; `grid` sees to it itself, and the draws of the others are a law's
 UNREPEATED = ("auto", "tpe", "gp")
-#: those that learn the losses of each budget by themselves
+#: those that learn the losses of each budget by themselves, beside those of other libraries
 BY_BUDGET = ("auto", "tpe", "gp", "cma", "local")
 #: those that cannot learn several losses
 OF_ONE_LOSS = ("gp", "cma", "local", "optuna:CmaEsSampler", *(f"{HYPEROPT}{name}" for name in HYPEROPT_NAMES))
@@ -72,10 +72,11 @@ def find_sampler(
         raise UsageError(f"sampler {name} learns one loss, and this study has several; choose auto or tpe")
     for prefix, make_of in ELSEWHERE.items():
         if name.startswith(prefix):
-            return make_of(name.removeprefix(prefix), objectives)
+            make = make_of(name.removeprefix(prefix), objectives)
+            return MakeByBudget(make, budgets) if budgets else make
     check_name("sampler", name, (*SAMPLERS, *(f"{prefix}NAME" for prefix in ELSEWHERE)))
     make = partial(AutoSampler, limit=limit) if name == "auto" else SAMPLERS[name]
-    make = partial(ByBudget, make, budgets) if budgets and name in BY_BUDGET else make
+    make = MakeByBudget(make, budgets) if budgets and name in BY_BUDGET else make
     return unrepeated(make) if name in UNREPEATED else make
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Sequence
 
 from msgspec.structs import replace
 
-from shadho_celery.core.trial import WELL, Outcome, Params, Trial, TrialState
+from shadho_celery.core.trial import Outcome, Params, Trial, TrialState
 from shadho_celery.samplers.base import Sampler
 from shadho_celery.space.split import Subspace
 
@@ -59,7 +59,8 @@ class ByBudget:
         for trial in trials:
             # Trials of elsewhere, of a warm start, have none.
             budget = self._lowest if trial.budget is None else trial.budget
-            self._known[budget] += budget in self._samplers and trial.state in WELL and trial.loss is not None
+            # The loss of a pruned trial is one of less than its budget.
+            self._known[budget] += budget in self._samplers and trial.state is TrialState.COMPLETE
         for budget, sampler in self._samplers.items():
             sampler.tell([self._seen(trial, budget) for trial in trials])
 
@@ -69,3 +70,16 @@ class ByBudget:
         if own == budget or trial.state in {TrialState.FAILED, TrialState.CANCELLED}:
             return trial
         return replace(trial, state=TrialState.CANCELLED, outcome=_CANCELLED)
+
+
+class MakeByBudget:
+    """Makes samplers that learn by budget."""
+
+    def __init__(self, make: Callable[[Subspace, Sequence[int]], Sampler], budgets: Sequence[float]) -> None:
+        """`make` makes the sampler of one budget."""
+        self.spans_space: bool = getattr(make, "spans_space", False)
+        self._make, self._budgets = make, budgets
+
+    def __call__(self, subspace: Subspace, entropy: Sequence[int]) -> ByBudget:
+        """Return a sampler of a subspace, or of the whole space."""
+        return ByBudget(self._make, self._budgets, subspace, entropy)

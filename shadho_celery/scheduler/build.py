@@ -11,12 +11,12 @@ import numpy as np
 from shadho_celery import samplers
 from shadho_celery.core.checks import check_name
 from shadho_celery.core.hardware import DEFAULT_CLASSES
-from shadho_celery.core.settings import POLICIES, SHARES, StudySettings, other_sampler
+from shadho_celery.core.settings import NO_PRUNER, POLICIES, SHARES, StudySettings, other_sampler
 from shadho_celery.errors import UsageError
 from shadho_celery.executors.base import Executor
-from shadho_celery.fidelity.ladder import Fidelity, Ladder
-from shadho_celery.fidelity.pruners import NO_PRUNER, Pruning, make_pruning, read_pruner
+from shadho_celery.fidelity.ladder import Fidelity, Ladder, ladder_of
 from shadho_celery.fidelity.pruners import Asha as AshaSettings
+from shadho_celery.fidelity.pruners import Pruning, make_pruning, read_pruner
 from shadho_celery.fidelity.rounds import Endless, Rounds
 from shadho_celery.placement.policies import make_policy
 from shadho_celery.placement.shares import make_shares
@@ -30,6 +30,7 @@ from shadho_celery.space.compile import Space
 from shadho_celery.space.split import split, undivided
 from shadho_celery.study.limits import Limits
 from shadho_celery.study.study import Study
+from shadho_celery.study.warm_start import refuse_if_resumed
 
 DEFAULT_SETTINGS = StudySettings()
 
@@ -45,13 +46,13 @@ def check_settings(settings: StudySettings) -> None:
     if settings.shares == "paper" != settings.policy:
         raise UsageError("shares 'paper' are those of --policy paper, which has ranks; choose even, uniform or promise")
     read_ladder(settings)
-    make_pruning(settings.pruner)
+    make_pruning(settings.pruner, settings.objectives)
     if settings.has_several and settings.pruner not in (None, NO_PRUNER):
         raise UsageError("a pruner judges reports of one loss, and this study has several; leave out one of the two")
     if settings.has_several and read_ladder(settings) is not None:
-        given = "rungs" if settings.fidelity is None else "fidelity"
+        given = "STUDY['rungs']" if settings.fidelity is None else "STUDY['fidelity']"
         raise UsageError(
-            f"{given} promote trials by one loss, and this study has several; leave out {given} or objectives"
+            f"{given} promotes trials by one loss, and this study has several; leave out {given} or objectives"
         )
 
 
@@ -61,15 +62,23 @@ def check_sampler(settings: StudySettings, space: Space) -> None:
     make(undivided(space) if spans_space(make) else split(space)[0], (0, 0))
 
 
+def check_warm_start(given: object, settings: StudySettings, *, resume: bool) -> None:
+    """Raise UsageError for a warm start of a study that is continued, or of one that would not learn from it."""
+    refuse_if_resumed(given, resume=resume)
+    ladder = read_ladder(settings)
+    if given is not None and ladder is not None and ladder.way == "dehb":
+        raise UsageError(
+            "how: dehb learns from trials of its own only; leave out the warm start, or choose another how"
+        )
+
+
 def read_ladder(settings: StudySettings) -> Ladder | None:
     """Return the ladder of ``STUDY["fidelity"]`` or ``STUDY["rungs"]``, None without. Raises UsageError."""
     if settings.fidelity is not None and settings.rungs is not None:
         raise UsageError("fidelity and rungs both give budgets; leave out rungs, which is fidelity with how: halving")
-    if settings.rungs is not None:
-        return Ladder.of(settings.rungs)
-    if settings.fidelity is None:
-        return None
-    ladder = Fidelity.of(settings.fidelity, "fidelity")
+    ladder = ladder_of({"fidelity": settings.fidelity, "rungs": settings.rungs})
+    if not isinstance(ladder, Fidelity):
+        return ladder
     if ladder.backups and ladder.how != "halving":
         raise UsageError(f"fidelity.backups are trials that halving does not wait for; leave them out of {ladder.how}")
     is_asha = make_pruning(settings.pruner) is not None and isinstance(read_pruner(settings.pruner), AshaSettings)
@@ -91,25 +100,11 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any], trials: int) -> l
     `before` and `now` are the settings in force.
     """
     lines = [other_sampler(before.get("sampler", now["sampler"]), now["sampler"], trials)]
-    was, is_now = (_budgets_in_words(each) for each in (before, now))
+    was, is_now = (None if ladder is None else ladder.in_words for ladder in map(ladder_of, (before, now)))
     # Studies of earlier versions do not have theirs on record.
     if trials and was is not None and was != is_now:
         lines += [f"budgets from now on: {is_now or 'none'}; until now: {was}"]
     return [line for line in lines if line is not None]
-
-
-def _budgets_in_words(in_force: Mapping[str, Any]) -> str | None:
-    """Return the budgets among settings in force; None without any."""
-    ladder = read_ladder(StudySettings(rungs=in_force.get("rungs"), fidelity=in_force.get("fidelity")))
-    if ladder is None:
-        return None
-    backups = f", {ladder.backups} backups" if ladder.backups else ""
-    return f"{ladder.least:g} to {ladder.most:g}, eta {ladder.eta}, {_how(ladder)}{backups}"
-
-
-def _how(ladder: Ladder) -> str:
-    """Return how trials get the budgets of a ladder."""
-    return ladder.how if isinstance(ladder, Fidelity) else "halving"
 
 
 def make_rounds(ladder: Ladder | None, space: Space | None = None, seed: int = 0, limit: int | None = None) -> Rounds:
@@ -120,21 +115,20 @@ def make_rounds(ladder: Ladder | None, space: Space | None = None, seed: int = 0
     if ladder is None:
         return Endless()
     # Most searches need none of these imports.
-    how = _how(ladder)
-    if how == "halving":
+    if ladder.way == "halving":
         from shadho_celery.fidelity.successive_halving import SuccessiveHalving
 
         return SuccessiveHalving(ladder)
-    if how == "dehb":
+    if ladder.way == "dehb":
         from shadho_celery.fidelity.dehb import Dehb
 
         assert space is not None
         return Dehb(ladder, space, seed)
-    if how == "asha":
+    if ladder.way == "asha":
         from shadho_celery.fidelity.asha import Asha
 
         return Asha(ladder)
-    if how == "auto":
+    if ladder.way == "auto":
         from shadho_celery.fidelity.trusting import TrustingAsha
 
         return TrustingAsha(ladder, limit)
@@ -185,5 +179,5 @@ def make_scheduler(
         limits=limits,
         expected=settings.classes or DEFAULT_CLASSES,
         speculate=settings.speculate,
-        pruning=pruning or make_pruning(settings.pruner),
+        pruning=pruning or make_pruning(settings.pruner, settings.objectives),
     )

@@ -259,13 +259,12 @@ class Proposals:
             number = min(
                 missing,
                 left - self._study.waiting(),
-                self.rounds.left,
                 self._quota_left(name, wanted.drawn),
                 self._study.count(*WELL, subspace=subspace) - drawn,
             )
-            # Rounds without a size may want each trial on another rung.
-            at_once = 1 if wanted.rung is not None and self.rounds.size is None else int(max(0, number))
-            while number > 0 and name not in self._exhausted and wanted is not None:
+            this_round = wanted.drawn
+            while number > 0 and name not in self._exhausted and wanted is not None and wanted.drawn == this_round:
+                at_once = int(min(number, wanted.left))
                 self._pool.add(name, self._drawn(name, wanted, at_once))
                 number -= at_once
                 wanted = self._new(left)

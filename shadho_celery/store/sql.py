@@ -63,6 +63,8 @@ _UPDATE = sa.update(trials).where(
     trials.c.number == sa.bindparam("_number"),
     trials.c.finished_at.is_(None),
 )
+#: Sets the columns that it is given, unless another scheduler has taken the study over.
+_FENCED = sa.update(studies).where(studies.c.key == sa.bindparam("_key"), studies.c.fence == sa.bindparam("_fence"))
 
 
 class SqlStore:
@@ -232,9 +234,11 @@ class SqlStore:
 
         After a StoreOutage the same turn may be written again, whether it was recorded or not.
         """
-        # Of several reports of one step the last one counts.
-        last = {(r.number, r.attempt, r.step): r for r in reported}
-        rows = [{"study": key, **asdict(report)} for report in last.values()]
+        # Of several reports of one step the first one counts, as for a pruner; it may be in the table already.
+        first: dict[tuple[int, int, int], Report] = {}
+        for report in reported:
+            first.setdefault((report.number, report.attempt, report.step), report)
+        rows = [{"study": key, **asdict(report)} for report in first.values()]
         facts: dict[str, object] = {"lock_expires": now + LOCK_SECONDS}
         if choices is not None:
             facts["choices"] = dict(choices)
@@ -250,7 +254,6 @@ class SqlStore:
                 if updated := [*new, *changed] if self._is_unsure else changed:
                     _execute_many(connection, _UPDATE, [_change(key, trial) for trial in updated])
                 if rows:
-                    # A report that comes again after a crash is in the table already and stays as it is.
                     connection.execute(self._insert_ignoring(reports), rows)
 
         try:
@@ -461,8 +464,7 @@ def _record(row: sa.Row[Any]) -> StudyRecord:
 
 def _set(connection: sa.Connection, key: str, fence: int, /, **values: object) -> bool:
     """Set columns of a study if its fencing number is still `fence`; return whether it is."""
-    update = sa.update(studies).where(studies.c.key == key, studies.c.fence == fence)
-    return connection.execute(update.values(values)).rowcount > 0
+    return connection.execute(_FENCED, {"_key": key, "_fence": fence, **values}).rowcount > 0
 
 
 def _execute_many(connection: sa.Connection, statement: sa.Insert | sa.Update, rows: list[dict[str, object]]) -> None:

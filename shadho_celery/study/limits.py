@@ -26,7 +26,7 @@ class Limits:
     #: trials that end without a better feasible loss than the best one before; of several losses, without a change of
     #: the front
     without_gain: int | None = None
-    #: budget of a trial that may reach the target; None for any
+    #: least budget of a trial that may reach the target; None for any
     budget: float | None = None
 
     def __post_init__(self) -> None:
@@ -66,7 +66,7 @@ class Limits:
         """Return whether the `best` COMPLETE trial is good enough, and feasible."""
         if self.target is None or best is None or best.violation:
             return False
-        if None not in (self.budget, best.budget) and best.budget != self.budget:
-            # Losses at lower budgets are no measure.
+        if self.budget is not None and best.budget is not None and best.budget < self.budget:
+            # Losses at lower budgets are no measure. A resumed study may have had higher ones.
             return False
         return (best.loss or 0.0) <= self.target

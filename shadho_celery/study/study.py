@@ -11,7 +11,7 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from heapq import merge
-from itertools import chain
+from itertools import chain, islice
 from operator import attrgetter
 from typing import TypeVar
 
@@ -56,6 +56,9 @@ RENEW_SECONDS = 5.0
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 10.0
 
 _S = TrialState
+
+#: outcome of a pruned trial that came to no end of its own, before its loss is known
+_STOPPED = Outcome(state=_S.PRUNED)
 _T = TypeVar("_T")
 _number = attrgetter("number")
 
@@ -519,7 +522,7 @@ class Study:
             seen = live.get(result.attempt, trial)
             outcome = result.outcome
             if outcome.state is _S.CANCELLED and trial.step is not None:
-                outcome = replace(self._pruned(trial, outcome.seconds), continued=outcome.continued)
+                outcome = self._pruned(trial, outcome)
             finished = trial.evolve(
                 state=outcome.state,
                 outcome=outcome,
@@ -565,10 +568,13 @@ class Study:
         self.hold_back(trial)
         return self._note(trial.evolve(state=_S.WAITING))
 
-    def _pruned(self, trial: Trial, seconds: float | None = None) -> Outcome:
-        """Return the outcome of a trial that was stopped for its reports: the loss of the last one."""
+    def _pruned(self, trial: Trial, outcome: Outcome = _STOPPED) -> Outcome:
+        """Return the outcome of a trial that was stopped for its reports: the loss of the last one, and all else."""
         loss = self._last_reports[trial.number].loss
-        return Outcome(state=_S.PRUNED, loss=loss if math.isfinite(loss) else None, seconds=seconds)
+        if not math.isfinite(loss):
+            return replace(outcome, state=_S.PRUNED, loss=None, losses={}, error=None)
+        losses = dict.fromkeys(islice(self.objectives, 1), loss)
+        return replace(outcome, state=_S.PRUNED, loss=loss, losses=losses, error=None)
 
     def _last_step(self, trial: Trial) -> int | None:
         last = self._last_reports.get(trial.number)

@@ -9,7 +9,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from acceptance import test_readme_long
+from acceptance import test_readme_long, test_readme_training
 from acceptance.commands import ROOT, Desk, until
 from acceptance.documents import COMMANDS, PYTHON, TEXTS, commands, in_tests, last_part, shell
 
@@ -26,7 +26,7 @@ def first_study(desk: Desk) -> Desk:
     return desk
 
 
-#: what each command of the documents is run by, below or in test_readme_long
+#: what each command of the documents is run by, below, in test_readme_long or in test_readme_training
 RUN_BY = {
     "launch tasks.svm --trials 20": "test_the_options_of_placement_and_samplers",
     "launch tasks.svm": "test_the_main_job",
@@ -63,7 +63,7 @@ def test_every_command_has_its_test() -> None:
     """A command that is added to a document needs a line in the table above, and a test."""
     missing = [line for line in COMMANDS if not any(part in line for part in RUN_BY)]
     assert not missing
-    assert set(RUN_BY.values()) <= {*globals(), *vars(test_readme_long)}
+    assert set(RUN_BY.values()) <= {*globals(), *vars(test_readme_long), *vars(test_readme_training)}
 
 
 @pytest.mark.parametrize("path", TEXTS, ids=lambda path: str(path.relative_to(ROOT)))

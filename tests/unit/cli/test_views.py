@@ -594,10 +594,10 @@ def test_pruned_trials_are_counted_by_the_step_of_their_last_report() -> None:
     study, _ = on_rungs(9, pruned=20)
     [line] = views.pruner_lines(study)
     assert line == (
-        "pruner median: 20 trials stopped; by step 2 at 0, 2 at 1, 2 at 2, 2 at 3, 2 at 4, 2 at 5, 2 at 6, 2 at 7, "
-        "4 at later ones"
+        "stopped by their reports: 20 trials, 2 at step 0, 2 at step 1, 2 at step 2, 2 at step 3, 2 at step 4, 2 at step "
+        "5, 2 at step 6, 2 at step 7, 4 at later ones; pruner: median"
     )
-    assert views.pruner_lines(on_rungs(9)[0]) == []
+    assert views.pruner_lines(on_rungs(9)[0]) == ["stopped by their reports: no trial; pruner: median"]
 
 
 def test_the_live_view_has_a_line_on_the_budgets() -> None:

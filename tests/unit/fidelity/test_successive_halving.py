@@ -32,7 +32,7 @@ def halving(least: float, most: float, eta: int = 3, backups: int = 0) -> Succes
 
 def test_without_rounds_every_trial_is_a_new_one_with_all_of_the_fidelity() -> None:
     rounds = Endless()
-    assert [[*rounds.offers()] for _ in range(3)] == [[Wanted()]] * 3
+    assert [[*rounds.offers()] for _ in range(3)] == [[Wanted(left=math.inf)]] * 3
     assert (rounds.size, rounds.left) == (None, math.inf)
 
 
@@ -123,7 +123,7 @@ def test_a_trial_taken_off_the_lowest_rung_is_drawn_anew_and_tells_nothing(ended
     for place, trial in enumerate(player.ask_all()):
         player.finish(trial, None if place < ended else S.CANCELLED)
     [drawn] = player.rounds.offers()
-    assert drawn == Wanted(budget=1.0, rung=0, drawn=9 + 9 - ended), "those that were cancelled were drawn too"
+    assert drawn == Wanted(budget=1.0, rung=0, drawn=9 + 9 - ended, left=9 - ended), "those that were cancelled were drawn too"
     again = player.ask_all()
     assert shape(again) == [(0, 1.0, None)] * (9 - ended)
     for trial in reversed(again):
@@ -138,7 +138,7 @@ def test_a_search_stopped_on_the_lowest_rung_and_resumed_promotes_those_that_wer
     second = first.resumed(halving(1, 27, 3))
     second.loss = lambda origin, budget: -origin
     second.finished.clear()
-    assert second.rounds.offers() == first.rounds.offers() == [Wanted(budget=1.0, rung=0, drawn=27 + 24)]
+    assert second.rounds.offers() == first.rounds.offers() == [Wanted(budget=1.0, rung=0, drawn=27 + 24, left=24)]
     second.play(40 - 3)
     assert [sum(t.rung == rung for t in second.trials[27:]) for rung in range(4)] == [24, 9, 3, 1]
     assert {trial.origin for trial in second.trials if trial.rung == 1} == set(range(42, 51)), "the best of all"
@@ -146,9 +146,9 @@ def test_a_search_stopped_on_the_lowest_rung_and_resumed_promotes_those_that_wer
 
 def test_new_trials_are_numbered_so_that_each_round_has_its_own_set() -> None:
     player = Player(halving(1, 9, 3))
-    assert player.rounds.offers() == [Wanted(budget=1.0, rung=0, drawn=9)]
+    assert player.rounds.offers() == [Wanted(budget=1.0, rung=0, drawn=9, left=9)]
     player.play(13)
-    assert player.rounds.offers() == [Wanted(budget=1.0, rung=0, drawn=18)]
+    assert player.rounds.offers() == [Wanted(budget=1.0, rung=0, drawn=18, left=9)]
 
 
 def test_size_and_left_are_those_of_the_rung_that_is_open() -> None:
@@ -275,6 +275,7 @@ def nested(levels: int) -> dict[str, Any]:
         ({"least": 1e-9, "most": 1}, ["rungs", f"over {LARGEST} trials a round", "raise 'least'"]),
         ({"least": 1e-308, "most": 1e308}, ["raise 'least'"]),
         ({"least": 1, "most": 10**308}, ["raise 'least'"]),
+        ({"least": 2**60, "most": 2**60 * 9 + 1}, ["rungs.most", "no float holds 10376293541461622785", "write "]),
         ({"least": 1e308, "most": 1e-308}, ["'most' is 1e-308"]),
         ({"least": 1, "most": 10**400}, ["rungs.most: 10000000000", FORM]),
         ({"least": 10**400, "most": 10**400}, ["rungs.least: 10000000000", FORM]),

@@ -167,7 +167,7 @@ def test_a_finite_search_ends_once_what_is_good_has_been_promoted() -> None:
         ({"fidelity": {**BUDGETS, "backups": 2}}, "fidelity.backups"),
         ({"fidelity": BUDGETS, "pruner": "asha"}, "leave out one of the two, or choose pruner none"),
         ({"fidelity": BUDGETS, "rungs": {"least": 1, "most": 9}}, "leave out rungs"),
-        ({"fidelity": BUDGETS, "objectives": {"a": "minimize", "b": "minimize"}}, "fidelity promote"),
+        ({"fidelity": BUDGETS, "objectives": {"a": "minimize", "b": "minimize"}}, "STUDY['fidelity'] promotes"),
         ({"fidelity": {**BUDGETS, "how": "bohb"}, "sampler": "random"}, "how: bohb asks a sampler that learns"),
         ({"fidelity": {**BUDGETS, "how": "dehb"}, "sampler": "tpe"}, "how: dehb proposes the trials itself"),
         ({"fidelity": {**BUDGETS, "eta": 1}}, "fidelity.eta: 1 is not allowed"),
@@ -238,7 +238,7 @@ def test_of_a_loss_to_maximise_the_reports_are_maximised_too(pruner: str) -> Non
 
 
 def test_a_loop_of_ones_own_reports_what_is_to_be_maximised() -> None:
-    study = shadho_celery.Study(SPACE, pruner="threshold:-0.5", objectives={"acc": "maximize"}, seed=0)
+    study = shadho_celery.Study(SPACE, pruner="threshold:0.5", objectives={"acc": "maximize"}, seed=0)
     trial = study.ask()
     assert not study.report(trial, 1, 0.7)
     assert study.report(trial, 2, 0.3)

@@ -111,7 +111,7 @@ def test_losses_that_are_not_those_of_the_study_are_failures() -> None:
         ({"objectives": ["error"]}, "objectives: this is no table but a list"),
         ({"objectives": TWO, "target": 0.5}, "a target is for one loss"),
         ({"objectives": TWO, "sampler": "gp"}, "sampler gp learns one loss"),
-        ({"objectives": TWO, "rungs": {"least": 1, "most": 9}}, "rungs promote trials by one loss"),
+        ({"objectives": TWO, "rungs": {"least": 1, "most": 9}}, "STUDY['rungs'] promotes trials by one loss"),
     ],
 )
 def test_objectives_that_cannot_be_are_refused_in_one_line(given: dict[str, Any], words: str) -> None:

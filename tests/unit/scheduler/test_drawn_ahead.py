@@ -143,7 +143,7 @@ def passed_over(study: Study) -> int:
 
 def test_no_trial_waits_for_more_than_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where every slot would rather take the latest draw."""
-    search = Search(trials=1500, slots={"gpu": 1, "cpu": 15})
+    search = Search(trials=600, slots={"gpu": 1, "cpu": 15})
     policy = search.scheduler._proposals.policy
     assert policy.pool is not None
     trials, pick = policy.pool.trials, policy.pick
@@ -296,13 +296,13 @@ def test_trials_of_no_time_and_of_very_long_ones_are_placed() -> None:
 @pytest.mark.parametrize(("pool", "most"), [(0, 0), (5, 5), (200, 200), (None, LEAST)])
 def test_the_number_of_trials_drawn_ahead_can_be_set(pool: int | None, most: int) -> None:
     settings = StudySettings(sampler="random", pool=pool, speculate=False)
-    search = Search(settings=settings, trials=1000)
+    search = Search(settings=settings, trials=400)
     seen = []
     search.run(lambda: seen.append(search.pooled) or False)  # type: ignore[func-returns-value]
     # A turn ends with those that were left by its own trials.
     assert most - most // REFILL - 1 <= max(seen) <= most if most else max(seen) == 0
     assert drawn(search.study) == drawn(
-        Search(settings=StudySettings(sampler="random", policy="fifo"), trials=1000).run().study
+        Search(settings=StudySettings(sampler="random", policy="fifo"), trials=400).run().study
     )
 
 

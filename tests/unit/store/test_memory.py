@@ -94,7 +94,7 @@ def played(study: Study, policy: str = "cost", shares: str = "uniform", trials: 
     changes = [Change(at=20, compute_class="cpu", slots=-2), Change(at=60, compute_class="cpu", slots=2)]
     executor = SimulatedExecutor({"gpu": 2, "cpu": 3}, play, study.clock, 1, changes=changes)
     limits = Limits(trials=trials)
-    settings = StudySettings(policy=policy, shares=shares)
+    settings = StudySettings(sampler="random", policy=policy, shares=shares)
     make_scheduler(compile_space(space), study, executor, limits, settings).run()
     study.commit()
     return study
