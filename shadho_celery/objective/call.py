@@ -63,7 +63,7 @@ def _call(
         returned = objective(params, context) if wants_context(objective) else objective(params)
         seconds = max(0.0, clock.now() - began)
         if context.stopped():
-            return Outcome(state=TrialState.CANCELLED, error="cancelled", seconds=seconds)
+            return _of_stopped(returned, objectives).cancelled(seconds)
         outcome = read(returned, objectives)
     except fatal:
         raise
@@ -76,6 +76,14 @@ def _call(
         return Outcome(state=TrialState.FAILED, error=text, seconds=seconds, out_of_memory=lacking)
     cut_off = f"cut off at its time limit of {context.timeout or 0:g} s" if context.timed_out() else None
     return replace(outcome, warning=joined(cut_off, outcome.warning), seconds=seconds)
+
+
+def _of_stopped(returned: object, objectives: Mapping[str, str] | None) -> Outcome:
+    """Return what an objective has returned that was to stop, nothing where that cannot be read."""
+    try:
+        return read(returned, objectives)
+    except Exception:
+        return Outcome(state=TrialState.CANCELLED)
 
 
 def joined(*warnings: str | None) -> str | None:

@@ -594,8 +594,8 @@ def test_pruned_trials_are_counted_by_the_step_of_their_last_report() -> None:
     study, _ = on_rungs(9, pruned=20)
     [line] = views.pruner_lines(study)
     assert line == (
-        "stopped by their reports: 20 trials, 2 at step 0, 2 at step 1, 2 at step 2, 2 at step 3, 2 at step 4, 2 at step "
-        "5, 2 at step 6, 2 at step 7, 4 at later ones; pruner: median"
+        "stopped by their reports: 20 trials, 2 at step 0, 2 at step 1, 2 at step 2, 2 at step 3, 2 at step 4, "
+        "2 at step 5, 2 at step 6, 2 at step 7, 4 at later ones; pruner: median"
     )
     assert views.pruner_lines(on_rungs(9)[0]) == ["stopped by their reports: no trial; pruner: median"]
 

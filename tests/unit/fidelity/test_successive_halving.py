@@ -123,7 +123,9 @@ def test_a_trial_taken_off_the_lowest_rung_is_drawn_anew_and_tells_nothing(ended
     for place, trial in enumerate(player.ask_all()):
         player.finish(trial, None if place < ended else S.CANCELLED)
     [drawn] = player.rounds.offers()
-    assert drawn == Wanted(budget=1.0, rung=0, drawn=9 + 9 - ended, left=9 - ended), "those that were cancelled were drawn too"
+    assert drawn == Wanted(budget=1.0, rung=0, drawn=9 + 9 - ended, left=9 - ended), (
+        "those that were cancelled were drawn too"
+    )
     again = player.ask_all()
     assert shape(again) == [(0, 1.0, None)] * (9 - ended)
     for trial in reversed(again):

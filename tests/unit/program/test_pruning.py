@@ -180,6 +180,20 @@ def test_a_finite_search_ends_once_what_is_good_has_been_promoted() -> None:
         ({"fidelity": {"most": 9}, "pruner": "asha"}, "how: auto promotes trials and pruner asha stops them"),
         ({"fidelity": 3}, "fidelity: 3 is no dict of settings"),
         ({"fidelity": BUDGETS, "enqueue": [{"x": 0.5}]}, "cannot be enqueued"),
+        ({"fidelity": {**BUDGETS, "how": "dehb"}, "warm_start": [({"x": 0.5}, 0.25)]}, "leave out the warm start"),
+        ({"fidelity": {**BUDGETS, "how": "HyperBand"}}, "fidelity.how: write hyperband for 'HyperBand'"),
+        ({"fidelity": {**BUDGETS, "how": "AsyncHyperBandScheduler"}}, "fidelity.how: write asha for "),
+        ({"fidelity": {**BUDGETS, "how": "median"}}, "fidelity.how: 'median' stops trials by their reports"),
+        ({"fidelity": {**BUDGETS, "how": "random"}}, "fidelity.how: there is no 'random'"),
+        ({"pruner": "SuccessiveHalvingPruner"}, "pruner: write asha for 'SuccessiveHalvingPruner'"),
+        ({"pruner": "ASHAScheduler"}, "pruner: write asha for 'ASHAScheduler'"),
+        ({"pruner": "MedianStoppingRule"}, "pruner: write median for 'MedianStoppingRule'"),
+        ({"pruner": "NopPruner"}, "pruner: write none for 'NopPruner'"),
+        (
+            {"pruner": {"how": "asha", "grace_period": 1, "reduction_factor": 3}},
+            "pruner asha: its settings have other names here, write least for grace_period, eta for reduction_factor",
+        ),
+        ({"pruner": {"how": "none", "eta": 3}}, "none takes no settings"),
     ],
 )
 def test_budgets_that_cannot_be_are_refused_in_one_line(given: dict[str, Any], said: str) -> None:
@@ -243,3 +257,103 @@ def test_a_loop_of_ones_own_reports_what_is_to_be_maximised() -> None:
     assert not study.report(trial, 1, 0.7)
     assert study.report(trial, 2, 0.3)
     study.close()
+
+
+@pytest.mark.parametrize("pruner", ["threshold:0.3", {"how": "threshold", "lower": 0.3}])
+def test_of_a_loss_to_maximise_the_bounds_are_those_of_the_number_that_is_reported(pruner: Any) -> None:
+    def accuracy(params: dict[str, float], context: Context) -> dict[str, float]:
+        context.report(1, abs(params["x"]))
+        context.should_stop()
+        context.report(2, abs(params["x"]))
+        return {"losses": {"acc": abs(params["x"])}}
+
+    objectives = {"acc": "maximize"}
+    options: dict[str, Any] = {"trials": 30, "seed": 0, "sampler": "random", "pruner": pruner, "objectives": objectives}
+    found = shadho_celery.minimize(accuracy, SPACE, **options)
+    stopped = {trial.number for trial in found.trials if trial.state == "PRUNED"}
+    assert stopped == {trial.number for trial in found.trials if abs(trial.params["x"]) < 0.3}
+    assert 0 < len(stopped) < 30
+    for trial in found.trials:
+        # Whether a trial was stopped or not: its loss by name, and its reports, are the objective's own number.
+        assert trial.losses == {"acc": abs(trial.params["x"])}
+        assert {report.loss for report in trial.reports} == {abs(trial.params["x"])}
+
+
+def test_what_a_pruned_trial_has_returned_is_kept_beside_the_loss_of_its_last_report() -> None:
+    def told(params: dict[str, float], context: Context) -> dict[str, float]:
+        for step in range(1, STEPS + 1):
+            context.report(step, params["x"] ** 2 + 1 / step)
+            if context.should_stop():
+                break
+        return {"loss": 0.0, "steps": step}
+
+    found = shadho_celery.minimize(told, SPACE, trials=30, seed=0, sampler="random", pruner="asha")
+    pruned = [trial for trial in found.trials if trial.state == "PRUNED"]
+    assert len(pruned) > 5
+    assert all(trial.metrics == {"steps": trial.step} for trial in pruned)
+    assert all(trial.loss == trial.reports[-1].loss != 0.0 for trial in pruned)
+    assert all(trial.error is None for trial in pruned)
+
+
+@pytest.mark.parametrize("step", [lambda count: 1, lambda count: 10 - count], ids=["the same", "falling"])
+def test_reports_that_do_not_count_up_are_named(step: Any) -> None:
+    def confused(params: dict[str, float], context: Context) -> float:
+        for count in range(1, STEPS + 1):
+            context.report(step(count), params["x"] ** 2 + 1 / count)
+        return params["x"] ** 2
+
+    with pytest.warns(UserWarning, match=r"such as those of trial 0: count up in context.report\(step, loss\)"):
+        found = shadho_celery.minimize(confused, SPACE, trials=3, seed=0, pruner="asha")
+    for trial in found.trials:
+        # Of several reports of one step the first one counts.
+        assert trial.reports[-1].loss == trial.params["x"] ** 2 + 1
+
+
+@pytest.mark.parametrize("how", ["hyperband", "bohb", "dehb"])
+def test_a_resumed_ladder_promotes_none_to_a_budget_that_it_has_had(how: str, tmp_path: Path) -> None:
+    where: dict[str, Any] = {"store": f"sqlite:///{tmp_path / 'a.db'}", "study": "s"}
+    before = {"least": 1, "most": 27, "eta": 3, "how": "hyperband"}
+    shadho_celery.minimize(by_budget, SPACE, trials=37, seed=1, fidelity=before, **where)
+    after = {"least": 1, "most": 16, "eta": 2, "how": how}
+    with pytest.warns(UserWarning, match="budgets from now on"):
+        found = shadho_celery.minimize(by_budget, SPACE, trials=120, resume=True, fidelity=after, **where)
+    assert len(found.trials) == 120
+    highest: dict[int, float] = {}
+    for trial in found.trials:
+        origin = trial.number if trial.origin is None else trial.origin
+        assert trial.budget is not None
+        assert trial.budget > highest.get(origin, 0.0)
+        highest[origin] = trial.budget
+
+
+def test_a_target_is_met_by_a_best_loss_above_the_full_budget_of_now(tmp_path: Path) -> None:
+    where: dict[str, Any] = {"store": f"sqlite:///{tmp_path / 'a.db'}", "study": "s"}
+    before = {"least": 1, "most": 27, "eta": 3, "how": "hyperband"}
+    shadho_celery.minimize(by_budget, SPACE, trials=45, seed=1, sampler="random", fidelity=before, **where)
+    after = {"least": 1, "most": 9, "eta": 3, "how": "hyperband"}
+    with pytest.warns(UserWarning, match="budgets from now on"):
+        found = shadho_celery.minimize(by_budget, SPACE, trials=100, target=1e3, resume=True, fidelity=after, **where)
+    assert found.best is not None
+    assert found.best.budget == 27.0
+    assert len(found.trials) == 45
+
+
+@pytest.mark.parametrize("sampler", ["optuna:TPESampler", "hyperopt:tpe"])
+def test_samplers_of_other_libraries_learn_the_losses_of_each_budget_by_themselves(sampler: str) -> None:
+    """Here a low budget's losses are all lower than those of a high one, and best at the other end."""
+
+    def misleading(params: dict[str, float], context: Context) -> float:
+        return (params["x"] - 0.9) ** 2 if context.budget == 9 else (params["x"] + 0.9) ** 2 - 100
+
+    fidelity = {**BUDGETS, "how": "hyperband"}
+    found = shadho_celery.minimize(misleading, SPACE, trials=120, seed=0, fidelity=fidelity, sampler=sampler)
+    late = [trial.params["x"] for trial in found.trials if trial.origin is None and trial.number >= 80]
+    assert sum(x > 0 for x in late) > 0.6 * len(late)
+
+
+def test_a_finite_search_that_has_ended_says_so_when_it_is_asked_again() -> None:
+    with shadho_celery.Study({"k": hp.quniform("k", 0, 2, 1)}, sampler="grid", seed=0) as study:
+        for _ in range(3):
+            study.tell(study.ask(), 1.0)
+        with pytest.raises(UsageError, match="the search has ended: all of its points have been tried"):
+            study.ask()

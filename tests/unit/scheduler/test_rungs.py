@@ -15,6 +15,7 @@ from shadho_celery.core.clock import ManualClock
 from shadho_celery.core.settings import FIDELITIES, StudySettings
 from shadho_celery.core.trial import Attempt, Lost, Outcome, Result, TrialState
 from shadho_celery.executors.simulated import Change, SimulatedExecutor
+from shadho_celery.fidelity.brackets import Bracket, Brackets
 from shadho_celery.fidelity.rounds import Wanted
 from shadho_celery.scheduler.build import make_scheduler
 from shadho_celery.scheduler.scheduler import Scheduler
@@ -466,3 +467,24 @@ def test_where_good_trials_are_slow_not_waiting_is_biased_and_copies_are_not() -
     whole = quality(speculate=False)
     assert quality(speculate=True) == whole
     assert quality(speculate=False, rungs={**RUNGS, "backups": 4}, trials=BRACKET + 16) < 0.95 * whole
+
+
+@pytest.mark.parametrize("slots", [{"gpu": 16}, {"gpu": 8, "large": 8, "cpu": 16}])
+def test_brackets_of_bohb_begin_only_while_those_that_have_begun_wait(
+    slots: Mapping[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many trials are drawn ahead: a draw belongs to the next bracket that lacks some."""
+    begun, draw = [], Brackets._drawing
+
+    def counted(brackets: Brackets, rung: int) -> Bracket | None:
+        before = brackets._begun
+        found = draw(brackets, rung)
+        begun.append(brackets._begun - before)
+        return found
+
+    monkeypatch.setattr(Brackets, "_drawing", counted)
+    fidelity = {"least": 1, "most": 27, "eta": 3, "how": "bohb"}
+    study = Search(fidelity=fidelity, slots=slots, trials=300, speculate=False).run().study
+    assert study.count(S.COMPLETE) == 300
+    assert sum(begun) > 2
+    assert max(begun) == 1
