@@ -139,9 +139,9 @@ _positive = partial(click.option, type=click.FloatRange(min=0, min_open=True, ma
 @click.option(
     "--pruner",
     metavar=f"[{'|'.join(PRUNERS)}|none]",
-    help="Stops a trial early by its reports: below the median, or not in the best percentile:25, of the complete "
-    "trials; after patience:10 steps without gain; above threshold:100; or if it is not in the best third at steps 1, "
-    "3, 9, ..., asha:3.  [default: none]",
+    help="Stops a trial early by its reports: worse than the median, or not in the best percentile:25, of the "
+    "complete trials; after patience:10 steps without gain; worse than threshold:100; or if it is not in the best "
+    "third at steps 1, 3, 9, ..., asha:3.  [default: none]",
 )
 @click.option(
     "--speculation/--no-speculation",
