@@ -229,7 +229,7 @@ class FinishedTrials:
         for number, state in self._table()[["number", "state"]].tolist():
             ended += _STATES[state] in COUNTED
             losses, constraints = self._numbers.get(number, ({}, {}))
-            if losses and not violation_of(constraints):
+            if losses and _STATES[state] is TrialState.COMPLETE and not violation_of(constraints):
                 yield ended, losses
 
     def best_of(self, subspace: str) -> float | None:
