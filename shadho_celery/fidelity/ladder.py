@@ -94,7 +94,7 @@ class Ladder(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def way(self) -> str:
-        """How trials get their budgets, one of FIDELITIES."""
+        """Name of the way in which trials get their budgets, one of FIDELITIES."""
         return "halving"
 
     @property
