@@ -26,7 +26,7 @@ def rm(name: str, yes: bool, store: str) -> None:
 
     A study that runs is refused. Files on the disks of other machines are named, not deleted.
     """
-    with opened(store, name) as study:
+    with opened(store, name, exactly=True) as study:
         if (where := study.running_on) is not None:
             raise StudyLocked(f"study {study.name} is run by the scheduler on {where}; stop it first, by Ctrl-C there")
         if yes and study.name != name:

@@ -42,14 +42,22 @@ def _complete(context: click.Context, _: click.Parameter, incomplete: str) -> li
 study_argument = click.argument("name", metavar="STUDY", shell_complete=_complete)
 
 
+def say(line: str) -> None:
+    """Print a line on standard error: standard output is for results."""
+    click.echo(line, err=True)
+
+
 @contextmanager
-def opened(store: str, name: str) -> Iterator[StudyResults]:
-    """Open the study of that name, or of one that begins so; say at the end if values were shown as texts."""
+def opened(store: str, name: str, *, exactly: bool = False) -> Iterator[StudyResults]:
+    """Open the study of that name, or of one that begins so; say at the end if values were shown as texts.
+
+    A module stands for its latest study, which is then named on standard error; not so `exactly`.
+    """
     # Late: the database's library takes a third of a second.
     from shadho_celery.results.study import load_study
 
     warn_of_password("--store", store, "PGPASSWORD or ~/.pgpass")
-    study = load_study(store, name)
+    study = load_study(store, name, told=None if exactly else say)
     yield study
     if study.values_note:
         click.echo(f"Warning: {study.values_note}", err=True)

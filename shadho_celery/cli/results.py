@@ -19,6 +19,7 @@ from shadho_celery.cli.result_options import (
     moment,
     opened,
     print_json,
+    say,
     store_option,
     study_argument,
     trial_json,
@@ -123,7 +124,7 @@ def show(name: str, store: str, as_json: bool) -> None:
 
     warn_of_password("--store", store, "PGPASSWORD or ~/.pgpass")
     with closing(SqlStore(store, read_only=True)) as database:
-        record = database.find(name)
+        record = database.find(name, told=say)
         # Without its lock: nothing of it is ever written.
         study = Study(database, record, 0, database.earlier(record.key))
         values = Values(record)

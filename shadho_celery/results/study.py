@@ -291,15 +291,15 @@ class RunningStudy(StudyResults):
         return self._result(trial)
 
 
-def load_study(store: str, name: str) -> StudyResults:
+def load_study(store: str, name: str, *, told: Callable[[str], None] | None = None) -> StudyResults:
     """Return the study called `name`, which may be shortened while it is unique, from the store at a URL.
 
-    Raises StudyNotFound, which names the candidates if there are several, or StoreError.
+    With `told` a module stands for its latest study, and `told` gets a line that says which one. Raises StudyNotFound, which names the candidates if there are several, or StoreError.
     """
     if not isinstance(name, str) or not name:
         raise UsageError(f"a study's name is a text, not {short(name, 60)}")
     opened = SqlStore(store, read_only=True)
-    return StudyResults(opened, opened.find(name))
+    return StudyResults(opened, opened.find(name, told=told))
 
 
 def list_studies(store: str) -> list[StudySummary]:

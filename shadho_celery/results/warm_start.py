@@ -56,11 +56,17 @@ def read_source(
         if not mark or not name:
             raise UsageError(f"{short(text)} names no study; write STORE_URL#STUDY, such as sqlite:///old.db#svm")
         with closing(SqlStore(url, read_only=True)) as other:
-            return of_study(StudyResults(other, other.find(name)), space, least)
+            return of_study(StudyResults(other, other.find(name, told=_is_named)), space, least)
     if isinstance(given, Path) or text.lower().endswith(".csv"):
         return of_table(Path(given), space, least, objectives)
-    found = store.find(text, instead="shadho-celery studies lists its studies; a file is named FILE.csv")
+    found = store.find(
+        text, instead="shadho-celery studies lists its studies; a file is named FILE.csv", told=_is_named
+    )
     return of_study(StudyResults(store, found), space, least)
+
+
+def _is_named(_: str) -> None:
+    """Ignore which study was meant: the words of a warm start name it."""
 
 
 def of_study(study: StudyResults, space: Space, least: float | None = None) -> Source:

@@ -113,13 +113,25 @@ class SqlStore:
                 f"continue it with --resume {record.name} or choose another --study name"
             ) from None
 
-    def find(self, name: str, instead: str | None = None) -> StudyRecord:
+    def find(self, name: str, instead: str | None = None, *, told: Callable[[str], None] | None = None) -> StudyRecord:
         """Return the study called `name`, which may be shortened while it is unique.
 
-        Raises StudyNotFound, with `instead` as the remedy.
+        With `told` a module, or the beginning of its last part, stands for its latest study, and `told` gets a line
+        that says which one. Raises StudyNotFound, with `instead` as the remedy.
         """
-        whole = self._whole_name(name)
-        return self._one(self._records().where(studies.c.name == whole), f"named {name!r}", instead)
+        if "name" in self._lacking.get(studies.name, ()):
+            raise StudyNotFound(f"there are no studies in {self.safe_url}")
+        query = sa.select(studies.c.name, studies.c.module).order_by(studies.c.created_at.desc())
+        modules = {row.name: row.module for row in self._fetched(query)}
+        whole, others = (name, 0) if name in modules else self._meant(name, modules, may_be_module=told is not None)
+        found = self._one(self._records().where(studies.c.name == whole), f"named {name!r}", instead)
+        if told is not None and others:
+            told(
+                f"study {whole}, the latest of {others + 1} of module {found.module}; give a whole name for another one"
+            )
+        elif told is not None and not whole.startswith(name):
+            told(f"study {whole}, of module {found.module}")
+        return found
 
     def records(self) -> list[StudyRecord]:
         """Return all studies, the latest first."""
@@ -350,28 +362,28 @@ class SqlStore:
         lacking = self._lacking.get(studies.name, ())
         return sa.select(*(sa.null().label(c.name) if c.name in lacking else c for c in _RECORD_COLUMNS))
 
-    def _whole_name(self, name: str) -> str:
-        """Return the name of the one study whose name begins so; `name` itself if it is whole, or unknown."""
-        if "name" in self._lacking.get(studies.name, ()):
-            raise StudyNotFound(f"there are no studies in {self.safe_url}")
-        query = sa.select(studies.c.name).where(studies.c.name.startswith(name, autoescape=True))
-        # SQLite's LIKE knows no capitals.
-        fitting = sorted(row.name for row in self._fetched(query) if row.name.startswith(name))
-        if name in fitting:
-            return name
-        if not fitting:
-            names = [row.name for row in self._fetched(sa.select(studies.c.name))]
-            near = get_close_matches(name, names, n=3) if len(names) < 10_000 else []
-            if near:
-                raise StudyNotFound(f"there is no study {name!r} in {self.safe_url}; did you mean {' or '.join(near)}?")
-            return name
+    def _meant(self, name: str, modules: Mapping[str, str], *, may_be_module: bool) -> tuple[str, int]:
+        """Return the study that a shortened name means, and how many others of its module it fits as well.
+
+        `modules` has the module of each study by its name, the latest study first. An unknown name is returned as it
+        is.
+        """
+        fitting = [each for each in modules if each.startswith(name)]
+        if may_be_module and name:
+            by_module = [each for each, module in modules.items() if name in {module, _last_part(module)}]
+            one = {modules[each] for each in by_module or fitting}
+            if len(one) == 1 and (by_module or all(_last_part(module).startswith(name) for module in one)):
+                return (by_module or fitting)[0], len(by_module or fitting) - 1
         if len(fitting) > 1:
             more = f" and {len(fitting) - MAX_LISTED} more" if len(fitting) > MAX_LISTED else ""
             raise StudyNotFound(
-                f"{name!r} fits {len(fitting)} studies in {self.safe_url}: {', '.join(fitting[:MAX_LISTED])}{more}; "
-                "write more of the name"
+                f"{name!r} fits {len(fitting)} studies in {self.safe_url}: {', '.join(sorted(fitting)[:MAX_LISTED])}"
+                f"{more}; write more of the name"
             )
-        return str(fitting[0])
+        near = get_close_matches(name, modules, n=3) if not fitting and len(modules) < 10_000 else []
+        if near:
+            raise StudyNotFound(f"there is no study {name!r} in {self.safe_url}; did you mean {' or '.join(near)}?")
+        return (fitting[0] if fitting else name), 0
 
     def _read(
         self, key: str, reader: Reader, make: Callable[[Sequence[object]], T], numbers: Collection[int] | None = None
@@ -448,6 +460,11 @@ class SqlStore:
             cause = one_line(mask_in(str(error.orig), self.url), 1000)
             kind = StoreOutage if is_outage(error) else StoreError
             raise kind(f"the store {self.safe_url} cannot be used: {cause}; {remedy(cause)}") from error
+
+
+def _last_part(module: str) -> str:
+    """Return the part of a module's name that its studies are named after."""
+    return module.rpartition(".")[2]
 
 
 def _lesson(key: str, place: int, trial: Trial) -> dict[str, Any]:

@@ -20,7 +20,9 @@ from hyperopt import hp, space_eval
 
 import shadho_celery
 from shadho_celery.cli.group import commands
+from shadho_celery.core.clock import ManualClock
 from shadho_celery.core.trial import Outcome, Result, TrialState
+from shadho_celery.errors import StudyNotFound
 from shadho_celery.space.compile import compile_space
 from shadho_celery.store.sql import SqlStore
 from shadho_celery.study.open import open_study
@@ -440,3 +442,72 @@ def test_a_loss_to_maximise_is_not_negative_in_json() -> None:
 
 def test_the_help_of_best_says_what_a_front_is() -> None:
     assert "the feasible ones that no other one dominates" in " ".join(answer("best", "--help").split())
+
+
+# Names
+
+
+def record(name: str, module: str, at: float) -> None:
+    space = compile_space(SPACE)
+    clock = ManualClock(at)
+    with closing(SqlStore("sqlite:///shadho.db")) as store:
+        study = open_study(store, space.describe(), module=module, name=name, seed=1, clock=clock)
+        attempt = study.send(study.add("model=net", {"model": 0, "exponent": -3.5}, seed=1), "cpu")
+        outcome = Outcome(state=TrialState.COMPLETE, loss=at)
+        study.tell(Result(number=0, attempt=attempt.attempt, outcome=outcome, host="h", at=at))
+        study.close()
+
+
+@pytest.fixture
+def of_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store with studies of three modules, the latest one of each neither first nor last by name."""
+    folder = tmp_path / "of_modules"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    studies = [("svm-41bc", "tasks.svm"), ("svm-3f2a", "tasks.svm"), ("wide", "tasks.svm"), ("svm-77aa", "tasks.svm")]
+    studies += [("svm_large-9d00", "tasks.svm_large"), ("mlp-1111", "a.mlp"), ("mlp-2222", "b.mlp")]
+    for place, (name, module) in enumerate(studies):
+        record(name, module, 100.0 + place)
+
+
+READ = (["best"], ["show"], ["trials"], ["export"], ["trial", "0"], ["logs", "0"])
+
+
+@pytest.mark.parametrize("command", READ, ids=lambda command: command[0])
+@pytest.mark.parametrize("given", ["svm", "tasks.svm"])
+def test_a_command_that_reads_takes_a_modules_latest_study_and_names_it(
+    of_modules: None, command: list[str], given: str
+) -> None:
+    done = CliRunner().invoke(commands, [command[0], given, *command[1:]])
+    assert "study svm-77aa, the latest of 4 of module tasks.svm" in done.stderr
+    assert "fits" not in done.stderr
+    as_json = CliRunner().invoke(commands, ["best", given, "--json"])
+    assert json.loads(as_json.stdout)["study"] == "svm-77aa"
+
+
+def test_the_latest_study_of_a_module_is_found_by_the_beginning_of_its_name_and_whatever_it_was_called(
+    of_modules: None,
+) -> None:
+    record("deep", "tasks.lone", 300.0)
+    assert found("best", "lone", "--json")["study"] == "deep"
+    record("lone-0001", "tasks.lone", 301.0)
+    record("lone-0002", "tasks.lone", 302.0)
+    assert found("best", "lo", "--json")["study"] == "lone-0002"
+
+
+@pytest.mark.parametrize(("given", "cause"), [("svm-", "fits 3"), ("mlp", "fits 2"), ("s", "fits 4"), ("wise", "wide")])
+def test_a_name_that_fits_several_studies_or_modules_is_refused_with_what_it_fits(
+    of_modules: None, given: str, cause: str
+) -> None:
+    done = CliRunner().invoke(commands, ["best", given])
+    assert done.exit_code == 2
+    assert cause in done.stderr
+
+
+def test_rm_and_python_need_an_exact_or_a_unique_name(of_modules: None) -> None:
+    done = CliRunner().invoke(commands, ["rm", "svm", "--yes"])
+    assert (done.exit_code, "fits 4 studies" in done.stderr) == (2, True)
+    assert CliRunner().invoke(commands, ["rm", "tasks.svm", "--yes"]).exit_code == 2
+    with pytest.raises(StudyNotFound, match="fits"):
+        shadho_celery.load_study("sqlite:///shadho.db", "svm")
+    assert CliRunner().invoke(commands, ["rm", "mlp-1111", "--yes"]).exit_code == 0
