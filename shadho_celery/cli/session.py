@@ -38,7 +38,14 @@ from shadho_celery.objective.study_file import StudyFile
 from shadho_celery.results.on_trial import OnTrial, TrialCallback, check_on_trial
 from shadho_celery.results.study import RunningStudy, StudyResults
 from shadho_celery.results.warm_start import read_source
-from shadho_celery.scheduler.build import changes, check_sampler, check_settings, check_warm_start, make_scheduler
+from shadho_celery.scheduler.build import (
+    changes,
+    check_sampler,
+    check_settings,
+    check_warm_start,
+    make_scheduler,
+    other_code,
+)
 from shadho_celery.scheduler.known_points import completed, enqueue
 from shadho_celery.scheduler.widths import widest
 from shadho_celery.space.compile import compile_space
@@ -282,7 +289,8 @@ class Session:
         slots = machine.slots_for("cpu", self._settings.cores)
         if names := self._settings.classes:
             click.echo(
-                f"no GPU here: CPU workers play the classes {', '.join(names)}; --workers cpu={slots} for real use",
+                f"no GPU here: CPU workers stand in for the classes {', '.join(names)}, one slot each, so that you can "
+                f"see the placement; a study without classes, or --workers cpu={slots}, uses all cores as class cpu",
                 err=True,
             )
             return dict.fromkeys(names, 1)
@@ -315,8 +323,11 @@ class Session:
             callback = TrialCallback(self._on_trial, self._running, lambda text: view.note(f"Warning: {text}"))
             self._scheduler.on_trial = self._with_own_output(callback)
         click.echo(f"study {self._study.name} (seed {self._study.record.seed}) in {self._store.safe_url}", err=True)
-        for line in changes(self._in_force_before, self._settings.in_force(), self._study.counted):
-            click.echo(line, err=True)
+        if self._options.resume:
+            lines = changes(self._in_force_before, self._settings.in_force(), self._study.counted)
+            lines += other_code(self._store.codes(self._study.record.key), self._code.digest)
+            for line in lines:
+                click.echo(line, err=True)
         if self._scheduler.done:
             ended = self._study.counted
             click.echo(f"nothing is left to run: {ended} trials have ended; --trials {2 * ended} runs more", err=True)

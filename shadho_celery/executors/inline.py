@@ -36,11 +36,12 @@ class InlineExecutor:
         *,
         objectives: Mapping[str, str] | None = None,
         prunes: Callable[[Attempt, Report], bool] = lambda attempt, report: False,
+        code: str = "",
     ) -> None:
         """`evaluate` makes the objective's values from a trial's params (`Space.evaluate`); `study` is a name.
 
         `objectives` are those of the study, if its losses have names. `prunes` says of each report whether its attempt
-        should stop: while an objective runs nobody polls.
+        should stop: while an objective runs nobody polls. `code` is the digest of the objective's version.
         """
         self._objective = objective
         self._evaluate = evaluate
@@ -49,6 +50,7 @@ class InlineExecutor:
         self._study = study
         self._objectives = objectives
         self._prunes = prunes
+        self._code = code or None
         self._queue: deque[Attempt] = deque()
         self._events: list[Event] = []
 
@@ -116,7 +118,7 @@ class InlineExecutor:
             objectives=self._objectives,
         )
         # Also of an objective that raises its own exception when it is to stop.
-        outcome = replace(outcome.cancelled() if is_stopped else outcome, continued=continued)
+        outcome = replace(outcome.cancelled() if is_stopped else outcome, continued=continued, code=self._code)
         at = self._clock.wall()
         result = Result(number=number, attempt=which, outcome=outcome, compute_class=INLINE_CLASS, host=HOST, at=at)
         self._events.append(result)

@@ -26,10 +26,11 @@ from shadho_celery.executors.inline import InlineExecutor
 from shadho_celery.fidelity.pruners import Pruning, make_pruning
 from shadho_celery.objective.call import MAX_ERROR, Objective, describe, joined
 from shadho_celery.objective.context import LocalContext, Thinning
+from shadho_celery.objective.function_version import function_version
 from shadho_celery.objective.result import Unreadable, read
 from shadho_celery.program.interrupts import Interrupts
 from shadho_celery.program.warm_start import WarmStartSource, as_source
-from shadho_celery.program.words import python_words, warn
+from shadho_celery.program.words import in_python, python_words, warn
 from shadho_celery.results.on_trial import OnTrial, TrialCallback, check_on_trial
 from shadho_celery.results.study import RunningStudy, StudyResults
 from shadho_celery.results.trial import TrialResult
@@ -42,6 +43,7 @@ from shadho_celery.scheduler.build import (
     check_settings,
     check_warm_start,
     make_scheduler,
+    other_code,
 )
 from shadho_celery.scheduler.known_points import completed
 from shadho_celery.scheduler.scheduler import Scheduler
@@ -367,6 +369,9 @@ class Study(StudyResults):
         on_trial: OnTrial | None,
         on_turn: Callable[[], None],
     ) -> None:
+        code = function_version(objective)
+        for line in other_code(self._database.codes(self.key), code):
+            warn(in_python(line.removeprefix("Warning: ")))
         pruning = make_pruning(self._settings.pruner, self._settings.objectives)
         executor = InlineExecutor(
             self._interrupts.at_once(objective),
@@ -375,6 +380,7 @@ class Study(StudyResults):
             study=self.name,
             objectives=self._settings.objectives,
             prunes=(lambda attempt, report: False) if pruning is None else pruning.tell,
+            code=code,
         )
         self._loop = None
         scheduler = self._scheduler_of(executor, limits, pruning)

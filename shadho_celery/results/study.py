@@ -294,7 +294,8 @@ class RunningStudy(StudyResults):
 def load_study(store: str, name: str, *, told: Callable[[str], None] | None = None) -> StudyResults:
     """Return the study called `name`, which may be shortened while it is unique, from the store at a URL.
 
-    With `told` a module stands for its latest study, and `told` gets a line that says which one. Raises StudyNotFound, which names the candidates if there are several, or StoreError.
+    With `told` a module stands for its latest study, and `told` gets a line that says which one.
+    Raises StudyNotFound, which names the candidates if there are several, or StoreError.
     """
     if not isinstance(name, str) or not name:
         raise UsageError(f"a study's name is a text, not {short(name, 60)}")

@@ -107,6 +107,20 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any], trials: int) -> l
     return [line for line in lines if line is not None]
 
 
+def other_code(trials: Mapping[str, int], now: str) -> list[str]:
+    """Return a line if a study has trials of other versions of its code than the one of `now`, "" for an unknown one.
+
+    `trials` has the number of its trials by version.
+    """
+    if not now or not {*trials} - {now}:
+        return []
+    counts = ", ".join(f"{count} of version {code}" for code, count in trials.items())
+    return [
+        f"Warning: the objective's code is now version {now}, and this study has trials of other code: {counts}; all "
+        "of them share its best trials, sampler and pruner; give --study NAME without --resume for a new study"
+    ]
+
+
 def make_rounds(ladder: Ladder | None, space: Space | None = None, seed: int = 0, limit: int | None = None) -> Rounds:
     """Return the rounds on a ladder, endless ones without.
 

@@ -163,6 +163,14 @@ class SqlStore:
         query = sa.select(trials.c.state, count).where(trials.c.study == key).group_by(trials.c.state)
         return {TrialState(row.state): row.trials for row in self._fetched(query)}
 
+    def codes(self, key: str) -> dict[str, int]:
+        """Return the number of the study's trials by the digest of the code that they ran under, where it is known."""
+        if "code" in self._lacking.get(trials.name, ()):
+            return {}
+        count, began = sa.func.count().label("trials"), sa.func.min(trials.c.number)
+        query = sa.select(trials.c.code, count).where(trials.c.study == key, trials.c.code.is_not(None))
+        return {row.code: row.trials for row in self._fetched(query.group_by(trials.c.code).order_by(began))}
+
     def best(self, key: str) -> int | None:
         """Return the number of the COMPLETE trial with the least loss, of those with the highest budget; None without.
 

@@ -170,6 +170,7 @@ def test_a_study_edited_during_its_run_says_so_waits_and_goes_on_with_resume(des
     count = str(len(desk.trials()) + 5)
     resumed = desk.launch("my_study", "--resume", "one", "--trials", count, "--json", "--workers", "cpu=1")
     assert resumed.wait().code == 0, desk.said()
+    assert f"trials of other code: {len(before)} of version {before[0][2]};" in resumed.err
     found = ran(desk)
     assert found[: len(before)] == before
     assert {metrics["text"] for _, metrics, _ in found[len(before) :]} == {"second"}

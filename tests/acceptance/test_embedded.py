@@ -125,7 +125,7 @@ def test_workers_of_ones_own_choice_have_the_slots_asked_for(desk: Desk) -> None
     assert classes["cpu"]["complete"] + classes["rack 7/fast"]["complete"] == 12
     assert len({trial["host"] for trial in desk.trials()}) == 1
     assert len(desk.slots()) == 3, "each slot has a process that is used again and again"
-    assert "play" not in command.err
+    assert "stand in" not in command.err
     until(lambda: not desk.processes(), 20, lambda: f"{desk.processes()}")
     assert not socket.exists()
 
@@ -142,7 +142,7 @@ def test_the_svm_task_runs_from_the_checkout(desk: Desk) -> None:
     assert report["trials"]["total"] == 12
     assert report["sampler"]["name"] == "auto"
     assert {*report["sampler"]["choices"]} == {*report["subspaces"]}
-    assert "CPU workers play the classes gpu_large, gpu_small, cpu" in command.err
+    assert "CPU workers stand in for the classes gpu_large, gpu_small, cpu, one slot each" in command.err
     assert {name for name, counts in report["subspaces"].items() if counts["complete"] + counts["failed"]} == {
         "kernel=linear",
         "kernel=rbf",

@@ -489,10 +489,10 @@ def test_the_latest_study_of_a_module_is_found_by_the_beginning_of_its_name_and_
     of_modules: None,
 ) -> None:
     record("deep", "tasks.lone", 300.0)
-    assert found("best", "lone", "--json")["study"] == "deep"
+    assert json.loads(CliRunner().invoke(commands, ["best", "lone", "--json"]).stdout)["study"] == "deep"
     record("lone-0001", "tasks.lone", 301.0)
     record("lone-0002", "tasks.lone", 302.0)
-    assert found("best", "lo", "--json")["study"] == "lone-0002"
+    assert json.loads(CliRunner().invoke(commands, ["best", "lo", "--json"]).stdout)["study"] == "lone-0002"
 
 
 @pytest.mark.parametrize(("given", "cause"), [("svm-", "fits 3"), ("mlp", "fits 2"), ("s", "fits 4"), ("wise", "wide")])

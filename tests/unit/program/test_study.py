@@ -436,3 +436,20 @@ def test_what_auto_chose_is_kept_until_another_sampler_takes_over() -> None:
     with pytest.warns(UserWarning, match="sampler tpe from now on, auto until now"):
         minimize(abs, hp.uniform("x", -1, 1), trials=18, sampler="tpe", resume=True, **options)
     assert load_study(STORE, "mine").choices == {}
+
+
+def test_a_study_that_goes_on_under_other_code_is_warned_of_with_the_trials_of_each_version() -> None:
+    def of_epochs(epochs: int) -> Any:
+        return lambda x: float(x**2) / epochs
+
+    space, named = hp.uniform("x", -1, 1), {"store": STORE, "study": "edited", "seed": 0, "sampler": "random"}
+    minimize(of_epochs(12), space, trials=3, **named)
+    minimize(of_epochs(12), space, trials=4, resume=True, **named)
+    found = r"trials of other code: 4 of version [0-9a-f]{12}; .* give study= without resume=True for a new study"
+    with pytest.warns(UserWarning, match=found):
+        minimize(of_epochs(20), space, trials=6, resume=True, **named)
+    with (
+        pytest.warns(UserWarning, match=r"4 of version [0-9a-f]{12}, 2 of version [0-9a-f]{12};"),
+        Study(space, **{**named, "resume": True}) as study,
+    ):
+        study.run(of_epochs(20), trials=7)
