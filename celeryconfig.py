@@ -17,6 +17,13 @@ SHADHO_TLS_CA, SHADHO_TLS_CERT, SHADHO_TLS_KEY  authority to trust, and one's ow
 import os
 from pathlib import Path
 
+from shadho_celery.core.bounds import (
+    BROKER_CONNECT_SECONDS,
+    BROKER_HEARTBEAT_SECONDS,
+    REDIS_CONNECT_SECONDS,
+    REDIS_SECONDS,
+)
+
 broker_url = os.environ.get("CELERY_BROKER_URL", "amqp://127.0.0.1")
 
 #: Not Celery's result backend: results come over a Redis stream, ten times as fast as one by one.
@@ -66,7 +73,8 @@ worker_cancel_long_running_tasks_on_connection_loss = False
 broker_connection_retry_on_startup = True
 broker_connection_max_retries = None
 broker_channel_error_retry = True
-broker_heartbeat = 30
+broker_heartbeat = BROKER_HEARTBEAT_SECONDS
+broker_connection_timeout = BROKER_CONNECT_SECONDS
 
 # A running trial's message may stay unacknowledged for days. RabbitMQ's limit for that is in its own file, see deploy/.
 if broker_url.startswith("amqp"):
@@ -76,8 +84,8 @@ else:
         # No priorities: one list for each queue, of the queue's own name, to which a Redis user can be confined.
         "priority_steps": [0],
         "visibility_timeout": 86400,
-        "socket_timeout": 10,
-        "socket_connect_timeout": 5,
+        "socket_timeout": REDIS_SECONDS,
+        "socket_connect_timeout": REDIS_CONNECT_SECONDS,
         "socket_keepalive": True,
         "health_check_interval": 10,
     }

@@ -16,6 +16,7 @@ from celery import Celery, Task, current_app, shared_task, signals
 from celery.exceptions import Reject
 
 from shadho_celery.core import hardware
+from shadho_celery.core.bounds import BROKER_CONNECT_SECONDS
 from shadho_celery.core.folders import CHECKPOINTS, SHIPPED_CODE
 from shadho_celery.errors import ShadhoError
 from shadho_celery.node.consumer import CarefulConsumer, Consumer
@@ -97,9 +98,9 @@ def _open(sender: Any, **_: object) -> None:
         queues.select_add(broker.queue(each))
     try:
         client = connect(conf.get("shadho_redis_url"))
-        connection = sender.app.connection_for_read(heartbeat=0, connect_timeout=3)
+        connection = sender.app.connection_for_read(heartbeat=0, connect_timeout=BROKER_CONNECT_SECONDS)
         broker.check_access(connection, names, str(conf.broker_url))
-        sender.app.shadho_slots = Slots(
+        sender.app.shadho_slots = slots = Slots(
             client,
             machine=machine,
             compute_class=name,
@@ -110,14 +111,15 @@ def _open(sender: Any, **_: object) -> None:
             signer=Signer.configured(),
             code_folder=SHIPPED_CODE.absolute() if conf.get("shadho_accept_code") else None,
         )
+        slots.check()
     except ShadhoError as error:
         raise _refusal(str(error)) from None
-    if not (sender.app.shadho_slots.imports or conf.get("shadho_accept_code")):
+    if not (slots.imports or conf.get("shadho_accept_code")):
         log.warning(
             "this worker has no study modules and runs nothing; start it with --import my_study, or with "
             "SHADHO_IMPORTS=my_study, in the folder that holds my_study.py"
         )
-    sender.app.shadho_slots.start()
+    slots.start()
 
 
 @signals.worker_ready.connect  # type: ignore[untyped-decorator]

@@ -47,13 +47,14 @@ def status(as_json: bool, **connection: str | None) -> None:
     os.environ.update(named)
     # Late: Celery's libraries take half a second, and read the environment.
     from shadho_celery.transport.broker import depths, machine_queue
-    from shadho_celery.transport.redis import connect
+    from shadho_celery.transport.redis import connect, refusals
     from shadho_celery.transport.registry import Registry, StudyWants, Worker
     from shadho_celery.transport.signing import Signer
 
     client, signer = connect(urls.url(urls.REDIS)), Signer.configured()
     registry, wanting = Registry(client, Worker, signer), Registry(client, StudyWants, signer)
-    workers, studies = registry.living(), wanting.living()
+    with refusals():
+        workers, studies = registry.living(), wanting.living()
     classes = {worker.compute_class for worker in workers.values()}
     classes |= {name for study in studies.values() for name in study.wants}
     queues = {name: {name} for name in sorted(classes)}

@@ -23,7 +23,7 @@ from shadho_celery.fleet.workers import Workers
 from shadho_celery.transport.broker import Publisher
 from shadho_celery.transport.channel import HOLD_SECONDS, SchedulerChannel
 from shadho_celery.transport.quarantine import Quarantine
-from shadho_celery.transport.redis import flush, is_outage, outages_pass, unusable
+from shadho_celery.transport.redis import flush, is_outage, outages_pass, refusals, unusable
 from shadho_celery.transport.registry import ANY_CODE, Worker, of_other_protocols
 from shadho_celery.transport.seats import SchedulerSeats
 from shadho_celery.transport.shipping import Shipping
@@ -93,13 +93,14 @@ class QueueExecutor:
         self._unwanted: list[Callable[[], object]] = []
         #: reason why Redis answers nothing at the moment; None while it does
         self._silence: ServiceError | None = None
-        channel.repair()
-        channel.lock()
-        #: the moment of the last look at the lock
-        self._held_at = self._clock.now()
-        quarantine.reset()
-        if self._ship is not None:
-            self._ship()
+        with refusals():
+            channel.repair()
+            channel.lock()
+            #: the moment of the last look at the lock
+            self._held_at = self._clock.now()
+            quarantine.reset()
+            if self._ship is not None:
+                self._ship()
         #: the moment at which the sources were last shipped
         self._shipped_at = self._clock.now()
 

@@ -11,8 +11,10 @@ from typing import Any
 import celery.worker.consumer
 from celery.worker import state
 
+from shadho_celery.core.bounds import BROKER_CONNECT_SECONDS
 from shadho_celery.core.checks import short
 from shadho_celery.core.clock import Clock, SystemClock
+from shadho_celery.transport.broker import depths_on, opened
 from shadho_celery.transport.redis_queues import AreRefused, drop_refused
 from shadho_celery.transport.signing import Signer
 
@@ -98,7 +100,7 @@ class Consumer:
         if self._paused or self._clock.now() - self._message_at < QUIET_SECONDS or not is_wanted():
             return
         # Only at the second look in a row: at the first, another worker may be about to take the message.
-        waiting = [queue for queue in self._queues if self._depth(queue) > 0]
+        waiting = self._are_waiting()
         waits, before = bool(waiting), self._waited
         self.note_message()
         self._waited = waits and not before
@@ -109,9 +111,10 @@ class Consumer:
 
     def drop_refused(self, signer: Signer, are_refused: AreRefused) -> None:
         """Drop refused messages in bulk if the broker is Redis; RabbitMQ brings them fast enough."""
-        with self._consumer.app.connection_for_read(heartbeat=0) as connection:
-            if connection.transport.driver_type != "redis":
-                return
+        connection = self._connection()
+        if connection.get_transport_cls().driver_type != "redis":
+            return
+        with opened(connection):
             for queue in self._queues:
                 dropped = 0
                 while fresh := drop_refused(connection.default_channel, queue, signer, are_refused):
@@ -119,15 +122,18 @@ class Consumer:
                 if dropped:
                     log.warning("%d messages in %s were dropped: they were for trials that have ended", dropped, queue)
 
-    def _depth(self, queue: str) -> int:
-        """Return the number of messages that wait in a queue, 0 if the broker does not tell."""
+    def _are_waiting(self) -> list[str]:
+        """Return the queues in which messages wait, none if the broker does not tell."""
         try:
-            with self._consumer.app.connection_for_read(heartbeat=0) as connection:
-                connection.ensure_connection(max_retries=1, timeout=3)
-                return int(connection.default_channel.queue_declare(queue, passive=True).message_count)
+            connection = self._connection()
+            with opened(connection):
+                return [queue for queue, depth in depths_on(connection, self._queues).items() if depth]
         except Exception:
-            # No such queue, no broker, no permission: a new connection cures none of them.
-            return 0
+            # No broker, no permission: a new connection cures none of them.
+            return []
+
+    def _connection(self) -> Any:
+        return self._consumer.app.connection_for_read(heartbeat=0, connect_timeout=BROKER_CONNECT_SECONDS)
 
 
 def _break() -> None:

@@ -54,7 +54,15 @@ class Heartbeat:
         """Announce this worker to the schedulers, until it is withdrawn; `consumer` brings it messages."""
         self._consumer = consumer
         self._is_announced.set()
-        self._announce()
+        self._announce_now()
+
+    def check(self) -> None:
+        """Look for live studies, and withdraw what is not announced yet: what Redis must let a worker do.
+
+        Raises redis-py's errors.
+        """
+        self._studies.living()
+        self._workers.withdraw(self._name)
 
     def withdraw(self) -> None:
         """Withdraw the announcement: the schedulers send nothing new."""

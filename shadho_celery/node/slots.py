@@ -54,7 +54,7 @@ from shadho_celery.runner.trial_log import log_path
 from shadho_celery.transport.broker import PROTOCOL
 from shadho_celery.transport.channel import Claim, WorkerChannel, new_delivery
 from shadho_celery.transport.logs import WorkerLogs
-from shadho_celery.transport.redis import flush, is_outage
+from shadho_celery.transport.redis import flush, is_outage, refusals
 from shadho_celery.transport.registry import Worker
 from shadho_celery.transport.seats import Seat, WorkerSeats
 from shadho_celery.transport.shipping import Shipping
@@ -158,6 +158,12 @@ class Slots:
     def codes(self) -> dict[str, CodeVersion]:
         """Their versions, as far as they are known."""
         return self._codes.known
+
+    def check(self) -> None:
+        """Do with Redis what a worker does, to no effect. Raises ServiceError unless Redis lets it."""
+        with refusals():
+            self._heartbeat.check()
+            self._channel.are_refused("0", [])
 
     def start(self) -> None:
         """Start the slots' processes, and the thread that renews leases."""

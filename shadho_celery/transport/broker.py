@@ -10,15 +10,17 @@ from __future__ import annotations
 import hashlib
 import json
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import amqp
 import kombu
+import kombu.transport.pyamqp
 import msgspec
 from kombu.exceptions import KombuError
 
+from shadho_celery.core.bounds import BROKER_CONNECT_SECONDS, BROKER_SECONDS
 from shadho_celery.core.checks import mask, mask_in, one_line
 from shadho_celery.core.payload import Payload
 from shadho_celery.errors import ServiceError
@@ -33,9 +35,6 @@ PROTOCOL = 11
 #: name of the Celery task that runs a trial
 TASK = "shadho.trial"
 
-#: seconds to wait for a broker's answer
-BROKER_SECONDS = 6.0
-
 #: AMQP's codes of permanent refusals (access refused, not allowed), and Redis' words for them
 _DENIED = (403, 530)
 _DENIALS = ("WRONGPASS", "NOPERM", "NOAUTH", "invalid username-password", "Authentication required", "no permissions")
@@ -49,8 +48,55 @@ BATCH = 500
 #: seconds after which a machine's queue that no worker consumes is removed, with its messages
 MACHINE_QUEUE_SECONDS = 300
 
+#: seconds for which a publisher that RabbitMQ has blocked looks whether that is over; it looks again at its next call
+UNBLOCKED_SECONDS = 0.2
+
+#: cause of a publisher's failure meanwhile
+BLOCKED = "it takes no messages while its memory or disk is nearly full; see rabbitmq-diagnostics alarms"
+
 #: most bytes of a queue's name in AMQP
 _MAX_NAME = 255
+
+
+class _AmqpConnection(kombu.transport.pyamqp.Connection):  # type: ignore[misc]
+    """A connection to RabbitMQ that is given up at the first request without an answer in time, its end included.
+
+    py-amqp waits for answers without a limit, unless its socket has one.
+    """
+
+    def connect(self, callback: Any = None) -> Any:
+        answer = super().connect(callback)
+        self.transport.sock.settimeout(BROKER_SECONDS)
+        return answer
+
+    def drain_events(self, timeout: float | None = None) -> None:
+        try:
+            super().drain_events(timeout)
+        except TimeoutError:
+            if timeout is None:
+                self.collect()
+            raise
+
+
+class _Bounded(kombu.transport.pyamqp.Transport):  # type: ignore[misc]
+    """kombu's transport for RabbitMQ with our connection."""
+
+    Connection = _AmqpConnection
+
+
+class _BoundedTls(_Bounded, kombu.transport.pyamqp.SSLTransport):  # type: ignore[misc]
+    """The same with TLS."""
+
+
+_BOUNDED = {kombu.transport.pyamqp.Transport: _Bounded, kombu.transport.pyamqp.SSLTransport: _BoundedTls}
+
+
+class Connection(kombu.Connection):  # type: ignore[misc]
+    """A connection to any broker, each of whose requests has a bound in time; that of Redis is a setting."""
+
+    def get_transport_cls(self) -> Any:
+        found = super().get_transport_cls()
+        return _BOUNDED.get(found, found)
 
 
 def machine_queue(compute_class: str, host: str) -> str:
@@ -130,8 +176,7 @@ def check_access(connection: kombu.Connection, names: Sequence[str], url: str = 
     url = url or connection.as_uri()
     name = names[0]
     try:
-        with connection:
-            connection.connect()
+        with opened(connection):
             channel = connection.default_channel
             for name in names:
                 queue(name)(channel).declare()
@@ -156,26 +201,58 @@ def depths(names: Iterable[str]) -> dict[str, int | None]:
     """
     settings = configuration()
     url = settings["broker_url"]
-    connection = kombu.Connection(
-        url,
-        ssl=settings.get("broker_use_ssl", False),
-        connect_timeout=BROKER_SECONDS / 2,
-        transport_options=settings.get("broker_transport_options", {}),
-    )
-    found: dict[str, int | None] = {}
+    connection = _connection(url, settings.get("broker_transport_options", {}), settings.get("broker_use_ssl", False))
     try:
-        with connection:
-            connection.ensure_connection(max_retries=1, interval_start=0.2, timeout=BROKER_SECONDS)
-            for name in names:
-                try:
-                    # A channel of its own: asking for a queue that there is not closes it.
-                    found[name] = queue(name)(connection.channel()).queue_declare(passive=True).message_count
-                except amqp.ChannelError:
-                    # In Redis a queue is there as long as it is not empty.
-                    found[name] = None if connection.transport.driver_type == "amqp" else 0
+        with opened(connection):
+            return depths_on(connection, names)
     except (*connection.connection_errors, *connection.channel_errors, KombuError, OSError, *_MISWRITTEN) as error:
         raise _unusable(url, error) from error
+
+
+def depths_on(connection: kombu.Connection, names: Iterable[str]) -> dict[str, int | None]:
+    """Return what `depths` does, over an open connection. Raises its errors."""
+    found: dict[str, int | None] = {}
+    for name in names:
+        try:
+            # A channel of its own: asking for a queue that there is not closes it.
+            found[name] = queue(name)(connection.channel()).queue_declare(passive=True).message_count
+        except amqp.ChannelError:
+            # In Redis a queue is there as long as it is not empty.
+            found[name] = None if connection.transport.driver_type == "amqp" else 0
     return found
+
+
+@contextmanager
+def opened(connection: kombu.Connection) -> Iterator[None]:
+    """Open a connection whose every request has a bound in time, and close it; after an error without a goodbye."""
+    try:
+        _open(connection)
+        yield
+    except BaseException:
+        connection.collect()
+        raise
+    connection.release()
+
+
+def _open(connection: kombu.Connection) -> None:
+    # The time limit allows a second try after a refusal only: a server that stands still costs it once.
+    connection.ensure_connection(
+        max_retries=1, interval_start=0.2, timeout=BROKER_CONNECT_SECONDS, reraise_as_library_errors=False
+    )
+
+
+def _connection(url: str, options: Mapping[str, Any], ssl: Mapping[str, Any] | bool) -> kombu.Connection:
+    """Return a connection to be opened, with Celery's `broker_transport_options` and `broker_use_ssl`."""
+    connection = Connection(
+        url, ssl=ssl, connect_timeout=BROKER_CONNECT_SECONDS, heartbeat=0, transport_options=dict(options)
+    )
+    if connection.get_transport_cls().driver_type == "redis":
+        # A worker's is longer, which waits in a read for its next message.
+        connection.transport_options |= {
+            "socket_timeout": BROKER_SECONDS,
+            "socket_connect_timeout": BROKER_CONNECT_SECONDS,
+        }
+    return connection
 
 
 class Publisher:
@@ -194,13 +271,11 @@ class Publisher:
         """
         self._url = url
         self._signer = signer
-        settings = dict(options or {})
-        if "socket_timeout" in settings:
-            # It is set for a worker, which waits in a read for its next message; a publisher's requests are short.
-            settings["socket_timeout"] = BROKER_SECONDS / 2
-        self._connection = kombu.Connection(
-            url, ssl=ssl, connect_timeout=BROKER_SECONDS / 2, heartbeat=0, transport_options=settings
-        )
+        self._connection = _connection(url, options or {}, ssl)
+        if self._connection.get_transport_cls().driver_type == "amqp":
+            self._connection.transport_options |= {"on_blocked": self._on_blocked, "on_unblocked": self._on_unblocked}
+        #: True while RabbitMQ reads nothing from this connection, because its memory or disk are nearly full
+        self._is_blocked = False
         self._producer: kombu.Producer | None = None
         self._open()
 
@@ -220,24 +295,37 @@ class Publisher:
         batch = list(payloads)
         try:
             self._publish(batch)
-        except self._failures():
-            # The connection may have died while it was idle: try once more on a new one.
-            self.close()
+        except self._failures() as error:
+            # The connection stays while it is blocked: RabbitMQ would not even read of its end.
+            if self._is_blocked:
+                raise _unusable(self._url, error) from error
+            # It may have died while it was idle. On a new one a server that stands still is not waited for again.
+            self._drop()
             self._open()
             try:
                 self._publish(batch)
-            except self._failures() as error:
-                raise _unusable(self._url, error) from error
+            except self._failures() as again:
+                if not self._is_blocked:
+                    self._drop()
+                raise _unusable(self._url, again) from again
 
     def close(self) -> None:
         """Close the connection."""
+        if self._is_blocked:
+            self._drop()
         with suppress(*self._failures()):
             self._connection.release()
         self._producer = None
 
+    def _drop(self) -> None:
+        """Close the connection without telling the broker, which may stand still."""
+        with suppress(*self._failures()):
+            self._connection.collect()
+        self._producer, self._is_blocked = None, False
+
     def _open(self) -> None:
         try:
-            self._connection.ensure_connection(max_retries=1, interval_start=0.2, timeout=BROKER_SECONDS)
+            _open(self._connection)
             channel = self._connection.default_channel
             self._producer = kombu.Producer(channel, auto_declare=False, serializer="json")
             self._declared: set[str] = set()
@@ -253,6 +341,7 @@ class Publisher:
     def _publish(self, batch: list[tuple[str, Payload]]) -> None:
         if self._producer is None:
             raise ConnectionError("closed")
+        self._await_unblocked()
         for name in {name for name, _ in batch} - self._declared:
             queue(name)(self._producer.channel).declare()
             self._declared.add(name)
@@ -274,6 +363,22 @@ class Publisher:
         """Wait until at most `allowed` messages are unconfirmed."""
         while self._published_tag - self._confirmed_tag > allowed:
             self._connection.drain_events(timeout=BROKER_SECONDS)
+            if self._is_blocked:
+                raise ConnectionError(BLOCKED)
+
+    def _on_blocked(self, _: str) -> None:
+        self._is_blocked = True
+
+    def _on_unblocked(self) -> None:
+        self._is_blocked = False
+
+    def _await_unblocked(self) -> None:
+        """Read whether RabbitMQ takes messages again. Raises ConnectionError if it does not yet."""
+        with suppress(TimeoutError):
+            while self._is_blocked:
+                self._connection.drain_events(timeout=UNBLOCKED_SECONDS)
+        if self._is_blocked:
+            raise ConnectionError(BLOCKED)
 
     def _failures(self) -> tuple[type[BaseException], ...]:
         # The last two: no transport knows the URL's scheme, or the URL cannot be read.

@@ -18,6 +18,7 @@ from redis.exceptions import NoScriptError
 from redis.retry import Retry
 
 from shadho_celery.core import hardware
+from shadho_celery.core.bounds import REDIS_CONNECT_SECONDS, REDIS_SECONDS
 from shadho_celery.core.checks import mask, mask_in, one_line
 from shadho_celery.errors import ServiceError
 from shadho_celery.transport.tls import remedy, tls
@@ -26,9 +27,6 @@ from shadho_celery.transport.urls import REDIS
 #: With `decode_responses` every answer is text; redis-py's hints do not know which client they describe.
 Redis = Any
 
-#: seconds to wait for a connection to Redis
-CONNECT_SECONDS = 3.0
-
 #: version of the oldest Redis that has all commands that are used here
 OLDEST = (6, 2)
 
@@ -36,22 +34,39 @@ _SCRIPTS = Path(__file__).parent / "lua"
 _INCLUDE = re.compile(r"^-- include (\w+)\n", re.MULTILINE)
 _KEYS = re.compile(r"^-- KEYS .*$", re.MULTILINE)
 
-#: beginnings of errors that pass: memory or disk are full, the server starts, or another one takes its place
-_PASSING = ("OOM", "MISCONF", "LOADING", "READONLY", "MASTERDOWN", "NOREPLICAS", "BUSY", "TRYAGAIN", "CLUSTERDOWN")
+#: errors that redis-py has an exception for; their text lacks the code
+_PASSING = (
+    redis.ConnectionError,
+    redis.TimeoutError,
+    redis.exceptions.OutOfMemoryError,
+    redis.exceptions.ReadOnlyError,
+    redis.exceptions.NoPermissionError,
+    redis.exceptions.ClusterError,
+    redis.exceptions.TryAgainError,
+)
+
+#: codes of errors that pass: memory or disk are full, the server starts or is busy, another one takes its place, or its
+#: users are loaded anew. They are no other words: a script's error has its code in the middle. The last two: Redis 7
+#: has no code for a script that a user may not run.
+_PASSING_CODES = re.compile(
+    r"\b(OOM|MISCONF|LOADING|READONLY|MASTERDOWN|NOREPLICAS|NOMASTERLINK|BUSY|TRYAGAIN|CLUSTERDOWN|INPROG|UNBLOCKED"
+    r"|NOPERM|NOAUTH|WRONGPASS)\b|user executing the script|ACL failure in script"
+)
 
 
 def connect(url: str) -> Redis:
     """Return a client of the Redis at `url`, tested. Raises ServiceError if the server does not answer."""
     try:
         _check_database(url)
-        options = {"socket_connect_timeout": CONNECT_SECONDS, "decode_responses": True, **tls(url)}
+        options = {"socket_connect_timeout": REDIS_CONNECT_SECONDS, "decode_responses": True, **tls(url)}
         # Less patient than later: a person waits for the answer.
-        with redis.Redis.from_url(url, socket_timeout=CONNECT_SECONDS, retry=Retry(NoBackoff(), 1), **options) as first:
+        impatient = {"socket_timeout": REDIS_CONNECT_SECONDS, "retry": Retry(NoBackoff(), 1)}
+        with redis.Redis.from_url(url, **impatient, **options) as first:
             _check_server(first)
         # No command takes long; a connection that died in silence should not be waited for.
         # Anybody may have written bytes that are no text: they are read with escapes, and refused where they are used.
         options |= {"encoding_errors": "backslashreplace"}
-        return redis.Redis.from_url(url, socket_timeout=10, health_check_interval=15, **options)
+        return redis.Redis.from_url(url, socket_timeout=REDIS_SECONDS, health_check_interval=15, **options)
     # The last two: redis-py cannot read the URL, or does not know an option in it.
     except (redis.RedisError, OSError, ValueError, TypeError) as error:
         cause = one_line(mask_in(str(error), url))
@@ -117,12 +132,13 @@ def _source(name: str) -> str:
 
 
 def is_outage(error: Exception) -> bool:
-    """Return whether Redis will do as asked once its operator has repaired it: the command is late, and not lost."""
-    # redis-py has exceptions of its own for some of these, and then leaves the word out.
-    passing = (redis.ConnectionError, redis.TimeoutError, redis.exceptions.OutOfMemoryError, redis.ReadOnlyError)
-    # The error of a pipeline begins with the command that caused it.
+    """Return whether Redis will do as asked once its operator has repaired it: the command is late, and not lost.
+
+    For calls after the start: an error at the start is told to the user.
+    """
+    # The error of a pipeline begins with the command that caused it, which may have any words.
     said = str(error).partition("caused error: ")[2] or str(error)
-    return isinstance(error, passing) or said.startswith(_PASSING) or is_spoilt(error)
+    return isinstance(error, _PASSING) or _PASSING_CODES.search(said) is not None or is_spoilt(error)
 
 
 def is_spoilt(error: Exception) -> bool:

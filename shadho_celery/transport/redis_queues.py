@@ -15,7 +15,6 @@ from queue import Empty
 from typing import Any
 
 import celery.app.amqp
-import kombu
 import kombu.transport.redis
 import kombu.transport.virtual
 import msgspec
@@ -24,6 +23,7 @@ from msgspec import Struct
 
 from shadho_celery.core.checks import one_line
 from shadho_celery.core.payload import Payload
+from shadho_celery.transport import broker
 from shadho_celery.transport.broker import TASK, RefusedMessage, read_message
 from shadho_celery.transport.redis import Redis, run_on
 from shadho_celery.transport.signing import Signer
@@ -73,8 +73,8 @@ class Transport(kombu.transport.redis.Transport):  # type: ignore[misc]
     Channel = Channel
 
 
-class Connection(kombu.Connection):  # type: ignore[misc]
-    """A connection to any broker, which takes our transport for kombu's where that is Redis."""
+class Connection(broker.Connection):
+    """A connection to any broker, with our transport in place of kombu's where that is Redis."""
 
     def get_transport_cls(self) -> Any:
         found = super().get_transport_cls()

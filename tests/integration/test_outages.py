@@ -107,11 +107,23 @@ def test_redis_is_flushed_and_then_comes_back_empty_from_a_restart(ground: Groun
         ground.redis.restart_empty()
 
 
-def test_redis_has_no_memory_left_for_a_while(ground: Ground) -> None:
+def test_redis_has_no_memory_left_for_a_while_and_rabbitmq_has_an_alarm(ground: Ground) -> None:
     with ground.study("full"):
+        ground.rabbitmq.ctl("set_vm_memory_high_watermark", "0.00001")
         ground.redis_does("CONFIG", "SET", "maxmemory", "1")
         time.sleep(6)
         ground.redis_does("CONFIG", "SET", "maxmemory", "0")
+        ground.rabbitmq.ctl("set_vm_memory_high_watermark", "0.6")
+
+
+def test_redis_denies_its_user_all_commands_for_a_while(ground: Ground) -> None:
+    """Trials end meanwhile: their results are kept, and sent once it takes them again."""
+    ground.redis_does("ACL", "SETUSER", "owner", "on", "nopass", "~*", "&*", "+@all")
+    owner = ground.redis.url.replace("//", "//owner:any@")
+    with ground.study("denied"), redis.Redis.from_url(owner) as client:
+        client.execute_command("ACL", "SETUSER", "default", "-@all", "+@connection")
+        time.sleep(6)
+        client.execute_command("ACL", "SETUSER", "default", "+@all")
 
 
 def test_all_connections_are_cut_three_times(ground: Ground) -> None:

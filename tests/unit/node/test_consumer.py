@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import amqp
 import pytest
 
 from shadho_celery.core.clock import ManualClock
@@ -43,18 +43,23 @@ class CelerysConsumer:
         self.soon.clear()
         return self.done
 
-    @contextmanager
-    def connect(self, heartbeat: float) -> Iterator[Any]:
-        if not self.reachable:
-            raise OSError("no broker")
+    def connect(self, heartbeat: float, connect_timeout: float) -> Any:
+        def ensure_connection(**_: object) -> None:
+            if not self.reachable:
+                raise OSError("no broker")
 
-        def declare(name: str, passive: bool) -> Any:
-            if name in self.missing:
-                raise OSError("no such queue")
-            return SimpleNamespace(message_count=self.depths.get(name, 0))
+        def declare(*_: object, queue: str, passive: bool, **__: object) -> Any:
+            if queue in self.missing:
+                raise amqp.NotFound("no such queue")
+            return SimpleNamespace(message_count=self.depths.get(queue, 0))
 
-        channel = SimpleNamespace(queue_declare=declare)
-        yield SimpleNamespace(ensure_connection=lambda **_: None, default_channel=channel)
+        return SimpleNamespace(
+            ensure_connection=ensure_connection,
+            channel=lambda: SimpleNamespace(queue_declare=declare, prepare_queue_arguments=lambda _, **__: {}),
+            transport=SimpleNamespace(driver_type="amqp"),
+            collect=lambda: None,
+            release=lambda: None,
+        )
 
 
 @pytest.fixture

@@ -8,9 +8,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
+from redis._parsers.base import BaseParser
 
 from shadho_celery.errors import ServiceError
-from shadho_celery.transport.redis import OLDEST, connect
+from shadho_celery.transport.redis import OLDEST, connect, is_outage
 
 
 class _Server(socketserver.ThreadingTCPServer):
@@ -102,3 +103,43 @@ def test_a_redis_url_that_cannot_be_read_is_refused_in_one_line(url: str) -> Non
 def test_a_path_that_is_no_number_of_a_database_is_refused(path: str) -> None:
     with pytest.raises(ServiceError, match="is no number of a database"):
         connect(f"redis://127.0.0.1:1/{path}")
+
+
+#: answers of a server that passes, as it writes them: plain, and from inside a script
+PASSING = [
+    "NOPERM this user has no permissions to run the 'evalsha' command",
+    "READONLY You can't write against a read only replica.",
+    "LOADING Redis is loading the dataset in memory",
+    "MASTERDOWN Link with MASTER is down and replica-serve-stale-data is set to 'no'.",
+    "OOM command not allowed when used memory > 'maxmemory'.",
+    "BUSY Redis is busy running a script.",
+    "CLUSTERDOWN Hash slot not served",
+    "TRYAGAIN Multiple keys request during rehashing of slot",
+    "MISCONF Redis is configured to save RDB snapshots",
+    "NOREPLICAS Not enough good replicas to write.",
+    "NOAUTH Authentication required.",
+    "WRONGPASS invalid username-password pair or user is disabled.",
+    "UNBLOCKED force unblock from blocking operation, instance state changed (master -> replica?)",
+    "ERR max number of clients reached",
+    "ERR Error running script (call to f_0): @user_script:5: -OOM command not allowed",
+    "ERR Error running script (call to f_0): @user_script:5: -READONLY You can't write",
+    "ERR The user executing the script can't run this command or subcommand script: 0, on @user_script:1.",
+    "ERR ACL failure in script: User new has no permissions to run the 'set' command script: 0",
+]
+
+
+@pytest.mark.parametrize("said", PASSING)
+@pytest.mark.parametrize("is_in_pipeline", [False, True], ids=["alone", "pipeline"])
+def test_a_server_that_denies_a_command_for_now_is_an_outage(said: str, is_in_pipeline: bool) -> None:
+    """A results' sender keeps them; redis-py leaves the codes that it knows out of the text."""
+    error = BaseParser.parse_error(said)
+    if is_in_pipeline:
+        error = type(error)(f"Command # 1 (SADD a b) of pipeline caused error: {error}")
+    assert is_outage(error)
+
+
+@pytest.mark.parametrize("said", ["ERR unknown command 'XADDD'", "ERR value is not an integer", "NOGROUP No such key"])
+def test_an_error_that_does_not_pass_is_none(said: str) -> None:
+    assert not is_outage(BaseParser.parse_error(said))
+    inside = f"Command # 1 (SET READONLY OOM) of pipeline caused error: {said}"
+    assert not is_outage(type(BaseParser.parse_error(said))(inside))
