@@ -9,16 +9,18 @@ if __name__ == "__main__":
 
 # Only what --help needs: the simulation's own modules take a second to import.
 import csv
+import io
 import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from shadho_celery.cli import connection_options
+from shadho_celery.core.files import replacing
 from shadho_celery.core.settings import MAX_POOL, POLICIES, SHARES, StudySettings
 from shadho_celery.errors import UsageError
 from shadho_celery.simulation.example import MOST_TRIALS, example
@@ -94,14 +96,14 @@ def main(
     described = load(cluster_file, {k: value for k, value in given.items() if value is not None})
     if out is not None and len(policies) > 1:
         raise UsageError("--out takes the trials of one policy; name one --policy")
-    if out is not None:
-        _write(out)  # a file that cannot be written is reported before the simulation
     found = []
-    for policy in policies:
-        with _progress(described, policy) as on_turn:
-            found.append(simulate(described, policy=policy, **settings, on_turn=on_turn))
-    if out is not None:
-        _write(out, found[0])
+    # A file that cannot be written is reported before the simulation.
+    with nullcontext() if out is None else _rows_file(out) as write:
+        for policy in policies:
+            with _progress(described, policy) as on_turn:
+                found.append(simulate(described, policy=policy, **settings, on_turn=on_turn))
+        if write is not None:
+            write(found[0])
     if as_json:
         for each in found:
             click.echo(json.dumps(_as_json(described, each)))
@@ -184,14 +186,14 @@ def _as_json(cluster: Cluster, found: Simulation) -> dict[str, object]:
     return facts | {"trials": found.trials, "balanced_an_hour": found.balanced(cluster.shares)}
 
 
-def _write(target: Path, found: Simulation | None = None) -> None:
-    """Write the trials; without any, raise UsageError unless the file can be written."""
+@contextmanager
+def _rows_file(target: Path) -> Iterator[Callable[[Simulation], None]]:
+    """Yield a function that writes the trials of a simulation to a CSV file. Raises UsageError."""
     try:
-        with target.open("w" if found else "a", newline="", encoding="utf-8") as file:
-            if found:
-                writer = csv.writer(file)
-                writer.writerow(COLUMNS)
-                writer.writerows(found.rows())
+        with replacing(target) as file, io.TextIOWrapper(file, newline="", encoding="utf-8") as text:
+            writer = csv.writer(text)
+            writer.writerow(COLUMNS)
+            yield lambda found: writer.writerows(found.rows())
     except OSError as error:
         raise UsageError(f"--out {target} cannot be written: {error.strerror}") from None
 

@@ -11,7 +11,6 @@ from the checkpoint of the one before it.
 from __future__ import annotations
 
 import itertools
-import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ import numpy as np
 from hyperopt import hp
 
 from shadho_celery.context import TrialTimeout
+from shadho_celery.core.files import replacing
 
 # torch and scikit-learn are imported where they are used: the scheduler reads SPACE and needs no training library.
 if TYPE_CHECKING:
@@ -153,13 +153,9 @@ class Training:
         """Write the checkpoint whole or not at all."""
         import torch
 
-        written = path.with_suffix(f".{os.getpid()}")
         state = {"epoch": self.epoch, "model": self._model.state_dict(), "descent": self._descent.state_dict()}
-        try:
-            torch.save(state, written)
-            written.replace(path)
-        finally:
-            written.unlink(missing_ok=True)
+        with replacing(path) as file:
+            torch.save(state, file)
 
     def load(self, path: Path) -> None:
         """Go on from a checkpoint. Raises FileNotFoundError, or anything, half loaded, if the file is no good."""

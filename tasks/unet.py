@@ -12,7 +12,6 @@ Source: Kinnison et al., "SHADHO: Massively Scalable Hardware-Aware Distributed 
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 from concurrent.futures import Future
@@ -25,6 +24,7 @@ import numpy as np
 from hyperopt import hp
 
 from shadho_celery.context import LocalContext, TrialTimeout
+from shadho_celery.core.files import replacing
 from shadho_celery.core.folders import CHECKPOINTS
 
 # torch and matplotlib are imported where they are used: the scheduler reads SPACE and needs neither for that.
@@ -291,12 +291,8 @@ class Training:
 
         state: dict[str, Any] = {"epoch": self.epoch, "model": self.model.state_dict()}
         state |= {"descent": self.descent.state_dict(), "scaler": self.scaler.state_dict()}
-        part = folder / f"{CHECKPOINT}.{os.getpid()}.part"
-        try:
-            torch.save(state, part)
-            part.replace(folder / CHECKPOINT)
-        finally:
-            part.unlink(missing_ok=True)
+        with replacing(folder / CHECKPOINT) as file:
+            torch.save(state, file)
 
     def load(self, folder: Path) -> None:
         """Go on from a checkpoint. Raises FileNotFoundError, or anything, half loaded, if the file is no good."""
@@ -476,7 +472,8 @@ def draw(columns: dict[str, Picture], path: Path) -> None:
             axes.imshow(each[0], cmap="gray", vmin=0, vmax=1)
             axes.set_axis_off()
     figure.suptitle("cells found in held-out pictures (in brackets the Dice loss: the lower, the better)")
-    figure.savefig(path)
+    with replacing(path) as file:
+        figure.savefig(file)
 
 
 if __name__ == "__main__":

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
-import tempfile
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
@@ -15,6 +12,7 @@ import click
 
 from shadho_celery.cli.connection_options import refusals
 from shadho_celery.cli.result_options import opened, plain_json, store_option, study_argument, trial_json
+from shadho_celery.core.files import replacing
 from shadho_celery.errors import UsageError
 
 if TYPE_CHECKING:
@@ -86,24 +84,7 @@ def export(name: str, kind: str | None, output: Path | None, store: str) -> None
 def _write(path: Path, write: Callable[[IO[bytes]], None]) -> None:
     """Write a file whole or not at all: an earlier one of its name stays until the new one is complete."""
     try:
-        path = path.resolve()
-        if path.exists() and not path.is_file():
-            # A device or a pipe is written to; a new file must not take its place.
-            with path.open("wb") as file:
-                write(file)
-            return
-        descriptor, part = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                write(file)
-            # As `open` would have made it: mkstemp's are for the owner alone.
-            umask = os.umask(0)
-            os.umask(umask)
-            Path(part).chmod(0o666 & ~umask)
-            Path(part).replace(path)
-        except BaseException:
-            with suppress(OSError):
-                Path(part).unlink()
-            raise
+        with replacing(path) as file:
+            write(file)
     except OSError as error:
         raise UsageError(f"{path} cannot be written: {error.strerror}; give -o another FILE") from None

@@ -420,7 +420,9 @@ class Session:
             tried = "has no further params, all of its points have been tried"
             click.echo(f"ended: the sampler {tried if self._study.counted else 'returned no params'}", err=True)
         # A short run may have ended before the last look for warnings.
-        for warning in (f"Warning: {each}" for each in self._scheduler.notices()):
+        for warning in (
+            f"Warning: {each}" for each in [*self._study.deletions(at_end=True), *self._scheduler.notices()]
+        ):
             if warning not in self._warned:
                 click.echo(warning, err=True)
         if self._study.best is None and not self._scheduler.hopeless:
@@ -429,7 +431,7 @@ class Session:
     def _warnings(self) -> Iterator[str]:
         """Yield the present warnings of failures, classes and workers."""
         yield from self._executor.notices()
-        yield from (f"Warning: {each}" for each in self._scheduler.notices())
+        yield from (f"Warning: {each}" for each in [*self._study.deletions(), *self._scheduler.notices()])
         if self._study.best is not None:
             yield from (f"Warning: {each}" for each in views.share_lines(self._study) if "share" in each)
             yield from _of_failures(self._study, self._limits.failures or math.inf)

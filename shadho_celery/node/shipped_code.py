@@ -6,11 +6,11 @@ version that cannot be imported, or is not what its digest says, is refused for 
 
 from __future__ import annotations
 
-import os
 import threading
 from pathlib import Path
 
 from shadho_celery.core.clock import Clock
+from shadho_celery.core.files import replacing
 from shadho_celery.core.payload import Payload
 from shadho_celery.transport.shipping import Shipping
 
@@ -76,6 +76,5 @@ class ShippedCode:
             path = folder / name
             path.parent.mkdir(parents=True, exist_ok=True)
             # In one step: a process may be reading it.
-            new = path.with_suffix(f".{os.getpid()}")
-            new.write_bytes(content)
-            new.replace(path)
+            with replacing(path) as file:
+                file.write(content)

@@ -26,6 +26,7 @@ from hyperopt.pyll.base import Apply
 from hyperopt.utils import coarse_utcnow
 
 from shadho_celery.core.checks import short
+from shadho_celery.core.files import replacing
 from shadho_celery.errors import ShadhoError, SpaceError, UsageError
 from shadho_celery.program.study import AskedTrial, Study
 from shadho_celery.program.words import python_words
@@ -347,7 +348,7 @@ class _Search:
             self._evaluate(document)
         self._trials.refresh()
         if self._save_file:
-            Path(self._save_file).write_bytes(_pickler().dumps(self._trials))
+            _save(self._trials, self._save_file)
         if self._early_stop is None:
             return False
         is_stopped, self._stop_state = self._early_stop(self._trials, *self._stop_state)
@@ -449,8 +450,7 @@ def _trials(given: Any, points: list[dict[str, Any]] | None, save_file: str) -> 
             )
         return given
     if save_file and Path(save_file).exists():
-        loaded: hyperopt.Trials = _pickler().loads(Path(save_file).read_bytes())
-        return loaded
+        return _load(Path(save_file))
     if points is None:
         return Trials()
     if not isinstance(points, list):
@@ -470,6 +470,32 @@ def _seed(rstate: Any) -> int:
     if isinstance(rstate, (int, np.integer)) and not isinstance(rstate, bool):
         return int(rstate)
     raise UsageError(f"rstate is {short(rstate, 60)}; give numpy.random.default_rng(SEED), or a whole number")
+
+
+def _load(file: Path) -> hyperopt.Trials:
+    """Return the trials of an earlier search. Raises UsageError for a file that does not have them."""
+    try:
+        loaded = _pickler().loads(file.read_bytes())
+    except Exception as error:
+        cause = f"{type(error).__name__}: {error}"
+        raise UsageError(
+            f"trials_save_file {file} cannot be read ({short(cause, 200)}); remove it to begin anew"
+        ) from None
+    if not isinstance(loaded, hyperopt.Trials):
+        raise UsageError(f"trials_save_file {file} has {short(loaded, 60)}, not Trials; name another file")
+    return loaded
+
+
+def _save(trials: hyperopt.Trials, save_file: str) -> None:
+    """Write the trials to a file; an earlier one stays whole until then. Raises UsageError."""
+    content = _pickler().dumps(trials)
+    try:
+        with replacing(Path(save_file)) as file:
+            file.write(content)
+    except OSError as error:
+        raise UsageError(
+            f"trials_save_file {save_file} cannot be written: {error.strerror}; what it had before is whole"
+        ) from None
 
 
 def _pickler() -> Any:

@@ -434,6 +434,8 @@ class Study(StudyResults):
                 self._scheduler().turn()
         finally:
             self._study.close()
+        for line in self._study.deletions(at_end=True):
+            warn(in_python(line))
 
     def __del__(self) -> None:
         # An error that leaves a loop must not keep the study locked for the rest of the program.

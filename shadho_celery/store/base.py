@@ -54,6 +54,9 @@ class Store(Protocol):
     def reports(self, key: str, number: int | None = None) -> Iterable[Report]:
         """Return the study's reports, or those of one trial, by trial, attempt and step."""
 
+    def numbers(self, key: str) -> Collection[int]:
+        """Return the numbers of the study's trials."""
+
     def write(
         self,
         key: str,
@@ -64,10 +67,11 @@ class Store(Protocol):
         changed: Sequence[Trial],
         reported: Iterable[Report],
         choices: Mapping[str, str] | None = None,
-    ) -> None:
+    ) -> Collection[int]:
         """Record one turn of the loop, all or nothing, and `choices` if there are new ones.
 
-        Raises LockLost if `fence` is old.
+        Returns the numbers of the `changed` trials that were not there any more and were written again, whole. Raises
+        LockLost if `fence` is old.
         """
 
     def unlock(self, key: str, fence: int) -> None:

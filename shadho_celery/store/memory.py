@@ -29,14 +29,18 @@ class MemoryStore:
         changed: Sequence[Trial] = (),
         reported: Iterable[Report] = (),
         choices: Mapping[str, str] | None = None,
-    ) -> None:
+    ) -> Collection[int]:
         if fence != self._fence:
             raise LockLost
         self._trials |= {trial.number: trial for trial in (*new, *changed)}
         self._reports += reported
+        return ()
 
     def unlock(self, key: str, fence: int) -> None:
         pass
+
+    def numbers(self, key: str = "") -> Collection[int]:
+        return self._trials.keys()
 
     def trials(self, key: str = "", numbers: Collection[int] | None = None) -> list[Trial]:
         """Return the trials, or those of `numbers`, in the order of their numbers."""

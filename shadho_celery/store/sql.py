@@ -249,10 +249,11 @@ class SqlStore:
         changed: Sequence[Trial] = (),
         reported: Iterable[Report] = (),
         choices: Mapping[str, str] | None = None,
-    ) -> None:
+    ) -> Collection[int]:
         """Record one turn of the loop and renew the lock. Raises LockLost, and writes nothing, if `fence` is old.
 
-        After a StoreOutage the same turn may be written again, whether it was recorded or not.
+        After a StoreOutage the same turn may be written again, whether it was recorded or not. Rows of `changed` that
+        somebody has deleted are written again, whole; their numbers are returned.
         """
         # Of several reports of one step the first one counts, as for a pruner; it may be in the table already.
         first: dict[tuple[int, int, int], Report] = {}
@@ -263,8 +264,9 @@ class SqlStore:
         if choices is not None:
             facts["choices"] = dict(choices)
 
-        def write() -> None:
+        def write() -> list[int]:
             insert = self._insert_ignoring(trials) if self._is_unsure else _INSERT
+            deleted: list[Trial] = []
             with self._begin() as connection:
                 if not _set(connection, key, fence, **facts):
                     raise LockLost
@@ -272,19 +274,24 @@ class SqlStore:
                     _execute_many(connection, insert, [make_row(key, trial) for trial in new])
                 # A new trial that was recorded before an outage may have changed since.
                 if updated := [*new, *changed] if self._is_unsure else changed:
-                    _execute_many(connection, _UPDATE, [_change(key, trial) for trial in updated])
+                    found = _execute_many(connection, _UPDATE, [_change(key, trial) for trial in updated])
+                    # Fewer are found if some had finished already, or were deleted.
+                    if found < len(updated) and (deleted := _deleted(connection, key, updated)):
+                        _execute_many(connection, insert, [make_row(key, trial) for trial in deleted])
                 if rows:
                     connection.execute(self._insert_ignoring(reports), rows)
+            return [trial.number for trial in deleted]
 
         try:
-            write()
+            rewritten = write()
         except StoreOutage as error:
             # Cut before the commit or after it: fence, numbers and states make a repetition safe.
             self._is_unsure = True
             if not (isinstance(error.__cause__, sa.exc.DBAPIError) and error.__cause__.connection_invalidated):
                 raise
-            write()
+            rewritten = write()
         self._is_unsure = False
+        return rewritten
 
     def trials(self, key: str, numbers: Collection[int] | None = None) -> Iterator[Trial]:
         """Yield the study's trials, or those of `numbers`, in the order of their numbers.
@@ -492,12 +499,25 @@ def _set(connection: sa.Connection, key: str, fence: int, /, **values: object) -
     return connection.execute(_FENCED, {"_key": key, "_fence": fence, **values}).rowcount > 0
 
 
-def _execute_many(connection: sa.Connection, statement: sa.Insert | sa.Update, rows: list[dict[str, object]]) -> None:
-    """Execute a statement on `trials` with each of `rows` by the driver itself, in half of SQLAlchemy's time."""
+def _deleted(connection: sa.Connection, key: str, written: Sequence[Trial]) -> list[Trial]:
+    """Return those of the trials that have no row."""
+    found: set[int] = set()
+    for start in range(0, len(written), PAGE):
+        numbers = [trial.number for trial in written[start : start + PAGE]]
+        query = sa.select(trials.c.number).where(trials.c.study == key, trials.c.number.in_(numbers))
+        found.update(connection.scalars(query))
+    return [trial for trial in written if trial.number not in found]
+
+
+def _execute_many(connection: sa.Connection, statement: sa.Insert | sa.Update, rows: list[dict[str, object]]) -> int:
+    """Execute a statement on `trials` with each of `rows` by the driver itself, in half of SQLAlchemy's time.
+
+    Returns the number of rows that it has changed.
+    """
     text, names = _compiled(connection.dialect, statement, tuple(rows[0]))
     for row in rows:
         row.update({name: json.dumps(row[name]) for name in JSON if row.get(name) is not None})
-    connection.exec_driver_sql(text, [itemgetter(*names)(row) for row in rows] if names else rows)
+    return connection.exec_driver_sql(text, [itemgetter(*names)(row) for row in rows] if names else rows).rowcount
 
 
 @lru_cache(maxsize=16)

@@ -49,6 +49,9 @@ MAX_LOST = 3
 #: attempts after which a trial may return to a worker that has failed it: nobody else has taken it
 MAX_AVOIDING = 30
 
+#: numbers of trials in a message
+SHOWN = 10
+
 #: seconds after which the lock is renewed although nothing has changed
 RENEW_SECONDS = 5.0
 
@@ -117,6 +120,8 @@ class Study:
         #: by trial that has not finished, its report of the greatest step
         self._last_reports: dict[int, Report] = {}
         self._written_at = self.clock.now()
+        #: trials that somebody has deleted from the store in this run, and that were written again
+        self.rewritten: set[int] = set()
         #: reason why the store cannot be written at the moment; None while it can
         self.trouble: StoreOutage | None = None
         self._pause = FIRST_PAUSE
@@ -457,6 +462,19 @@ class Study:
         self.trouble, self._pause = None, FIRST_PAUSE
         return True
 
+    def deletions(self, *, at_end: bool = False) -> Iterator[str]:
+        """Yield what a user should know of trials that somebody has deleted from the store in this run.
+
+        Those that still run are written again; ended ones cannot be, and are looked for `at_end`.
+        """
+        if self.rewritten:
+            yield f"rows deleted from the store while the study ran are written again: {_listed(self.rewritten)}"
+        if at_end and (gone := {*self.trials.numbers}.difference(self.store.numbers(self.record.key), self._unwritten)):
+            yield (
+                f"results were deleted from the store while the study ran: {_listed(gone)}; restore the store from a "
+                f"copy, or give --resume {self.name} --repair to continue without them"
+            )
+
     def wait_for_store(self, trouble: StoreOutage) -> None:
         """Note that the store is away, and try it again after a pause."""
         self.trouble = trouble
@@ -477,15 +495,17 @@ class Study:
 
     def _write(self, now: float) -> None:
         unwritten = sorted(self._unwritten.items())
-        self.store.write(
-            self.record.key,
-            self._fence,
-            self.clock.wall(),
-            new=[self.trial(number) for number, is_new in unwritten if is_new],
-            changed=[self.trial(number) for number, is_new in unwritten if not is_new],
-            reported=self._reports,
-            choices=self.choices if self._has_chosen else None,
-        )
+        self.rewritten |= {
+            *self.store.write(
+                self.record.key,
+                self._fence,
+                self.clock.wall(),
+                new=[self.trial(number) for number, is_new in unwritten if is_new],
+                changed=[self.trial(number) for number, is_new in unwritten if not is_new],
+                reported=self._reports,
+                choices=self.choices if self._has_chosen else None,
+            )
+        }
         self._has_chosen = False
         self._unwritten.clear()
         self._reports.clear()
@@ -648,6 +668,13 @@ class Study:
         else:
             for attempt in trial.live or [trial.attempted(state=trial.state)]:
                 self._put_attempt(attempt)
+
+
+def _listed(numbers: Collection[int]) -> str:
+    """Return the numbers of some trials in words."""
+    shown = sorted(numbers)[:SHOWN]
+    more = f" and {len(numbers) - SHOWN} more" if len(numbers) > SHOWN else ""
+    return f"trial{'s' * (len(numbers) > 1)} {', '.join(map(str, shown))}{more}"
 
 
 def _finished(trials: Iterable[Trial | Summary], opened: list[Trial]) -> Iterator[Trial | Summary]:

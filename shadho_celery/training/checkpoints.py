@@ -7,19 +7,18 @@ of its successor before it writes, and ends.
 from __future__ import annotations
 
 import json
-import os
 import secrets
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, TypedDict
+from typing import IO, Annotated, TypedDict
 
 import msgspec
 import torch
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
+from shadho_celery.core.files import PART, replacing
 from shadho_celery.errors import ShadhoError
 from shadho_celery.training.centre import CentreState
 from shadho_celery.training.handshake import make_token
@@ -71,7 +70,7 @@ class Checkpoints:
     def claim(self, token: str | None) -> Claim:
         """Claim the training for this coordinator; without `token`, keep the token of the last start."""
         last = self._read_claim()
-        for part in self._state.parent.glob(f"{self._state.stem}.*.part"):
+        for part in self._state.parent.glob(f".{self._state.stem}.*{PART}"):
             # Left by a start that was killed while it wrote.
             part.unlink(missing_ok=True)
         self._claim = Claim(
@@ -92,8 +91,8 @@ class Checkpoints:
     def save(self, state: TrainingState) -> None:
         """Replace the state atomically. Raises Superseded if another coordinator has claimed the training."""
         self._raise_if_superseded()
-        with _replacing(self._state) as path:
-            torch.save(state, path)
+        with _replacing(self._state) as file:
+            torch.save(state, file)
             # Once more: the write takes the longest, and the other claim may fall into it.
             self._raise_if_superseded()
 
@@ -130,24 +129,19 @@ class Checkpoints:
             raise ShadhoError(f"{self._claims} cannot be read ({error}); remove it to start anew") from error
 
     def _write_claim(self, claim: Claim) -> None:
-        with _replacing(self._claims) as path:
-            # `mkstemp` made it readable by its owner only: it contains the token.
-            path.write_text(json.dumps(msgspec.structs.asdict(claim)))
+        with _replacing(self._claims) as file:
+            file.write(json.dumps(msgspec.structs.asdict(claim)).encode())
 
 
 @contextmanager
-def _replacing(target: Path) -> Iterator[Path]:
-    """Yield the path of a new file, which replaces the target at the end unless the block raises."""
-    handle, name = tempfile.mkstemp(dir=target.parent, prefix=target.name, suffix=".part")
-    os.close(handle)
-    path = Path(name)
+def _replacing(target: Path) -> Iterator[IO[bytes]]:
+    """Yield a new file, which replaces the target at the end unless the block raises."""
     try:
-        yield path
-    except BaseException:
-        path.unlink(missing_ok=True)
-        raise
-    try:
-        path.replace(target)
+        # Its owner alone may read it: the claim contains the token.
+        with replacing(target, mode=0o600) as file:
+            yield file
     except FileNotFoundError:
+        if not target.parent.exists():
+            raise
         # Removed by the next claim.
         raise Superseded from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import inspect
 import pickle
@@ -319,6 +320,29 @@ def test_the_trials_are_kept_in_a_file_and_taken_from_it(tmp_path: Path) -> None
     seen: list[dict[str, float]] = []
     quiet(lambda values: float(bool(seen.append(values))), SPACE, rand.suggest, 6, trials_save_file=file, rstate=0)
     assert len(seen) == 2
+
+
+def test_saved_trials_stay_whole_if_they_cannot_be_saved_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "trials.pkl"
+    quiet(x_squared, SPACE, rand.suggest, 4, trials_save_file=str(file), rstate=0)
+    before = file.read_bytes()
+
+    def fill(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "replace", fill)
+    with pytest.raises(UsageError, match=r"trials_save_file .*trials.pkl cannot be written: No space left"):
+        quiet(x_squared, SPACE, rand.suggest, 6, trials_save_file=str(file), rstate=0)
+    assert [path.read_bytes() for path in tmp_path.iterdir()] == [before]
+
+
+@pytest.mark.parametrize("content", [b"", b"no pickle", pickle.dumps([1])])
+def test_a_file_without_trials_is_refused_by_name(tmp_path: Path, content: bytes) -> None:
+    file = tmp_path / "trials.pkl"
+    file.write_bytes(content)
+    with pytest.raises(UsageError, match=r"trials_save_file .*trials.pkl"):
+        quiet(x_squared, SPACE, rand.suggest, 6, trials_save_file=str(file))
+    assert file.read_bytes() == content
 
 
 def test_a_progress_bar_is_shown_unless_it_is_not_wanted(capsys: pytest.CaptureFixture[str]) -> None:

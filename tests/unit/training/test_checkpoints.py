@@ -190,7 +190,7 @@ def test_a_superseded_coordinator_cannot_write_after_its_successor_has_finished(
 
 
 def test_the_next_claim_removes_half_written_files(tmp_path: Path) -> None:
-    part = tmp_path / "gang-x.pt.abc.part"
+    part = tmp_path / ".gang-x.pt.abc.part"
     part.touch()
     Checkpoints(tmp_path, "x").claim(None)
     assert not part.exists()
