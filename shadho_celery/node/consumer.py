@@ -15,7 +15,7 @@ from shadho_celery.core.bounds import BROKER_CONNECT_SECONDS
 from shadho_celery.core.checks import short
 from shadho_celery.core.clock import Clock, SystemClock
 from shadho_celery.transport.broker import depths_on, opened
-from shadho_celery.transport.redis_queues import AreRefused, drop_refused
+from shadho_celery.transport.refused_messages import AreRefused, drop_refused
 from shadho_celery.transport.signing import Signer
 
 log = logging.getLogger(__name__)
@@ -66,7 +66,8 @@ class Consumer:
         self._consumer = consumer
         self._queues = queues
         self._clock = clock or SystemClock()
-        self._paused = False
+        #: reasons to take no messages
+        self._paused: set[str] = set()
         self._waited = False
         self._message_at = self._clock.now()
 
@@ -75,21 +76,21 @@ class Consumer:
         self._message_at = self._clock.now()
         self._waited = False
 
-    def pause(self) -> None:
-        """Take nothing more from the queues."""
+    def pause(self, reason: str = "breaker") -> None:
+        """Take nothing more from the queues, until `resume` is called for each reason."""
         if not self._paused:
-            self._paused = True
             for queue in self._queues:
                 self._consumer.call_soon(self._consumer.cancel_task_queue, queue)
+        self._paused.add(reason)
 
-    def resume(self) -> None:
-        """Take messages again."""
-        if self._paused:
-            self._paused = False
+    def resume(self, reason: str = "breaker") -> None:
+        """Take messages again, unless there is another reason not to."""
+        if self._paused == {reason}:
             self.note_message()
             for queue in self._queues:
                 # Declares it, too: a machine's queue may have expired in the pause.
                 self._consumer.call_soon(self._consumer.add_task_queue, queue)
+        self._paused.discard(reason)
 
     def reconnect_if_stuck(self, is_wanted: Callable[[], bool]) -> None:
         """Reconnect if messages wait in a queue and none comes; to be called now and then while a slot is free.
@@ -110,17 +111,18 @@ class Consumer:
             _cut(self._consumer)
 
     def drop_refused(self, signer: Signer, are_refused: AreRefused) -> None:
-        """Drop refused messages in bulk if the broker is Redis; RabbitMQ brings them fast enough."""
-        connection = self._connection()
-        if connection.get_transport_cls().driver_type != "redis":
-            return
-        with opened(connection):
-            for queue in self._queues:
-                dropped = 0
-                while fresh := drop_refused(connection.default_channel, queue, signer, are_refused):
-                    dropped += fresh
-                if dropped:
-                    log.warning("%d messages in %s were dropped: they were for trials that have ended", dropped, queue)
+        """Drop refused messages in bulk, and take none meanwhile: threads that do both halve the speed."""
+        self.pause("bulk")
+        try:
+            connection = self._connection()
+            with opened(connection):
+                for queue in self._queues:
+                    if dropped := drop_refused(connection, queue, signer, are_refused):
+                        log.warning(
+                            "%d messages in %s were dropped: they were for trials that have ended", dropped, queue
+                        )
+        finally:
+            self.resume("bulk")
 
     def _are_waiting(self) -> list[str]:
         """Return the queues in which messages wait, none if the broker does not tell."""

@@ -1,4 +1,4 @@
-"""Redis as the broker: a worker passes over items that are no messages, and drops refused messages in bulk.
+"""Redis as the broker: a worker passes over items that are no messages.
 
 kombu takes one item after another from a queue's list, and puts each into a hash until it is acknowledged. An item
 that it cannot read ends the worker, one item each. Here it is named in the log, and the worker lives on.
@@ -6,35 +6,19 @@ that it cannot read ends the worker, one item each. Here it is named in the log,
 
 from __future__ import annotations
 
-import base64
 import json
 import logging
-from collections import defaultdict
-from collections.abc import Callable, Collection
 from queue import Empty
 from typing import Any
 
 import celery.app.amqp
 import kombu.transport.redis
 import kombu.transport.virtual
-import msgspec
-import redis
-from msgspec import Struct
 
 from shadho_celery.core.checks import one_line
-from shadho_celery.core.payload import Payload
 from shadho_celery.transport import broker
-from shadho_celery.transport.broker import TASK, RefusedMessage, read_message
-from shadho_celery.transport.redis import Redis, run_on
-from shadho_celery.transport.signing import Signer
 
 log = logging.getLogger(__name__)
-
-#: returns those of a study's (number, attempt) pairs that no worker can claim any more
-AreRefused = Callable[[str, Collection[tuple[int, int]]], Collection[tuple[int, int]]]
-
-#: messages at which `drop_refused` looks at once
-LOOK = 1000
 
 
 class NotAMessage(ValueError):
@@ -85,46 +69,3 @@ class AMQP(celery.app.amqp.AMQP):  # type: ignore[misc]
     """Celery's part that makes connections."""
 
     Connection = Connection
-
-
-class _Item(Struct):
-    """Fields of a queue's item that are read."""
-
-    body: str
-    headers: dict[str, Any]
-
-
-def drop_refused(channel: Any, queue: str, signer: Signer, are_refused: AreRefused) -> int:
-    """Drop those of the next LOOK messages whose attempts would all be refused; return their number.
-
-    One by one, a worker would take a millisecond and more for each. `channel` is kombu's. All other items of the
-    queue stay as they are.
-    """
-    client: Redis = redis.Redis(connection_pool=channel.pool)
-    key = channel.global_keyprefix + queue
-    items = client.lrange(key, -LOOK, -1)
-    found = {item: payload for item in items if (payload := _read(item, signer)) is not None}
-    by_study: dict[str, set[tuple[int, int]]] = defaultdict(set)
-    for payload in found.values():
-        by_study[payload.study].update(_attempts(payload))
-    refused = {study: set(are_refused(study, attempts)) for study, attempts in by_study.items()}
-    stale = [item for item, payload in found.items() if _attempts(payload) <= refused[payload.study]]
-    return int(run_on(client, "drop", [key], len(items), *stale)) if stale else 0
-
-
-def _read(item: bytes | str, signer: Signer) -> Payload | None:
-    """Return the payload of a message with attempts to claim; None for any other item."""
-    try:
-        outside = msgspec.json.decode(item, type=_Item)
-        if outside.headers.get("task") != TASK:
-            return None
-        (plain,), *_ = msgspec.json.decode(base64.b64decode(outside.body))
-        payload = read_message(plain, outside.headers, signer)
-    except (TypeError, ValueError, RecursionError, RefusedMessage):
-        return None
-    # A replica does not claim its attempt, which runs elsewhere.
-    return payload if payload.replica is None else None
-
-
-def _attempts(payload: Payload) -> set[tuple[int, int]]:
-    return {(attempt.number, attempt.attempt) for attempt in payload.attempts}

@@ -12,6 +12,7 @@ import pytest
 
 from shadho_celery.core.clock import ManualClock
 from shadho_celery.node.consumer import QUIET_SECONDS, Consumer
+from shadho_celery.transport.signing import UNSIGNED
 
 
 class CelerysConsumer:
@@ -90,6 +91,23 @@ def test_it_is_paused_and_resumed_once_each(consumer: Consumer, theirs: CelerysC
     for _ in range(2):
         consumer.resume()
     assert not theirs.done, "not in the caller's thread"
+    assert theirs.work() == ["cancel cpu", "cancel cpu,here", "add cpu", "add cpu,here"]
+
+
+def test_of_two_reasons_to_pause_each_must_end(consumer: Consumer, theirs: CelerysConsumer) -> None:
+    consumer.pause("bulk")
+    consumer.pause()
+    consumer.resume("bulk")
+    consumer.resume("bulk")
+    assert theirs.work() == ["cancel cpu", "cancel cpu,here"]
+    consumer.resume()
+    assert theirs.work()[2:] == ["add cpu", "add cpu,here"]
+
+
+def test_it_takes_messages_again_where_bulk_reads_fail(consumer: Consumer, theirs: CelerysConsumer) -> None:
+    theirs.reachable = False
+    with pytest.raises(OSError, match="no broker"):
+        consumer.drop_refused(UNSIGNED, lambda *_: [])
     assert theirs.work() == ["cancel cpu", "cancel cpu,here", "add cpu", "add cpu,here"]
 
 
