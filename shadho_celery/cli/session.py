@@ -217,6 +217,7 @@ class Session:
             settings=self._options.given,
             settle=self._settle,
             tree=to_json(self._space),
+            describe=self._space.describe,
             repaired=partial(click.echo, err=True) if self._options.repair else None,
             warm_start=taught,
         )

@@ -172,6 +172,7 @@ class Study(StudyResults):
             seed=names.seed,
             settle=self._settle,
             tree=to_json(self._space),
+            describe=self._space.describe,
             warm_start=taught,
         )
         super().__init__(self._database, self._study.record, self._space.evaluate)

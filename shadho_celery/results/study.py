@@ -22,6 +22,7 @@ from shadho_celery.results.coverage import Coverage, coverage
 from shadho_celery.results.frame import make_frame
 from shadho_celery.results.trial import TrialResult, TrialResults
 from shadho_celery.results.values import Evaluate, Values
+from shadho_celery.space.stored import version_of
 from shadho_celery.store.base import StudyRecord
 from shadho_celery.store.lock import holder_name
 from shadho_celery.store.sql import SqlStore
@@ -134,6 +135,11 @@ class StudyResults:
     def space(self) -> Mapping[str, str]:
         """Domain and condition of each label, in words."""
         return self._record.space
+
+    @property
+    def space_version(self) -> int:
+        """Version of these words; see `Space.describe`."""
+        return version_of(self._record.tree)
 
     @property
     def store(self) -> str:

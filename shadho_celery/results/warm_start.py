@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import re
 import sys
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
@@ -30,6 +31,8 @@ from shadho_celery.study.warm_start import Lesson, Source
 _MOST_STEPS, _HALVINGS = 10_000, 200
 #: relative difference up to which a number of a table is what a draw gives
 _EQUAL = 1e-9
+#: a number as tables have it: no underscores, no digits of other scripts
+_NUMBER = re.compile(r"\s*[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?\s*|[+-]?(inf|nan)", re.ASCII | re.IGNORECASE)
 #: what begins the column of a constraint
 _CONSTRAINT = "constraint."
 #: a trial, its state and its budget
@@ -74,7 +77,7 @@ def of_study(study: StudyResults, space: Space, least: float | None = None) -> S
 
     Where a label's domain has changed, its new draw is the one that gives the objective what the old one gave.
     """
-    reader, described = _Reader(space), space.describe()
+    reader, described = _Reader(space), space.describe(study.space_version)
 
     def point(params: Mapping[str, Any]) -> dict[str, Any]:
         is_same = {label: study.space.get(label) == described.get(label) for label in params}
@@ -97,7 +100,8 @@ def of_table(
 
     With `objectives` a column of each counts in place of it. Both have what the objective returned, but `loss` in a
     file of `export` is the one that was minimised. The columns `state`,
-    `budget` and ``constraint.NAME`` of `export` count, if they are there. An empty cell is an inactive label.
+    `budget` and ``constraint.NAME`` of `export` count, if they are there. An empty cell is an inactive label. In a
+    table of one's own the cell of a choice may be an option's index, if no option has it as its text.
     """
     names, lines = _lines(path)
     columns = {label: column for label in space.domains if (column := _column(label, names)) is not None}
@@ -108,16 +112,16 @@ def of_table(
         note = _note(space, names)
         more = f"; {note}" if note else ""
         raise UsageError(f"the warm start {path} lacks a column of {lacking}; its columns are {short([*names])}{more}")
-    reader = _Reader(space)
+    reader, is_export = _Reader(space), _is_export(names)
 
     def row(cells: Mapping[str, str]) -> _Row:
         filled = {label: cell for label, column in columns.items() if (cell := cells[column])}
-        point = {label: reader.draw(label, _number(cell)) for label, cell in filled.items()}
+        point = {label: reader.of_cell(label, cell, may_be_index=not is_export) for label, cell in filled.items()}
         state = (cells.get("state") or TrialState.COMPLETE).upper()
         lesson = Lesson(
             point=point,
             loss=_number(cells.get("loss", "")),
-            is_minimised=_is_export(names),
+            is_minimised=is_export,
             losses={name: _number(cells[column]) for name, column in losses.items()},
             constraints={
                 column.removeprefix(_CONSTRAINT): _number(cell)
@@ -127,7 +131,8 @@ def of_table(
         )
         return lesson, state, _number(cells.get("budget", ""))
 
-    return replace(_of_rows(str(path), [row(cells) for cells in lines], least), note=_note(space, names))
+    source = _of_rows(str(path), [row(cells) for cells in lines], least)
+    return replace(source, note="; ".join(filter(None, [_note(space, names), reader.note])))
 
 
 def _lines(path: Path) -> tuple[Sequence[str], list[dict[str, str]]]:
@@ -163,25 +168,71 @@ def _of_rows(name: str, rows: Sequence[_Row], least: float | None) -> Source:
     return Source(name=name, trials=kept, left_out=left_out)
 
 
+class _Options:
+    """Options of a choice, by what studies and tables show of them; not those that no text tells apart."""
+
+    def __init__(self, options: Sequence[Any], alike: Collection[int]) -> None:
+        self._options = {place: option for place, option in enumerate(options) if place not in alike}
+        self.count = len(options)
+        self._places = {str(option): place for place, option in self._options.items()}
+
+    def of_value(self, shown: Any) -> int | None:
+        """Return the place of the option that is this value, else of the one equal to this number."""
+        place = self._places.get(str(shown))
+        if place is not None and type(self._options[place]) in {type(shown), type(None)}:
+            return place
+        return self._of_number(shown) if _is_number(shown) else None
+
+    def of_cell(self, cell: str) -> int | None:
+        """Return the place of the option with this text, else of the one that JSON writes so, or of this number."""
+        if cell in self._places:
+            return self._places[cell]
+        written = [place for place, option in self._options.items() if json.dumps(option, ensure_ascii=False) == cell]
+        number = _number(cell)
+        return written[0] if len(written) == 1 else self._of_number(number) if _is_number(number) else None
+
+    def _of_number(self, number: float) -> int | None:
+        equal = [place for place, option in self._options.items() if option == number]
+        return equal[0] if len(equal) == 1 else None
+
+
 class _Reader:
     """Turns what the objective got of a label into the draw of a space that gives it."""
 
     def __init__(self, space: Space) -> None:
         self._space = space
         self._restored = RestoredSpace(to_json(space), find_function)
-        self._places = {
-            label: {text: place for place, option in enumerate(known.options) for text in _texts(option)}
+        self._options = {
+            label: _Options(known.options, known.alike)
             for label, known in self._restored.labels.items()
             if known.options is not None
         }
+        #: by label, cells that were read as indexes
+        self._indexed = Counter[str]()
+
+    @property
+    def note(self) -> str:
+        """What was read as indexes of options; "" for nothing."""
+        read = [f"{label} ({count})" for label, count in self._indexed.items()]
+        return f"cells that no option has as its text were read as indexes: {', '.join(read)}" if read else ""
+
+    def of_cell(self, label: str, cell: str, *, may_be_index: bool) -> Any:
+        """Return the draw that a table's cell stands for, as `draw`."""
+        if label not in self._options:
+            return self.draw(label, _number(cell))
+        options, index = self._options[label], _number(cell)
+        place = options.of_cell(cell)
+        if place is None and may_be_index and isinstance(index, int) and 0 <= index < options.count:
+            self._indexed[label] += 1
+            return index
+        return place
 
     def draw(self, label: str, shown: Any) -> Any:
-        """Return the draw; what no draw gives is returned as a text, which no domain contains."""
+        """Return the draw; for what no draw gives None or a text, which no domain contains."""
         if label not in self._space.domains:
             return shown
-        if label in self._places:
-            places = self._places[label]
-            return next((places[text] for text in _texts(shown) if text in places), shown)
+        if label in self._options:
+            return self._options[label].of_value(shown)
         if isinstance(shown, int) and abs(shown) > sys.float_info.max:
             return "a number too long for a float"
         if not _is_number(shown) or self._value(label, shown) == shown:
@@ -248,20 +299,12 @@ def _loss_columns(names: Sequence[str], objectives: Mapping[str, str], labels: C
 
 def _number(cell: str) -> Any:
     """Return a cell's number, a whole one as int; another text as it is."""
+    if not _NUMBER.fullmatch(cell):
+        return cell
     with suppress(ValueError):
         return int(cell)
-    with suppress(ValueError):
-        return float(cell)
-    return cell
+    return float(cell)
 
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def _texts(option: Any) -> list[str]:
-    """Return the forms of an option in tables."""
-    found = [str(option)]
-    with suppress(TypeError, ValueError):
-        found.append(json.dumps(option, ensure_ascii=False))
-    return found

@@ -2,30 +2,32 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as SequenceOf
-from enum import Enum
 from itertools import islice
+from typing import Any
 
 import numpy as np
 
-from shadho_celery.space.tree import Call, Dict, Literal, Node, Param, Sequence, Shared, Switch, Value, nodes, unshared
+from shadho_celery.space.literals import LONG_INT, digest, earlier_text, literal_text
+from shadho_celery.space.tree import Call, Dict, Literal, Node, Param, Sequence, Switch, nodes, unshared
+
+#: version of these texts, which a store has beside them: 0 does not tell all constants apart
+VERSION = 1
 
 #: a longer text is replaced by its beginning and its hash
 MAX_TEXT = 200
 #: nested tuples and dicts that are shown of an option
 MAX_LEVELS = 5
-#: bits of an int above which Python may refuse to write it in decimals
-LONG_INT = 14_000
 
 
-def structure(root: Node) -> dict[Node, str]:
+def structure(root: Node, version: int = VERSION) -> dict[Node, str]:
     """Return a text for every node under `root`: the computation, and the labels it is made from."""
+    constant = literal_text if version else earlier_text
     texts: dict[Node, str] = {}
     for node in nodes(root):
-        texts[node] = _cut(_node_text(node, texts))
+        texts[node] = _cut(_node_text(node, texts, constant))
     return texts
 
 
@@ -61,13 +63,13 @@ def outermost_calls(root: Node) -> dict[str, list[Node]]:
     return found
 
 
-def _node_text(node: Node, texts: dict[Node, str]) -> str:
+def _node_text(node: Node, texts: dict[Node, str], constant: Callable[[object], str]) -> str:
     parts = [texts[child] for child in node.children]
     match node:
         case Param(label=label):
             return f"<{label}>"
         case Literal(value=value):
-            return literal_text(value)
+            return constant(value)
         case Sequence():
             return f"({', '.join(parts)})"
         case Dict(items=items):
@@ -89,7 +91,7 @@ def option_text(option: Node) -> str:
 def _option_text(node: Node, levels: int) -> str:
     match node:
         case Literal(value=value):
-            return literal_text(value)
+            return literal_text(value.item() if isinstance(value, np.generic) else value)
         case Sequence(items=items) if levels:
             parts = [_option_text(unshared(item), levels - 1) for item in items]
             return f"({parts[0]},)" if len(parts) == 1 else f"({', '.join(parts)})"
@@ -100,44 +102,23 @@ def _option_text(node: Node, levels: int) -> str:
             return "..."
 
 
+def unlike(shown: SequenceOf[Any], options: SequenceOf[Node]) -> tuple[list[Any], list[int]]:
+    """Return forms of a choice's options that all differ, as values and as texts, and places of those without a text.
+
+    These are the options as `shown`, else all options' texts. To a text that several options have the option's index is
+    added: it means nothing in another space. An empty text would be no option in a table.
+    """
+    if len({*shown}) == len({*map(str, shown)} - {""}) == len(shown):
+        return [*shown], []
+    plain = [unshared(option) for option in options]
+    texts = [_cut(literal_text(node.value)) if isinstance(node, Literal) else option_text(node) for node in plain]
+    counts = Counter(texts)
+    alike = [place for place, text in enumerate(texts) if counts[text] > 1]
+    return [f"{text} #{place}" if counts[text] > 1 else text for place, text in enumerate(texts)], alike
+
+
 def _cut(text: str) -> str:
     return text if len(text) <= MAX_TEXT else f"{text[: MAX_TEXT - 20]}... {digest(text)}"
-
-
-def digest(text: str) -> str:
-    """Return twelve hexadecimal digits that stand for a text."""
-    return hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()[:12]
-
-
-def literal_text(value: object) -> str:
-    """Return a constant's text without addresses; a type's name stands for a repr that may hold one."""
-    if isinstance(value, np.generic):
-        value = value.item()
-    match value:
-        case Enum():
-            return f"{type(value).__qualname__}.{value.name}"
-        case int() if value.bit_length() > LONG_INT:
-            return hex(value)
-        case None | bool() | int() | float() | complex() | str() | bytes():
-            return repr(value)
-        case np.ndarray():
-            return f"array({value.dtype}, {value.shape}, {digest(literal_text(value.tolist()))})"
-        case tuple() | list():
-            return f"({', '.join(map(literal_text, value))})"
-        case set() | frozenset():
-            return f"{{{', '.join(sorted(map(literal_text, value)))}}}"
-        case dict():
-            return f"{{{', '.join(f'{literal_text(key)}: {literal_text(item)}' for key, item in value.items())}}}"
-        case _:
-            # A generator has a name and no module.
-            named = value if hasattr(value, "__qualname__") and hasattr(value, "__module__") else type(value)
-            return f"{named.__module__}.{named.__qualname__}"
-
-
-def literal_of(node: Node, place: int) -> Value:
-    """Return an option that is made of literals, tuples and dicts alone; for any other its index."""
-    is_constant = all(isinstance(part, (Literal, Sequence, Dict, Shared)) for part in nodes(node))
-    return node.evaluate({}, {}) if is_constant else place
 
 
 def option_names(label: str, options: SequenceOf[Node]) -> tuple[str, ...]:

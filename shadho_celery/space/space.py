@@ -15,6 +15,7 @@ from shadho_celery.errors import SpaceError
 from shadho_celery.space import describe as text
 from shadho_celery.space.blocks import Block, Pins, Skeleton
 from shadho_celery.space.domains import Categorical, Discrete, Domain
+from shadho_celery.space.literals import digest
 from shadho_celery.space.tree import Node, Switch, Value
 
 #: the options that must have been chosen, each a (choice's label, option's index), from the outermost in
@@ -105,20 +106,13 @@ class Space:
                 return self._simplified(rest | {prefix})
         return chains
 
-    def literal_options(self, label: str) -> tuple[Value, ...]:
-        """Return the value a report shows for each index of this choice: a constant option itself, else its index.
-
-        Empty for a label that picks no option.
-        """
-        switch = self.switches.get(label)
-        return tuple(text.literal_of(option, place) for place, option in enumerate(switch.options)) if switch else ()
-
-    def describe(self) -> dict[str, str]:
+    def describe(self, version: int = text.VERSION) -> dict[str, str]:
         """Return label -> its law, options, use and condition, as a text that is the same in every process.
 
-        Two spaces that describe alike give a recorded index or number the same meaning.
+        Two spaces that describe alike give a recorded index or number the same meaning. A store of an earlier version
+        is compared with the texts of that version.
         """
-        texts = text.structure(self.root)
+        texts = text.structure(self.root, version)
         calls = text.expressions(self.root, texts)
         return {label: self._described(label, texts, calls.get(label, ())) for label in self.domains}
 
@@ -129,9 +123,9 @@ class Space:
             options = [texts[option] for option in switch.options]
             listed = ", ".join(options)
             if len(options) > MAX_DESCRIBED:
-                listed = text.digest("\n".join(options))
+                listed = digest("\n".join(options))
                 if isinstance(domain, Categorical) and not domain.is_uniform:
-                    described = f"pchoice({domain.count}, {text.digest(described)})"
+                    described = f"pchoice({domain.count}, {digest(described)})"
             described = f"{described} of {listed}"
         if calls:
             described = f"{described} as {', '.join(calls)}"

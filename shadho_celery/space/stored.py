@@ -17,7 +17,8 @@ from msgspec import Struct, convert, to_builtins
 
 from shadho_celery.core.trial import Params
 from shadho_celery.space import tree
-from shadho_celery.space.describe import literal_text, option_names, option_text, outermost_calls
+from shadho_celery.space.describe import VERSION, option_names, option_text, outermost_calls, unlike
+from shadho_celery.space.literals import literal_text
 from shadho_celery.space.space import Space
 from shadho_celery.space.tree import Memo, Node, Value
 
@@ -108,6 +109,8 @@ class Label(Struct, frozen=True, kw_only=True):
     conditions: list[list[tuple[str, int]]]
     #: by index, the option of a choice: the constant itself, or a name
     options: list[Any] | None = None
+    #: indexes of options that no text tells apart
+    alike: list[int] = []
     #: place of the one expression of this label alone, such as an int(); None if there are several
     expression: int | None = None
 
@@ -117,6 +120,13 @@ class StoredSpace(Struct, frozen=True, kw_only=True):
 
     nodes: list[AnyRecord]
     labels: dict[str, Label]
+    #: version of the texts in it, and of those that describe the space
+    version: int = 0
+
+
+def version_of(stored: Mapping[str, Any] | None) -> int:
+    """Return the version of the texts that describe a stored space; 0 for a store that has no space in this form."""
+    return int((stored or {}).get("version", 0))
 
 
 def to_json(space: Space) -> dict[str, Any]:
@@ -127,15 +137,18 @@ def to_json(space: Space) -> dict[str, Any]:
     labels = {}
     for label, domain in space.domains.items():
         switch = space.switches.get(label)
+        options, alike = _options(label, switch) if switch else (None, [])
         own = {*calls.get(label, ())}
         labels[label] = Label(
             law=domain.law,
             parameters={field.name: getattr(domain, field.name) for field in fields(domain)},
             conditions=[list(chain) for chain in space.conditions[label]],
-            options=_options(label, switch) if switch else None,
+            options=options,
+            alike=alike,
             expression=places[own.pop()] if len(own) == 1 and switch is None else None,
         )
-    found: dict[str, Any] = to_builtins(StoredSpace(nodes=[_record(n, places) for n in order], labels=labels))
+    nodes = [_record(node, places) for node in order]
+    found: dict[str, Any] = to_builtins(StoredSpace(nodes=nodes, labels=labels, version=VERSION))
     return found
 
 
@@ -240,8 +253,8 @@ def _call(record: Call, at: Callable[[int], Node], find: Callable[[str], Callabl
     return tree.Call(record.name, function, tuple(map(at, record.args)), kwargs, lambda value, _: value)
 
 
-def _options(label: str, switch: tree.Switch) -> list[Any]:
-    """Return a choice's options as a person reads them: a constant itself, else its name or its text."""
+def _options(label: str, switch: tree.Switch) -> tuple[list[Any], list[int]]:
+    """Return a choice's options as a person reads them: constants themselves, else names or texts; see `unlike`."""
     found: list[Any] = []
     for place, (option, name) in enumerate(zip(switch.options, option_names(label, switch.options), strict=True)):
         plain = tree.unshared(option)
@@ -254,7 +267,7 @@ def _options(label: str, switch: tree.Switch) -> list[Any]:
             found.append(option_text(option))
         else:
             found.append(name)
-    return found
+    return unlike(found, switch.options)
 
 
 def _fits_json(value: object) -> bool:

@@ -229,10 +229,10 @@ class SqlStore:
         with self._begin() as connection:
             _set(connection, key, fence, settings=settings, in_force=in_force)
 
-    def keep_tree(self, key: str, fence: int, tree: Mapping[str, Any]) -> None:
-        """Set the machine-readable space of the study's record, unless another scheduler has taken the study over."""
+    def keep_space(self, key: str, fence: int, space: Mapping[str, str], tree: Mapping[str, Any]) -> None:
+        """Replace both forms of the space in the study's record, unless another scheduler has taken the study over."""
         with self._begin() as connection:
-            _set(connection, key, fence, tree=dict(tree))
+            _set(connection, key, fence, space=dict(space), tree=dict(tree))
 
     def unlock(self, key: str, fence: int) -> None:
         """Unlock the study, unless another scheduler has taken it over."""

@@ -15,6 +15,7 @@ from shadho_celery.core.clock import Clock, SystemClock
 from shadho_celery.core.settings import EARLIER_DEFAULTS
 from shadho_celery.core.trial import Summary, Trial
 from shadho_celery.errors import ShadhoError, SpaceChanged, StoreError, StudyExists, StudyNotFound, UsageError
+from shadho_celery.space.stored import version_of
 from shadho_celery.store.base import StudyRecord
 from shadho_celery.store.lock import holder_name
 from shadho_celery.store.sql import SqlStore
@@ -41,17 +42,19 @@ def open_study(
     settings: Mapping[str, Any] | None = None,
     settle: Settle | None = None,
     tree: Mapping[str, Any] | None = None,
+    describe: Callable[[int], Mapping[str, str]] | None = None,
     clock: Clock | None = None,
     repaired: Callable[[str], None] | None = None,
     warm_start: Sequence[Trial] = (),
 ) -> Study:
     """Begin or resume a study, and lock it.
 
-    `space` is `Space.describe()`, and `tree` its machine-readable form, which is kept. With `resume` the study is the
-    one called `name`, else the module's latest. `settings` (JSON values) are added to those of earlier runs in its
-    record. `settle` decides what is in force, and that is kept, too. With `repaired` trials that are missing or cannot
-    be read are moved away, and it is told what was done; without they are refused. A new study keeps the trials of a
-    `warm_start`, which teach it and its resumptions.
+    `space` is `Space.describe()`, and `tree` its machine-readable form, which is kept. A study of an earlier version is
+    compared with the texts of its version, which `describe` returns, and gets those of this one. With `resume` the
+    study is the one called `name`, else the module's latest. `settings` (JSON values) are added to those of earlier
+    runs in its record. `settle` decides what is in force, and that is kept, too. With `repaired` trials that are
+    missing or cannot be read are moved away, and it is told what was done; without they are refused. A new study keeps
+    the trials of a `warm_start`, which teach it and its resumptions.
     Raises StudyExists, StudyNotFound, StudyLocked, SpaceChanged, UsageError (another seed) or StoreError.
     """
     clock = clock or SystemClock()
@@ -59,9 +62,12 @@ def open_study(
         _check_name(name)
     if resume:
         record = store.find(name) if name else store.latest(module)
-        _compare(record, space, module, seed)
+        version = version_of(record.tree)
+        is_old = tree is not None and version < version_of(tree)
+        _compare(record, describe(version) if is_old and describe is not None else space, module, seed)
         before, record = record, _settled(record, settings, settle, _earlier(record.in_force))
     else:
+        is_old = False
         record = replace(_new_record(space, module, name, seed, clock), tree=tree)
         settled = _settled(record, settings, settle, {})
         before = record = _create(store, settled, is_named=name is not None, warm_start=warm_start)
@@ -71,10 +77,9 @@ def open_study(
             repaired(store.repair(record.key, fence, clock.wall()))
         if record != before:
             store.keep_settings(record.key, fence, record.settings, record.in_force)
-        if record.tree is None and tree is not None:
-            # A study of an earlier version.
-            store.keep_tree(record.key, fence, tree)
-            record = replace(record, tree=tree)
+        if is_old and tree is not None:
+            store.keep_space(record.key, fence, space, tree)
+            record = replace(record, space=dict(space), tree=tree)
         moved = store.moved(record.key) if resume else set()
         earlier = _whole(store, record.key, fence, moved, clock) if resume else ()
         taught = store.warm_start(record.key) if resume else warm_start

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import datetime
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
+from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hyperopt import hp
 
 from shadho_celery import load_study, minimize
 from shadho_celery.errors import ShadhoError
+from shadho_celery.results.frame import FACTS
 from shadho_celery.results.warm_start import of_study, of_table, read_source
 from shadho_celery.space.compile import compile_space
 from shadho_celery.store.sql import SqlStore
@@ -105,6 +110,81 @@ def test_a_plain_table_needs_a_label_and_losses() -> None:
     Path("plain.csv").write_text("\ufeffkind,k,loss,note\nb,2,0.5,x\n4,,1e-3,y\n0,,,z\n", encoding="utf-8")
     found = of_table(Path("plain.csv"), compile_space(space()))
     assert pairs(found) == [({"kind": 1, "k": 2}, 0.5), ({"kind": 4}, 1e-3), ({"kind": 0}, "")]
+
+
+def read(options: Sequence[Any], cells: Sequence[str], header: str = "c,loss") -> tuple[list[Any], str]:
+    """Return the options that the cells of a table teach, and what is said."""
+    compiled = compile_space({"c": hp.choice("c", [*options])})
+    rows = "".join(f'"{cell}",1\n' for cell in cells)
+    Path("cells.csv").write_text(f"{header}\n{rows}", encoding="utf-8")
+    found = fit(of_table(Path("cells.csv"), compiled), compiled)
+    return [compiled.evaluate(trial.params)["c"] for trial in found.trials], found.words
+
+
+@pytest.mark.parametrize(
+    ("options", "cells", "taught"),
+    [
+        (["01", "02", "03"], ["01", "02", "03"], ["01", "02", "03"]),
+        (["3.10", "1e3", "1_0", "a"], ["1_0", "1e3", "3.10"], ["1_0", "1e3", "3.10"]),
+        (["2", "1", "0"], ["0", "1", "2"], ["0", "1", "2"]),
+        ([2, 1, 0], ["0", "1", "2"], [0, 1, 2]),
+        ([1, 0.5, 0], ["0.0", "0.5", "1.0"], [0, 0.5, 1]),
+        ([1000, 10], ["1e3", "10"], [1000, 10]),
+        ([True, False, None], ["False", "true", "None", "null"], [False, True, None, None]),
+        (["nan", "inf", "True", "None"], ["None", "nan", "True", "inf"], ["None", "nan", "True", "inf"]),
+    ],
+)
+def test_a_cell_of_a_choice_is_the_option_of_that_text(options: list[Any], cells: list[str], taught: list[Any]) -> None:
+    found, words = read(options, cells)
+    assert list(map(repr, found)) == list(map(repr, taught))
+    assert "index" not in words
+
+
+def test_a_cell_that_no_option_has_as_its_text_is_an_index_and_that_is_said() -> None:
+    found, words = read(["01", "02", "03"], ["02", "0", "2"])
+    assert found == ["02", "01", "03"]
+    assert words.endswith("cells that no option has as its text were read as indexes: c (2)")
+
+
+def test_a_table_of_export_has_no_indexes() -> None:
+    others = ",".join(name for name in FACTS if name != "loss")
+    with pytest.raises(ShadhoError, match="1 outside c"):
+        read([1, 2, 4], ["0"], header=f"c,loss,{others}")
+    assert read([1, 2, 4], ["4"], header=f"c,loss,{others}")[0] == [4]
+
+
+@pytest.mark.parametrize(("old", "new"), [([0, 1, 2], [1, 2]), (["0", "1"], [0, 1]), ([1, 0], ["1", "0"])])
+def test_an_option_of_an_earlier_study_that_is_gone_is_no_index(old: list[Any], new: list[Any]) -> None:
+    study = minimize(lambda values: 1.0, hp.choice("c", old), trials=9, seed=0, sampler="random", progress=False)
+    compiled = compile_space(hp.choice("c", new))
+    for trial, lesson in zip(study.trials, of_study(study, compiled).trials, strict=True):
+        option = old[trial.params["c"]]
+        is_there = any(type(each) is type(option) and each == option for each in new)
+        assert lesson.point["c"] == (new.index(option) if is_there else None)
+
+
+def test_options_that_are_objects_are_found_by_their_texts_in_a_study_and_its_table(store: SqlStore) -> None:
+    options = [Path("a"), Decimal(1), partial(max, 1), np.float32, b"x", datetime.date(2020, 1, 1)]
+    study = minimize(
+        lambda values: 1.0, {"c": hp.choice("c", options)}, trials=30, sampler="random", seed=0, progress=False
+    )
+    study.dataframe().to_csv("objects.csv", index=False)
+    compiled = compile_space({"c": hp.choice("c", options[::-1])})
+    for source in (of_study(study, compiled), of_table(Path("objects.csv"), compiled)):
+        told = [compiled.evaluate(trial.params)["c"] for trial in fit(source, compiled).trials]
+        assert told == [options[trial.params["c"]] for trial in study.trials]
+
+
+def test_options_that_no_text_tells_apart_do_not_teach() -> None:
+    options = [*(object() for _ in range(2)), "a"]
+    study = minimize(
+        lambda values: 1.0, {"c": hp.choice("c", options)}, trials=20, sampler="random", seed=0, progress=False
+    )
+    study.dataframe().to_csv("objects.csv", index=False)
+    compiled = compile_space({"c": hp.choice("c", options)})
+    found = fit(of_table(Path("objects.csv"), compiled), compiled)
+    assert {trial.params["c"] for trial in found.trials} == {2}
+    assert "outside c (3 options)" in found.words
 
 
 def test_several_losses_and_constraints_come_from_a_study_and_from_its_table() -> None:

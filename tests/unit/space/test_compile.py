@@ -17,7 +17,7 @@ from hyperopt.pyll import as_apply, scope
 
 from shadho_celery.errors import SpaceError
 from shadho_celery.space.compile import MAX_DEPTH, compile_space
-from shadho_celery.space.domains import Categorical, LogUniform, QUniform, RandInt, Uniform
+from shadho_celery.space.domains import Categorical, LogUniform, QUniform, RandInt
 
 
 def refusal(expression: Any) -> str:
@@ -355,10 +355,3 @@ def test_changed_options_or_order_change_the_description() -> None:
         )
     ]
     assert len(set(texts)) == len(texts)
-
-
-def test_a_report_shows_constants_as_they_are_and_other_options_by_index() -> None:
-    space = compile_space(hp.choice("c", ["a", None, (1, 2), {"k": 3}, {"x": hp.uniform("x", 0, 1)}, max]))
-    assert space.literal_options("c") == ("a", None, (1, 2), {"k": 3}, 4, max)
-    assert space.literal_options("x") == ()
-    assert space.domains["x"] == Uniform(0, 1)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -90,3 +92,37 @@ def test_laws_and_conditions_are_there_for_other_programs() -> None:
         [["model", 1], ["inner", 1]]
     ]
     assert tree["labels"]["model"]["options"] == ["a", "b"]
+
+
+class Opaque:
+    """An object without a text of its own."""
+
+
+@pytest.mark.parametrize(
+    ("options", "shown"),
+    [
+        ([1, "1"], ["1", "'1'"]),
+        ([1, 1.0, True], ["1", "1.0", "True"]),
+        ([0.0, -0.0], ["0.0", "-0.0"]),
+        ([None, "None"], ["None", "'None'"]),
+        (["", "a"], ["''", "'a'"]),
+        ([Path("a"), Path("b")], [f"{type(Path()).__name__}('a')", f"{type(Path()).__name__}('b')"]),
+        ([np.float32(0.5), np.float64(0.5)], ["numpy.float32(0.5)", "numpy.float64(0.5)"]),
+        (
+            [partial(max, 1), partial(max, 2)],
+            ["functools.partial(builtins.max, 1)", "functools.partial(builtins.max, 2)"],
+        ),
+        ([{"name": "1", "x": hp.uniform("x", 0, 1)}, 1], ["{'name': '1', 'x': ...}", 1]),
+        ([{"x": hp.uniform("x", 0, 1)}, {"x": hp.uniform("y", 0, 1)}, 3], ["{'x': ...} #0", "{'x': ...} #1", "3"]),
+    ],
+)
+def test_no_two_options_of_a_choice_are_shown_alike(options: list[Any], shown: list[str]) -> None:
+    stored = to_json(compile_space(hp.choice("o", options)))
+    assert stored["labels"]["o"]["options"] == shown
+
+
+def test_an_option_without_a_text_of_its_own_has_its_index_and_is_marked() -> None:
+    stored = to_json(compile_space(hp.choice("o", [Opaque(), "a", Opaque()])))
+    name = f"{Opaque.__module__}.Opaque object"
+    assert stored["labels"]["o"]["options"] == [f"{name} #0", "'a'", f"{name} #2"]
+    assert stored["labels"]["o"]["alike"] == [0, 2]

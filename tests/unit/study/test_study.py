@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hyperopt import hp
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -39,6 +41,8 @@ from shadho_celery.errors import (
     StudyNotFound,
     UsageError,
 )
+from shadho_celery.space.compile import Space, compile_space
+from shadho_celery.space.stored import to_json, version_of
 from shadho_celery.store.lock import holder_name
 from shadho_celery.store.sql import SqlStore
 from shadho_celery.study import open as open_module
@@ -595,6 +599,29 @@ def test_a_changed_space_is_refused_naming_the_labels_that_differ(space: Mapping
     assert all(label in str(caught.value) for label in labels)
     assert "\n" not in str(caught.value)
     begin(study.store, name="s", resume=True)
+
+
+def test_a_study_of_an_earlier_version_is_resumed_and_gets_the_texts_of_this_one() -> None:
+    """A swap of options that were described alike is refused from then on."""
+    spaces = [compile_space(hp.choice("x", [Path(name) for name in names])) for names in ("ab", "ba")]
+
+    def resumed(space: Space) -> Study:
+        return begin(
+            study.store, name="s", resume=True, space=space.describe(), tree=to_json(space), describe=space.describe
+        )
+
+    old = {**to_json(spaces[0]), "version": 0}
+    study = begin(name="s", space=spaces[0].describe(0), tree=old)
+    study.close()
+    with pytest.raises(SpaceChanged, match="was choice"):
+        resumed(compile_space(hp.choice("x", [Path("a"), "b"])))
+    again = resumed(spaces[0])
+    assert again.record.space == spaces[0].describe() != spaces[1].describe()
+    assert version_of(study.store.find("s").tree) == 1
+    again.close()
+    with pytest.raises(SpaceChanged, match="'b'"):
+        resumed(spaces[1])
+    resumed(spaces[0])
 
 
 def test_another_seed_is_refused_and_the_same_one_is_not() -> None:
