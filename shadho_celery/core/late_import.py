@@ -31,3 +31,8 @@ class _Late(ModuleType):
 def load_late(module: str) -> None:
     """Have `module` loaded at its first use, by whomever it is imported, unless it is loaded already."""
     sys.modules.setdefault(module, _Late(module))
+
+
+def is_late(module: object) -> bool:
+    """Return whether `module` stands for one that is loaded at its first use."""
+    return isinstance(module, _Late)

@@ -16,11 +16,12 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from contextvars import copy_context
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from msgspec.structs import replace
 
@@ -34,7 +35,8 @@ from shadho_celery.objective.call import Objective, call, describe, joined
 from shadho_celery.objective.context import LocalContext, ReplicaDone, TrialStopped, TrialTimeout
 from shadho_celery.objective.memory import PeakMemory
 from shadho_celery.runner import protocol
-from shadho_celery.runner.cleanup import Cleanup, identity
+from shadho_celery.runner.cleanup import Cleanup
+from shadho_celery.runner.process_state import identity
 from shadho_celery.runner.process_tree import MARK
 
 if TYPE_CHECKING:
@@ -42,6 +44,10 @@ if TYPE_CHECKING:
 
 #: signal that interrupts a trial at its time limit; hardly any library uses it
 _INTERRUPT = signal.SIGVTALRM
+
+
+#: the objective of a study, made interruptible, its compiled space, and the names of its losses
+_Study: TypeAlias = "tuple[Objective, Space, Mapping[str, str] | None]"
 
 
 class Child:
@@ -66,7 +72,8 @@ class Child:
         self._current = 0
         self._is_recalled = False
         self._changed = threading.Condition()
-        self._studies: dict[str, tuple[Objective, Space, Mapping[str, str] | None]] = {}
+        self._studies: dict[str, _Study] = {}
+        self._cleanup: Cleanup | None = None
         #: by module, the code as it was imported, or why it could not be
         self._codes: dict[str, CodeVersion] = {}
 
@@ -80,9 +87,9 @@ class Child:
             # A module that cannot be imported fails its own trials only.
             with suppress(BaseException):
                 self._study(name)
-        cleanup = Cleanup()
+        self._cleanup = Cleanup()
         self._send(protocol.Ready(codes=self._codes))
-        while self._serve_one(self._next(), cleanup):
+        while self._serve_one(self._next(), self._cleanup):
             pass
         # The worker replaces this process; what was sent ahead runs in the next one.
         os._exit(0)
@@ -114,9 +121,7 @@ class Child:
                     self._send(record)
 
         cleanup.divide_output(protocol.boundary(self._mark, order.order))
-        # Python shows a warning once a process: within this block, once a trial.
-        with warnings.catch_warnings():
-            outcome = self._run(order, tell, cleanup.spares[2])
+        outcome = self._outcome(order, tell, cleanup.spares[2])
         if os.getpid() != self._pid:
             # The trial has forked, and this is its child, which has returned too.
             os._exit(0)
@@ -233,13 +238,25 @@ class Child:
             on_gang_assembled=gang_assembled,
         )
 
-    def _run(self, order: protocol.RunAttempt, tell: Callable[[protocol.FromChild], None], output: int) -> Outcome:
-        timeout = order.timeout
-        context = self._context(order, tell)
+    def _outcome(self, order: protocol.RunAttempt, tell: Callable[[protocol.FromChild], None], output: int) -> Outcome:
         try:
-            objective, space, context.objectives = self._study(order.module)
+            study = self._study(order.module)
         except BaseException as error:
             return Outcome(state=TrialState.FAILED, error=describe(error), seconds=0.0)
+        # Python shows a warning once a process: within this block, once a trial. Context variables are the trial's own.
+        with warnings.catch_warnings():
+            return copy_context().run(self._run, study, order, tell, output)
+
+    def _run(
+        self,
+        study: _Study,
+        order: protocol.RunAttempt,
+        tell: Callable[[protocol.FromChild], None],
+        output: int,
+    ) -> Outcome:
+        timeout = order.timeout
+        context = self._context(order, tell)
+        objective, space, context.objectives = study
         continued = None if order.attempt.origin is None else holds_files(Path(order.checkpoint_dir))
         peak = PeakMemory()
         _seed(context.seed)
@@ -289,7 +306,7 @@ class Child:
             self._study(order.module)
         return self._codes[order.module].digest == order.code
 
-    def _study(self, module: str) -> tuple[Objective, Space, Mapping[str, str] | None]:
+    def _study(self, module: str) -> _Study:
         """Return the objective of `module`, made interruptible, its compiled space, and the names of its losses."""
         if module not in self._studies:
             # hyperopt takes long to import: not before the first study.
@@ -302,6 +319,10 @@ class Child:
             except BaseException as error:
                 self._codes[module] = study_file.failed_sources(module, error)
                 raise
+            finally:
+                if self._cleanup is not None:
+                    # What a study file sets at its top is for all of its trials.
+                    self._cleanup.note()
             self._studies[module] = (self._interruptible(file.objective), space, file.settings.objectives)
         return self._studies[module]
 

@@ -3,29 +3,16 @@
 from __future__ import annotations
 
 import _thread
-import faulthandler
 import gc
-import logging
 import os
-import resource
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
 
+from shadho_celery.runner.process_state import ProcessState, identity
 from shadho_celery.runner.process_tree import adopt_orphans, descendants, kill_all
-
-#: the signals that libraries and their users set handlers for
-_SIGNALS = (
-    *(signal.SIGINT, signal.SIGTERM, signal.SIGALRM, signal.SIGVTALRM),
-    *(signal.SIGUSR1, signal.SIGUSR2, signal.SIGCHLD, signal.SIGPIPE),
-)
-_TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
-_LIMITS = (resource.RLIMIT_AS, resource.RLIMIT_DATA, resource.RLIMIT_CPU, resource.RLIMIT_FSIZE, resource.RLIMIT_NOFILE)
-_STREAMS = ("stdin", "stdout", "stderr")
 
 #: seconds that threads are given to end, and killed children to disappear
 GRACE_SECONDS = 0.3
@@ -41,22 +28,6 @@ _HELPERS = (
 _HELPER_THREADS = {"TMonitor"}
 
 
-class _Part:
-    """A part of the process's state that trials change: how it is read and written, and its value at the start."""
-
-    def __init__(self, name: str, read: Callable[[], object], write: Callable[..., object]) -> None:
-        self.name = name
-        self.read = read
-        self._write = write
-        self.initial = read()
-
-    def restore(self) -> bool:
-        """Write the initial value; return whether that has worked."""
-        with suppress(OSError, ValueError, TypeError):
-            self._write(self.initial)
-        return self.read() == self.initial
-
-
 class Cleanup:
     """Records the state of the process at its creation, and restores it after each trial."""
 
@@ -64,22 +35,7 @@ class Cleanup:
         #: copies of the standard descriptors, beyond the low numbers that trials close
         self.spares = [os.dup(number) for number in range(3)]
         self._output = identity(self.spares[1])
-        self._parts = [
-            # First: with a limit set too low every other call here fails.
-            _Part("recursion limit", sys.getrecursionlimit, sys.setrecursionlimit),
-            *(_Part(f"descriptor {n}", partial(identity, n), partial(self._reopen, n)) for n in range(3)),
-            *(_Part(f"sys.{n}", partial(getattr, sys, n), partial(setattr, sys, n)) for n in _STREAMS),
-            _Part("working directory", _folder, os.chdir),
-            # The bytes that os.environ keeps: decoding them takes longer than everything else here together.
-            _Part("environment", lambda: dict(os.environ._data), _restore_environment),  # type: ignore[attr-defined]
-            *(_Part(f"handler of {n.name}", partial(signal.getsignal, n), partial(signal.signal, n)) for n in _SIGNALS),
-            _Part("signal mask", partial(_set_mask, signal.SIG_BLOCK, ()), partial(_set_mask, signal.SIG_SETMASK)),
-            # A handler that each trial adds would write each message once for every trial so far.
-            _Part("logging", lambda: (logging.root.level, [*logging.root.handlers]), _restore_logging),
-            _Part("umask", lambda: os.umask(os.umask(0o077)), os.umask),
-            *(_Part("resource limit", partial(resource.getrlimit, n), partial(resource.setrlimit, n)) for n in _LIMITS),
-            _Part("faulthandler", faulthandler.is_enabled, lambda _: faulthandler.enable(self.spares[2])),
-        ]
+        self._state = ProcessState(self.spares)
         self._threads = set(threading.enumerate())
         self._count = _thread._count()
         adopt_orphans()
@@ -87,9 +43,7 @@ class Cleanup:
 
     def clear(self) -> list[str]:
         """Restore everything; return names of the remains that only the end of this process can remove."""
-        for timer in _TIMERS:
-            signal.setitimer(timer, 0)
-        left = [part.name for part in self._parts if part.read() != part.initial and not part.restore()]
+        left = [f"a changed {name}" for name in self._state.restore()]
         if not _is_childless() or _thread._count() > self._count:
             left += [*self._end_children(), *self._await_threads()]
         try:
@@ -101,6 +55,10 @@ class Cleanup:
             left.append("a closed sys.stdout")
         return list(dict.fromkeys(left))
 
+    def note(self) -> None:
+        """Note the state of now as the one to restore: after the import of a study."""
+        self._state.note()
+
     def divide_output(self, boundary: bytes) -> None:
         """Write a boundary between the output so far and that of what follows."""
         with suppress(OSError):
@@ -109,9 +67,6 @@ class Cleanup:
                 # Of all that have the pipe, one may have set it non-blocking for all of them.
                 os.set_blocking(self.spares[1], True)
                 os.write(self.spares[1], boundary)
-
-    def _reopen(self, number: int, _: object) -> None:
-        os.dup2(self.spares[number], number)
 
     def _end_children(self) -> list[str]:
         """Kill the child processes and their descendants; return their names as one phrase, if there were any.
@@ -156,33 +111,6 @@ class Cleanup:
         ]
         unnamed = _thread._count() - self._count - len(new) - len(helpers - self._threads)
         return new + ["without a name"] * max(0, unnamed)
-
-
-_set_mask = signal.pthread_sigmask
-
-
-def _folder() -> str | None:
-    with suppress(OSError):
-        return os.getcwd()  # noqa: PTH109 -- Path costs more than everything else that is read
-    return None
-
-
-def identity(descriptor: int) -> tuple[int, int] | None:
-    """Return device and inode of an open descriptor; None if it is closed."""
-    with suppress(OSError):
-        found = os.fstat(descriptor)
-        return found.st_dev, found.st_ino
-    return None
-
-
-def _restore_environment(initial: dict[bytes, bytes]) -> None:
-    os.environb.clear()
-    os.environb.update(initial)
-
-
-def _restore_logging(initial: tuple[int, list[logging.Handler]]) -> None:
-    logging.root.setLevel(initial[0])
-    logging.root.handlers[:] = initial[1]
 
 
 def _is_childless() -> bool:

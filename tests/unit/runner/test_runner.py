@@ -27,11 +27,12 @@ from shadho_celery.runner.trial_log import unstamped
 
 #: what every test's study module can be asked to do, by the value of its one param
 STUDY = '''
-import multiprocessing, os, random, resource, signal, subprocess, sys, tempfile, threading, time
+import contextvars, multiprocessing, os, random, resource, signal, subprocess, sys, tempfile, threading, time
 from pathlib import Path
 from hyperopt import hp
 
 SPACE = {"do": hp.choice("do", %(deeds)s), "x": hp.uniform("x", 0, 1)}
+VARIABLE = contextvars.ContextVar("VARIABLE")
 
 def objective(params, context):
     return globals()[params["do"]](params, context)
@@ -184,6 +185,8 @@ def unsettling(params, context):
     random.seed(1)
     sys.setrecursionlimit(77)
     os.umask(0o777)
+    multiprocessing.set_start_method("spawn")
+    VARIABLE.set("of one trial")
     resource.setrlimit(resource.RLIMIT_FSIZE, (1, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
     sys.stdout = None
     return 0.0
@@ -191,10 +194,12 @@ def unsettling(params, context):
 def looking(params, context):
     time.sleep(0.1)
     print("it can print")
+    os.umask(umask := os.umask(0))
     return {"loss": 0.0, "folder": os.getcwd(), "environment": sorted(os.environ.items()),
             "handler": str(signal.getsignal(signal.SIGTERM)),
             "mask": len(signal.pthread_sigmask(signal.SIG_BLOCK, [])),
-            "random": random.random(), "recursion": sys.getrecursionlimit(), "umask": os.umask(os.umask(0)),
+            "random": random.random(), "recursion": sys.getrecursionlimit(), "umask": umask,
+            "method": multiprocessing.get_start_method(allow_none=True), "variable": VARIABLE.get(None),
             "limit": resource.getrlimit(resource.RLIMIT_FSIZE),
             "streams": [stream.fileno() for stream in (sys.stdout, sys.stderr)],
             "threads": threading.active_count()}
