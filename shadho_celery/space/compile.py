@@ -74,7 +74,8 @@ def find_function(name: str) -> Callable[..., Value] | None:
 
 def _finish(value: Value, params: Params) -> Value:
     """Return a function's result; if that is one of pyll's expressions, its value."""
-    return space_eval(value, params) if isinstance(value, pyll.Apply) else value
+    # A copy: hyperopt hands out the constants of the expression themselves.
+    return tree.copied(space_eval(value, params), {}) if isinstance(value, pyll.Apply) else value
 
 
 def _as_graph(expression: Value) -> Apply:
@@ -169,9 +170,14 @@ class _Reader:
             return Dict(kwargs)
         if apply.name == "switch" and args and not kwargs:
             return self._switch(args[0], args[1:])
-        # One with a generator of its own is noise of the space's author, no hyperparameter.
-        if apply.name in stochastic.implicit_stochastic_symbols and "rng" not in dict(kwargs):
-            raise SpaceError(f"A {apply.name} has no label; write hp.{apply.name}('label', ...) instead.")
+        if apply.name in stochastic.implicit_stochastic_symbols:
+            # One with a generator of its own is noise of the space's author, no hyperparameter.
+            generator = dict(kwargs).get("rng")
+            if generator is None:
+                raise SpaceError(f"A {apply.name} has no label; write hp.{apply.name}('label', ...) instead.")
+            if isinstance(generator, Literal):
+                drawn_from = Literal(generator.value, is_drawn_from=True)
+                kwargs = tuple((name, drawn_from if node is generator else node) for name, node in kwargs)
         function = pyll.scope._impls.get(apply.name)
         if function is None:
             raise SpaceError(f"The space calls scope.{apply.name}, which is not defined; import its module.")

@@ -7,7 +7,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Iterator
+from copy import deepcopy
 from dataclasses import dataclass
+from functools import partial
+from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any, TypeVar
 
 import numpy as np
@@ -19,6 +22,16 @@ from shadho_celery.errors import SpaceError
 Value = Any
 Memo = dict[Hashable, Value]
 T = TypeVar("T")
+
+#: bytes from which an array is handed out as a view that cannot be written, in place of a copy
+LARGE_ARRAY = 2**20
+
+#: types whose values cannot change; the last one's are marks, which are compared by identity
+_FIXED = frozenset(
+    {type(None), bool, int, float, complex, str, bytes, type, FunctionType, BuiltinFunctionType, ModuleType, object}
+)
+#: key of a memo: the copies of one evaluation, by the ids of what is copied, as copy.deepcopy keeps them
+_COPIES = "copies"
 
 
 class Node(ABC):
@@ -38,12 +51,14 @@ class Node(ABC):
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Literal(Node):
-    """A constant; the very object that the space holds."""
+    """A constant. Each evaluation gets a copy, so that an objective which changes it changes it for itself alone."""
 
     value: Value
+    #: True for a generator of random numbers that the space draws from: a copy would draw the same each time
+    is_drawn_from: bool = False
 
     def evaluate(self, params: Params, memo: Memo) -> Value:
-        return self.value
+        return self.value if self.is_drawn_from or _is_fixed(self.value) else copied(self.value, memo)
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -171,6 +186,27 @@ def unshared(node: Node) -> Node:
 def nodes(root: Node) -> Iterator[Node]:
     """Yield every node under `root` once, children first."""
     return postorder(root, lambda node: node.children)
+
+
+def _is_fixed(value: Value) -> bool:
+    """Return True if nothing of the value can change."""
+    if isinstance(value, partial):
+        return not vars(value) and all(map(_is_fixed, (value.func, *value.args, *value.keywords.values())))
+    return type(value) in _FIXED or (type(value) in (tuple, frozenset) and all(map(_is_fixed, value)))
+
+
+def copied(value: Value, memo: Memo) -> Value:
+    """Return a copy that has no part in common with the value; the value itself if it cannot be copied (a lock)."""
+    copies = memo.setdefault(_COPIES, {})
+    if isinstance(value, np.ndarray) and value.nbytes > LARGE_ARRAY and not value.dtype.hasobject:
+        if id(value) not in copies:
+            copies[id(value)] = value.view()
+            copies[id(value)].flags.writeable = False
+        return copies[id(value)]
+    try:
+        return deepcopy(value, copies)
+    except Exception:
+        return value
 
 
 class CycleFound(Exception):

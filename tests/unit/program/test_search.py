@@ -7,6 +7,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hyperopt import hp
 
@@ -75,3 +76,16 @@ def test_workers_are_for_the_main_thread() -> None:
     thread.start()
     thread.join()
     assert "main thread" in said[0]
+
+
+def test_what_an_objective_changes_in_a_constant_is_neither_in_later_trials_nor_in_the_best_values() -> None:
+    seen = []
+
+    def objective(params: Any) -> float:
+        seen.append(params["w"].tolist())
+        params["w"] *= 10
+        return float(params["x"])
+
+    found = minimize(objective, {**SPACE, "w": np.ones(2)}, trials=3)
+    assert seen == [[1, 1]] * 3
+    assert found.best.values["w"].tolist() == [1, 1]

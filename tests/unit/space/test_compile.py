@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
+import threading
 import time
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -355,3 +357,64 @@ def test_changed_options_or_order_change_the_description() -> None:
         )
     ]
     assert len(set(texts)) == len(texts)
+
+
+# Constants
+
+
+class Options:
+    """Something of the user's own, which holds a list."""
+
+    def __init__(self) -> None:
+        self.entries = [1]
+
+    def __repr__(self) -> str:
+        return f"Options({self.entries})"
+
+
+CHANGES: dict[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
+    "array": (lambda: np.ones(3), lambda w: w.__imul__(10)),
+    "array of objects": (lambda: np.array([[1], 2], dtype=object), lambda w: w[0].append(2)),
+    "set": (lambda: {1, 2}, lambda w: w.clear()),
+    "bytes": (lambda: bytearray(b"12"), lambda w: w.clear()),
+    "own class": (Options, lambda w: w.entries.append(2)),
+    "own class in a list": (lambda: [Options()], lambda w: w[0].entries.append(2)),
+    "array in an option": (lambda: hp.choice("c", [{"w": np.ones(3)}]), lambda w: w["w"].__imul__(10)),
+}
+
+
+@pytest.mark.parametrize("kind", CHANGES)
+def test_a_constant_that_an_objective_changes_reaches_the_next_trial_as_the_space_has_it(kind: str) -> None:
+    make, change = CHANGES[kind]
+    space, params = compile_space(make()), {"c": 0}
+    values = space.evaluate(params)
+    before = repr(values)
+    change(values)
+    assert repr(values) != before
+    assert repr(space.evaluate(params)) == before
+
+
+def test_a_constant_in_two_places_is_one_object_in_both() -> None:
+    constant = np.ones(3)
+    values = compile_space({"a": constant, "b": (constant, hp.uniform("x", 0, 1))}).evaluate({"x": 0.5})
+    assert values["a"] is values["b"][0]
+
+
+def test_a_large_array_is_not_copied_and_cannot_be_written() -> None:
+    constant = np.zeros(2**18)
+    values = compile_space({"a": constant, "b": constant}).evaluate({})
+    assert values["a"] is values["b"]
+    assert np.shares_memory(values["a"], constant)
+    with pytest.raises(ValueError, match="read-only"):
+        values["a"] *= 10
+    constant[0] = 1.0
+
+
+@pytest.mark.parametrize("constant", [object(), threading.Lock(), len, partial(max, 1), math])
+def test_a_constant_that_cannot_change_or_be_copied_is_itself(constant: Any) -> None:
+    assert compile_space({"p": constant}).evaluate({})["p"] is constant
+
+
+def test_a_generator_that_the_space_draws_from_goes_on() -> None:
+    space = compile_space({"p": scope.uniform(0, 1, rng=np.random.default_rng(1))})
+    assert space.evaluate({}) != space.evaluate({})
