@@ -8,8 +8,10 @@ Improvement for Bayesian Optimization", NeurIPS 2023. Constraints: see `constrai
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Collection, Mapping, Sequence
 from functools import cache
+from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
@@ -66,9 +68,9 @@ class GpSampler:
         self._sequence = QmcSampler(subspace, entropy)
         self._avoidance = FailureAvoidance(subspace)
         self._rows: list[Array] = []
-        self._losses: list[float] = []
-        #: for each of them, whether its trial was pruned
-        self._pruned: list[bool] = []
+        self._losses = array("d")
+        #: for each of them, 1 if its trial was pruned, and 1 if it broke a constraint
+        self._pruned, self._broken = array("b"), array("b")
         #: constraints of the trials with these losses
         self._told: list[Mapping[str, float]] = []
         self._failed: list[Params] = []
@@ -105,12 +107,12 @@ class GpSampler:
         unknown = [*self._failed[-MOST_FAILED:], *waiting[-MOST:]]
         if unknown:
             self._suppose(unknown)
-        tried = self._tried | {self._subspace.key(params) for params in waiting}
+        taken = {self._subspace.key(params) for params in waiting}
         asked: list[Params] = []
         for index in indices:
-            params = self._guess(np.random.default_rng([*self._entropy, index]), tried)
+            params = self._guess(np.random.default_rng([*self._entropy, index]), taken)
             asked.append(params)
-            tried.add(self._subspace.key(params))
+            taken.add(self._subspace.key(params))
             if len(asked) < len(indices):
                 self._suppose([params])
         return asked
@@ -128,6 +130,7 @@ class GpSampler:
                 self._rows.append(self._features([trial.params])[0])
                 self._losses.append(float(trial.loss))
                 self._pruned.append(trial.state is TrialState.PRUNED)
+                self._broken.append(violation_of(trial.constraints) > 0)
                 self._told.append(trial.constraints)
 
     def _start(self, index: int) -> Params:
@@ -162,19 +165,21 @@ class GpSampler:
 
         Those are the best that break no constraint, if there are any.
         """
-        losses, pruned = np.array(self._losses[:number]), np.array(self._pruned[:number])
+        losses = np.frombuffer(self._losses)[:number]
+        pruned = np.frombuffer(self._pruned, np.bool_)[:number]
         if pruned.any() and not pruned.all():
             # The loss of a pruned trial is one of its training's beginning, and it was among the worse there.
             losses = np.where(pruned, np.maximum(losses, np.median(losses[~pruned])), losses)
         most = min(MOST, math.isqrt(CELLS // len(self._domains)))
-        kept = np.arange(number)
+        kept: Sequence[int] = range(number)
         if number > most:
-            breaks = np.array([violation_of(constraints) > 0 for constraints in self._told[:number]])
-            best = np.lexsort((losses, breaks))[: most // 3]
-            kept = np.sort(np.concatenate([best, np.setdiff1d(kept, best)[-(most - len(best)) :]]))
-        return np.array(self._rows)[kept], standardised(losses[kept]), [self._told[place] for place in kept]
+            best = {*_least(losses, np.frombuffer(self._broken, np.bool_)[:number], most // 3).tolist()}
+            latest = (place for place in reversed(range(number)) if place not in best)
+            kept = sorted([*best, *islice(latest, most - len(best))])
+        rows = np.array([self._rows[place] for place in kept])
+        return rows, standardised(losses[kept]), [self._told[place] for place in kept]
 
-    def _guess(self, generator: np.random.Generator, tried: set[Key]) -> Params:
+    def _guess(self, generator: np.random.Generator, taken: set[Key]) -> Params:
         order, best = self._known()
         candidates, rows = self._candidates(generator, self._process.rows[order[:NEAR]])
         worth = self._worth(rows, best) + self._avoidance.weights(candidates, generator)
@@ -187,7 +192,8 @@ class GpSampler:
                 climbed.append((float(value[0]), params))
         climbed += [(float(worth[place]), candidates[place]) for place in order]
         climbed.sort(key=lambda each: -each[0])
-        fresh = (each for each in climbed if self._subspace.key(each[1]) not in tried)
+        keys = ((self._subspace.key(params), worth, params) for worth, params in climbed)
+        fresh = ((worth, params) for key, worth, params in keys if key not in self._tried and key not in taken)
         most, params = next(fresh, climbed[0])
         return self._spread(params, most, best, generator)
 
@@ -293,6 +299,17 @@ class GpSampler:
 
     def _features(self, params_list: Sequence[Params]) -> Array:
         return features(params_list, self._domains, inactive=math.nan)
+
+
+def _least(losses: Array, broken: NDArray[np.bool_], most: int) -> NDArray[np.intp]:
+    """Return the places of the `most` least losses; trials with a `broken` constraint come after the others."""
+    feasible = np.flatnonzero(~broken)
+    if len(feasible) <= most:
+        return np.lexsort((losses, broken))[:most]
+    # Only those up to the greatest of them are sorted.
+    best = feasible[losses[feasible] <= np.partition(losses[feasible], most - 1)[most - 1]]
+    ordered: NDArray[np.intp] = best[np.argsort(losses[best], kind="stable")][:most]
+    return ordered
 
 
 @cache

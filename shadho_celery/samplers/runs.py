@@ -34,15 +34,19 @@ class SamplerInRuns(ABC):
 
     def ask(self, n: int, pending: Collection[Trial]) -> list[Params]:
         first = self._told + len(pending)
-        tried = self._tried | {self._subspace.key(trial.params) for trial in pending}
+        taken = {self._subspace.key(trial.params) for trial in pending}
+
+        def is_tried(params: Params) -> bool:
+            return (key := self._subspace.key(params)) in self._tried or key in taken
+
         asked: list[Params] = []
         for index in range(first, first + n):
             generator = np.random.default_rng([*self._entropy, index])
             draws = [self._draw(generator)]
-            while self._subspace.key(draws[-1]) in tried and len(draws) < TRIES:
+            while is_tried(draws[-1]) and len(draws) < TRIES:
                 draws.append(self._draw(generator))
             asked.append(draws[-1])
-            tried.add(self._subspace.key(draws[-1]))
+            taken.add(self._subspace.key(draws[-1]))
         return asked
 
     def tell(self, trials: Sequence[Trial]) -> None:

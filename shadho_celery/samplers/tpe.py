@@ -14,8 +14,10 @@ prior's. So each is a density over the tree: a choice is drawn first, then the l
 from __future__ import annotations
 
 import math
-from bisect import insort
-from collections.abc import Collection, Iterable, Sequence
+from array import array
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Iterable, Sequence
+from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,6 +37,8 @@ MOST_RANDOM, LEAST_RANDOM = 10, 5
 GOOD_SHARE, MOST_GOOD = 0.1, 25
 #: bad trials that a guess looks at, for its time's sake; of more, a random part
 MOST_BAD = 300
+#: trials with several losses that are kept in order to find the best ones; beyond it the worse half is forgotten
+MOST_KEPT = 300
 #: draws from l(x), of which the best ratio wins
 CANDIDATES = 24
 #: every so many trials, times one more than the labels, one goes on with the start
@@ -51,6 +55,8 @@ OPTION_WIDTH = 0.2
 PRIOR_WIDTH, NORMAL_WIDTH = 1.0, 0.5 / float(ndtri((1 + UNIT_MASS) / 2))
 
 _TINY = np.finfo(float).tiny
+#: violation, step of a pruned trial (negated), loss, order of telling
+_Ranked = tuple[float, float, float, int]
 
 
 class TpeSampler:
@@ -80,10 +86,12 @@ class TpeSampler:
             self._random = max(1, round(startup * subspace.probability))
         #: by order of telling, the values, NaN for an inactive label; rows beyond the last trial are to be filled
         self._rows = np.empty((MOST_RANDOM, len(self._axes)))
-        #: (violation, loss, order of telling), the best first
-        self._ranked: list[tuple[float, float, float, int]] = []
-        #: by order of telling, several losses and the violation of the trials that have them
-        self._several: dict[int, tuple[tuple[float, ...], float]] = {}
+        #: the best first
+        self._ranked: list[_Ranked] = []
+        #: their orders of telling: to gather some out of many tuples takes ten times as long
+        self._orders = array("q")
+        #: the best trials of those with several losses
+        self._several = _Several()
         self._successes = 0
         self._avoidance = FailureAvoidance(subspace)
         self._sequence = QmcSampler(subspace, entropy)
@@ -96,14 +104,18 @@ class TpeSampler:
         first = self._count_told + len(pending)
         indices = range(first, first + n)
         if not self._axes or len(self._ranked) < self._random:
-            return [self._start(index, [index], set()) for index in indices]
+            return [self._start(index, [index], lambda _: False) for index in indices]
         # Density estimates believe that a region is like its neighbours: some trials go on with the start.
         every = EXPLORE * (1 + len(self._axes))
         taken = {self._subspace.key(trial.params) for trial in pending}
+
+        def is_tried(key: Key) -> bool:
+            return key in self._tried or key in taken
+
         asked: dict[int, Params] = {}
         for index in range(-(-first // every) * every, first + n, every):
             place = self._random + index // every
-            asked[index] = self._start(index, range(place, place + AHEAD), self._tried | taken)
+            asked[index] = self._start(index, range(place, place + AHEAD), is_tried)
             taken.add(self._subspace.key(asked[index]))
         guessed = [index for index in indices if index not in asked]
         for start in range(0, len(guessed), AT_ONCE):
@@ -113,13 +125,13 @@ class TpeSampler:
             asked.update(zip(part, self._guesses(generators, waiting), strict=True))
         return [asked[index] for index in indices]
 
-    def _start(self, index: int, places: Iterable[int], tried: Collection[Key]) -> Params:
+    def _start(self, index: int, places: Iterable[int], is_tried: Callable[[Key], bool]) -> Params:
         """Return the first untried point at these places of the quasi-random sequence.
 
         If there is none, or once trials have failed, return a draw from the law that likely does not fail.
         """
         points = () if self._avoidance.any else map(self._sequence.point, places)
-        untried = (params for params in points if self._subspace.key(params) not in tried)
+        untried = (params for params in points if not is_tried(self._subspace.key(params)))
         return next(untried, None) or self._avoidance.draw(np.random.default_rng([*self._entropy, index]))
 
     def tell(self, trials: Sequence[Trial]) -> None:
@@ -131,17 +143,19 @@ class TpeSampler:
     def _learn(self, trial: Trial) -> None:
         key = self._subspace.key(trial.params)
         self._avoidance.tell(trial, guessed=len(self._ranked) >= self._random)
+        place = len(self._ranked)
         # A failed trial is worse than any other, so that regions that fail are left.
-        merit = math.inf, math.inf, math.inf
+        ranked = math.inf, math.inf, math.inf, place
         if trial.state in WELL and trial.loss is not None and not math.isnan(trial.loss):
             # A pruned trial is worse than a complete one, and better the later it was pruned.
             is_complete = trial.state is TrialState.COMPLETE
-            merit = trial.violation, -math.inf if is_complete else -float(trial.step or 0), float(trial.loss)
+            ranked = trial.violation, -math.inf if is_complete else -float(trial.step or 0), float(trial.loss), place
             self._successes += is_complete
             if len(trial.losses) > 1:
-                self._several[len(self._ranked)] = tuple(trial.losses.values()), trial.violation
-        place = len(self._ranked)
-        insort(self._ranked, (*merit, place))
+                self._several.add(ranked, tuple(trial.losses.values()), trial.violation)
+        rank = bisect_left(self._ranked, ranked)
+        self._ranked.insert(rank, ranked)
+        self._orders.insert(rank, place)
         if place == len(self._rows):
             self._rows = np.concatenate([self._rows, np.empty_like(self._rows)])
         self._rows[place] = _row(key)
@@ -188,15 +202,17 @@ class TpeSampler:
         count = min(math.ceil(share), MOST_GOOD, self._successes)
         # Pending trials count as bad, so that many slots do not all get the same point.
         pending = [_row(key) for key in list(waiting)[-MOST_BAD:]]
-        order = self._order(count)
-        bad, room = order[count:], MOST_BAD - len(pending)
-        if len(bad) > room:
-            bad = generator.choice(bad, room, replace=False)
+        good = self._best(count)
+        others, room = number - len(good), MOST_BAD - len(pending)
+        bad: NDArray[np.intp] = np.arange(others) if others <= room else generator.choice(others, room, replace=False)
+        # Places among the other trials become places among all of them.
+        for place in sorted(good):
+            bad += bad >= place
         prior = [math.nan] * len(self._axes)  # a trial with nothing known
         axes, parts = [*self._axes.values()], self._parts
         return (
-            _Density(axes, np.vstack([self._rows[order[:count]], prior]), parts),
-            _Density(axes, np.vstack([self._rows[bad], *pending, prior]), parts),
+            _Density(axes, np.vstack([self._rows_of(good), prior]), parts),
+            _Density(axes, np.vstack([self._rows_of(bad), *pending, prior]), parts),
         )
 
     @property
@@ -209,15 +225,19 @@ class TpeSampler:
         places = range(len(self._axes))
         return [[place] for place in places] if self._several else [[*places]]
 
-    def _order(self, count: int) -> NDArray[np.intp]:
-        """Return the trials by order of telling, the best first; of several losses only the best `count` are sorted."""
-        ranked = np.array([place for *_, place in self._ranked], dtype=np.intp)
+    def _best(self, count: int) -> list[int]:
+        """Return the places of the best `count` trials in the ranking, the best first."""
         if not self._several:
-            return ranked
-        known = np.array([*self._several], dtype=np.intp)
-        losses, violations = zip(*self._several.values(), strict=True)
-        best = known[order_of(np.array(losses), np.array(violations), count)]
-        return np.concatenate([best, ranked[~np.isin(ranked, best)]])
+            return [*range(count)]
+        best = [bisect_left(self._ranked, each) for each in self._several.best(count)]
+        chosen = {*best}
+        others = (place for place in range(len(self._ranked)) if place not in chosen)
+        return [*best, *islice(others, count - len(best))]
+
+    def _rows_of(self, places: Sequence[int] | NDArray[np.intp]) -> Array:
+        """Return the values of the trials at these places of the ranking, shape (trials, labels)."""
+        rows: Array = self._rows[np.frombuffer(self._orders, np.int64)[places]]
+        return rows
 
     def _draw(self, density: _Density, generator: np.random.Generator) -> Array:
         """Draw candidates from a density; NaN for the labels that are inactive in one."""
@@ -237,6 +257,34 @@ class TpeSampler:
         }
         active = self._always_active or self._subspace.space.active(params)
         return {label: params[label] for label in active}
+
+
+class _Several:
+    """Trials with several losses that may be among the best.
+
+    The worse half of `order_of` is forgotten whenever there are more than MOST_KEPT: it is behind at least six times as
+    many trials as are ever good, and the time to sort fronts grows with the square of their size.
+    """
+
+    def __init__(self) -> None:
+        #: by order of telling, with all losses and the violation
+        self._kept: list[tuple[_Ranked, tuple[float, ...], float]] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._kept)
+
+    def add(self, ranked: _Ranked, losses: tuple[float, ...], violation: float) -> None:
+        self._kept.append((ranked, losses, violation))
+        if len(self._kept) > MOST_KEPT:
+            self._kept = [self._kept[place] for place in sorted(self._order(MOST_KEPT // 2))]
+
+    def best(self, count: int) -> list[_Ranked]:
+        """Return the best `count` trials, the best first."""
+        return [self._kept[place][0] for place in self._order(count)]
+
+    def _order(self, most: int) -> list[int]:
+        _, losses, violations = zip(*self._kept, strict=True)
+        return [*map(int, order_of(np.array(losses), np.array(violations), most))]
 
 
 class _Density:

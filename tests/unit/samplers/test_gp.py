@@ -15,7 +15,7 @@ from services.trials import search, told
 
 from shadho_celery import minimize
 from shadho_celery.core.trial import Outcome, TrialState
-from shadho_celery.samplers.gp import GpSampler, log_improvement, standardised
+from shadho_celery.samplers.gp import GpSampler, _least, log_improvement, standardised
 from shadho_celery.space.compile import compile_space
 from shadho_celery.space.split import split
 
@@ -157,3 +157,11 @@ def test_labels_that_do_not_matter_are_spread_over_their_law() -> None:
         sampler.tell([told(params, (params["x"] - 0.3) ** 2)])
     late = [params["idle"] for params in asked[20:]]
     assert np.histogram(late, bins=4, range=(0, 1))[0].min() >= 1
+
+
+@pytest.mark.parametrize("broken", [0.0, 0.3, 0.95])
+def test_the_least_losses_are_those_of_a_full_sort(broken: float) -> None:
+    """Ties go to the earlier trial, and trials that break a constraint come last: the guesses depend on it."""
+    generator = np.random.default_rng(0)
+    losses, breaks = generator.integers(0, 40, 500).astype(float), generator.random(500) < broken
+    assert _least(losses, breaks, 100).tolist() == np.lexsort((losses, breaks))[:100].tolist()

@@ -15,10 +15,22 @@ from services.trials import search, told
 from shadho_celery import minimize
 from shadho_celery.core.trial import Outcome, Trial, TrialState
 from shadho_celery.samplers import make_sampler
-from shadho_celery.samplers.tpe import MOST_BAD, MOST_RANDOM, Array, TpeSampler, _axis, _log_products, _Mixture
+from shadho_celery.samplers.tpe import (
+    MOST_BAD,
+    MOST_GOOD,
+    MOST_KEPT,
+    MOST_RANDOM,
+    Array,
+    TpeSampler,
+    _axis,
+    _log_products,
+    _Mixture,
+    _Several,
+)
 from shadho_celery.space.compile import compile_space
 from shadho_celery.space.domains import QLogNormal, QLogUniform, QNormal, QUniform, make_domain
 from shadho_celery.space.split import Subspace, split
+from shadho_celery.study.front import order_of
 
 Params = Mapping[str, Any]
 Loss = Callable[[Params], float | TrialState]
@@ -82,6 +94,18 @@ def test_of_several_losses_guesses_gather_along_the_front() -> None:
     xs = [params["x"] for params in asked]
     assert min(xs) < 0.3
     assert max(xs) > 0.7
+
+
+def test_of_many_trials_with_several_losses_the_best_are_found_among_a_bounded_number() -> None:
+    """The work of a guess stays the same however many trials have ended: here ten times as many as are kept."""
+    generator = np.random.default_rng(0)
+    trials = generator.random((10 * MOST_KEPT, 2))
+    several = _Several()
+    for place, (a, b) in enumerate(trials.tolist()):
+        several.add((0.0, -math.inf, a, place), (a, b), 0.0)
+    assert len(several._kept) <= MOST_KEPT
+    best = [place for *_, place in several.best(MOST_GOOD)]
+    assert best == order_of(trials, np.zeros(len(trials)), MOST_GOOD).tolist()
 
 
 def test_guesses_gather_where_constraints_are_kept() -> None:
