@@ -21,7 +21,7 @@ from shadho_celery.core.folders import CHECKPOINTS, SHIPPED_CODE
 from shadho_celery.errors import ShadhoError
 from shadho_celery.node.consumer import CarefulConsumer, Consumer
 from shadho_celery.node.slots import NotMine, Slots
-from shadho_celery.objective.study_file import cores_per_trial, module_name
+from shadho_celery.objective.study_file import cores_per_trial, module_name, refuse_nested
 from shadho_celery.transport import broker
 from shadho_celery.transport.celery_settings import configuration
 from shadho_celery.transport.redis import connect, own_address
@@ -60,6 +60,10 @@ def trial(self: Task, payload: dict[str, Any]) -> None:
 @signals.celeryd_init.connect  # type: ignore[untyped-decorator]
 def _set_up(sender: str, instance: Any, conf: Any, options: dict[str, Any], **_: object) -> None:
     """Set the worker's queue, its number of slots and its unique name before Celery builds it."""
+    try:
+        refuse_nested()
+    except ShadhoError as error:
+        raise _refusal(str(error)) from None
     machine = hardware.detect()
     name = _compute_class(options.get("queues"), machine)
     conf.task_default_queue = name

@@ -5,6 +5,7 @@
     ShadhoError
     ├── SpaceError            the search space cannot be searched as written
     ├── UsageError            a command or its arguments are invalid
+    │   └── NestedStart       a study on workers is started by an import or a trial
     ├── StudyError            the study cannot be opened or resumed
     │   ├── StudyNotFound
     │   ├── StudyExists
@@ -38,6 +39,10 @@ class SpaceError(ShadhoError):
 
 class UsageError(ShadhoError):
     """The arguments do not fit together; see --help."""
+
+
+class NestedStart(UsageError):
+    """A study on workers cannot be started while a study file is imported, or within a trial."""
 
 
 class StudyError(ShadhoError):

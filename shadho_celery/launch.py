@@ -257,6 +257,7 @@ def run(options: Options) -> int:
     """Run the study and return the exit code. Raises ShadhoError."""
     from shadho_celery.cli.session import Session
 
+    study_file.refuse_nested(study_file.module_name(options.study))
     with readable_warnings():
         # A study file may print during its import, and that is not the result.
         with redirect_stdout(sys.stderr) if options.as_json else nullcontext():

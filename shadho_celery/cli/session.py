@@ -31,7 +31,7 @@ from shadho_celery.core.objectives import refuse_others
 from shadho_celery.core.settings import BUDGETS, DEFAULT_TRIALS, StudySettings, continued
 from shadho_celery.core.trial import Trial
 from shadho_celery.embedded.embedded import Embedded
-from shadho_celery.errors import NoSuccessfulTrial, ServiceError, UsageError
+from shadho_celery.errors import NestedStart, NoSuccessfulTrial, ServiceError, UsageError
 from shadho_celery.fleet.executor import QueueExecutor
 from shadho_celery.objective.sources import DiskWatch, contents
 from shadho_celery.objective.study_file import StudyFile
@@ -222,6 +222,8 @@ class Session:
             warm_start=taught,
         )
         opened.callback(self._study.close)
+        #: trials that had ended before this run
+        self._counted_before = self._study.counted
         if not self._options.fleet:
             self._embedded = opened.enter_context(closing(self._embed()))
             os.environ.update(self._embedded.urls)
@@ -313,6 +315,8 @@ class Session:
             if self._embedded is not None:
                 self._embedded.raise_if_dead()
             self._give_up_at_limit()
+            self._refuse_nested_trials()
+            self._refuse_other_code()
             self._slots |= {c.name: max(c.slots, self._slots.get(c.name, 0)) for c in self._scheduler.classes}
             self._warn(view.note)
             if shown is not None:
@@ -377,6 +381,24 @@ class Session:
                 f"{self._study.trouble or self._executor.trouble}; the study has reached its limit and ends without "
                 f"the results of {self._study.in_flight} trials that run: --resume {self._study.name} takes them up"
             )
+
+    def _refuse_nested_trials(self) -> None:
+        """Raise NestedStart if a trial has tried to start a study on workers: so will the next ones."""
+        kind = f"{NestedStart.__module__}.{NestedStart.__qualname__}: "
+        for each in self._study.failures.common():
+            if each.failure.headline.startswith(kind):
+                raise NestedStart(f"trial {each.first} failed: {str(each.failure).removeprefix(kind)}")
+
+    def _refuse_other_code(self) -> None:
+        """Raise UsageError if all embedded workers have had other code for a while, and no trial has ended.
+
+        Their files are those of this process, and no other worker can come: the study would wait for ever.
+        """
+        if self._embedded is None or self._executor.has_workers or self._study.counted > self._counted_before:
+            return
+        found = self._executor.other_code()
+        if len(found) >= len(self._embedded.workers) and not self._disk.edited(self._code):
+            raise UsageError(f"no embedded worker can run this study: {found[0].removeprefix('Warning: ')}")
 
     @property
     def results(self) -> StudyResults:

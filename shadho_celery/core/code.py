@@ -72,7 +72,8 @@ class CodeVersion(Struct, frozen=True, kw_only=True, omit_defaults=True):
         if not names:
             return (
                 f"its sources are the study's, but SPACE has version {self.space} there and {ours.space} here; "
-                "a SPACE must not depend on the machine, on other files or on chance"
+                "a SPACE must not depend on the machine, on other files or on chance; a set has no order: it "
+                "differs by process, use sorted(...)"
             )
         theirs, own = (code.files.get(names[0]) or "none" for code in (self, ours))
         more = f", and {len(names) - 1} more files differ" if len(names) > 1 else ""

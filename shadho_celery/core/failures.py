@@ -13,7 +13,7 @@ _FOLDER = re.compile(r".*[\\/]")
 _GROUP = re.compile(r"^ +[|+] ", re.MULTILINE)
 #: files that are not the user's own: of installed packages, of Python's library, and of the rooms that call objectives
 _FOREIGN = re.compile(
-    r"[\\/](site-packages|dist-packages|lib[\\/]python[\d.]+|shadho_celery[\\/](executors|objective|runner|space|training))[\\/]"
+    r"[\\/](site-packages|dist-packages|lib[\\/]python[\d.]+|shadho_celery[\\/](executors|objective|program|runner|space|training))[\\/]"
     r"|^<"
 )
 

@@ -12,8 +12,10 @@ import json
 import os
 import re
 import shutil
+import site
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -27,7 +29,6 @@ from shadho_celery.core.checks import one_line
 from shadho_celery.core.folders import LOCK
 from shadho_celery.embedded.plan import REDIS_LOG, REDIS_SECONDS, WORKER_SECONDS, Plan, open_log, remove_socket
 from shadho_celery.errors import ServiceError
-from shadho_celery.objective.sources import searched
 from shadho_celery.transport.registry import Registry, Worker
 
 #: log of the supervisor
@@ -118,8 +119,7 @@ class Embedded:
         with open_log(self.directory / SUPERVISOR_LOG) as log:
             supervisor = subprocess.Popen(
                 [sys.executable, "-m", "shadho_celery.embedded.supervisor"],
-                # Its workers find what a program finds that has added to its path.
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, searched()))},
+                env={**os.environ, "PYTHONPATH": python_path()},
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
@@ -159,6 +159,20 @@ class Embedded:
                     self.close()
                     raise ServiceError(self._why_not()) from error
                 time.sleep(0.02)
+
+
+def python_path() -> str:
+    """Return the PYTHONPATH with which a worker imports what this process imports, whatever has added to its path.
+
+    Without the folders that this Python searches by itself: a trial may start another Python, which must not get them.
+    """
+    library = [Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")]
+    library += [each / "lib-dynload" for each in library]
+    library += [each.with_name(f"python{sys.version_info[0]}{sys.version_info[1]}.zip") for each in library]
+    own = {*library, *map(Path, [*site.getsitepackages(), site.getusersitepackages()])}
+    named = {Path(entry).absolute() for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry}
+    folders = dict.fromkeys(Path(entry).absolute() for entry in sys.path)
+    return os.pathsep.join(str(each) for each in folders if each in named or each not in own)
 
 
 def server_path() -> str:

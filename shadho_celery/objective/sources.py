@@ -184,22 +184,18 @@ def _root(module: str, origin: Path) -> Path:
     return origin.parents[depth]
 
 
-def searched() -> list[Path]:
-    """Return the folders that Python searches for modules, in its order, without those of libraries."""
+def _below(root: Path) -> Iterator[Path]:
+    """Yield the folders that Python searches below the working directory and below `root`, without those of libraries.
+
+    `root` may be the folder of a library itself.
+    """
     places = {Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")}
     libraries = places | {Path(sys.base_prefix, "lib", f"python{sys.version_info[0]}{sys.version_info[1]}.zip")}
-    folders = dict.fromkeys(Path(entry).absolute() for entry in sys.path)
-    return [
-        folder
-        for folder in folders
-        if not _INSTALLED.intersection(folder.parts) and not any(folder.is_relative_to(each) for each in libraries)
-    ]
-
-
-def _below(root: Path) -> Iterator[Path]:
-    """Yield the searched folders below the working directory and below `root`, which may be one of a library."""
-    for folder in searched():
-        if folder.is_relative_to(root) or folder.is_relative_to(Path.cwd()):
+    for folder in dict.fromkeys(Path(entry).absolute() for entry in sys.path):
+        if any(folder.is_relative_to(each) for each in libraries):
+            continue
+        within = [folder.relative_to(base).parts for base in (root, Path.cwd()) if folder.is_relative_to(base)]
+        if any(not _INSTALLED.intersection(parts) for parts in within):
             yield folder
 
 

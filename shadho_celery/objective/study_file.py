@@ -8,8 +8,8 @@ import importlib.util
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -22,9 +22,13 @@ from shadho_celery.core.checks import accepts, misfit, plain, short
 from shadho_celery.core.code import CodeVersion
 from shadho_celery.core.late_import import OF_HYPEROPT, load_late
 from shadho_celery.core.settings import StudySettings
-from shadho_celery.errors import UsageError
+from shadho_celery.errors import NestedStart, UsageError
 from shadho_celery.objective import sources
 from shadho_celery.objective.call import wants_context
+
+#: environment variable that says what runs this process's code, and that of the processes that it starts: the import of
+#: a study file, or a trial
+WITHIN = "SHADHO_WITHIN"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +68,10 @@ def load(module: str) -> StudyFile:
     here = Path.cwd()
     load_late(OF_HYPEROPT)
     try:
-        imported = importlib.import_module(name)
+        with within(f"the import of {name}"):
+            imported = importlib.import_module(name)
+    except NestedStart:
+        raise
     except ImportError as error:
         raise UsageError(f"{name} cannot be imported: {error}; install what it needs") from error
     except KeyboardInterrupt:
@@ -96,6 +103,48 @@ def load(module: str) -> StudyFile:
         stated=stated,
         code=code,
     )
+
+
+@contextmanager
+def within(what: str) -> Iterator[None]:
+    """Tell `refuse_nested` what is going on, in this process and in those that it starts."""
+    before = os.environ.get(WITHIN)
+    os.environ[WITHIN] = what
+    try:
+        yield
+    finally:
+        os.environ.pop(WITHIN, None)
+        os.environ.update({} if before is None else {WITHIN: before})
+
+
+def refuse_nested(module: str = "") -> None:
+    """Raise NestedStart if a study on workers, or a worker, is started where each of its trials would start another.
+
+    That is within a trial, while a study file is imported, and while `module`, which it is to run, is imported.
+    """
+    what = os.environ.get(WITHIN, f"the import of {module}" if is_starting(module) else "")
+    if what.startswith("the import"):
+        raise NestedStart(
+            f"a study on workers is started during {what}, and every worker imports that file: put the call under "
+            'if __name__ == "__main__":'
+        )
+    if what:
+        raise NestedStart(
+            f"a study on workers is started within {what}, where each trial would start workers of its own: start it "
+            "outside, or search within the trial without workers"
+        )
+
+
+def is_starting(module: str) -> bool:
+    """Return whether the import of `module` has begun in this process and not ended."""
+    return bool(getattr(getattr(sys.modules.get(module), "__spec__", None), "_initializing", False))
+
+
+def is_program(module: str) -> bool:
+    """Return whether `module` is the file of the running program, or is what that is importing at this moment."""
+    program, spec = getattr(sys.modules.get("__main__"), "__file__", None), _found(module_name(module))
+    is_file = program is not None and spec is not None and str(Path(program).absolute()) == spec.origin
+    return is_file or is_starting(module)
 
 
 def read_sources(module: str) -> CodeVersion:

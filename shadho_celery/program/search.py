@@ -7,14 +7,15 @@ import re
 import signal
 import sys
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from shadho_celery.core.checks import as_record, short
 from shadho_celery.core.hardware import CLASS_NAME
 from shadho_celery.core.settings import StudySettings
-from shadho_celery.errors import UsageError
+from shadho_celery.errors import NestedStart, UsageError
 from shadho_celery.objective import study_file
 from shadho_celery.objective.call import Objective
 from shadho_celery.program.study import Study
@@ -124,22 +125,23 @@ def minimize(
         if which := [name for name, is_given in own.items() if is_given]:
             raise UsageError(f"{which[-1]} cannot be passed to workers' studies; set STUDY in the study file")
         kept = {**limits, **given, "trial_timeout": trial_timeout}
-        return _run_on_workers(
-            module,
-            {name: value for name, value in kept.items() if value is not None},
-            {
-                "seed": seed,
-                "name": study,
-                "resume": resume,
-                "store": store,
-                "points": [*enqueue],
-                "on_trial": on_trial,
-                "warm_start": _source(module, warm_start, resume),
-            },
-            workers=_slots(workers),
-            urls={"CELERY_BROKER_URL": broker, "SHADHO_REDIS_URL": redis},
-            silent=progress is False,
-        )
+        with _ending_unguarded(module):
+            return _run_on_workers(
+                module,
+                {name: value for name, value in kept.items() if value is not None},
+                {
+                    "seed": seed,
+                    "name": study,
+                    "resume": resume,
+                    "store": store,
+                    "points": [*enqueue],
+                    "on_trial": on_trial,
+                    "warm_start": _source(module, warm_start, resume),
+                },
+                workers=_slots(workers),
+                urls={"CELERY_BROKER_URL": broker, "SHADHO_REDIS_URL": redis},
+                silent=progress is False,
+            )
     if not callable(objective):
         raise UsageError(f"the objective is no function but {type(objective).__name__}")
     if trial_timeout is not None:
@@ -154,6 +156,20 @@ def minimize(
     with Study(space, **names, **given, enqueue=enqueue, warm_start=warm_start) as opened:
         opened.run(objective, **limits, progress=progress, on_trial=on_trial)
     return opened
+
+
+@contextmanager
+def _ending_unguarded(module: str) -> Iterator[None]:
+    """End the program in one line if it is the study file itself, and starts its study again when that is imported."""
+    try:
+        study_file.refuse_nested(module)
+        yield
+    except NestedStart as error:
+        # The import of this file within that of another one, or within a trial, fails by itself.
+        if study_file.WITHIN in os.environ or not study_file.is_program(module):
+            raise
+        sys.stderr.write(f"shadho_celery: {error}\n")
+        raise SystemExit(error.exit_code) from None
 
 
 def _source(module: str, given: Any, resume: bool) -> str | Path | Source | None:

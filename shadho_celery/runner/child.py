@@ -79,6 +79,7 @@ class Child:
 
     def serve(self, modules: Sequence[str]) -> None:
         """Import `modules`, then run attempts until the pipe ends."""
+        os.environ[study_file.WITHIN] = "a trial"
         faulthandler.enable()
         _set_up_output()
         signal.signal(_INTERRUPT, self._interrupt)

@@ -69,6 +69,21 @@ def test_a_module_with_objective_and_space_may_have_workers(desk: Desk) -> None:
     assert run.out.splitlines()[-1] == "2 1 my_study"
 
 
+def test_a_script_without_a_guard_ends_in_one_line_and_starts_nothing(desk: Desk) -> None:
+    """Each worker would import it, and start servers and workers of its own, without end."""
+    desk.write(
+        "script.py",
+        "from hyperopt import hp\nimport shadho_celery\nSPACE = {'x': hp.uniform('x', 0, 1)}\n"
+        "def objective(params): return params['x']\n"
+        "shadho_celery.minimize('script', workers={'cpu': 1}, trials=2)\n",
+    )
+    run = desk.start(sys.executable, "script.py").wait(60)
+    assert (run.code, run.out, run.err.count("\n")) == (2, "", 1), desk.said()
+    assert 'if __name__ == "__main__":' in run.err
+    assert not desk.processes()
+    assert not desk.folder.joinpath(".shadho").exists()
+
+
 @pytest.fixture
 def small_fleet(desk: Desk, redis_url: str) -> str:
     """URL of the Redis of a worker that serves the study."""

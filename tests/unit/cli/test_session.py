@@ -12,9 +12,13 @@ import pytest
 from shadho_celery.cli.session import GIVE_UP_SECONDS, MISSING_SECONDS, WARN_SECONDS, Session
 from shadho_celery.core.code import CodeVersion
 from shadho_celery.core.settings import StudySettings
-from shadho_celery.errors import ServiceError
+from shadho_celery.core.trial import Outcome, Trial, TrialState
+from shadho_celery.errors import NestedStart, ServiceError, UsageError
 from shadho_celery.node.heartbeat import ANNOUNCE_EVERY
+from shadho_celery.objective.call import describe
 from shadho_celery.objective.sources import DiskWatch
+from shadho_celery.objective.study_file import refuse_nested, within
+from shadho_celery.study.failures import Failures
 from shadho_celery.study.limits import Limits
 from shadho_celery.transport.broker import PROTOCOL
 from shadho_celery.transport.registry import Worker
@@ -125,3 +129,54 @@ def test_a_study_at_its_limit_does_not_wait_for_ever_for_a_server_that_is_away(m
     executor.is_silent = False
     Session._give_up_at_limit(session)
     assert session._stuck_since == now
+
+
+def test_an_embedded_study_whose_workers_all_have_other_code_ends_with_the_reason() -> None:
+    """No other worker can come. It waits for a worker that has just been started, and once a trial has ended."""
+    found = ["Warning: a gets no trials: why"]
+    executor = SimpleNamespace(has_workers=False, other_code=lambda: found)
+    session: Any = SimpleNamespace(
+        _executor=executor,
+        _embedded=SimpleNamespace(workers={"a": 1, "b": 1}),
+        _study=SimpleNamespace(counted=3),
+        _counted_before=3,
+        _code=CodeVersion(),
+        _disk=DiskWatch(),
+    )
+    Session._refuse_other_code(session)
+    found.append("Warning: b gets no trials: why")
+    with pytest.raises(UsageError, match="no embedded worker can run this study: a gets no trials: why"):
+        Session._refuse_other_code(session)
+    for name, value in {
+        "_counted_before": 2,
+        "_embedded": None,
+        "_executor": SimpleNamespace(has_workers=True),
+    }.items():
+        Session._refuse_other_code(SimpleNamespace(**{**vars(session), name: value}))  # type: ignore[arg-type]
+
+
+def test_a_trial_that_starts_a_study_on_workers_ends_its_own_study() -> None:
+    failures = Failures()
+
+    def fail(number: int, error: str) -> None:
+        failures.add(
+            Trial(
+                number=number,
+                params={},
+                seed=0,
+                subspace="",
+                state=TrialState.FAILED,
+                outcome=Outcome(state=TrialState.FAILED, error=error),
+            )
+        )
+
+    session: Any = SimpleNamespace(_study=SimpleNamespace(failures=failures))
+    fail(0, "ValueError: shadho_celery.errors.NestedStart: no")
+    Session._refuse_nested_trials(session)
+    try:
+        with within("a trial"):
+            refuse_nested()
+    except NestedStart as error:
+        fail(1, describe(error))
+    with pytest.raises(NestedStart, match=r"^trial 1 failed: a study on workers is started within a trial"):
+        Session._refuse_nested_trials(session)

@@ -40,7 +40,7 @@ def test_a_process_is_usable_unless_it_is_known_to_have_another_version_or_none(
     [
         (replace(OURS, root="/x", files={**OURS.files, "my_study.py": OTHER}), ["/x/my_study.py", ONE, OTHER]),
         (replace(OURS, root="/x", files={"my_study.py": OTHER}), ["/x/layers.py", "none there", "1 more"]),
-        (OURS.with_space({"x": "uniform(0, 2)"}), ["SPACE", OURS.space]),
+        (OURS.with_space({"x": "uniform(0, 2)"}), ["SPACE", OURS.space, "a set", "sorted("]),
         (OURS.with_problem("my_study cannot be imported: why"), ["my_study cannot be imported: why"]),
     ],
 )

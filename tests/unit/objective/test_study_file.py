@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -9,8 +10,16 @@ from pathlib import Path
 import pytest
 
 from shadho_celery.core.settings import StudySettings
-from shadho_celery.errors import UsageError
-from shadho_celery.objective.study_file import cores_per_trial, load, module_name
+from shadho_celery.errors import NestedStart, UsageError
+from shadho_celery.objective.study_file import (
+    WITHIN,
+    cores_per_trial,
+    is_program,
+    load,
+    module_name,
+    refuse_nested,
+    within,
+)
 
 GOOD = "SPACE = {'x': 1}\ndef objective(params): return 0.0\n"
 
@@ -278,3 +287,38 @@ def test_the_greediest_of_a_workers_modules_decides(write: Callable[..., str]) -
     names = [f"a_folder_of_mine.{name}" for name in ("one", "two", "three")]
     assert cores_per_trial([*names, "no_such_study", "json"]) == 6
     assert cores_per_trial([]) == 1
+
+
+def test_a_study_on_workers_that_an_import_starts_is_refused_naming_the_guard(write: Callable[..., str]) -> None:
+    """Also by a process that the import starts; the program may start one before and after."""
+    start = "from shadho_celery.objective.study_file import refuse_nested\n"
+    refuse_nested()
+    name = write(GOOD + start + "refuse_nested()\n")
+    with pytest.raises(NestedStart, match=r'^a study .* the import of a_study_of_mine.* if __name__ == "__main__":$'):
+        load(name)
+    child = "import subprocess, sys\nSTARTED = subprocess.run([sys.executable, '-c', {!r}], capture_output=True)\n"
+    forget()
+    load(write(GOOD + child.format(start + "refuse_nested()")))
+    assert b"NestedStart" in sys.modules[name].STARTED.stderr
+    refuse_nested()
+    assert WITHIN not in os.environ
+
+
+def test_a_study_that_its_own_import_starts_is_refused_whoever_imports_it(write: Callable[..., str]) -> None:
+    """Here no study is loaded: a program imports the module that starts it."""
+    own = (
+        "from shadho_celery.objective.study_file import is_program, refuse_nested\nIS_PROGRAM = is_program(__name__)\n"
+    )
+    name = write(GOOD + own + "try: refuse_nested(__name__)\nexcept Exception as error: REFUSED = error\n")
+    load(name)
+    forget()
+    found = __import__(name)
+    assert isinstance(found.REFUSED, NestedStart)
+    assert found.IS_PROGRAM
+    refuse_nested(name)
+    assert not is_program(name)
+
+
+def test_a_study_on_workers_within_a_trial_is_refused() -> None:
+    with within("a trial"), pytest.raises(NestedStart, match=r"within a trial.*without workers"):
+        refuse_nested("another")

@@ -55,6 +55,10 @@ def reporting(params, context):
 def raising(params, context):
     raise ArithmeticError("größer als erlaubt")
 
+def nesting(params, context):
+    from shadho_celery.objective.study_file import refuse_nested
+    refuse_nested()
+
 def leaving(params, context):
     sys.exit("told to go")
 
@@ -580,7 +584,12 @@ def test_a_result_of_any_size_comes_back(shared: Runner) -> None:
 
 
 @pytest.mark.parametrize(
-    ("deed", "says"), [("raising", "ArithmeticError: größer als erlaubt"), ("leaving", "SystemExit: told to go")]
+    ("deed", "says"),
+    [
+        ("raising", "ArithmeticError: größer als erlaubt"),
+        ("leaving", "SystemExit: told to go"),
+        ("nesting", "NestedStart: a study on workers is started within a trial"),
+    ],
 )
 def test_an_exception_fails_the_trial_and_the_process_stays(shared: Runner, deed: str, says: str) -> None:
     before = run(shared, "plain").metrics["pid"]
