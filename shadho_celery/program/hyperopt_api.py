@@ -199,10 +199,10 @@ class _Sampled:
         self._asked: dict[int, AskedTrial] = {}
         # A trial that still runs was interrupted, and is never ended.
         lasting = [each for each in trials._dynamic_trials if each["state"] != base.JOB_STATE_RUNNING]
-        known = [*_within(space, lasting)]
-        ended = [document for document in known if document["state"] != base.JOB_STATE_NEW]
+        ended = [each for each in lasting if each["state"] != base.JOB_STATE_NEW]
+        waiting = [each for each in lasting if each["state"] == base.JOB_STATE_NEW]
+        ended, waiting = [*_within(space, ended, off_grid=True)], [*_within(space, waiting)]
         self._study.add(map(_point, ended), map(_loss, ended))
-        waiting = [document for document in known if document["state"] == base.JOB_STATE_NEW]
         self._study.enqueue(map(_point, waiting))
         for document in waiting:
             trial = self._asked[document["tid"]] = self._study.ask()
@@ -241,7 +241,7 @@ def _loss(document: Document) -> float:
     return float(loss) if is_ok and loss is not None else math.nan
 
 
-def _within(space: Any, documents: Iterable[Document]) -> Iterator[Document]:
+def _within(space: Any, documents: Iterable[Document], *, off_grid: bool = False) -> Iterator[Document]:
     """Yield the trials of an earlier search, and the known points, that lie in the space.
 
     hyperopt evaluates the others all the same, and so do we; a sampler cannot learn from them.
@@ -250,7 +250,7 @@ def _within(space: Any, documents: Iterable[Document]) -> Iterator[Document]:
     subspaces, generator = split(compiled), np.random.default_rng(0)
     for document in documents:
         with suppress(SpaceError):
-            complete(compiled, subspaces, _point(document), generator)
+            complete(compiled, subspaces, _point(document), generator, off_grid=off_grid)
             yield document
 
 

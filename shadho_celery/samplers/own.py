@@ -5,6 +5,7 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from shadho_celery.core.checks import accepts, short
@@ -19,13 +20,13 @@ class OwnSampler:
     """One of them. It is taken to learn from losses unless its `adaptive` is False."""
 
     def __init__(self, sampler: Sampler, subspace: Subspace, name: str) -> None:
-        self._sampler, self._subspace, self._name = sampler, subspace, name
+        self.sampler, self._subspace, self._name = sampler, subspace, name
         self.adaptive = getattr(sampler, "adaptive", True) is not False
 
     def ask(self, n: int, pending: Collection[Trial]) -> list[Params]:
         """Raises UsageError for params that are not of the space, and for what the user's code raises."""
         with _named(self._name, "ask"):
-            returned = self._sampler.ask(n, pending)
+            returned = self.sampler.ask(n, pending)
         if not isinstance(returned, Sequence):
             raise UsageError(f"sampler {self._name} returned {short(returned, 60)} from ask; return a list of params")
         asked = [*returned[:n]]
@@ -41,7 +42,7 @@ class OwnSampler:
     def tell(self, trials: Sequence[Trial]) -> None:
         """Raises UsageError for what the user's code raises."""
         with _named(self._name, "tell"):
-            self._sampler.tell(trials)
+            self.sampler.tell(trials)
 
 
 class MakeOwnSampler:
@@ -49,11 +50,15 @@ class MakeOwnSampler:
 
     def __init__(self, make: Callable[[Subspace, Sequence[int]], Any]) -> None:
         self._make = make
-        self.spans_space = getattr(make, "spans_space", False) is True
+        # A partial has none of the attributes of what it calls.
+        self._own: Any = make
+        while isinstance(self._own, partial):
+            self._own = self._own.func
+        self.spans_space = getattr(self._own, "spans_space", False) is True
 
     def __call__(self, subspace: Subspace, entropy: Sequence[int]) -> OwnSampler:
         """Return a sampler of the subspace. Raises UsageError for one that cannot be made, ask or tell."""
-        name = getattr(self._make, "__name__", type(self._make).__name__)
+        name = getattr(self._own, "__name__", type(self._own).__name__)
         with _named(name, "its making"):
             sampler = self._make(subspace, entropy)
         if missing := [verb for verb in ("ask", "tell") if not callable(getattr(sampler, verb, None))]:

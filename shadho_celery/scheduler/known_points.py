@@ -42,9 +42,9 @@ def adopt(
 ) -> None:
     """Add a finished trial for each point, which was evaluated elsewhere, with its outcome. Raises as `completed`.
 
-    What a point leaves out is drawn from the law.
+    What a point leaves out is drawn from the law. A value between two of a grid teaches, too.
     """
-    found = completed(space, settings, points, [study.record.seed, _STREAM, len(study)])
+    found = completed(space, settings, points, [study.record.seed, _STREAM, len(study)], off_grid=True)
     for trial, outcome in zip(_add(study, space, settings, found), outcomes, strict=True):
         attempt, at = study.send(trial, INLINE_CLASS), study.clock.wall()
         study.tell(Result(number=trial.number, attempt=attempt.attempt, outcome=outcome, host=HOST, at=at))
@@ -62,11 +62,17 @@ def _add(study: Study, space: Space, settings: StudySettings, found: Iterable[tu
 
 
 def completed(
-    space: Space, settings: StudySettings, points: Iterable[object], entropy: Sequence[int] = (0,)
+    space: Space,
+    settings: StudySettings,
+    points: Iterable[object],
+    entropy: Sequence[int] = (0,),
+    *,
+    off_grid: bool = False,
 ) -> list[tuple[str, Params]]:
     """Return subspace and params of each point, what it leaves out drawn by the law with the seed `entropy`.
 
-    Raises UsageError with the place of a point (from 0) that is no part of the space, and the cause.
+    A value between two of a grid is one of the space only `off_grid`. Raises UsageError with the place of a point
+    (from 0) that is no part of the space, and the cause.
     """
     points = list(points)
     if points and settings.least_budget is not None:
@@ -75,7 +81,7 @@ def completed(
     found = []
     for place, point in enumerate(points):
         try:
-            found.append(complete(space, subspaces, point, generator))
+            found.append(complete(space, subspaces, point, generator, off_grid=off_grid))
         except SpaceError as error:
             raise UsageError(f"point {place}: {str(error).rstrip('.')}") from None
     return found

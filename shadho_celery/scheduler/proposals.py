@@ -22,6 +22,7 @@ from shadho_celery.placement.shares import Shares
 from shadho_celery.samplers import MakeSampler
 from shadho_celery.samplers.auto import AutoSampler
 from shadho_celery.samplers.by_budget import ByBudget
+from shadho_celery.samplers.own import OwnSampler
 from shadho_celery.samplers.unrepeated import Unrepeated
 from shadho_celery.scheduler.widths import Width
 from shadho_celery.space.split import Subspace, undivided
@@ -338,12 +339,12 @@ class Proposals:
 
     def _let_repeat(self) -> None:
         """Let the samplers that may repeat points do so: every point has been tried, and losses may be noisy."""
-        repeating = {name: each for name, each in self.samplers.items() if isinstance(each, Unrepeated)}
-        for each in repeating.values():
+        repeating = [each for sampler in self.samplers.values() if (each := _part(sampler, Unrepeated)) is not None]
+        for each in repeating:
             each.may_repeat = True
         if repeating:
             self._exhausted.clear()
-            self._all_tried = sum(each.points or 0 for each in repeating.values())
+            self._all_tried = sum(each.points or 0 for each in repeating)
 
     def _subspace_of(self, params: Params) -> str:
         return next(name for name, subspace in self._by_name.items() if subspace.contains(params))
@@ -406,8 +407,10 @@ class Proposals:
 
 def _part(sampler: object, kind: type[P]) -> P | None:
     """Return the part of a sampler that is of a kind: some ask another one within them."""
-    while sampler is not None and not isinstance(sampler, kind):
-        sampler = getattr(sampler, "sampler", None) if isinstance(sampler, (Unrepeated, ByBudget)) else None
+    while not isinstance(sampler, kind):
+        if not isinstance(sampler, (Unrepeated, ByBudget, OwnSampler)):
+            return None
+        sampler = sampler.sampler
     return sampler
 
 

@@ -33,6 +33,8 @@ UNIT_MASS = 0.999
 #: mass of a law that draws practically never leave: six standard deviations of a Gaussian
 _ALL_BUT_NEVER = math.erf(6.0 / math.sqrt(2.0))
 _MAX_FLOAT, _TINY, _BELOW_ONE = np.finfo(float).max, np.finfo(float).tiny, 1 - np.finfo(float).epsneg
+#: part of a step by which a value may miss its grid
+_ROUNDING = 1e-9
 _LOG_HINT = "the bounds of {law} are logarithms, so write {law}(np.log(low), np.log(high))"
 
 
@@ -162,6 +164,19 @@ class Continuous(Domain):
         low, high = self._scale(self.central_interval(1.0)).tolist()
         slack = 1e-9 * max(abs(low), abs(high)) if math.isfinite(low + high) else 0.0
         return bool(low - slack <= value <= high + slack)
+
+    def on_grid(self, value: float) -> float | None:
+        """Return the value that the law draws for this one: that of the grid but for rounding; None between two."""
+        if self.step is None or not math.isfinite(value / self.step):
+            return value
+        # The law's own product: two floats that differ by rounding are one value of the grid.
+        nearest = round(value / self.step) * self.step
+        return nearest if abs(value - nearest) <= max(_ROUNDING * self.step, math.ulp(value)) else None
+
+    def beside(self, value: float) -> list[float]:
+        """Return the values of the grid below and above this one, as far as they can be drawn."""
+        below = math.floor(value / (self.step or 1.0))
+        return [end for step in (below, below + 1) if self.contains(end := step * (self.step or 1.0))]
 
     def problem(self) -> str | None:
         for field in fields(self):

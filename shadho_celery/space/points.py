@@ -11,9 +11,10 @@ from shadho_celery.core.checks import one_line, short
 from shadho_celery.core.trial import Params
 from shadho_celery.errors import SpaceError
 from shadho_celery.space.describe import option_names
-from shadho_celery.space.domains import Continuous, Discrete
+from shadho_celery.space.domains import Continuous, Discrete, Domain
 from shadho_celery.space.space import Space
 from shadho_celery.space.split import Subspace
+from shadho_celery.space.tree import Literal, Node, unshared
 
 #: ways that are tried to make all labels of a partial point active
 TRIES = 20
@@ -22,14 +23,20 @@ _LARGEST = 2**1023
 
 
 def complete(
-    space: Space, subspaces: Sequence[Subspace], point: object, generator: np.random.Generator
+    space: Space,
+    subspaces: Sequence[Subspace],
+    point: object,
+    generator: np.random.Generator,
+    *,
+    off_grid: bool = False,
 ) -> tuple[str, Params]:
     """Return the subspace and the params of a point: label -> value; labels that it leaves out are drawn.
 
     The value of a choice is the index of its option, or its name. Choices that are left out are drawn so that all given
-    labels are active. Raises SpaceError, with the label, for a point that is no part of the space.
+    labels are active. A value that was rounded is the one of the grid; one between two of them is taken if it may be
+    `off_grid`. Raises SpaceError, with the label, for a point that is no part of the space.
     """
-    given = given_values(space, point)
+    given = given_values(space, point, off_grid=off_grid)
     params: Params = {}
     unused: list[str] = []
     for _ in range(TRIES):
@@ -46,11 +53,12 @@ def complete(
     raise SpaceError(f"{short(given, 60)} lies in no subspace: it picks an option of probability 0")
 
 
-def given_values(space: Space, point: object) -> dict[str, Any]:
+def given_values(space: Space, point: object, *, off_grid: bool = False) -> dict[str, Any]:
     """Return the labels and values of a point as the space draws them. Raises SpaceError as `complete`."""
     if not isinstance(point, Mapping):
         raise SpaceError(f"it is no dict of labels and values but {short(point, 60)}")
-    return {str(label): _value(space, label, value) for label, value in point.items()}
+    found = {str(label): _value(space, label, value) for label, value in point.items()}
+    return {label: _on_grid(label, space.domains[label], value, off_grid) for label, value in found.items()}
 
 
 def fill(
@@ -110,7 +118,10 @@ def _value(space: Space, label: object, value: Any) -> Any:
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, str) and label in space.switches:
-        names = option_names(label, space.switches[label].options)
+        options = space.switches[label].options
+        if (place := _place_of_text(options, value)) is not None:
+            return place
+        names = option_names(label, options)
         if value not in names:
             raise SpaceError(f"{label!r} has no option {value!r}; give an index, or one of {', '.join(names)}")
         return names.index(value)
@@ -125,6 +136,24 @@ def _value(space: Space, label: object, value: Any) -> Any:
             ends = f", which draws from {least:g} to {most:g}"
         raise SpaceError(f"{label!r}: {short(value, 60)} is outside {domain.describe()}{ends}")
     return value
+
+
+def _on_grid(label: str, domain: Domain, value: Any, off_grid: bool) -> Any:
+    """Return the value of the grid. Raises SpaceError for one between two of them unless it may be `off_grid`."""
+    if not isinstance(domain, Continuous) or (off_grid and domain.on_grid(value) is None):
+        return value
+    if (found := domain.on_grid(value)) is not None:
+        return found
+    beside = " and ".join(f"{each:.15g}" for each in domain.beside(value))
+    raise SpaceError(f"{label!r}: {short(value, 60)} is no value of {domain.describe()}; the nearest are {beside}")
+
+
+def _place_of_text(options: Sequence[Node], text: str) -> int | None:
+    """Return the place of the option that is this text: a name may be the index of another option."""
+    for place, option in enumerate(map(unshared, options)):
+        if isinstance(option, Literal) and isinstance(option.value, str) and option.value == text:
+            return place
+    return None
 
 
 def _with_choices(space: Space, given: Mapping[str, Any], generator: np.random.Generator) -> dict[str, Any]:

@@ -139,13 +139,13 @@ def _fitted(
         raise SpaceError("without a label of the space")
     for label, value in known.items():
         try:
-            given_values(space, {label: value})
+            given_values(space, {label: value}, off_grid=True)
         except SpaceError:
             domain = space.domains[label]
             law = f"{domain.count} options" if isinstance(domain, Categorical) else domain.describe()
             raise SpaceError(f"outside {label} ({one_line(law, 60)})") from None
     try:
-        return complete(space, subspaces, known, generator)
+        return complete(space, subspaces, known, generator, off_grid=True)
     except SpaceError:
         raise SpaceError("with labels that are not active together") from None
 

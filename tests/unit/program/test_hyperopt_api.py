@@ -387,3 +387,23 @@ def test_a_point_to_evaluate_may_leave_labels_out() -> None:
     drawn = [base.spec_from_misc(document["misc"]) for document in trials.trials]
     assert [each["x"] for each in drawn] == [values["x"] for values in seen]
     assert all(("depth" in each) is (each["kind"] == 1) for each in drawn)
+
+
+@pytest.mark.parametrize("algo", [tpe.suggest, functools.partial(tpe.suggest, gamma=0.5), rand.suggest, None])
+@pytest.mark.parametrize(
+    "space",
+    [
+        hp.choice("c", [3, 1, 2]),
+        hp.choice("c", [3, {"k": hp.randint("k", 2)}]),
+        {"c": hp.randint("c", 3)},
+        hp.quniform("c", 0, 1, 0.5),
+        hp.uniformint("c", 1, 2),
+        hp.choice("c", [1]),
+    ],
+)
+def test_a_finite_space_is_searched_for_all_evaluations_and_again_when_it_is_resumed(algo: Any, space: Any) -> None:
+    """Points are repeated once all have been tried, as losses may be noisy."""
+    trials, tried = Trials(), []
+    for total in (10, 14):
+        quiet(lambda values: float(len(tried.append(str(values)) or tried)), space, algo, total, trials=trials)
+        assert len(trials) == len(tried) == total

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from functools import partial
 from typing import Any, ClassVar
 
 import pytest
 from hyperopt import hp
 
+from shadho_celery import Study
 from shadho_celery.core.trial import Params, Trial
 from shadho_celery.errors import UsageError
-from shadho_celery.samplers import find_sampler
+from shadho_celery.samplers import find_sampler, make_sampler
+from shadho_celery.samplers.base import Sampler
+from shadho_celery.samplers.own import MakeOwnSampler
+from shadho_celery.samplers.random import RandomSampler
 from shadho_celery.space.compile import compile_space
 from shadho_celery.space.split import Subspace, split
 
@@ -95,3 +100,18 @@ def test_what_its_code_raises_is_one_line_with_the_place() -> None:
         sampler.ask(1, [])
     with pytest.raises(UsageError, match=r"^sampler Odd failed in tell: KeyError"):
         sampler.tell([])
+
+
+def test_what_holds_of_a_sampler_within_a_function_or_a_class_of_ones_own_holds_of_it() -> None:
+    """A finite space is repeated once all of its points are tried, and a partial has the facts of its class."""
+
+    class Whole(RandomSampler):
+        spans_space = True
+
+    def by_tpe(subspace: Subspace, entropy: Sequence[int]) -> Sampler:
+        return make_sampler("tpe", subspace, entropy)
+
+    for sampler in (by_tpe, partial(by_tpe)):
+        with Study(hp.choice("c", [1, 2, 3]), seed=0, sampler=sampler) as study:
+            assert len([study.ask() for _ in range(8)]) == 8
+    assert all(MakeOwnSampler(make).spans_space for make in (Whole, partial(Whole), partial(partial(Whole))))

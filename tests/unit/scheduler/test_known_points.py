@@ -189,3 +189,13 @@ def test_names_of_subspaces_fit_the_filled_params() -> None:
         study.enqueue([{"x": 1.0}] * 20)
         assert len({trial.subspace for trial in study.trials}) == 2
         assert all(names[trial.subspace].contains(trial.params) for trial in study.trials)
+
+
+@pytest.mark.parametrize("sampler", ["auto", "tpe", "gp", "grid"])
+def test_a_point_that_was_rounded_is_tried_once(sampler: str) -> None:
+    """0.3 is the grid's 3 * 0.1, which is another float."""
+    with Study(hp.quniform("x", 0, 1, 0.1), seed=0, sampler=sampler) as study:
+        study.enqueue([{"x": 0.3}, {"x": 0.6}])
+        study.add([{"x": 0.7}], [0.0])
+        study.run(lambda x: x, trials=11, progress=False)
+        assert sorted(round(trial.params["x"] * 10) for trial in study.trials) == [*range(11)]

@@ -10,7 +10,7 @@ from hyperopt import hp
 
 from shadho_celery.errors import SpaceError
 from shadho_celery.space.compile import compile_space
-from shadho_celery.space.points import complete
+from shadho_celery.space.points import complete, given_values
 from shadho_celery.space.split import split
 
 SPACE = compile_space(
@@ -50,6 +50,54 @@ def test_what_is_left_out_is_drawn_and_choices_so_that_the_given_labels_are_acti
 def test_an_option_may_be_given_by_its_name_and_numbers_as_json_or_numpy_have_them() -> None:
     assert completed({"model": "small", "rate": 1})[1] == {"model": 0, "rate": 1.0}
     assert completed({"model": np.int64(1), "width": 2.0, "drop": 0})[1] == {"model": 1, "width": 2, "drop": 0}
+
+
+@pytest.mark.parametrize("options", [["1", 1], ["2", "1", "0"], [1, "1"], ["1", True, "True"]])
+def test_a_text_is_the_option_of_that_text_before_it_is_a_name_or_an_index(options: list[Any]) -> None:
+    space = compile_space(hp.choice("c", options))
+    assert given_values(space, {"c": "1"}) == {"c": [*map(repr, options)].index(repr("1"))}
+
+
+GRIDS = {
+    "q": hp.quniform("x", 0, 1, 0.1),
+    "negative": hp.quniform("x", -1, 1, 0.1),
+    "overhang": hp.quniform("x", -0.05, 0.95, 0.1),
+    "third": hp.quniform("x", 0, 9, 1 / 3),
+    "tiny": hp.quniform("x", 0, 1e-300, 1e-302),
+    "fine": hp.quniform("x", 0, 1, 1e-15),
+    "large": hp.quniform("x", 0, 1e18, 3e15),
+    "log": hp.qloguniform("x", -3, 3, 0.7),
+    "normal": hp.qnormal("x", 0, 1, 0.1),
+    "lognormal": hp.qlognormal("x", 0, 1, 0.3),
+    "whole": hp.uniformint("x", 1, 9),
+}
+
+
+@pytest.mark.parametrize("name", GRIDS)
+def test_a_value_that_was_rounded_is_the_one_of_its_grid(name: str) -> None:
+    space = compile_space({"x": GRIDS[name]})
+    for params in space.sample(np.random.default_rng(0), 50):
+        for given in (params["x"], float(f"{params['x']:.15g}"), np.nextafter(params["x"], np.inf)):
+            assert given_values(space, {"x": given}) in ({"x": params["x"]}, {"x": given} if name == "fine" else {})
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "nearest"),
+    [
+        ("q", 0.35, "0.3 and 0.4"),
+        ("q", 0.3000001, "0.3 and 0.4"),
+        ("negative", -0.35, "-0.4 and -0.3"),
+        ("whole", 2.5, "2 and 3"),
+        ("log", 1, "0.7 and 1.4"),
+        ("large", 1e15, "0 and 3e"),
+        ("tiny", 1.5e-302, "1e-302 and 2e-302"),
+    ],
+)
+def test_a_value_between_two_of_a_grid_is_refused_with_the_nearest(name: str, value: float, nearest: str) -> None:
+    space = compile_space({"x": GRIDS[name]})
+    with pytest.raises(SpaceError, match=f"the nearest are {nearest}"):
+        given_values(space, {"x": value})
+    assert given_values(space, {"x": value}, off_grid=True) == {"x": value}
 
 
 @pytest.mark.parametrize(
