@@ -3,13 +3,28 @@
 from __future__ import annotations
 
 import os
+import re
+import socket
 import sqlite3
-from contextlib import closing
+import threading
+import time
+from collections import Counter
+from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import sqlalchemy as sa
 
+from shadho_celery.core.bounds import (
+    DATABASE_CONNECT_SECONDS,
+    GRACE_SECONDS,
+    IDLE_SECONDS,
+    LOCK_WAIT_SECONDS,
+    LOCKED_SECONDS,
+    READ_SECONDS,
+    STATEMENT_SECONDS,
+)
 from shadho_celery.core.checks import mask
 from shadho_celery.errors import StoreError
 
@@ -22,18 +37,41 @@ NETWORK_FILE_SYSTEMS = frozenset(
 #: kinds of database that the tests cover, by SQLAlchemy's names
 DRIVERS = frozenset({"sqlite", "sqlite+pysqlite", "postgresql+psycopg", "postgresql+psycopg2"})
 
-#: seconds that another program may keep an SQLite file locked
-LOCKED_SECONDS = 30.0
+#: options that notice a lost network within half a minute; those in the URL come first
+POSTGRESQL = {
+    "connect_timeout": DATABASE_CONNECT_SECONDS,
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "tcp_user_timeout": 30_000,
+}
 
-#: options that notice a lost server within half a minute; those in the URL come first
-POSTGRESQL = {"connect_timeout": 10, "keepalives_idle": 10, "keepalives_interval": 5, "tcp_user_timeout": 30_000}
+#: beginnings of PostgreSQL's codes for errors that pass: the server is away (08, 57P), short of something (53), a
+#: standby (25006), or has loaded its users anew (28, 42501); the transaction met another one (40, 55P03), or was ended
+#: (57014, 25P03, 25P04)
+PASSING = ("08", "57P", "53", "25006", "28", "42501", "40", "55P03", "57014", "25P03", "25P04")
+
+#: code of a statement that was cancelled, and times in a row after which it is not repeated
+CANCELLED, MAX_CANCELLED = "57014", 3
+
+#: name of the execution option with the seconds that a statement may take
+SECONDS = "shadho_seconds"
 
 #: remedies by words in a database's error message
 REMEDIES = {
     "locked": "another program keeps it locked: close that one",
+    "lock timeout": "another session keeps a table or a row locked: end that one",
+    "statement timeout": "see what slows the server down",
     "full": "make room on its disk",
+    "no space left": "make room on its disk",
     "disk i/o error": "make room on its disk, and see that it is in order",
     "readonly": "make the file and its folder writable",
+    "read-only transaction": "see that the server is no standby",
+    "permission denied": "let the user use the tables of the store",
+    "too many clients": "close other connections, or raise max_connections",
+    "connection slots": "close other connections, or raise max_connections",
+    "deadlock": "wait: it is tried again",
+    "could not serialize": "wait: it is tried again",
+    "has not answered": "see that the server runs",
     "malformed": "it is damaged: restore it from a copy",
     "connect": "see that the server runs and lets you in",
     "terminat": "see that the server runs",
@@ -48,13 +86,21 @@ def remedy(said: str) -> str:
 
 
 def is_outage(error: sa.exc.DBAPIError) -> bool:
-    """Return True if a server is away, restarts or has cut the connection; an error of SQLite's never is one."""
+    """Return whether a database will do as asked later: it is away, it is locked, or two transactions have met.
+
+    For calls after the start: an error at the start is told to the user.
+    """
     if isinstance(error.orig, sqlite3.Error):
-        return False
-    state = getattr(error.orig, "sqlstate", None) or getattr(error.orig, "pgcode", None)
-    # Without a state the server has not answered. 08: connection exception, 57P: shutdown, crash, starting up.
-    is_away = state is None or state.startswith(("08", "57P"))
-    return error.connection_invalidated or (is_away and isinstance(error, sa.exc.OperationalError))
+        return "locked" in str(error.orig)
+    state = sqlstate(error)
+    # Without a code the server has not answered.
+    passes = isinstance(error, sa.exc.OperationalError) if state is None else state.startswith(PASSING)
+    return error.connection_invalidated or passes
+
+
+def sqlstate(error: sa.exc.DBAPIError) -> str | None:
+    """Return PostgreSQL's code for an error, None if it has none."""
+    return getattr(error.orig, "sqlstate", None) or getattr(error.orig, "pgcode", None)
 
 
 def make_engine(url: str, *, read_only: bool = False) -> sa.Engine:
@@ -78,14 +124,159 @@ def make_engine(url: str, *, read_only: bool = False) -> sa.Engine:
         )
     if parsed.get_backend_name() == "sqlite":
         return _reading_engine(parsed) if read_only else _sqlite_engine(parsed)
-    arguments = {name: value for name, value in POSTGRESQL.items() if name not in parsed.query}
+    return _postgresql_engine(parsed, {"postgresql_readonly": True, SECONDS: READ_SECONDS} if read_only else {})
+
+
+def _postgresql_engine(url: sa.URL, options: dict[str, object]) -> sa.Engine:
+    arguments = {name: value for name, value in POSTGRESQL.items() if name not in url.query}
+    options = {SECONDS: STATEMENT_SECONDS, **options}
     try:
-        options = {"postgresql_readonly": True} if read_only else {}
-        return sa.create_engine(
-            parsed, pool_pre_ping=True, hide_parameters=True, connect_args=arguments, execution_options=options
-        )
+        engine = sa.create_engine(url, hide_parameters=True, connect_args=arguments, execution_options=options)
     except ModuleNotFoundError:
         raise StoreError('PostgreSQL needs its driver: pip install "shadho_celery[postgres]"') from None
+    _Watch(engine)
+    return engine
+
+
+def allow(connection: sa.Connection, seconds: float) -> None:
+    """Let each statement of a transaction take so many seconds; SQLite's have no limit."""
+    if connection.dialect.name == "postgresql":
+        connection.execution_options(**{SECONDS: seconds})
+        connection.exec_driver_sql(f"SET LOCAL statement_timeout = {int(1000 * seconds)}")
+
+
+class _Watch:
+    """Limits each request to a PostgreSQL server in time.
+
+    The server itself cancels a statement that takes long or waits for a lock. One that stands still does not, and no
+    driver gives up: the connection is cut then. The connections of an idle pool are tested before their use.
+    """
+
+    def __init__(self, engine: sa.Engine) -> None:
+        self._engine = engine
+        #: by connection, the moment at which it is cut, and the seconds that were allowed
+        self._due: dict[Any, tuple[float, float]] = {}
+        self._changed = threading.Condition()
+        #: the moment for which the thread sleeps; None while there is no thread
+        self._wakes_at: float | None = None
+        #: connections that were cut, and the seconds that they had
+        self._cut: dict[Any, float] = {}
+        #: moments at which statements began, by connection
+        self._began: dict[Any, float] = {}
+        #: times in a row that statements were cancelled, by name
+        self._cancelled: Counter[str] = Counter()
+        # Inserted: the dialect's own first statements come after it.
+        sa.event.listen(engine, "connect", self._on_connect, insert=True)
+        sa.event.listen(engine, "checkout", self._on_checkout)
+        sa.event.listen(engine, "reset", lambda dbapi, *_: self._arm(dbapi, DATABASE_CONNECT_SECONDS))
+        sa.event.listen(engine, "checkin", lambda dbapi, _: self._disarm(dbapi))
+        sa.event.listen(engine, "close", lambda dbapi, _: self._forget(dbapi))
+        sa.event.listen(engine, "before_cursor_execute", self._before)
+        sa.event.listen(engine, "after_cursor_execute", self._after)
+        sa.event.listen(engine, "commit", lambda connection: self._arm(_dbapi(connection), STATEMENT_SECONDS))
+        sa.event.listen(engine, "rollback", self._on_rollback)
+        sa.event.listen(engine, "handle_error", self._on_error)
+
+    def _on_connect(self, dbapi: Any, _: object) -> None:
+        self._arm(dbapi, DATABASE_CONNECT_SECONDS)
+        seconds = {
+            "statement_timeout": self._engine.get_execution_options()[SECONDS],
+            "lock_timeout": LOCK_WAIT_SECONDS,
+            "idle_in_transaction_session_timeout": IDLE_SECONDS,
+        }
+        # Not by the option `options`, which connection poolers refuse; but what it says in the URL comes first.
+        told = str(self._engine.url.query.get("options", ""))
+        limits = [f"SET {name} = {int(1000 * value)}" for name, value in seconds.items() if name not in told]
+        with closing(dbapi.cursor()) as cursor:
+            cursor.execute("; ".join(limits) or "SELECT 1")
+        dbapi.commit()
+
+    def _on_checkout(self, dbapi: Any, *_: object) -> None:
+        self._arm(dbapi, DATABASE_CONNECT_SECONDS)
+        try:
+            self._engine.dialect.do_ping(dbapi)
+        except self._engine.dialect.loaded_dbapi.Error:
+            # The pool makes another connection.
+            raise sa.exc.DisconnectionError from None
+        self._disarm(dbapi)
+
+    def _on_rollback(self, connection: sa.Connection) -> None:
+        if not connection.invalidated:
+            self._arm(_dbapi(connection), DATABASE_CONNECT_SECONDS)
+
+    def _before(self, connection: sa.Connection, *_: object) -> None:
+        dbapi = _dbapi(connection)
+        self._began[dbapi] = time.monotonic()
+        self._arm(dbapi, connection.get_execution_options()[SECONDS] + GRACE_SECONDS)
+
+    def _after(self, connection: sa.Connection, _: object, statement: str, *__: object) -> None:
+        self._disarm(_dbapi(connection))
+        self._cancelled.pop(_name(statement), None)
+
+    def _on_error(self, context: sa.ExceptionContext) -> None:
+        if context.connection is None or not isinstance(context.sqlalchemy_exception, sa.exc.DBAPIError):
+            return
+        error, connection = context.sqlalchemy_exception, context.connection
+        # A connection that is broken has none of the driver's any more.
+        dbapi = None if connection.invalidated else _dbapi(connection)
+        self._disarm(dbapi)
+        if (allowed := self._cut.pop(dbapi, None)) is not None:
+            error.add_detail(f"the server has not answered for {allowed:.0f} s")
+        seconds = connection.get_execution_options()[SECONDS]
+        lasted = time.monotonic() - self._began.pop(dbapi, time.monotonic())
+        if context.statement and sqlstate(error) == CANCELLED and lasted >= seconds:
+            name = _name(context.statement)
+            self._cancelled[name] += 1
+            if self._cancelled[name] >= MAX_CANCELLED:
+                raise StoreError(
+                    f"the store {mask(self._engine.url.render_as_string(hide_password=False))} cannot be used: the "
+                    f"statement {name} has taken longer than {seconds:.0f} s {MAX_CANCELLED} times in a row; see what "
+                    "slows the server down: a trigger, a disk, or missing memory"
+                ) from error
+
+    def _arm(self, dbapi: Any, seconds: float) -> None:
+        """Cut a connection after so many seconds, unless it is disarmed or armed again before."""
+        with self._changed:
+            due = time.monotonic() + seconds
+            self._due[dbapi] = due, seconds
+            if self._wakes_at is None:
+                threading.Thread(target=self._run, name="shadho-store", daemon=True).start()
+            if self._wakes_at is None or due < self._wakes_at:
+                self._wakes_at = due
+                self._changed.notify()
+
+    def _disarm(self, dbapi: Any) -> None:
+        with self._changed:
+            self._due.pop(dbapi, None)
+
+    def _forget(self, dbapi: Any) -> None:
+        self._disarm(dbapi)
+        self._cut.pop(dbapi, None)
+        self._began.pop(dbapi, None)
+
+    def _run(self) -> None:
+        with self._changed:
+            while self._due:
+                now = time.monotonic()
+                for dbapi in [dbapi for dbapi, (due, _) in self._due.items() if due <= now]:
+                    self._cut[dbapi] = self._due.pop(dbapi)[1]
+                    closed = OSError, self._engine.dialect.loaded_dbapi.Error
+                    with suppress(*closed), socket.socket(fileno=os.dup(dbapi.fileno())) as copy:
+                        copy.shutdown(socket.SHUT_RDWR)
+                if self._due:
+                    self._wakes_at = min(due for due, _ in self._due.values())
+                    self._changed.wait(self._wakes_at - now)
+            self._wakes_at = None
+
+
+def _dbapi(connection: sa.Connection) -> Any:
+    return connection.connection.dbapi_connection
+
+
+def _name(statement: str) -> str:
+    """Return the first word of a statement, and its table."""
+    table = re.search(r'\b(?:INTO|UPDATE|FROM)\s+"?(\w+)', statement)
+    return " ".join([statement.split(maxsplit=1)[0], *(table.groups() if table else ())])
 
 
 def _sqlite_engine(url: sa.URL) -> sa.Engine:

@@ -11,7 +11,7 @@ import math
 import time
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import fields
 from difflib import get_close_matches
 from functools import lru_cache
@@ -22,11 +22,12 @@ import sqlalchemy as sa
 from msgspec.structs import asdict
 from sqlalchemy.dialects import postgresql, sqlite
 
+from shadho_celery.core.bounds import LOCKED_SECONDS, MAINTENANCE_SECONDS
 from shadho_celery.core.checks import mask, mask_in, one_line, short
 from shadho_celery.core.trial import Report, Summary, Trial, TrialState, taught
 from shadho_celery.errors import LockLost, StoreError, StoreOutage, StudyExists, StudyLocked, StudyNotFound
 from shadho_celery.store.base import DEFAULT_STORE, StudyRecord
-from shadho_celery.store.engine import is_outage, make_engine, remedy
+from shadho_celery.store.engine import allow, is_outage, make_engine, remedy, sqlstate
 from shadho_celery.store.lock import described, is_held
 from shadho_celery.store.repair import copy, find_gone, move
 from shadho_celery.store.rows import BRIEF, COLUMNS, FULL, JSON, UNREADABLE, Reader, make_row
@@ -194,6 +195,7 @@ class SqlStore:
     def delete(self, key: str, fence: int) -> None:
         """Delete a study that is locked, its trials and their reports. Raises LockLost if `fence` is old."""
         with self._begin() as connection:
+            allow(connection, MAINTENANCE_SECONDS)
             if not _set(connection, key, fence, holder=None):
                 raise LockLost
             for table in (reports, trials, unreadable, warm_starts):
@@ -287,11 +289,26 @@ class SqlStore:
         except StoreOutage as error:
             # Cut before the commit or after it: fence, numbers and states make a repetition safe.
             self._is_unsure = True
-            if not (isinstance(error.__cause__, sa.exc.DBAPIError) and error.__cause__.connection_invalidated):
+            cause = error.__cause__
+            if not isinstance(cause, sa.exc.DBAPIError) or cause.detail:
+                # A server that stands still is not waited for again.
+                raise
+            if not cause.connection_invalidated:
+                if sqlstate(cause):
+                    self._renew(key, fence, now)
                 raise
             rewritten = write()
         self._is_unsure = False
         return rewritten
+
+    def _renew(self, key: str, fence: int, now: float) -> None:
+        """Renew the lock alone, if the server does it: what cannot be written may be locked for long.
+
+        Raises LockLost if `fence` is old.
+        """
+        with suppress(StoreOutage), self._begin() as connection:
+            if not _set(connection, key, fence, lock_expires=now + LOCK_SECONDS):
+                raise LockLost
 
     def trials(self, key: str, numbers: Collection[int] | None = None) -> Iterator[Trial]:
         """Yield the study's trials, or those of `numbers`, in the order of their numbers.
@@ -335,6 +352,7 @@ class SqlStore:
     def repair(self, key: str, fence: int, now: float) -> str:
         """Copy the trials, and move those that cannot be read to the table `unreadable`; return what was done."""
         with self._begin() as connection:
+            allow(connection, MAINTENANCE_SECONDS)
             gone = list(find_gone(connection, key))
             if not gone:
                 return "nothing to repair: every trial is there and can be read"
@@ -441,9 +459,10 @@ class SqlStore:
         insert = postgresql.insert if self._engine.dialect.name == "postgresql" else sqlite.insert
         return insert(table).on_conflict_do_nothing()
 
-    def _create_tables(self, attempts: int = 10) -> None:
+    def _create_tables(self) -> None:
         """Create missing tables and columns; of two processes that begin at once, one finds those of the other."""
-        for left in reversed(range(attempts)):
+        deadline = time.monotonic() + LOCKED_SECONDS
+        while True:
             try:
                 self._refuse_damage()
                 schema.create_all(self._engine)
@@ -452,7 +471,7 @@ class SqlStore:
                 return
             except sa.exc.DBAPIError as error:
                 harmless = ("already exists", "duplicate column", "locked", "UNIQUE constraint")
-                if not left or not any(words in str(error.orig) for words in harmless):
+                if time.monotonic() > deadline or not any(words in str(error.orig) for words in harmless):
                     raise
                 time.sleep(0.05)
 
@@ -472,7 +491,8 @@ class SqlStore:
         except sa.exc.IntegrityError:
             raise
         except sa.exc.DBAPIError as error:
-            cause = one_line(mask_in(str(error.orig), self.url), 1000)
+            # The detail says more than the driver, if there is one.
+            cause = one_line(mask_in("; ".join(error.detail) or str(error.orig), self.url), 1000)
             kind = StoreOutage if is_outage(error) else StoreError
             raise kind(f"the store {self.safe_url} cannot be used: {cause}; {remedy(cause)}") from error
 
@@ -517,7 +537,10 @@ def _execute_many(connection: sa.Connection, statement: sa.Insert | sa.Update, r
     text, names = _compiled(connection.dialect, statement, tuple(rows[0]))
     for row in rows:
         row.update({name: json.dumps(row[name]) for name in JSON if row.get(name) is not None})
-    return connection.exec_driver_sql(text, [itemgetter(*names)(row) for row in rows] if names else rows).rowcount
+    values = [itemgetter(*names)(row) for row in rows] if names else rows
+    # In parts, each of which has its own limit in time.
+    parts = (values[start : start + PAGE] for start in range(0, len(values), PAGE))
+    return sum(connection.exec_driver_sql(text, part).rowcount for part in parts)
 
 
 @lru_cache(maxsize=16)

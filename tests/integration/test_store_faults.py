@@ -8,21 +8,23 @@ import sqlite3
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import services
 import sqlalchemy as sa
-from acceptance.commands import Command, Desk, desk
+from acceptance.commands import Command, Desk, desk, until
+from services.proxy import Proxy
 
 from shadho_celery.core.clock import ManualClock
 from shadho_celery.core.trial import Outcome, Report, Result, Started, Trial, TrialState
-from shadho_celery.errors import LockLost, StoreError, StudyExists
+from shadho_celery.errors import LockLost, StoreError, StoreOutage, StudyExists
 from shadho_celery.store import engine
 from shadho_celery.store.base import StudyRecord
 from shadho_celery.store.lock import holder_name
-from shadho_celery.store.sql import SqlStore
+from shadho_celery.store.sql import LOCK_SECONDS, SqlStore
 from shadho_celery.study.open import open_study
 from shadho_celery.study.study import LONGEST_PAUSE
 
@@ -54,10 +56,11 @@ def numbers(url: str) -> list[int]:
 
 
 @contextmanager
-def refusal(*words: str) -> Iterator[None]:
-    """Inside, the store fails with one line that has all of `words`."""
+def refusal(*words: str, outage: bool | None = None) -> Iterator[None]:
+    """Inside, the store fails with one line that has all of `words`; a running study waits for an `outage`."""
     with pytest.raises(StoreError) as caught:
         yield
+    assert outage is None or isinstance(caught.value, StoreOutage) == outage, caught.value
     message = str(caught.value)
     assert "\n" not in message
     for word in words:
@@ -117,7 +120,7 @@ def test_a_store_that_is_opened_read_only_is_one_line(url: str, path: Path) -> N
     assert {each.name for each in path.parent.iterdir()} <= {path.name, f"{path.name}-wal", f"{path.name}-shm"}
 
 
-def test_a_store_that_is_locked_for_long_is_one_line_and_can_be_used_later(
+def test_a_store_that_is_locked_for_long_is_an_outage_and_can_be_used_later(
     url: str, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(engine, "LOCKED_SECONDS", 0.2)
@@ -125,7 +128,7 @@ def test_a_store_that_is_locked_for_long_is_one_line_and_can_be_used_later(
         store.write(KEY, fence, NOW, new=[trial(0)])
         with closing(sqlite3.connect(path)) as other:
             other.execute("BEGIN IMMEDIATE")
-            with refusal("locked", "another program"):
+            with refusal("locked", "another program", outage=True):
                 store.write(KEY, fence, NOW, new=[trial(1)])
         store.write(KEY, fence, NOW, new=[trial(1)])
     assert numbers(url) == [0, 1]
@@ -245,6 +248,135 @@ def test_a_turn_that_is_told_again_is_still_refused_to_an_old_fence(postgres_url
         with pytest.raises(LockLost):
             store.write(KEY, fence, NOW, new=[trial(1)])
     assert numbers(postgres_url) == []
+
+
+#: one code of each kind of error that passes: two transactions have met, the server is short of something, another
+#: session has a lock, a statement or transaction was ended, a standby answers, the user's rights are loaded anew
+PASSING = ["40001", "40P01", "53000", "53100", "53200", "53300", "55P03", "57014", "57P01", "57P03"]
+PASSING += ["25006", "25P03", "42501", "08006"]
+
+
+def test_an_error_of_the_server_that_passes_is_an_outage_and_the_turn_is_written_later(postgres_url: str) -> None:
+    """Its lock is renewed meanwhile: what cannot be written may be so for long."""
+    with opened(postgres_url) as (store, fence), store._engine.connect() as owner:
+
+        def run(statement: str) -> None:
+            owner.execute(sa.text(statement))
+            owner.commit()
+
+        def expires() -> float:
+            return float(owner.execute(sa.text("select lock_expires from studies")).scalar_one())
+
+        for number, code in enumerate(PASSING, 1):
+            body = f"begin raise exception 'denied' using errcode = '{code}'; end"
+            run(f"create or replace function deny() returns trigger language plpgsql as $$ {body} $$")
+            run("create trigger deny before insert on trials for each row execute function deny()")
+            with refusal("denied", outage=True):
+                store.write(KEY, fence, NOW + number, new=[trial(number - 1)])
+            assert code.startswith(("08", "57P")) or expires() == NOW + number + LOCK_SECONDS
+            run("drop trigger deny on trials")
+            store.write(KEY, fence, NOW + number, new=[trial(number - 1)])
+        owner.rollback()
+    assert numbers(postgres_url) == list(range(len(PASSING)))
+
+
+def test_an_error_of_the_server_that_does_not_pass_is_none(postgres_url: str) -> None:
+    with opened(postgres_url) as (store, fence):
+        for code in ("22003", "42P01", "XX000"):
+            with store._begin() as connection:
+                body = f"begin raise exception 'odd' using errcode = '{code}'; end"
+                connection.exec_driver_sql(
+                    f"create or replace function deny() returns trigger language plpgsql as $$ {body} $$"
+                )
+                connection.exec_driver_sql(
+                    "create or replace trigger deny before insert on trials for each row execute function deny()"
+                )
+            with refusal("odd", outage=False):
+                store.write(KEY, fence, NOW, new=[trial(0)])
+
+
+@pytest.fixture
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All bounds of calls to PostgreSQL are short."""
+    for name in ("DATABASE_CONNECT_SECONDS", "STATEMENT_SECONDS", "READ_SECONDS", "LOCK_WAIT_SECONDS"):
+        monkeypatch.setattr(engine, name, 0.4 if name == "LOCK_WAIT_SECONDS" else 0.6)
+    monkeypatch.setattr(engine, "GRACE_SECONDS", 0.2)
+    monkeypatch.setattr(engine, "IDLE_SECONDS", 1.0)
+    monkeypatch.setitem(engine.POSTGRESQL, "connect_timeout", 2)
+
+
+def written(store: SqlStore, fence: int, number: int) -> bool:
+    """Write a trial; whether the server did it."""
+    with suppress(StoreOutage):
+        store.write(KEY, fence, NOW, new=[trial(number)])
+        return True
+    return False
+
+
+def test_a_server_that_stands_still_is_an_outage_wherever_it_stops(postgres_url: str, short: None) -> None:
+    """At a statement, at the commit, and between two turns. Later a new connection serves.
+
+    The server ends the transaction of a client that it does not hear: it would keep the study's row for itself.
+    """
+    parsed = sa.make_url(postgres_url)
+    with Proxy(parsed.port or 5432) as proxy:
+        url = parsed.set(host="127.0.0.1", port=proxy.port).render_as_string(hide_password=False)
+        with opened(url) as (store, fence):
+
+            @sa.event.listens_for(store._engine, "before_cursor_execute")
+            def _(_: Any, __: Any, statement: str, *___: Any) -> None:
+                if statement.startswith(stops_at[-1]):
+                    proxy.blackhole()
+
+            @sa.event.listens_for(store._engine, "commit")
+            def _(_: Any) -> None:
+                if stops_at[-1] == "COMMIT":
+                    proxy.blackhole()
+
+            stops_at = ["nowhere"]
+            for number, place in enumerate(("INSERT INTO trials", "COMMIT", "between")):
+                stops_at.append(place)
+                if place == "between":
+                    proxy.blackhole()
+                words = "timeout" if place == "between" else "has not answered"
+                with refusal(words, outage=True):
+                    store.write(KEY, fence, NOW, new=[trial(number)])
+                stops_at.append("nowhere")
+                proxy.heal(half_open=True)
+                until(partial(written, store, fence, number), 20, lambda: "the row stays locked")
+    assert numbers(postgres_url) == [0, 1, 2]
+
+
+def test_a_locked_table_is_an_outage_for_a_study_and_one_line_for_a_reader(postgres_url: str, short: None) -> None:
+    with opened(postgres_url) as (store, fence):
+        store.write(KEY, fence, NOW, new=[trial(0)])
+        other = sa.create_engine(postgres_url, poolclass=sa.NullPool)
+        with other.connect() as session:
+            session.execute(sa.text("LOCK TABLE trials"))
+            with refusal("lock timeout", "another session", outage=True):
+                store.write(KEY, fence, NOW + 7, changed=[trial(0, "changed")])
+            found = session.execute(sa.text("select lock_expires from studies")).scalar_one()
+            assert found == NOW + 7 + LOCK_SECONDS, "it is still ours"
+            with refusal("lock timeout"), closing(SqlStore(postgres_url, read_only=True)) as reader:
+                list(reader.trials(KEY))
+        store.write(KEY, fence, NOW, changed=[trial(0, "changed")])
+        assert [each.host for each in store.trials(KEY)] == ["changed"]
+
+
+def test_a_statement_that_took_too_long_three_times_in_a_row_is_named_and_not_repeated(
+    postgres_url: str, short: None
+) -> None:
+    with opened(postgres_url) as (store, fence):
+        store.write(KEY, fence, NOW, new=[trial(0)])
+        with store._begin() as connection:
+            body = "begin perform pg_sleep(60); return new; end"
+            connection.exec_driver_sql(f"create function slow() returns trigger language plpgsql as $$ {body} $$")
+            connection.exec_driver_sql(
+                "create trigger slow before update on trials for each row execute function slow()"
+            )
+        for outage in (True, True, False):
+            with refusal("" if outage else "UPDATE trials has taken longer", outage=outage):
+                store.write(KEY, fence, NOW, changed=[trial(0)])
 
 
 @pytest.fixture
@@ -386,15 +518,23 @@ def test_a_study_whose_disk_is_full_ends_with_one_line_and_is_resumed(desk: Desk
     resumed(desk, before, len(before) + 5)
 
 
-def test_a_study_whose_store_is_locked_for_long_ends_with_one_line_and_is_resumed(desk: Desk) -> None:
+def test_a_study_whose_store_is_locked_for_long_waits_for_it_and_can_be_ended(desk: Desk) -> None:
     desk.study(seconds=0.1)
-    command = launch(desk, "--trials", "1000", "--json")
+    command = launch(desk, "--trials", "30", "--json")
     desk.await_runs(3, "ended")
     with closing(sqlite3.connect(desk.folder / "shadho.db")) as other:
         other.execute("BEGIN IMMEDIATE")
+        command.says("trying again")
+    command.wait(60)
+    assert command.code == 0, desk.said()
+    assert command.json()["trials"]["complete"] == 30
+    with closing(sqlite3.connect(desk.folder / "shadho.db")) as other:
+        command = launch(desk, "--trials", "1000", "--json", "--study", "another")
+        desk.await_runs(33, "ended")
+        other.execute("BEGIN IMMEDIATE")
+        command.says("trying again")
+        command.send(signal.SIGINT)
         ended_with_one_line(command, "locked", "another program")
-    before = finished(desk)
-    resumed(desk, before, len(before) + 8)
 
 
 def test_a_study_whose_store_is_deleted_ends_with_one_line_and_is_resumed_from_what_was_saved(desk: Desk) -> None:
