@@ -290,22 +290,21 @@ class SqlStore:
             # Cut before the commit or after it: fence, numbers and states make a repetition safe.
             self._is_unsure = True
             cause = error.__cause__
-            if not isinstance(cause, sa.exc.DBAPIError) or cause.detail:
-                # A server that stands still is not waited for again.
-                raise
-            if not cause.connection_invalidated:
-                if sqlstate(cause):
-                    self._renew(key, fence, now)
+            # A server that stands still is not waited for again: of such a one the error has a detail.
+            if not (isinstance(cause, sa.exc.DBAPIError) and cause.connection_invalidated and not cause.detail):
+                self._renew(key, fence, now, cause)
                 raise
             rewritten = write()
         self._is_unsure = False
         return rewritten
 
-    def _renew(self, key: str, fence: int, now: float) -> None:
-        """Renew the lock alone, if the server does it: what cannot be written may be locked for long.
+    def _renew(self, key: str, fence: int, now: float, error: object) -> None:
+        """Renew the lock alone after an error that the server has sent: what cannot be written may be locked for long.
 
         Raises LockLost if `fence` is old.
         """
+        if not isinstance(error, sa.exc.DBAPIError) or error.connection_invalidated or not sqlstate(error):
+            return
         with suppress(StoreOutage), self._begin() as connection:
             if not _set(connection, key, fence, lock_expires=now + LOCK_SECONDS):
                 raise LockLost

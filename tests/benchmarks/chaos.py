@@ -3,6 +3,8 @@
 A signed study on a private RabbitMQ, Redis and PostgreSQL, with workers of two classes. While it runs, workers and
 scheduler are killed or stopped, the servers are killed and restarted, connections are cut, the wall clocks of processes
 are stepped, a stranger writes forged messages, events and announcements, and the store is replaced by an older copy.
+Servers stand still: they are stopped, have an alarm, keep a table locked, deny a user's commands, answer with errors
+that pass; and rows are deleted.
 Part of the trials are poison: they raise, exit, crash or return nonsense. Whoever is killed is started again a little
 later, as a supervisor would do. At the end all is let be, and the study is asked for a few trials more. The contents
 of its store are compared with the objective's own record of its runs, with the losses that the params demand, and with
@@ -95,6 +97,11 @@ def objective(params, context):
 HAVOC = {"kill worker": 6, "kill scheduler": 5, "stop worker": 2, "cut connections": 2, "restart Redis": 2}
 HAVOC |= {"freeze Redis": 1, "restart RabbitMQ": 2, "restart PostgreSQL": 2}
 HAVOC |= {"step clock": 3, "forge": 3, "older store": 2}
+HAVOC |= {"freeze RabbitMQ": 1, "alarm of RabbitMQ": 1, "freeze PostgreSQL": 1, "lock a table": 1}
+HAVOC |= {"deny Redis": 2, "PostgreSQL's passing errors": 2, "delete rows": 1}
+
+#: codes of PostgreSQL's errors that pass
+PASSING = ("40001", "40P01", "53100", "53300", "55P03", "57014", "25006")
 
 #: seconds by which a wall clock is stepped
 STEPS = (-3600.0, -600.0, 600.0, 3600.0)
@@ -229,7 +236,9 @@ class Chaos:
     def _launch(self) -> list[str]:
         words = [sys.executable, "-m", "shadho_celery.launch", "chaotic", "--trials", str(self.trials)]
         words += ["--store", self.postgres.url]
-        return [*words, *(["--resume", "chaos"] if self.rows("select 1 from studies") else ["--study", "chaos"])]
+        # A scheduler that is killed before it notices deleted rows leaves them missing.
+        resumed = ["--resume", "chaos", "--repair"]
+        return [*words, *(resumed if self.rows("select 1 from studies") else ["--study", "chaos"])]
 
     def rows(self, query: str) -> list[sa.Row[Any]]:
         """Return rows of the store, none while it is away or has no such table."""
@@ -309,10 +318,76 @@ class Chaos:
                 forge(self.redis.url, self.rabbit.url)
         elif what == "older store":
             self.restore_store()
+        else:
+            self.stand_still(what, later)
+
+    def stand_still(self, what: str, later: float) -> None:
+        """Have a server stand still or refuse what it is asked, until about `later`."""
+        if what in {"freeze RabbitMQ", "freeze PostgreSQL"}:
+            server = self.rabbit if what == "freeze RabbitMQ" else self.postgres
+            if server.process is not None:
+                frozen = processes(server.process.pid)
+                signal_all(frozen, signal.SIGSTOP)
+                self.undo.append((later + 10.0, lambda: signal_all(frozen, signal.SIGCONT)))
+        elif what == "alarm of RabbitMQ":
+            self._alarm("0.00001")
+            self.undo.append((later + 6.0, lambda: self._alarm("0.6")))
+        elif what == "lock a table":
+            with suppress(sa.exc.DBAPIError):
+                session = self.store.connect()
+                session.execute(sa.text("set lock_timeout = 1000"))
+                session.execute(sa.text(f"lock table {self.generator.choice(['trials', 'studies'])}"))
+                self.undo.append((later + 6.0, session.close))
+        elif what == "deny Redis":
+            self._deny("-@all", "+@connection")
+            self.undo.append((later + self.lease, lambda: self._deny("+@all")))
+        elif what == "PostgreSQL's passing errors":
+            code = self.generator.choice(PASSING)
+            body = f"begin raise exception 'havoc' using errcode = '{code}'; end"
+            self._do(
+                "set lock_timeout = 2000",
+                f"create or replace function deny() returns trigger language plpgsql as $$ {body} $$",
+                "create or replace trigger deny before insert or update on trials for each row execute function deny()",
+            )
+            self.undo.append((later + 2.0, self._let_write))
+        elif what == "delete rows":
+            numbers = "select number from trials where finished_at is null order by random() limit 3"
+            self._do("set lock_timeout = 2000", f"delete from trials where number in ({numbers})")
+
+    def _do(self, *statements: str) -> bool:
+        """Execute statements on the store in one transaction; return whether it did."""
+        with suppress(sa.exc.DBAPIError), self.store.begin() as connection:
+            for statement in statements:
+                connection.execute(sa.text(statement))
+            return True
+        return False
+
+    def _let_write(self) -> None:
+        if not self._do("set lock_timeout = 2000", "drop trigger if exists deny on trials"):
+            self.undo.append((time.monotonic() + 1.0, self._let_write))
+
+    def _deny(self, *rules: str) -> None:
+        """Set what Redis lets its user do, as an operator who may do everything."""
+        try:
+            with redis.Redis.from_url(self.redis.url.replace("//", "//owner:any@"), socket_timeout=2) as client:
+                client.execute_command("ACL", "SETUSER", "default", *rules)
+        except redis.RedisError:
+            # It is away, and comes back without rules.
+            return
+
+    def _alarm(self, watermark: str) -> None:
+        with suppress(services.Unavailable):
+            self.rabbit.ctl("set_vm_memory_high_watermark", watermark)
 
     def _start(self, server: services.Server) -> None:
         if server.process is None:
             server.start()
+            if server is self.redis:
+                self._make_owner()
+
+    def _make_owner(self) -> None:
+        with suppress(redis.RedisError), redis.Redis.from_url(self.redis.url) as client:
+            client.execute_command("ACL", "SETUSER", "owner", "on", "nopass", "~*", "&*", "+@all")
 
     def run(self, seconds: float, every: float) -> bool:
         """Make havoc for so long, then let the study come to its end; whether it did."""
@@ -322,6 +397,7 @@ class Chaos:
                 return False
         with self.store.begin() as connection:
             connection.execute(sa.text(AUDIT))
+        self._make_owner()
         self.copy_store()
         end = time.monotonic() + seconds
         next_strike = 0.0
@@ -357,6 +433,22 @@ class Chaos:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         return len(left)
+
+
+def processes(root: int) -> list[int]:
+    """Return a process and those below it: a server's backends have sessions of their own."""
+    found = [root]
+    for pid in found:
+        for task in Path(f"/proc/{pid}/task").glob("*/children"):
+            with suppress(OSError):
+                found += map(int, task.read_text().split())
+    return found
+
+
+def signal_all(pids: Sequence[int], sign: signal.Signals) -> None:
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, sign)
 
 
 def forge(redis_url: str, amqp_url: str) -> None:
