@@ -219,7 +219,9 @@ class Chaos:
         key = self.folder / "shadho.key"
         key.touch(mode=0o600)
         key.write_text(secrets.token_hex(32))
-        self.store = sa.create_engine(self.postgres.url, poolclass=sa.NullPool)
+        # A server that stands still must not keep its end from being undone.
+        limits = {"connect_timeout": 2, "options": "-c lock_timeout=2000"}
+        self.store = sa.create_engine(self.postgres.url, poolclass=sa.NullPool, connect_args=limits)
         self.mark = uuid.uuid4().hex
         path = os.pathsep.join([str(ROOT), str(self.folder)])
         environment = {**os.environ, "PYTHONPATH": path, services.MARK: self.mark, "CUDA_VISIBLE_DEVICES": ""}
@@ -335,7 +337,6 @@ class Chaos:
         elif what == "lock a table":
             with suppress(sa.exc.DBAPIError):
                 session = self.store.connect()
-                session.execute(sa.text("set lock_timeout = 1000"))
                 session.execute(sa.text(f"lock table {self.generator.choice(['trials', 'studies'])}"))
                 self.undo.append((later + 6.0, session.close))
         elif what == "deny Redis":
@@ -345,14 +346,13 @@ class Chaos:
             code = self.generator.choice(PASSING)
             body = f"begin raise exception 'havoc' using errcode = '{code}'; end"
             self._do(
-                "set lock_timeout = 2000",
                 f"create or replace function deny() returns trigger language plpgsql as $$ {body} $$",
                 "create or replace trigger deny before insert or update on trials for each row execute function deny()",
             )
             self.undo.append((later + 2.0, self._let_write))
         elif what == "delete rows":
             numbers = "select number from trials where finished_at is null order by random() limit 3"
-            self._do("set lock_timeout = 2000", f"delete from trials where number in ({numbers})")
+            self._do(f"delete from trials where number in ({numbers})")
 
     def _do(self, *statements: str) -> bool:
         """Execute statements on the store in one transaction; return whether it did."""
@@ -363,7 +363,7 @@ class Chaos:
         return False
 
     def _let_write(self) -> None:
-        if not self._do("set lock_timeout = 2000", "drop trigger if exists deny on trials"):
+        if not self._do("drop trigger if exists deny on trials"):
             self.undo.append((time.monotonic() + 1.0, self._let_write))
 
     def _deny(self, *rules: str) -> None:
