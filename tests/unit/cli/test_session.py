@@ -50,7 +50,7 @@ def warnings(
         _widest=1,
         _settings=StudySettings(classes=("gpu", "cpu")),
         _limits=Limits(trials=1),
-        _study=SimpleNamespace(best=None),
+        _study=SimpleNamespace(best=None, deletions=list),
     )
     return list(Session._warnings(session))
 

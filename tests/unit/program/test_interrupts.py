@@ -96,7 +96,9 @@ def test_an_interrupt_ends_the_objective_at_once_and_its_trial_is_run_again() ->
     with pytest.warns(UserWarning, match="interrupted: 3 trials have ended"):
         study = minimize(objective, SPACE, trials=50, seed=0, **MINE)
     assert (len(ended), study.counts) == (3, {"COMPLETE": 3, "WAITING": 1})
-    resumed(6)
+    # It is resumed with another objective.
+    with pytest.warns(UserWarning, match="trials of other code: 3 of version"):
+        resumed(6)
 
 
 def test_a_search_ends_although_the_objective_catches_the_interrupt() -> None:
