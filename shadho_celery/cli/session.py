@@ -26,7 +26,7 @@ from shadho_celery.cli.shown_output import ShownOutput
 from shadho_celery.core import hardware
 from shadho_celery.core.checks import as_record, mask
 from shadho_celery.core.code import CodeVersion, Sources
-from shadho_celery.core.folders import EMBEDDED
+from shadho_celery.core.folders import EMBEDDED, below
 from shadho_celery.core.objectives import refuse_others
 from shadho_celery.core.settings import BUDGETS, DEFAULT_TRIALS, StudySettings, continued
 from shadho_celery.core.trial import Trial
@@ -278,7 +278,7 @@ class Session:
                 f"STUDY['slots'] gives a trial {self._widest} slots of one class, and no class has as many here; "
                 f"give --workers {next(iter(workers))}={self._widest}"
             )
-        return Embedded(EMBEDDED / self._study.record.key, workers, [self._file.module], machine.cores)
+        return Embedded(below(EMBEDDED, self._study.record.key), workers, [self._file.module], machine.cores)
 
     def _default_workers(self, machine: hardware.Machine) -> dict[str, int]:
         """Return the slots by class of the embedded workers without --workers."""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 
 from shadho_celery.core.folders import CHECKPOINTS
 from shadho_celery.core.trial import Attempt
+from shadho_celery.errors import UsageError
 from shadho_celery.runner.trial_log import log_path, read_log, unstamped
 
 #: seconds between two looks at the logs
@@ -54,8 +55,8 @@ class ShownOutput:
             found = read_log(
                 log_path(CHECKPOINTS, self._study, number, attempt), self._positions.get((number, attempt), 0)
             )
-        except OSError as error:
-            self._say(f"[{number}] its log cannot be read: {error.strerror}")
+        except (OSError, UsageError) as error:
+            self._say(f"[{number}] its log cannot be read: {error}")
             return
         if found is None:
             return

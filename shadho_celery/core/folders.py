@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from shadho_celery.errors import UsageError
+
 #: checkpoints and logs
 CHECKPOINTS = Path(".shadho/checkpoints")
 #: code that studies have shipped to a worker
@@ -16,6 +18,18 @@ FOLDERS = (CHECKPOINTS, SHIPPED_CODE, EMBEDDED)
 
 #: file that an embedded supervisor keeps locked while it lives
 LOCK = "lock"
+
+
+def below(root: Path, *parts: str) -> Path:
+    """Return the path of `parts`, which come from data, below a folder.
+
+    Raises UsageError if it leads out of the folder, by its names or by a link.
+    """
+    path = root.joinpath(*parts)
+    top = os.path.realpath(root)
+    if "\0" in str(path) or os.path.commonpath([top, real := os.path.realpath(path)]) != top or real == top:
+        raise UsageError(f"{str(path)!r} leads out of {root}; remove the link there, or use no data of strangers")
+    return path
 
 
 def holds_files(folder: Path) -> bool:

@@ -15,6 +15,7 @@ from shadho_celery.core.code import Digest
 from shadho_celery.core.trial import Attempt, Name, Positive, ReplicaSeat
 
 StudyKey = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{1,64}\Z")]
+#: dotted name of a module
 ModuleName = Annotated[str, Meta(pattern=r"^[^\W\d]\w*(\.[^\W\d]\w*)*\Z")]
 
 

@@ -221,7 +221,7 @@ class _Evaluation(Struct, frozen=True, kw_only=True, omit_defaults=True):
     #: name of its present or last machine
     host: str | None = None
     #: seconds since the epoch
-    started_at: float | None = None
+    started_at: Moment | None = None
 
 
 class Attempt(_Evaluation, frozen=True, kw_only=True, omit_defaults=True):
@@ -257,8 +257,8 @@ class Trial(_Evaluation, frozen=True, kw_only=True):
     #: None until it ends
     outcome: Outcome | None = None
     #: seconds since the epoch
-    asked_at: float | None = None
-    finished_at: float | None = None
+    asked_at: Moment | None = None
+    finished_at: Moment | None = None
     #: rung of the ladder of budgets, from 0; None if the study has no rungs
     rung: int | None = None
     #: step of the last report of a trial that is PRUNED, or is to be once its attempts have ended; None for others
@@ -374,8 +374,8 @@ class Summary(Struct, frozen=True, kw_only=True):
     compute_class: str | None
     origin: Number | None
     continued: bool | None
-    asked_at: float | None
-    finished_at: float | None
+    asked_at: Moment | None
+    finished_at: Moment | None
     loss: Finite | None
     losses: Losses
     constraints: Losses

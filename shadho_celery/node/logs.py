@@ -10,6 +10,7 @@ from pathlib import Path
 import redis
 
 from shadho_celery.core.clock import Clock
+from shadho_celery.errors import UsageError
 from shadho_celery.runner.trial_log import log_path, read_log
 from shadho_celery.transport.logs import LogRequest, WorkerLogs
 
@@ -58,9 +59,8 @@ class LogServer:
             log.warning("a request for a log could not be answered: %s", error)
 
     def _read(self, request: LogRequest) -> tuple[str, int] | None:
-        path = log_path(self._folder, request.study, request.number, request.attempt)
         try:
-            return read_log(path, request.after)
-        except OSError as error:
-            log.warning("the log %s cannot be read: %s", path, error.strerror)
+            return read_log(log_path(self._folder, request.study, request.number, request.attempt), request.after)
+        except (OSError, UsageError) as error:
+            log.warning("the log of trial %s cannot be read: %s", request.number, error)
             return None

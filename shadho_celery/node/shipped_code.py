@@ -11,7 +11,9 @@ from pathlib import Path
 
 from shadho_celery.core.clock import Clock
 from shadho_celery.core.files import replacing
+from shadho_celery.core.folders import below
 from shadho_celery.core.payload import Payload
+from shadho_celery.errors import UsageError
 from shadho_celery.transport.shipping import Shipping
 
 #: seconds after which a version that could not run here is tried again
@@ -65,7 +67,9 @@ class ShippedCode:
             if sources is None or sources.code != payload.code:
                 return "its study's code is not in Redis"
             try:
-                self._write(self.folder(payload), sources.files)
+                self._write(below(self._folder, payload.study, payload.code), sources.files)
+            except UsageError as error:
+                return str(error)
             except OSError as error:
                 return f"its study's code cannot be written to this disk: {error.strerror}"
             self._written.add(self.folder(payload))
@@ -73,7 +77,7 @@ class ShippedCode:
 
     def _write(self, folder: Path, files: dict[str, bytes]) -> None:
         for name, content in files.items():
-            path = folder / name
+            path = below(folder, name)
             path.parent.mkdir(parents=True, exist_ok=True)
             # In one step: a process may be reading it.
             with replacing(path) as file:

@@ -15,7 +15,7 @@ from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from shadho_celery.core.checks import as_record, short
-from shadho_celery.core.folders import CHECKPOINTS
+from shadho_celery.core.folders import CHECKPOINTS, below
 from shadho_celery.core.objectives import refuse_others
 from shadho_celery.core.settings import BUDGETS, StudySettings, continued
 from shadho_celery.core.trial import Attempt, Lost, Outcome, Trial, TrialState, whole
@@ -377,7 +377,7 @@ class Study(StudyResults):
         executor = InlineExecutor(
             self._interrupts.at_once(objective),
             self._space.evaluate,
-            checkpoints=CHECKPOINTS / self.key,
+            checkpoints=below(CHECKPOINTS, self.key),
             study=self.name,
             objectives=self._settings.objectives,
             prunes=(lambda attempt, report: False) if pruning is None else pruning.tell,

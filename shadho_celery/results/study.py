@@ -7,7 +7,7 @@ import shutil
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct
 
 from shadho_celery.core.checks import short
-from shadho_celery.core.folders import CHECKPOINTS, EMBEDDED, FOLDERS, LOCK
+from shadho_celery.core.folders import CHECKPOINTS, EMBEDDED, FOLDERS, LOCK, below
 from shadho_celery.core.trial import Params, Summary, Trial, TrialState
-from shadho_celery.errors import StudyLocked, UsageError
+from shadho_celery.errors import StoreError, StudyLocked, UsageError
 from shadho_celery.results.coverage import Coverage, coverage
 from shadho_celery.results.frame import make_frame
 from shadho_celery.results.trial import TrialResult, TrialResults
@@ -167,10 +167,14 @@ class StudyResults:
         return TrialResults(self._store, self._record, self._values)
 
     def trial(self, number: int) -> TrialResult:
-        """Return the trial of that number. Raises UsageError if there is none."""
+        """Return the trial of that number. Raises UsageError if there is none, StoreError if it cannot be read."""
         for trial in self._store.trials(self.key, [number]):
             return self._result(trial)
-        raise UsageError(f"study {self.name!r} has no trial {short(number)}; {self._range}")
+        numbers = self._store.numbers(self.key)
+        if number in numbers:
+            raise StoreError(f"trial {number} of study {self.name!r} cannot be read; the warning says why")
+        known = f"its trials go from {numbers[0]} to {numbers[-1]}" if numbers else "it has none yet"
+        raise UsageError(f"study {self.name!r} has no trial {short(number)}; {known}")
 
     def below(self, trial: TrialResult) -> TrialResult | None:
         """Return the trial that a promoted one continues, on the rung below; None for one that continues none."""
@@ -186,12 +190,8 @@ class StudyResults:
             return None
         origin = trial.number if trial.origin is None else trial.origin
         number = self._store.on_rung(self.key, origin, trial.rung + 1)
-        return None if number is None else self.trial(number)
-
-    @property
-    def _range(self) -> str:
-        trials = self.trials
-        return f"its trials go from {trials[0].number} to {trials[-1].number}" if trials else "it has none yet"
+        found = None if number is None else next(iter(self._store.trials(self.key, [number])), None)
+        return None if found is None else self._result(found)
 
     @property
     def best(self) -> TrialResult | None:
@@ -263,8 +263,9 @@ class StudyResults:
         here = {"this process"} | ({socket.gethostname()} if (CHECKPOINTS / self.key).is_dir() else set())
         found = [folder for each in FOLDERS if (folder := each / self.key).is_dir()]
         for folder in found:
-            # It refuses a link, which leads to a folder that may be another's, too.
-            shutil.rmtree(folder, ignore_errors=True)
+            with suppress(UsageError):
+                # A link leads to a folder that may be another's, too.
+                shutil.rmtree(below(folder.parent, folder.name), ignore_errors=True)
         return Deleted(
             name=self.name,
             trials=trials,

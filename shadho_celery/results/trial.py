@@ -12,6 +12,7 @@ from shadho_celery.core.failures import headline
 from shadho_celery.core.hardware import shortages
 from shadho_celery.core.objectives import turned, turned_first
 from shadho_celery.core.trial import Attempt, Memory, Report, Trial, TrialState
+from shadho_celery.errors import StoreError
 from shadho_celery.results.values import Values
 from shadho_celery.store.base import StudyRecord
 from shadho_celery.store.sql import PAGE, SqlStore
@@ -237,10 +238,16 @@ class TrialResults(Sequence[TrialResult]):
     def __getitem__(self, place: slice) -> list[TrialResult]: ...
 
     def __getitem__(self, place: int | slice) -> TrialResult | list[TrialResult]:
-        """Return the trial at a place, -1 for the one with the greatest number; or those of a slice."""
+        """Return the trial at a place, -1 for the one with the greatest number; or those of a slice.
+
+        Raises StoreError for one that cannot be read; a slice, and a loop, leave it out with a warning.
+        """
         if isinstance(place, slice):
             return list(self._of(self._numbers[place]))
-        return next(self._of([self._numbers[place]]))
+        number = self._numbers[place]
+        for trial in self._of([number]):
+            return trial
+        raise StoreError(f"trial {number} of study {self._record.name!r} cannot be read; the warning says why")
 
     def _of(self, numbers: Sequence[int]) -> Iterator[TrialResult]:
         where = self._values, self._store, self._record

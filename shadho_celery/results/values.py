@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from contextlib import redirect_stdout
 from functools import cached_property
 from typing import Any
 
@@ -56,23 +55,27 @@ class Values:
         if self._record.tree is None:
             return None
         try:
-            return RestoredSpace(self._record.tree, _find_function)
-        except (ValueError, TypeError, IndexError):
+            return RestoredSpace(self._record.tree)
+        except (ValueError, TypeError, RecursionError):
             return None
 
     @cached_property
     def _of_module(self) -> Evaluate | None:
-        """Evaluation by the space of the study's module; None, and a note, if it has no such space."""
+        """Evaluation by the space of the study's module; None, and a note, if it has no such space.
+
+        Only of a module that this program has imported itself: a store may be a stranger's, and names any.
+        """
         name = self._record.module
         if not name:
             self.note = "some values are shown as texts: they are objects that only the study's own program has"
             return None
+        if name not in sys.modules:
+            self.note = f"some values are shown as texts: a program that imports {name} first gets the objects"
+            return None
         from shadho_celery.space.compile import compile_space
 
         try:
-            # A study file may print during its import, and that is no result.
-            with redirect_stdout(sys.stderr):
-                space = compile_space(study_file.load(name).space)
+            space = compile_space(study_file.load(name).space)
         except ShadhoError as error:
             self.note = f"some values are shown as texts: {error}"
             return None
@@ -80,10 +83,3 @@ class Values:
             self.note = f"some values are shown as texts: {name} has another search space now"
             return None
         return space.evaluate
-
-
-def _find_function(name: str) -> Callable[..., Any] | None:
-    # Its module imports hyperopt, which takes more than a second and which most spaces do not need.
-    from shadho_celery.space.compile import find_function
-
-    return find_function(name)

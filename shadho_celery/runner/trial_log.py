@@ -13,6 +13,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from shadho_celery.core.clock import Clock
+from shadho_celery.core.folders import below
 from shadho_celery.core.trial import MAX_LOG
 
 #: bytes that are kept of the beginning of a log, and of its end; while it is written, the end has up to twice as many
@@ -35,10 +36,12 @@ _EXTENSIONS = re.compile(r"^(\S+ )?Extension modules: .*\n?", re.MULTILINE)
 
 
 def log_path(folder: Path, study: str, number: int, attempt: int, rank: int = 0) -> Path:
-    """Return the path of an attempt's log below the `folder` of checkpoints, or of its replica `rank`."""
+    """Return the path of an attempt's log below the `folder` of checkpoints, or of its replica `rank`.
+
+    Raises UsageError if it leads out of that folder.
+    """
     replica = f".replica{rank}" if rank else ""
-    # In one step: each of its own takes as long, and a worker does this for each trial.
-    return Path(f"{folder}/{study}/logs/{number}.{attempt}{replica}.log")
+    return below(folder, study, "logs") / f"{number}.{attempt}{replica}.log"
 
 
 def unstamped(text: str) -> str:
@@ -119,8 +122,8 @@ class TrialLog:
         try:
             if self._file is None:
                 self._path.parent.mkdir(parents=True, exist_ok=True)
-                # Readable only by its owner: objectives may print what is secret.
-                self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
+                # Readable only by its owner: objectives may print what is secret. A link may lead to any file.
+                self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
             if self._unwritten:
                 self._append(f"[{self._unwritten} bytes could not be written here: {self.trouble}]\n".encode())
                 self._unwritten = 0

@@ -7,7 +7,6 @@ Constants that JSON cannot carry, such as functions, are kept as texts.
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from typing import Any
@@ -15,21 +14,23 @@ from typing import Any
 import numpy as np
 from msgspec import Struct, convert, to_builtins
 
+from shadho_celery.core.checks import short
 from shadho_celery.core.trial import Params
 from shadho_celery.space import tree
 from shadho_celery.space.describe import VERSION, option_names, option_text, outermost_calls, unlike
 from shadho_celery.space.literals import literal_text
+from shadho_celery.space.pure import FUNCTIONS, Refused, Steps
 from shadho_celery.space.space import Space
-from shadho_celery.space.tree import Memo, Node, Value
+from shadho_celery.space.tree import Node, Value
 
-#: functions of hyperopt's scope that need no import of hyperopt, which takes more than a second
-FUNCTIONS: Mapping[str, Callable[..., Value]] = {
-    **{kind.__name__: kind for kind in (float, int, dict)},
-    **{name: getattr(operator, name) for name in ("add", "sub", "mul", "truediv", "floordiv", "neg", "pow", "getitem")},
-}
+#: a constant that JSON can carry
+Scalar = bool | int | float | str | None
 
-#: key of the memo of an evaluation that met a constant which is only kept as a text
-_INEXACT = "inexact"
+#: finds a function of hyperopt's scope by its name
+Find = Callable[[str], Callable[..., Value] | None]
+
+#: steps of one evaluation of a space, and so many more for each of its nodes
+LEAST_STEPS, STEPS_PER_NODE = 10_000, 4
 
 
 class Shown(str):
@@ -48,7 +49,7 @@ class _Record(Struct, frozen=True, kw_only=True, tag_field="kind", tag=str.lower
 class Literal(_Record, frozen=True, kw_only=True):
     """A constant."""
 
-    value: Any
+    value: Scalar
 
 
 class Opaque(_Record, frozen=True, kw_only=True):
@@ -108,7 +109,7 @@ class Label(Struct, frozen=True, kw_only=True):
     #: alternatives under which it is active, each a list of (choice's label, option's index); ``[[]]`` is always
     conditions: list[list[tuple[str, int]]]
     #: by index, the option of a choice: the constant itself, or a name
-    options: list[Any] | None = None
+    options: list[Scalar] | None = None
     #: indexes of options that no text tells apart
     alike: list[int] = []
     #: place of the one expression of this label alone, such as an int(); None if there are several
@@ -153,22 +154,26 @@ def to_json(space: Space) -> dict[str, Any]:
 
 
 class RestoredSpace:
-    """Makes values from params by a space's machine-readable form."""
+    """Makes values from params by a space's machine-readable form.
 
-    def __init__(self, stored: Mapping[str, Any], find: Callable[[str], Callable[..., Value] | None]) -> None:
-        """`find` returns the function of hyperopt's scope by its name, None for an unknown one.
+    The form may be a stranger's: only functions of `pure.FUNCTIONS` are called, and within bounds. What they refuse is
+    shown as a text.
+    """
+
+    def __init__(self, stored: Mapping[str, Any], find: Find | None = None) -> None:
+        """`find` returns functions of hyperopt's scope, for a space of this program itself.
 
         Raises ValueError, or an error of msgspec's, which is one, for what is no such form.
         """
         space = convert(stored, StoredSpace)
+        _check_order(space.nodes)
         self.labels: Mapping[str, Label] = space.labels
-        self._nodes: list[Node] = []
-        for record in space.nodes:
-            self._nodes.append(_node(record, self._nodes.__getitem__, find))
+        self._nodes = space.nodes
+        self._find = find
 
     def evaluate(self, params: Params) -> tuple[Value, bool]:
         """Return the values that the objective got, and False if some of them are texts in place of the real ones."""
-        return _evaluated(self._nodes[-1], params)
+        return self._evaluated(-1, params)
 
     def shown(self, params: Params, label: str) -> Value:
         """Return what the objective got of one label that is active: the option of a choice, else the number."""
@@ -177,29 +182,103 @@ class RestoredSpace:
             return known.options[drawn] if isinstance(drawn, int) and 0 <= drawn < len(known.options) else drawn
         if known is None or known.expression is None:
             return drawn
-        return _evaluated(self._nodes[known.expression], params)[0]
+        return self._evaluated(known.expression, params)[0]
+
+    def _evaluated(self, place: int, params: Params) -> tuple[Value, bool]:
+        evaluation = _Evaluation(self._nodes, params, self._find)
+        try:
+            value = evaluation.at(place)
+        except Exception as error:  # a function may fail by itself, and one of the program's own in any way
+            return Shown(f"({type(error).__name__}: {short(error)})"), False
+        return value, evaluation.is_exact
 
 
-class _OpaqueNode(Node):
-    """A constant, or the result of an unknown function, of which only a text is known."""
+class _Evaluation:
+    """Evaluation of the nodes of a space for one trial's params."""
 
-    __slots__ = ("_text",)
+    def __init__(self, nodes: list[AnyRecord], params: Params, find: Find | None) -> None:
+        self._nodes = nodes
+        self._params = params
+        self._find = find
+        self._steps = Steps(LEAST_STEPS + STEPS_PER_NODE * len(nodes))
+        #: False once a value is a text in place of the real one
+        self.is_exact = True
 
-    def __init__(self, text: str) -> None:
-        self._text = Shown(text)
+    # The loops are written out because each comprehension would be one more frame a level before Python 3.12.
+    def at(self, place: int) -> Value:
+        """Return the value of a node."""
+        self._steps.spend()
+        match self._nodes[place]:
+            case Literal(value=value):
+                return self._steps.scalar(value)
+            case Opaque(text=text):
+                return self._text(text)
+            case Param(label=label):
+                return self._steps.scalar(self._params[label])
+            case Sequence(items=items):
+                return tuple(self._all(items))
+            case Dict(items=named):
+                return self._named(named)
+            case Call() as call:
+                return self._called(call)
+            case Switch(index=index, options=options):
+                taken = self.at(index)
+                if type(taken) is not int or not 0 <= taken < len(options):
+                    raise Refused(f"no option {short(taken, 60)}")
+                return self.at(options[taken])
+            case Shared(node=shared):
+                return self.at(shared)
 
-    def evaluate(self, params: Params, memo: Memo) -> Value:
-        memo[_INEXACT] = True
-        return self._text
+    def _all(self, places: list[int]) -> list[Value]:
+        found = []
+        for place in places:
+            found.append(self.at(place))
+        return found
+
+    def _named(self, places: list[tuple[str, int]]) -> dict[str, Value]:
+        found = {}
+        for key, place in places:
+            found[key] = self.at(place)
+        return found
+
+    def _called(self, call: Call) -> Value:
+        args, kwargs = self._all(call.args), self._named(call.kwargs)
+        if self._find is not None:
+            function = self._find(call.name)
+            return self._text(f"{call.name}(...)") if function is None else function(*args, **kwargs)
+        pure = FUNCTIONS.get(call.name)
+        try:
+            return self._text(f"{call.name}(...)") if pure is None else pure(self._steps, *args, **kwargs)
+        except (Refused, TypeError):
+            return self._text(f"{call.name}(...)")
+
+    def _text(self, text: str) -> Shown:
+        self.is_exact = False
+        return Shown(text)
 
 
-def _evaluated(node: Node, params: Params) -> tuple[Value, bool]:
-    memo: Memo = {}
-    try:
-        value = node.evaluate(params, memo)
-    except Exception as error:  # a function may be given a text in place of its argument, or fail by itself
-        return Shown(f"({type(error).__name__}: {error})"), False
-    return value, _INEXACT not in memo
+def _check_order(nodes: list[AnyRecord]) -> None:
+    """Raise ValueError unless each node names only earlier ones, which cannot run in a circle."""
+    if not nodes:
+        raise ValueError("a space without nodes")
+    for place, node in enumerate(nodes):
+        if any(not 0 <= child < place for child in _children(node)):
+            raise ValueError(f"node {place} names one that does not precede it")
+
+
+def _children(node: AnyRecord) -> list[int]:
+    match node:
+        case Sequence(items=items):
+            return items
+        case Dict(items=named):
+            return [child for _, child in named]
+        case Call(args=args, kwargs=kwargs):
+            return [*args, *(child for _, child in kwargs)]
+        case Switch(index=index, options=options):
+            return [index, *options]
+        case Shared(node=shared):
+            return [shared]
+    return []
 
 
 def _record(node: Node, places: Mapping[Node, int]) -> AnyRecord:
@@ -221,36 +300,6 @@ def _record(node: Node, places: Mapping[Node, int]) -> AnyRecord:
         case tree.Shared(node=shared):
             return Shared(node=places[shared])
     raise TypeError(f"a space has no {type(node).__name__}")
-
-
-def _node(record: AnyRecord, at: Callable[[int], Node], find: Callable[[str], Callable[..., Value] | None]) -> Node:
-    node: Node
-    match record:
-        case Literal(value=value):
-            node = tree.Literal(value)
-        case Opaque(text=text):
-            node = _OpaqueNode(text)
-        case Param(label=label):
-            node = tree.Param(label)
-        case Sequence(items=items):
-            node = tree.Sequence(tuple(map(at, items)))
-        case Dict(items=named):
-            node = tree.Dict(tuple((key, at(place)) for key, place in named))
-        case Call():
-            node = _call(record, at, find)
-        case Switch(index=index, options=options):
-            node = tree.Switch(at(index), tuple(map(at, options)))
-        case Shared(node=place):
-            node = tree.Shared(at(place))
-    return node
-
-
-def _call(record: Call, at: Callable[[int], Node], find: Callable[[str], Callable[..., Value] | None]) -> Node:
-    function = FUNCTIONS.get(record.name) or find(record.name)
-    if function is None:
-        return _OpaqueNode(f"{record.name}(...)")
-    kwargs = tuple((key, at(place)) for key, place in record.kwargs)
-    return tree.Call(record.name, function, tuple(map(at, record.args)), kwargs, lambda value, _: value)
 
 
 def _options(label: str, switch: tree.Switch) -> tuple[list[Any], list[int]]:

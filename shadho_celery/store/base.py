@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 
-from shadho_celery.core.trial import Report, Trial
+from msgspec import Meta
+
+from shadho_celery.core.payload import StudyKey
+from shadho_celery.core.trial import Int64, Moment, Name, Report, Trial
 
 #: store of a command that is given none
 DEFAULT_STORE = "sqlite:///shadho.db"
@@ -17,15 +20,16 @@ class StudyRecord:
     """A study without its trials; only its settings and choices change."""
 
     #: globally unique: studies of several stores may share one Redis
-    key: str
-    name: str
+    #: it names folders, too
+    key: StudyKey
+    name: Annotated[Name, Meta(min_length=1)]
     #: module with SPACE and objective; "" for a search without one
-    module: str
-    seed: int
+    module: Name
+    seed: Int64
     #: label -> domain and condition in words
     space: Mapping[str, str]
     #: seconds since the epoch
-    created_at: float
+    created_at: Moment
     #: options that its command lines have given so far: name -> value
     settings: Mapping[str, Any] = field(default_factory=dict)
     #: `settings.IN_FORCE` of its latest run, the sampler None if it was a function; None in a study up to version 0.5

@@ -24,7 +24,7 @@ def is_held(holder: str, expires: float, now: float) -> bool:
     host, pid, started_at, namespace = _parts(holder)
     if UNKNOWN not in (started_at, namespace) and (host, namespace) == (socket.gethostname(), _namespace()):
         # No need to wait for the expiry; a process that got the same id later is not the holder.
-        return _started_at(int(pid)) == started_at
+        return pid.isdecimal() and _started_at(int(pid)) == started_at
     return now < expires
 
 

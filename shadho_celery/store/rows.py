@@ -14,7 +14,21 @@ import sqlalchemy as sa
 from msgspec.structs import asdict, astuple
 
 from shadho_celery.core.checks import one_line
-from shadho_celery.core.trial import Finite, Outcome, Summary, Trial, TrialState
+from shadho_celery.core.settings import StudySettings
+from shadho_celery.core.trial import (
+    MAX_LEVELS,
+    Finite,
+    Losses,
+    Number,
+    Outcome,
+    Params,
+    Report,
+    Summary,
+    Trial,
+    TrialState,
+    taught,
+)
+from shadho_celery.store.base import StudyRecord
 from shadho_celery.store.tables import trials
 
 #: a trial's columns, which are named like its fields or those of its outcome
@@ -32,10 +46,87 @@ _OF_ATTEMPT = ("attempt", "state", "compute_class", "host", "started_at")
 _NO_OUTCOME = Outcome(state=TrialState.WAITING)
 _HINTS = get_type_hints(Outcome, include_extras=True) | get_type_hints(Trial, include_extras=True)
 _as_numbers = msgspec.json.Decoder(dict[str, Finite]).decode
-_as_object = msgspec.json.Decoder(dict[str, Any]).decode
 
 #: what a row raises that is no trial
-UNREADABLE = (ValueError, TypeError, msgspec.MsgspecError)
+UNREADABLE = (ValueError, TypeError, RecursionError, OverflowError, msgspec.MsgspecError)
+
+#: columns of a study with JSON
+RECORD_JSON = ("space", "settings", "in_force", "choices", "tree")
+_SETTINGS = get_type_hints(StudySettings, include_extras=True)
+#: most characters of a text in a store that is read; longer ones are no work of ours
+LONGEST = 20_000_000
+_TOO_LONG = "(left out: too long)"
+
+
+def as_text(column: sa.Column[Any]) -> sa.ColumnElement[Any]:
+    """Return a column of texts or JSON as a query selects it: as text, without those that are too long.
+
+    The database's own decoder would end at the first row that is no JSON, and not say at which.
+    """
+    text = sa.cast(column, sa.Text) if isinstance(column.type, sa.JSON) else column
+    return sa.case((sa.func.length(text) > LONGEST, _TOO_LONG), else_=text).label(column.name)
+
+
+def as_study(row: sa.Row[Any]) -> StudyRecord:
+    """Return the study of a row. Raises one of UNREADABLE if a value is not of its field's type."""
+    found = _facts(row, RECORD_JSON)
+    # A study of an earlier version has no settings and no choices.
+    found |= {name: found[name] or {} for name in ("settings", "choices")}
+    record: StudyRecord = msgspec.convert(found, StudyRecord)
+    for name, value in [*record.settings.items(), *(record.in_force or {}).items()]:
+        if value is not None and name in _SETTINGS:
+            msgspec.convert(value, _SETTINGS[name])
+    return record
+
+
+def as_lesson(row: sa.Row[Any]) -> Trial:
+    """Return the trial of elsewhere in a row of `warm_starts`. Raises one of UNREADABLE."""
+    found = _facts(row, JSON)
+    named = {name: msgspec.convert(found[name] or {}, Losses) for name in _NUMBERS}
+    facts = msgspec.convert({name: found[name] for name in ("place", "subspace", "params", "loss")}, _Lesson)
+    return taught(facts.place, facts.subspace, facts.params, facts.loss, **named)
+
+
+def as_report(row: sa.Row[Any]) -> Report:
+    """Return the report of a row. Raises one of UNREADABLE."""
+    return msgspec.convert(_facts(row) | {"loss": math.nan if row.loss is None else row.loss}, Report)
+
+
+def _facts(row: sa.Row[Any], of_json: Collection[str] = ()) -> dict[str, Any]:
+    """Return the columns of a row by name, those with JSON as their values."""
+    # SQLAlchemy's names are of a class of its own.
+    return {str.__str__(name): _decoded(value) if name in of_json else value for name, value in row._mapping.items()}
+
+
+class _Lesson(msgspec.Struct, frozen=True, kw_only=True):
+    """Row of `warm_starts`."""
+
+    place: Number
+    subspace: str
+    params: Params
+    loss: Finite
+
+
+def _decoded(text: str | None) -> Any:
+    """Return the value of JSON, which Python's own writer may have written, null for none."""
+    if text is None:
+        return None
+    try:
+        found = msgspec.json.decode(text)
+    except msgspec.MsgspecError:
+        # Half a surrogate pair, or an infinite number: Python's own reader takes what Python's own has written.
+        found = json.loads(text)
+    # What prints it would end deep inside.
+    if text.count("[") + text.count("{") > MAX_LEVELS and not _is_shallow(found, MAX_LEVELS):
+        raise ValueError(f"it has more than {MAX_LEVELS} levels")
+    return found
+
+
+def _is_shallow(found: Any, levels: int) -> bool:
+    if not isinstance(found, (dict, list)):
+        return True
+    inside = found.values() if isinstance(found, dict) else found
+    return levels > 0 and all(_is_shallow(each, levels - 1) for each in inside)
 
 
 class Reader:
@@ -62,8 +153,8 @@ class Reader:
         def column(name: str) -> sa.ColumnElement[Any]:
             if name in lacking:
                 return sa.null().label(name)
-            # Text: the database's own decoder would end at the first row that is no JSON, and not say at which.
-            return sa.cast(trials.c[name], sa.Text) if name in JSON else trials.c[name]
+            is_text = isinstance(trials.c[name].type, (sa.JSON, sa.String))
+            return as_text(trials.c[name]) if is_text else trials.c[name]
 
         return sa.select(*map(column, self.columns))
 
@@ -72,7 +163,7 @@ class Reader:
         found = self._converted(row)
         values = astuple(found)
         outcome = self._outcome(found, values) if found.state.is_finished else None
-        trial = Trial(params=_object(found.params), slots=found.slots or 1, outcome=outcome, **self._own(values))
+        trial = Trial(params=_params(found.params), slots=found.slots or 1, outcome=outcome, **self._own(values))
         if not found.live:
             return trial
         live = [{**each, "state": TrialState(each["state"])} for each in json.loads(found.live)]
@@ -85,7 +176,7 @@ class Reader:
             return self.trial(row)
         _check(found)
         # They must be readable later.
-        _object(found.params)
+        _params(found.params)
         summary: Summary = found
         return summary
 
@@ -138,15 +229,17 @@ def make_row(key: str, trial: Trial) -> dict[str, object]:
     return row
 
 
+def _params(text: str | None) -> dict[str, Any]:
+    params = _object(text)
+    if any(isinstance(value, (dict, list)) for value in params.values()):
+        raise ValueError("a label's value is no number and no text")
+    return params
+
+
 def _object(text: str | None) -> dict[str, Any]:
-    try:
-        return _as_object(text or "")
-    except msgspec.MsgspecError:
-        # Half a surrogate pair, or an infinite number: Python's own reader takes what Python's own has written.
-        found = json.loads(text or "")
-        if isinstance(found, dict):
-            return found
-        raise
+    if isinstance(found := _decoded(text or ""), dict):
+        return found
+    raise ValueError("it is no table of names")
 
 
 def _text(text: str | None) -> str | None:

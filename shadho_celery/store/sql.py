@@ -7,8 +7,8 @@ every write checks the fence in the same transaction, so that a scheduler which 
 from __future__ import annotations
 
 import json
-import math
 import time
+import warnings
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -16,7 +16,7 @@ from dataclasses import fields
 from difflib import get_close_matches
 from functools import lru_cache
 from operator import itemgetter
-from typing import Any, TypeVar
+from typing import Any, TypeGuard, TypeVar
 
 import sqlalchemy as sa
 from msgspec.structs import asdict
@@ -24,13 +24,25 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from shadho_celery.core.bounds import LOCKED_SECONDS, MAINTENANCE_SECONDS
 from shadho_celery.core.checks import mask, mask_in, one_line, short
-from shadho_celery.core.trial import Report, Summary, Trial, TrialState, taught
+from shadho_celery.core.trial import Report, Summary, Trial, TrialState
 from shadho_celery.errors import LockLost, StoreError, StoreOutage, StudyExists, StudyLocked, StudyNotFound
 from shadho_celery.store.base import DEFAULT_STORE, StudyRecord
 from shadho_celery.store.engine import allow, is_outage, make_engine, remedy, sqlstate
 from shadho_celery.store.lock import described, is_held
 from shadho_celery.store.repair import copy, find_gone, move
-from shadho_celery.store.rows import BRIEF, COLUMNS, FULL, JSON, UNREADABLE, Reader, make_row
+from shadho_celery.store.rows import (
+    BRIEF,
+    COLUMNS,
+    FULL,
+    JSON,
+    UNREADABLE,
+    Reader,
+    as_lesson,
+    as_report,
+    as_study,
+    as_text,
+    make_row,
+)
 from shadho_celery.store.tables import (
     add_columns,
     damage,
@@ -45,6 +57,7 @@ from shadho_celery.store.tables import (
 )
 
 T = TypeVar("T", Trial, Trial | Summary)
+R = TypeVar("R")
 
 #: seconds without a write after which another machine may take over a scheduler's lock
 LOCK_SECONDS = 30.0
@@ -57,6 +70,7 @@ MAX_LISTED = 10
 
 _RECORD_COLUMNS = [studies.c[each.name] for each in fields(StudyRecord)]
 _UPDATED = [name for name in COLUMNS if name not in {"number", "subspace", "params", "seed", "asked_at"}]
+_STATES = {state.value for state in TrialState}
 _INSERT = sa.insert(trials)
 #: Sets the columns that it is given. A finished trial keeps its first result, whichever scheduler writes.
 _UPDATE = sa.update(trials).where(
@@ -78,6 +92,9 @@ class SqlStore:
         """With `read_only` nothing is created or changed, and a store of an earlier version is read as it is."""
         self.url = url
         self._engine = make_engine(url, read_only=read_only)
+        self._is_read_only = read_only
+        #: errors of rows that were left out, the first ones
+        self._left_out: set[str] = set()
         #: remedy for the name of a study that there is not
         self._instead = "shadho-celery studies lists its studies" if read_only else "leave out --resume to begin one"
         weakref.finalize(self, self._engine.dispose)
@@ -138,7 +155,8 @@ class SqlStore:
         """Return all studies, the latest first."""
         if "name" in self._lacking.get(studies.name, ()):
             return []
-        return [_record(row) for row in self._fetched(self._records().order_by(studies.c.created_at.desc()))]
+        rows = self._fetched(self._records().order_by(studies.c.created_at.desc()))
+        return [*self._readable(rows, as_study, lambda row: f"study {short(row.name)}")]
 
     def latest(self, module: str) -> StudyRecord:
         """Return the latest study of `module`. Raises StudyNotFound."""
@@ -148,21 +166,30 @@ class SqlStore:
     def holder(self, key: str, now: float) -> str | None:
         """Return host and process of the scheduler that runs the study; None if none does."""
         query = sa.select(studies.c.holder, studies.c.lock_expires).where(studies.c.key == key)
-        for row in self._fetched(query):
-            if row.holder and is_held(row.holder, row.lock_expires or 0.0, now):
-                return described(row.holder)
-        return None
+        return next((described(row.holder) for row in self._fetched(query) if _is_held(row, now)), None)
 
     def numbers(self, key: str) -> list[int]:
         """Return the numbers of the study's trials, in order."""
         query = sa.select(trials.c.number).where(trials.c.study == key).order_by(trials.c.number)
-        return [row.number for row in self._fetched(query)]
+        found = []
+        for row in self._fetched(query):
+            if _is_number(row.number):
+                found.append(row.number)
+            else:
+                self._leave_out(self._unreadable(key, short(row.number), "cannot be read: it has no number"))
+        return found
 
     def counts(self, key: str) -> dict[TrialState, int]:
-        """Return the number of the study's trials by state."""
+        """Return the number of the study's trials by state; rows without a state that there is are not counted."""
         count = sa.func.count().label("trials")
         query = sa.select(trials.c.state, count).where(trials.c.study == key).group_by(trials.c.state)
-        return {TrialState(row.state): row.trials for row in self._fetched(query)}
+        found = {}
+        for row in self._fetched(query):
+            if row.state in _STATES:
+                found[TrialState(row.state)] = row.trials
+            else:
+                self._leave_out(self._damaged(f"the state {short(row.state, 60)} of {row.trials} trials", "unknown"))
+        return found
 
     def codes(self, key: str) -> dict[str, int]:
         """Return the number of the study's trials by the digest of the code that they ran under, where it is known."""
@@ -184,13 +211,19 @@ class SqlStore:
         query = sa.select(trials.c.number).where(
             trials.c.study == key, trials.c.state == TrialState.COMPLETE, trials.c.loss.is_not(None)
         )
-        rows = self._fetched(query.order_by(*order, trials.c.loss, trials.c.number).limit(1))
-        return rows[0].number if rows else None
+        query, start = query.order_by(*order, trials.c.loss, trials.c.number), 0
+        while numbers := [row.number for row in self._fetched(query.limit(1 if not start else PAGE).offset(start))]:
+            for number in filter(_is_number, numbers):
+                # A row that cannot be read may have any loss.
+                if any(True for _ in self.trials(key, [number])):
+                    return number
+            start += len(numbers)
+        return None
 
     def hosts(self, key: str) -> list[str]:
         """Return the machines that ran trials of the study."""
         query = sa.select(trials.c.host).where(trials.c.study == key, trials.c.host.is_not(None)).distinct()
-        return sorted(row.host for row in self._fetched(query))
+        return sorted(row.host for row in self._fetched(query) if isinstance(row.host, str))
 
     def delete(self, key: str, fence: int) -> None:
         """Delete a study that is locked, its trials and their reports. Raises LockLost if `fence` is old."""
@@ -214,12 +247,14 @@ class SqlStore:
                 .where(studies.c.key == key)
                 .with_for_update()
             ).one()
-            if row.holder and is_held(row.holder, row.lock_expires or 0.0, now):
+            if _is_held(row, now):
                 raise StudyLocked(
                     f"this study is run by the scheduler on {described(row.holder)}; stop it first, or begin "
                     f"another with --study NAME (the lock of one that died ends after {LOCK_SECONDS:.0f} s)"
                 )
-            fence = int(row.fence) + 1
+            if not _is_number(row.fence):
+                raise StoreError(f"the study's fence in {self.safe_url} is {short(row.fence)}; restore it from a copy")
+            fence = row.fence + 1
             if not _set(connection, key, row.fence, holder=holder, lock_expires=now + LOCK_SECONDS, fence=fence):
                 raise StudyLocked
             return fence
@@ -322,7 +357,7 @@ class SqlStore:
         # One that was cancelled is made up for by another.
         ended = of_origin & (trials.c.state != TrialState.CANCELLED.value)
         rows = self._fetched(sa.select(trials.c.number).where(ended).order_by(trials.c.number.desc()).limit(1))
-        return int(rows[0].number) if rows else None
+        return rows[0].number if rows and _is_number(rows[0].number) else None
 
     def earlier(self, key: str) -> Iterator[Trial | Summary]:
         """Yield the study's trials by number; of finished ones a summary, which is read faster. Raises as `trials`."""
@@ -332,17 +367,15 @@ class SqlStore:
         """Return the trials of elsewhere that teach the study; their numbers are their places, no trials of its own."""
         if warm_starts.name in self._lacking and "study" in self._lacking[warm_starts.name]:
             return []
-        rows = self._fetched(sa.select(warm_starts).where(warm_starts.c.study == key).order_by(warm_starts.c.place))
-        return [
-            taught(row.place, row.subspace, row.params, row.loss, losses=row.losses, constraints=row.constraints)
-            for row in rows
-        ]
+        columns = [as_text(c) if isinstance(c.type, (sa.JSON, sa.String)) else c for c in warm_starts.c]
+        rows = self._fetched(sa.select(*columns).where(warm_starts.c.study == key).order_by(warm_starts.c.place))
+        return [*self._readable(rows, as_lesson, lambda row: f"trial {short(row.place)} of a warm start")]
 
     def moved(self, key: str) -> set[int]:
         """Return the numbers of the trials that a repair has moved away."""
         with self._errors(), self._engine.connect() as connection:
             found = connection.scalars(sa.select(unreadable.c.number).where(unreadable.c.study == key))
-            return {int(number) for number in found if number.isdecimal()}
+            return {int(number) for number in found if str(number).isdecimal()}
 
     def missing(self, key: str, number: int) -> StoreError:
         """Return the error for a trial that is not there."""
@@ -365,9 +398,8 @@ class SqlStore:
         query = sa.select(*(reports.c[name] for name in Report.__struct_fields__)).where(reports.c.study == key)
         if number is not None:
             query = query.where(reports.c.number == number)
-        with self._errors(), self._engine.connect() as connection:
-            rows = connection.execute(query.order_by(reports.c.number, reports.c.attempt, reports.c.step))
-            return [Report(**{**row._mapping, "loss": math.nan if row.loss is None else row.loss}) for row in rows]
+        rows = self._fetched(query.order_by(reports.c.number, reports.c.attempt, reports.c.step))
+        return [*self._readable(rows, as_report, lambda row: f"a report of trial {short(row.number)}")]
 
     def close(self) -> None:
         """Close the connections to the database; a later call opens one again.
@@ -378,21 +410,23 @@ class SqlStore:
             self._engine.dispose()
 
     def _one(self, query: sa.Select[Any], which: str, instead: str | None = None) -> StudyRecord:
-        try:
-            with self._errors(), self._engine.connect() as connection:
-                row = connection.execute(query).one_or_none()
-        except ValueError as error:
-            raise StoreError(
-                f"the study {which} in {self.safe_url} cannot be read: {one_line(error)}; restore the store from a copy"
-            ) from None
-        if row is None:
-            raise StudyNotFound(f"there is no study {which} in {self.safe_url}; {instead or self._instead}")
-        return _record(row)
+        for row in self._fetched(query):
+            try:
+                return as_study(row)
+            except UNREADABLE as error:
+                raise self._damaged(f"the study {which}", error) from None
+        raise StudyNotFound(f"there is no study {which} in {self.safe_url}; {instead or self._instead}")
 
     def _records(self) -> sa.Select[Any]:
         """Return the query of studies; what an earlier version did not keep of them is null."""
         lacking = self._lacking.get(studies.name, ())
-        return sa.select(*(sa.null().label(c.name) if c.name in lacking else c for c in _RECORD_COLUMNS))
+
+        def column(c: sa.Column[Any]) -> sa.ColumnElement[Any]:
+            if c.name in lacking:
+                return sa.null().label(c.name)
+            return as_text(c) if isinstance(c.type, (sa.JSON, sa.String)) else c
+
+        return sa.select(*map(column, _RECORD_COLUMNS))
 
     def _meant(self, name: str, modules: Mapping[str, str], *, may_be_module: bool) -> tuple[str, int]:
         """Return the study that a shortened name means, and how many others of its module it fits as well.
@@ -425,8 +459,9 @@ class SqlStore:
             try:
                 made = make(row)
             except UNREADABLE as error:
-                raise self._unreadable(key, short(row[0]), f"cannot be read: {reader.problem(error)}") from None
-            yield made
+                self._leave_out(self._unreadable(key, short(row[0]), f"cannot be read: {reader.problem(error)}"))
+            else:
+                yield made
 
     def _rows(self, query: sa.Select[Any], numbers: Collection[int] | None) -> Iterator[sa.Row[Any]]:
         """Yield rows of `trials` by number, a page a transaction: a long one would keep the journal from ending."""
@@ -445,6 +480,32 @@ class SqlStore:
     def _fetched(self, query: sa.Select[Any]) -> Sequence[sa.Row[Any]]:
         with self._errors(), self._engine.connect() as connection:
             return connection.execute(query).all()
+
+    def _readable(
+        self, rows: Iterable[sa.Row[Any]], make: Callable[[sa.Row[Any]], R], name: Callable[[sa.Row[Any]], str]
+    ) -> Iterator[R]:
+        """Yield what is made of rows; one that cannot be read is left out by a reader, and is named."""
+        for row in rows:
+            try:
+                made = make(row)
+            except UNREADABLE as error:
+                self._leave_out(self._damaged(name(row), error))
+            else:
+                yield made
+
+    def _damaged(self, what: str, error: object) -> StoreError:
+        return StoreError(f"{what} in {self.safe_url} cannot be read: {one_line(error)}; restore the store from a copy")
+
+    def _leave_out(self, error: StoreError) -> None:
+        """Warn of a row that cannot be read, once; raise its error if this store is written."""
+        if not self._is_read_only:
+            raise error from None
+        text = str(error)
+        if text in self._left_out or len(self._left_out) > MAX_LISTED:
+            return
+        self._left_out.add(text)
+        is_last = len(self._left_out) > MAX_LISTED
+        warnings.warn(f"{self.safe_url} has more rows that cannot be read" if is_last else text, stacklevel=2)
 
     def _unreadable(self, key: str, number: str, how: str) -> StoreError:
         [name] = self._fetched(sa.select(studies.c.name).where(studies.c.key == key))[0]
@@ -508,9 +569,15 @@ def _lesson(key: str, place: int, trial: Trial) -> dict[str, Any]:
     return {"study": key, "place": place, **facts, **named}
 
 
-def _record(row: sa.Row[Any]) -> StudyRecord:
-    # A study of an earlier version has no settings and no choices.
-    return StudyRecord(**{**row._mapping, "settings": row.settings or {}, "choices": row.choices or {}})
+def _is_number(value: object) -> TypeGuard[int]:
+    """Return whether a value of a column of numbers is one: SQLite keeps anything in it."""
+    return isinstance(value, int) and value >= 0
+
+
+def _is_held(row: Any, now: float) -> bool:
+    """Return whether a study's row names a scheduler that may run it."""
+    is_lock = isinstance(row.holder, str) and isinstance(row.lock_expires, (int, float, type(None)))
+    return is_lock and bool(row.holder) and is_held(row.holder, row.lock_expires or 0.0, now)
 
 
 def _set(connection: sa.Connection, key: str, fence: int, /, **values: object) -> bool:

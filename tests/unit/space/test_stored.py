@@ -13,8 +13,8 @@ import pytest
 from hyperopt import hp
 from hyperopt.pyll import scope
 
-from shadho_celery.space.compile import compile_space, find_function
-from shadho_celery.space.stored import RestoredSpace, Shown, to_json
+from shadho_celery.space.compile import compile_space
+from shadho_celery.space.stored import LEAST_STEPS, RestoredSpace, Shown, to_json
 
 SHARED = 2 * hp.uniform("shared", 0, 1)
 SPACES: dict[str, Any] = {
@@ -35,14 +35,14 @@ SPACES: dict[str, Any] = {
 @pytest.mark.parametrize("name", SPACES)
 def test_values_are_those_of_the_space_after_a_way_through_json(name: str) -> None:
     space = compile_space(SPACES[name])
-    restored = RestoredSpace(json.loads(json.dumps(to_json(space))), find_function)
+    restored = RestoredSpace(json.loads(json.dumps(to_json(space))))
     for params in space.sample(np.random.default_rng(0), 30):
         assert restored.evaluate(params) == (space.evaluate(params), True)
 
 
 def test_a_function_among_the_options_is_a_text_and_is_said_to_be_one() -> None:
     space = compile_space({"f": hp.choice("f", [len, "plain"]), "x": hp.uniform("x", 0, 1)})
-    restored = RestoredSpace(json.loads(json.dumps(to_json(space))), find_function)
+    restored = RestoredSpace(json.loads(json.dumps(to_json(space))))
     value, is_exact = restored.evaluate({"f": 0, "x": 0.5})
     assert isinstance(value["f"], Shown)
     assert repr(value["f"]) == "builtins.len"
@@ -53,7 +53,7 @@ def test_a_function_among_the_options_is_a_text_and_is_said_to_be_one() -> None:
 def test_an_unknown_function_is_a_text_too() -> None:
     space = compile_space({"C": 2 ** hp.uniform("C", -5, 15)})
     tree = json.loads(json.dumps(to_json(space)).replace('"pow"', '"gone"'))
-    assert RestoredSpace(tree, find_function).evaluate({"C": 1.0}) == ({"C": "gone(...)"}, False)
+    assert RestoredSpace(tree).evaluate({"C": 1.0}) == ({"C": "gone(...)"}, False)
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_an_unknown_function_is_a_text_too() -> None:
     ],
 )
 def test_a_table_shows_what_the_objective_got_of_a_label(space: Any, params: dict[str, Any], shown: Any) -> None:
-    restored = RestoredSpace(to_json(compile_space(space)), find_function)
+    restored = RestoredSpace(to_json(compile_space(space)))
     assert restored.shown(params, "o") == shown
 
 
@@ -126,3 +126,103 @@ def test_an_option_without_a_text_of_its_own_has_its_index_and_is_marked() -> No
     name = f"{Opaque.__module__}.Opaque object"
     assert stored["labels"]["o"]["options"] == [f"{name} #0", "'a'", f"{name} #2"]
     assert stored["labels"]["o"]["alike"] == [0, 2]
+
+
+def literal(value: Any) -> dict[str, Any]:
+    return {"kind": "literal", "value": value}
+
+
+def call(name: str, *args: int, **kwargs: int) -> dict[str, Any]:
+    return {"kind": "call", "name": name, "args": [*args], "kwargs": [*kwargs.items()]}
+
+
+def sequence(*items: int) -> dict[str, Any]:
+    return {"kind": "sequence", "items": [*items]}
+
+
+def of_nodes(*nodes: dict[str, Any]) -> RestoredSpace:
+    return RestoredSpace({"nodes": [*nodes], "labels": {}})
+
+
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        [literal("x"), literal("__class__"), call("getattr", 0, 1)],
+        [literal("x"), literal("upper"), call("call_method", 0, 1)],
+        [literal("x"), literal("__class__"), call("getitem", 0, 1)],
+        [literal(1.5), literal("real"), call("getitem", 0, 1)],
+        [literal("{0.__class__}"), literal(1), call("mod", 0, 1)],
+        [literal("x"), call("partial", 0)],
+        [literal("print"), call("call", 0)],
+        [literal("os"), call("__import__", 0)],
+        [literal("9" * 100), call("int", 0)],
+    ],
+)
+def test_a_record_calls_pure_functions_of_plain_values_and_nothing_else(nodes: list[dict[str, Any]]) -> None:
+    value, is_exact = of_nodes(*nodes).evaluate({})
+    assert isinstance(value, Shown)
+    assert not is_exact
+
+
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        [literal(9), literal(9), call("pow", 1, 1), call("pow", 0, 2), call("pow", 0, 3)],
+        [literal(2), literal(10**18), call("pow", 0, 1)],
+        [literal("x"), literal(8 * 10**9), call("mul", 0, 1)],
+        [literal(8 * 10**9), literal("x"), call("mul", 0, 1)],
+        [literal(0), sequence(0), literal(10**9), call("mul", 1, 2)],
+        [literal(10**11), call("range", 0), call("sum", 1)],
+        [literal(0), *(sequence(place, place) for place in range(60))],
+        [literal(0), sequence(0, 0), *(call("add", place, place) for place in range(1, 60))],
+        [literal("xx"), *(call("add", place, place) for place in range(60))],
+        [literal(3), *(call("mul", place, place) for place in range(60))],
+        [literal(0), *(sequence(place) for place in range(5000))],
+        [literal(10**5), *(call("pow", place, place) for place in range(60))],
+        [literal(1.5), *(call("pow", place, place) for place in range(60))],
+    ],
+)
+def test_a_record_cannot_take_long_or_fill_the_memory(nodes: list[dict[str, Any]]) -> None:
+    """Sizes and steps have bounds; what would go beyond is a text."""
+    value, is_exact = of_nodes(*nodes).evaluate({})
+    assert len(repr(value)) < 20 * LEAST_STEPS
+    assert not is_exact
+
+
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        [],
+        [call("neg", 0)],
+        [literal(1), sequence(-1)],
+        [literal(1), sequence(2), sequence(1)],
+        [literal([1])],
+        [literal({"a": 1})],
+        [literal(1), {"kind": "shared", "node": 1}],
+    ],
+)
+def test_a_record_in_a_circle_or_with_constants_of_its_own_kind_is_none(nodes: list[dict[str, Any]]) -> None:
+    with pytest.raises(ValueError, match=r".+"):
+        of_nodes(*nodes)
+
+
+def test_pure_functions_give_what_hyperopts_give() -> None:
+    x, n = hp.uniform("x", 0.1, 1), scope.int(hp.quniform("n", 1, 9, 1))
+    space = compile_space(
+        {
+            "numbers": [x + n, x - n, x * n, x / n, x // n, -x, n**3, 2**x, n + 1, scope.int(x * 9), scope.float(n)],
+            "functions": [
+                scope.exp(x),
+                scope.log(x),
+                scope.sqrt(x),
+                scope.max(x, n),
+                scope.min(n, 3),
+                scope.sum([x, n]),
+            ],
+            "picked": scope.getitem([10, 20, 30], scope.int(hp.quniform("i", 0, 2, 1))),
+            "keyed": {1: x, 2: "two"},
+        }
+    )
+    restored = RestoredSpace(json.loads(json.dumps(to_json(space))))
+    for params in space.sample(np.random.default_rng(1), 20):
+        assert restored.evaluate(params) == (space.evaluate(params), True)
