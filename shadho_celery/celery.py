@@ -17,6 +17,7 @@ from celery.exceptions import Reject
 
 from shadho_celery.core import hardware
 from shadho_celery.core.bounds import BROKER_CONNECT_SECONDS
+from shadho_celery.core.checks import printable
 from shadho_celery.core.folders import CHECKPOINTS, SHIPPED_CODE
 from shadho_celery.errors import ShadhoError
 from shadho_celery.node.consumer import CarefulConsumer, Consumer
@@ -84,6 +85,23 @@ def _quieten(loglevel: int, **_: object) -> None:
         # back to its queue.
         logging.getLogger("celery.worker.strategy").setLevel(logging.WARNING)
         logging.getLogger("celery.app.trace").setLevel(logging.ERROR)
+
+
+class _Printable(logging.Filter):
+    """Makes the lines of a log printable: others write parts of them, such as names in Redis and messages of errors."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        record.msg, record.args = printable(record.getMessage()), None
+        if record.exc_info and not record.exc_text:
+            record.exc_text = printable(logging.Formatter().formatException(record.exc_info))
+        return True
+
+
+@signals.after_setup_logger.connect  # type: ignore[untyped-decorator]
+@signals.after_setup_task_logger.connect  # type: ignore[untyped-decorator]
+def _clean(logger: logging.Logger, **_: object) -> None:
+    for handler in logger.handlers:
+        handler.addFilter(_Printable())
 
 
 @signals.worker_init.connect  # type: ignore[untyped-decorator]

@@ -6,6 +6,7 @@ Without a broker or Redis, everything runs on this machine (embedded mode); with
 from __future__ import annotations
 
 from shadho_celery.cli.interrupts import end_quietly
+from shadho_celery.cli.messages import say
 
 if __name__ == "__main__":
     end_quietly()
@@ -245,7 +246,7 @@ def main(study_module: str, resume: str | None, **given: Any) -> None:
         raise UsageError("--code ship is for a fleet; embedded workers read the same files as this command")
     if given["workers"] and given["demo"]:
         raise UsageError("--demo names the classes itself; leave out either --demo or --workers")
-    click.echo(f"shadho_celery: reading {study_module} ...", err=True)
+    say(f"shadho_celery: reading {study_module} ...", err=True)
     from shadho_celery.cli.session import Options
 
     given["given"] = {name: value for name in KEPT if (value := given.pop(name)) is not None}

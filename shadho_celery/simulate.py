@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from shadho_celery.cli.interrupts import end_quietly
+from shadho_celery.cli.messages import say
 
 if __name__ == "__main__":
     end_quietly()
@@ -52,7 +53,7 @@ COLUMNS = ("number", "family", "class", "slot", "start", "end", "state")
 
 def _example(context: click.Context, _: object, wanted: bool) -> None:
     if wanted:
-        click.echo(example(), nl=False)
+        say(example(), nl=False)
         context.exit()
 
 
@@ -106,7 +107,7 @@ def main(
             write(found[0])
     if as_json:
         for each in found:
-            click.echo(json.dumps(_as_json(described, each)))
+            say(json.dumps(_as_json(described, each)))
     else:
         _show(described, found)
 
@@ -114,10 +115,11 @@ def main(
 @contextmanager
 def _progress(cluster: Cluster, policy: str) -> Iterator[Callable[[Study], None]]:
     """Show a progress bar if this is a terminal."""
-    from rich.console import Console
     from rich.progress import BarColumn, Progress, TimeElapsedColumn
 
-    console = Console(stderr=True)
+    from shadho_celery.cli.console import PrintableConsole
+
+    console = PrintableConsole(stderr=True)
     if not console.is_terminal:
         yield lambda study: None
         return
@@ -139,15 +141,15 @@ def _progress(cluster: Cluster, policy: str) -> Iterator[Callable[[Study], None]
 
 def _show(cluster: Cluster, found: Sequence[Simulation]) -> None:
     """Print a table of the families for each policy, and one that compares the policies."""
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
+    from shadho_celery.cli.console import PrintableConsole
     from shadho_celery.cli.views import LATEST, right
     from shadho_celery.results.preferences import preferences
     from shadho_celery.simulation.simulation import an_hour, values_shown
 
-    console = Console(width=None if sys.stdout.isatty() else 120)
+    console = PrintableConsole(width=None if sys.stdout.isatty() else 120)
     for each in found:
         columns = map(right, ("complete", "failed", *cluster.slots))
         table = Table("family", *columns, title=f"policy {each.policy}", title_justify="left")

@@ -6,6 +6,7 @@ The same as ``celery -A shadho_celery worker -Q CLASS`` with the machine's own c
 from __future__ import annotations
 
 from shadho_celery.cli.interrupts import end_quietly
+from shadho_celery.cli.messages import say
 
 if __name__ == "__main__":
     end_quietly()
@@ -57,7 +58,7 @@ def main(
         os.environ["SHADHO_ACCEPT_CODE"] = "1"
     machine = hardware.detect()
     name = compute_class or machine.compute_class
-    click.echo(f"{machine.host}: {machine.cores} cores, {machine.gpu_name or 'no GPU'}; serving class {name}", err=True)
+    say(f"{machine.host}: {machine.cores} cores, {machine.gpu_name or 'no GPU'}; serving class {name}", err=True)
     # Imported late: the application reads the environment, which is complete only now.
     from shadho_celery.celery import app
 

@@ -12,7 +12,8 @@ from typing import TypeVar
 import click
 
 from shadho_celery.cli.interrupts import INTERRUPTED
-from shadho_celery.core.checks import mask
+from shadho_celery.cli.messages import readable_warnings, say
+from shadho_celery.core.checks import mask, printable
 from shadho_celery.errors import ShadhoError, UsageError
 from shadho_celery.transport.signing import KEY_FILE, Signer, read_key
 from shadho_celery.transport.urls import BROKER, DEFAULTS, REDIS
@@ -60,7 +61,7 @@ def environment(
 def warn_of_password(option: str, url: str, better: str) -> None:
     """Warn if an option's URL has a password: every process of the machine can read command lines."""
     if mask(url) != url:
-        click.echo(f"Warning: {option} shows its password to all users of this machine; better in {better}", err=True)
+        say(f"Warning: {option} shows its password to all users of this machine; better in {better}", err=True)
 
 
 def is_fleet(found: Mapping[str, str]) -> bool:
@@ -70,20 +71,27 @@ def is_fleet(found: Mapping[str, str]) -> bool:
 
 def refusal(error: ShadhoError) -> click.ClickException:
     """Return the error as click shows it: one line, and the error's exit code."""
-    shown = click.ClickException(" ".join(str(error).split()))
+    shown = click.ClickException(printable(" ".join(str(error).split())))
     shown.exit_code = error.exit_code  # type: ignore[misc]  # click declares it for the class, and reads it from the instance
     return shown
 
 
 @contextmanager
 def refusals() -> Iterator[None]:
-    """Show a ShadhoError as click does, and end at Ctrl-C without a traceback; a decorator of commands, too."""
+    """Show a ShadhoError as click does, and warnings in one line; end at Ctrl-C without a traceback.
+
+    It is a decorator of commands, too.
+    """
     try:
-        yield
+        with readable_warnings():
+            yield
     except ShadhoError as error:
         raise refusal(error) from None
+    except click.ClickException as error:
+        error.message = printable(error.message)  # type: ignore[misc]  # of one that click has made, with its context
+        raise
     except KeyboardInterrupt:
-        click.echo("stopped", err=True)
+        say("stopped", err=True)
         raise SystemExit(INTERRUPTED) from None
 
 
@@ -102,5 +110,5 @@ def _read(path: Path) -> dict[str, str]:
             raise UsageError(f"line {number} of {path} is neither {BROKER}=URL nor {REDIS}=URL")
         found[name] = value
     if mode & 0o077 and any(mask(url) != url for url in found.values()):
-        click.echo(f"Warning: other users of this machine can read the passwords in {path}; chmod 600 {path}", err=True)
+        say(f"Warning: other users of this machine can read the passwords in {path}; chmod 600 {path}", err=True)
     return found

@@ -11,6 +11,7 @@ from typing import IO, TYPE_CHECKING
 import click
 
 from shadho_celery.cli.connection_options import refusals
+from shadho_celery.cli.messages import say
 from shadho_celery.cli.result_options import opened, plain_json, store_option, study_argument, trial_json
 from shadho_celery.core.files import replacing
 from shadho_celery.errors import UsageError
@@ -78,7 +79,7 @@ def export(name: str, kind: str | None, output: Path | None, store: str) -> None
             sys.stdout.buffer.flush()
             return
         _write(output, lambda file: WRITERS[kind](study, file))
-        click.echo(f"{len(study.trials)} trials of study {study.name} written to {output}", err=True)
+        say(f"{len(study.trials)} trials of study {study.name} written to {output}", err=True)
 
 
 def _write(path: Path, write: Callable[[IO[bytes]], None]) -> None:

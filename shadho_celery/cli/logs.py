@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import os
-import re
 import socket
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import closing
+from functools import partial
 from typing import TYPE_CHECKING
 
 import click
 
 from shadho_celery.cli import connection_options
+from shadho_celery.cli.messages import say
 from shadho_celery.cli.result_options import opened, store_option, study_argument
 from shadho_celery.errors import ServiceError, UsageError
 from shadho_celery.transport import urls
@@ -25,9 +26,6 @@ FOLLOW_SECONDS, ANSWER_SECONDS = 0.5, 10.0
 
 #: attempts of a trial that are looked at for a log, the last ones
 LATEST = 5
-
-#: what could make a terminal do something else than show text
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 @click.command(
@@ -44,10 +42,13 @@ Examples:
 @click.argument("number", metavar="TRIAL", type=click.IntRange(min=0))
 @click.option("--follow", is_flag=True, help="Go on until the trial ends.")
 @click.option("--attempt", type=click.IntRange(min=1), help="Attempt of the trial.  [default: the last with output]")
+@click.option("--raw", is_flag=True, help="Print it as it is, with what a terminal obeys, in place of escapes.")
 @store_option
 @connection_options.options
 @connection_options.refusals()
-def logs(name: str, number: int, follow: bool, attempt: int | None, store: str, **connection: str | None) -> None:
+def logs(
+    name: str, number: int, *, follow: bool, attempt: int | None, raw: bool, store: str, **connection: str | None
+) -> None:
     """Print the output of trial number TRIAL: all that it and its child processes have printed, logged and warned.
 
     The log is read from this folder, else from the workers of the fleet that is named. Of a long log the beginning and
@@ -55,7 +56,8 @@ def logs(name: str, number: int, follow: bool, attempt: int | None, store: str, 
     """
     named = connection_options.environment(**connection)
     os.environ.update(named)
-    with opened(store, name) as study, closing(Logs(study.key, connection_options.is_fleet(named))) as found:
+    is_fleet = connection_options.is_fleet(named)
+    with opened(store, name) as study, closing(Logs(study.key, is_fleet, is_raw=raw)) as found:
         trial = study.trial(number)
         if attempt is not None and attempt > trial.attempts:
             raise UsageError(f"trial {number} has {trial.attempts} attempts; give --attempt a smaller number")
@@ -75,9 +77,10 @@ def logs(name: str, number: int, follow: bool, attempt: int | None, store: str, 
 class Logs:
     """Logs of one study's trials: those of this folder, and those of the fleet's workers."""
 
-    def __init__(self, study: str, is_fleet: bool) -> None:
-        """`study` is the study's key."""
+    def __init__(self, study: str, is_fleet: bool, *, is_raw: bool = False) -> None:
+        """`study` is the study's key; with `is_raw` logs are printed as they are."""
         self._study = study
+        self._is_raw = is_raw
         self._is_fleet = is_fleet
         self._fleet: FleetLogs | None = None
         #: attempt that is shown, and the position in its log
@@ -90,10 +93,10 @@ class Logs:
             if (found := self._read(trial, attempt, after)) is None:
                 continue
             if attempt != self._attempt and (trial.attempts > 1 or self._attempt):
-                click.echo(f"attempt {attempt} of {trial.attempts}:", err=True)
+                say(f"attempt {attempt} of {trial.attempts}:", err=True)
             text, self._position = found
             self._attempt = attempt
-            click.echo(_CONTROL.sub("", text), nl=False)
+            (partial(click.echo, color=True) if self._is_raw else say)(text, nl=False)
             return True
         return False
 
@@ -204,9 +207,9 @@ class FleetLogs:
 def _explain(trial: TrialResult, why: ServiceError | str) -> None:
     """Tell why there is no log; print the last lines of one that has failed, which came with its result."""
     if trial.log:
-        click.echo(f"{why}; the last lines of its output came with its result:", err=True)
-        click.echo(trial.log)
+        say(f"{why}; the last lines of its output came with its result:", err=True)
+        say(trial.log)
     elif isinstance(why, ServiceError):
         raise why
     else:
-        click.echo(why, err=True)
+        say(why, err=True)

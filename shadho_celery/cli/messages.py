@@ -1,4 +1,8 @@
-"""Messages on standard error that a library begins: its warnings, in one line each."""
+"""What the commands print: texts, tables and warnings, all of them printable.
+
+No other module of the package writes to a terminal: a text of a store, of Redis or of a trial may have codes that a
+terminal obeys.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,12 @@ from typing import TextIO
 
 import click
 
-from shadho_celery.core.checks import one_line
+from shadho_celery.core.checks import one_line, printable
+
+
+def say(text: object = "", *, err: bool = False, nl: bool = True) -> None:
+    """Print a text, printable, on standard output, or on standard error."""
+    click.echo(printable(str(text)), err=err, nl=nl)
 
 
 @contextmanager
@@ -28,7 +37,7 @@ def readable_warnings() -> Iterator[None]:
         ) -> None:
             # Others, such as a DeprecationWarning, are for whoever maintains that line.
             if category is UserWarning:
-                click.echo(f"Warning: {one_line(message, 1000)}", err=True)
+                say(f"Warning: {one_line(message, 1000)}", err=True)
             else:
                 show(message, category, filename, lineno, file, line)
 

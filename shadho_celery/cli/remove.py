@@ -5,7 +5,9 @@ from __future__ import annotations
 import click
 
 from shadho_celery.cli.connection_options import refusals
+from shadho_celery.cli.messages import say
 from shadho_celery.cli.result_options import opened, store_option, study_argument
+from shadho_celery.core.checks import printable
 from shadho_celery.errors import StudyLocked, UsageError
 
 
@@ -32,16 +34,16 @@ def rm(name: str, yes: bool, store: str) -> None:
         if yes and study.name != name:
             raise UsageError(f"--yes needs the whole name: {study.name}")
         if not yes and not _confirms(f"Delete study {study.name} with its {study.count()} trials from {study.store}?"):
-            click.echo("nothing was deleted", err=True)
+            say("nothing was deleted", err=True)
             raise SystemExit(1)
         deleted = study.delete()
-    click.echo(f"deleted: study {deleted.name} with {deleted.trials} trials")
+    say(f"deleted: study {deleted.name} with {deleted.trials} trials")
     for folder in deleted.folders:
-        click.echo(f"deleted: {folder}")
+        say(f"deleted: {folder}")
     for folder in deleted.left:
-        click.echo(f"not deleted: {folder}, which is a link, or not this user's")
+        say(f"not deleted: {folder}, which is a link, or not this user's")
     if deleted.hosts:
-        click.echo(
+        say(
             f"not deleted: {deleted.folder_there} below the working directory of its workers, on "
             f"{', '.join(deleted.hosts)}"
         )
@@ -49,6 +51,6 @@ def rm(name: str, yes: bool, store: str) -> None:
 
 def _confirms(question: str) -> bool:
     try:
-        return click.confirm(question, err=True)
+        return click.confirm(printable(question), err=True)
     except click.Abort:
         raise UsageError("nobody answered, and nothing was deleted; give --yes where nobody can answer") from None

@@ -7,12 +7,14 @@ import math
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from shadho_celery.cli.connection_options import warn_of_password
-from shadho_celery.core.checks import plain
+from shadho_celery.cli.messages import say
+from shadho_celery.core.checks import plain, printable_json
 from shadho_celery.core.trial import MAX_LEVELS
 from shadho_celery.errors import ShadhoError
 from shadho_celery.store.base import DEFAULT_STORE
@@ -35,16 +37,11 @@ def _complete(context: click.Context, _: click.Parameter, incomplete: str) -> li
 
     with suppress(ShadhoError):
         records = SqlStore(context.params.get("store") or DEFAULT_STORE, read_only=True).records()
-        return [record.name for record in records if record.name.startswith(incomplete)]
+        return [record.name for record in records if record.name.startswith(incomplete) and record.name.isprintable()]
     return []
 
 
 study_argument = click.argument("name", metavar="STUDY", shell_complete=_complete)
-
-
-def say(line: str) -> None:
-    """Print a line on standard error: standard output is for results."""
-    click.echo(line, err=True)
 
 
 @contextmanager
@@ -57,15 +54,15 @@ def opened(store: str, name: str, *, exactly: bool = False) -> Iterator[StudyRes
     from shadho_celery.results.study import load_study
 
     warn_of_password("--store", store, "PGPASSWORD or ~/.pgpass")
-    study = load_study(store, name, told=None if exactly else say)
+    study = load_study(store, name, told=None if exactly else partial(say, err=True))
     yield study
     if study.values_note:
-        click.echo(f"Warning: {study.values_note}", err=True)
+        say(f"Warning: {study.values_note}", err=True)
 
 
 def print_json(found: Mapping[str, Any]) -> None:
     """Print one JSON object in one line."""
-    click.echo(json.dumps(plain_json(found), ensure_ascii=False, allow_nan=False))
+    say(printable_json(json.dumps(plain_json(found), ensure_ascii=False, allow_nan=False)))
 
 
 def plain_json(value: Any) -> Any:

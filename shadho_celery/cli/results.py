@@ -8,18 +8,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
 
 from shadho_celery.cli.connection_options import refusals, warn_of_password
+from shadho_celery.cli.messages import say
 from shadho_celery.cli.result_options import (
     json_option,
     moment,
     opened,
     print_json,
-    say,
     store_option,
     study_argument,
     trial_json,
@@ -86,7 +87,7 @@ def studies(store: str, as_json: bool) -> None:
         )
         return
     if not found:
-        click.echo("there is no study yet; begin one: shadho-celery run STUDY_FILE", err=True)
+        say("there is no study yet; begin one: shadho-celery run STUDY_FILE", err=True)
         return
     from rich.text import Text
 
@@ -124,7 +125,7 @@ def show(name: str, store: str, as_json: bool) -> None:
 
     warn_of_password("--store", store, "PGPASSWORD or ~/.pgpass")
     with closing(SqlStore(store, read_only=True)) as database:
-        record = database.find(name, told=say)
+        record = database.find(name, told=partial(say, err=True))
         # Without its lock: nothing of it is ever written.
         study = Study(database, record, 0, database.earlier(record.key))
         values = Values(record)
@@ -141,12 +142,12 @@ def show(name: str, store: str, as_json: bool) -> None:
         in_force = dict(record.in_force) | ({"objectives": in_words(record.objectives)} if record.objectives else {})
         shown = {name: UNNAMED.get(name) if value is None else value for name, value in in_force.items()}
         said = ", ".join(f"{name} {value}" for name, value in shown.items() if value is not None)
-        click.echo(f"settings: {said}")
+        say(f"settings: {said}")
     if taught:
-        click.echo(f"warm start: {taught} trials of elsewhere have taught it, which are none of these")
-    click.echo(f"running on {running_on}, {study.in_flight} trials in flight" if running_on else "ended")
+        say(f"warm start: {taught} trials of elsewhere have taught it, which are none of these")
+    say(f"running on {running_on}, {study.in_flight} trials in flight" if running_on else "ended")
     if values.note:
-        click.echo(f"Warning: {values.note}", err=True)
+        say(f"Warning: {values.note}", err=True)
 
 
 @click.command(
@@ -211,7 +212,7 @@ def trials(
             return
         _print(_trials_table(found, with_errors=failed))
         more = f", of which {len(found)} are shown: see --limit" if count > len(found) else ""
-        click.echo(f"study {study.name}: {count} {'trial' if count == 1 else 'trials'}{more}")
+        say(f"study {study.name}: {count} {'trial' if count == 1 else 'trials'}{more}")
 
 
 @click.command(
@@ -238,7 +239,7 @@ def trial(name: str, number: int, store: str, as_json: bool) -> None:
             print_json({"study": study.name, **trial_json(found), "reports": reports})
             return
         for line in _description(study, found):
-            click.echo(line)
+            say(line)
 
 
 @click.command(
@@ -271,17 +272,17 @@ def best(name: str, store: str, as_json: bool) -> None:
             return
         if front:
             _print(_trials_table(front, with_errors=False))
-            click.echo(f"study {study.name}: front of {len(front)} {'trial' if len(front) == 1 else 'trials'}")
+            say(f"study {study.name}: front of {len(front)} {'trial' if len(front) == 1 else 'trials'}")
             return
         warned = "" if found.is_feasible else ", which breaks its constraints: no trial is feasible yet"
         at = "" if found.budget is None else f" at budget {found.budget:g}"
-        click.echo(f"study {study.name}, trial {found.number}: {_losses_in_words(found)}{at}{warned}")
+        say(f"study {study.name}, trial {found.number}: {_losses_in_words(found)}{at}{warned}")
         for line in [
             *_listed("values", found.values),
             *_listed("constraints", found.constraints),
             *_listed("metrics", found.metrics),
         ]:
-            click.echo(line)
+            say(line)
 
 
 def _losses_in_words(found: TrialResult) -> str:

@@ -16,12 +16,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-import click
 import msgspec
 from msgspec.structs import replace
 
 from shadho_celery.cli import connection_options, views
 from shadho_celery.cli.interrupts import INTERRUPTED
+from shadho_celery.cli.messages import say
 from shadho_celery.cli.shown_output import ShownOutput
 from shadho_celery.core import hardware
 from shadho_celery.core.checks import as_record, mask
@@ -203,9 +203,7 @@ class Session:
             # Before the study is recorded: a server that is down should leave no empty study behind.
             client, publisher = connect(urls.url(urls.REDIS)), Publisher.configured()
             unset = "" if os.environ.get(urls.REDIS) else f" ({urls.REDIS} is not set)"
-            click.echo(
-                f"fleet: broker {mask(urls.url(urls.BROKER))}, Redis {mask(urls.url(urls.REDIS))}{unset}", err=True
-            )
+            say(f"fleet: broker {mask(urls.url(urls.BROKER))}, Redis {mask(urls.url(urls.REDIS))}{unset}", err=True)
         taught = self._taught()
         self._study = open_study(
             self._store,
@@ -218,7 +216,7 @@ class Session:
             settle=self._settle,
             tree=to_json(self._space),
             describe=self._space.describe,
-            repaired=partial(click.echo, err=True) if self._options.repair else None,
+            repaired=partial(say, err=True) if self._options.repair else None,
             warm_start=taught,
         )
         opened.callback(self._study.close)
@@ -258,7 +256,7 @@ class Session:
         if not isinstance(given, Source):
             given = read_source(given, self._space, self._store, self._settings.least_budget, objectives)
         found = fit(given, self._space, objectives)
-        click.echo(found.words, err=True)
+        say(found.words, err=True)
         return found.trials
 
     def _close_executor(self) -> None:
@@ -291,7 +289,7 @@ class Session:
             return {machine.compute_class: max(self._widest, machine.cores)}
         slots = machine.slots_for("cpu", self._settings.cores)
         if names := self._settings.classes:
-            click.echo(
+            say(
                 f"no GPU here: CPU workers stand in for the classes {', '.join(names)}, one slot each, so that you can "
                 f"see the placement; a study without classes, or --workers cpu={slots}, uses all cores as class cpu",
                 err=True,
@@ -327,15 +325,15 @@ class Session:
         if self._on_trial is not None:
             callback = TrialCallback(self._on_trial, self._running, lambda text: view.note(f"Warning: {text}"))
             self._scheduler.on_trial = self._with_own_output(callback)
-        click.echo(f"study {self._study.name} (seed {self._study.record.seed}) in {self._store.safe_url}", err=True)
+        say(f"study {self._study.name} (seed {self._study.record.seed}) in {self._store.safe_url}", err=True)
         if self._options.resume:
             lines = changes(self._in_force_before, self._settings.in_force(), self._study.counted)
             lines += other_code(self._store.codes(self._study.record.key), self._code.digest)
             for line in lines:
-                click.echo(line, err=True)
+                say(line, err=True)
         if self._scheduler.done:
             ended = self._study.counted
-            click.echo(f"nothing is left to run: {ended} trials have ended; --trials {2 * ended} runs more", err=True)
+            say(f"nothing is left to run: {ended} trials have ended; --trials {2 * ended} runs more", err=True)
         self._is_whole = False
         with view:
             try:
@@ -419,37 +417,37 @@ class Session:
             resume = views.resume_command(*where, trials, self._options.workers)
             views.summary(self._study, self._space, self._console, resume, refused)
             if forged := self._executor.forged:
-                click.echo(f"records in Redis refused, unsigned or malformed: {forged}", err=True)
+                say(f"records in Redis refused, unsigned or malformed: {forged}", err=True)
         if self._options.fleet and not self._disk.edited(self._code):
             # A short run ends before it is sure that they will not read their files anew.
             for warning in sorted({*self._executor.other_code(at_end=True)} - self._warned):
-                click.echo(warning, err=True)
+                say(warning, err=True)
         if self._scheduler.hopeless:
-            click.echo(
+            say(
                 f"stopped: {self._scheduler.hopeless}; mend it and go on with --resume {self._study.name}, or let it "
                 "run on with --max-failures 0",
                 err=True,
             )
         elif self._scheduler.is_stale:
             gain = "a change of the front" if len(self._study.objectives) > 1 else "a better feasible loss"
-            click.echo(
+            say(
                 f"ended: {self._limits.without_gain} trials without {gain} (--early-stop); "
                 f"--resume {self._study.name} --early-stop {2 * (self._limits.without_gain or 0)} goes on",
                 err=True,
             )
         elif self._running.is_stopped:
-            click.echo(f"ended: on_trial called study.stop(); --resume {self._study.name} goes on", err=True)
+            say(f"ended: on_trial called study.stop(); --resume {self._study.name} goes on", err=True)
         elif self._scheduler.is_exhausted:
             tried = "has no further params, all of its points have been tried"
-            click.echo(f"ended: the sampler {tried if self._study.counted else 'returned no params'}", err=True)
+            say(f"ended: the sampler {tried if self._study.counted else 'returned no params'}", err=True)
         # A short run may have ended before the last look for warnings.
         for warning in (
             f"Warning: {each}" for each in [*self._study.deletions(at_end=True), *self._scheduler.notices()]
         ):
             if warning not in self._warned:
-                click.echo(warning, err=True)
+                say(warning, err=True)
         if self._study.best is None and not self._scheduler.hopeless:
-            click.echo(str(NoSuccessfulTrial()) if self._study.counted else "No trial has ended.", err=True)
+            say(str(NoSuccessfulTrial()) if self._study.counted else "No trial has ended.", err=True)
 
     def _warnings(self) -> Iterator[str]:
         """Yield the present warnings of failures, classes and workers."""

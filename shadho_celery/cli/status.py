@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from shadho_celery.cli import connection_options
+from shadho_celery.cli.messages import say
 from shadho_celery.cli.result_options import json_option, print_json
 from shadho_celery.core.checks import mask
 from shadho_celery.transport import urls
@@ -42,7 +43,7 @@ def status(as_json: bool, **connection: str | None) -> None:
         if as_json:
             print_json({"fleet": None})
         else:
-            click.echo(NO_FLEET)
+            say(NO_FLEET)
         return
     os.environ.update(named)
     # Late: Celery's libraries take half a second, and read the environment.
@@ -120,9 +121,7 @@ def _show(found: Mapping[str, Any]) -> None:
 
     from shadho_celery.cli.views import make_console, right
 
-    click.echo(
-        f"broker {found['fleet']['broker']}, Redis {found['fleet']['redis']}; studies that run: {found['studies']}"
-    )
+    say(f"broker {found['fleet']['broker']}, Redis {found['fleet']['redis']}; studies that run: {found['studies']}")
     if found["classes"]:
         figures = ("workers", "quarantined", "slots", "busy", "queue")
         table = Table("class", *map(right, figures), "hosts", "modules")
@@ -132,12 +131,12 @@ def _show(found: Mapping[str, Any]) -> None:
             table.add_row(Text(name), *cells, Text(", ".join(facts["hosts"])), Text(", ".join(modules)))
         make_console().print(table)
     else:
-        click.echo("no worker is live; start one on a machine: shadho-celery worker --import my_study")
+        say("no worker is live; start one on a machine: shadho-celery worker --import my_study")
     for module, versions in found["codes"].items():
         parts = (f"{digest or 'one that fails'} on {', '.join(hosts)}" for digest, hosts in versions.items())
-        click.echo(f"{module} has {len(versions)} versions of its code, and a study uses one: {'; '.join(parts)}")
+        say(f"{module} has {len(versions)} versions of its code, and a study uses one: {'; '.join(parts)}")
     if found["refused"]:
-        click.echo(
+        say(
             f"announcements that are not signed with this machine's key, or malformed: {found['refused']}; "
             "see --signing-key-file",
             err=True,

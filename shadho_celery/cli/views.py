@@ -19,6 +19,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Column, Table
 from rich.text import Text
 
+from shadho_celery.cli.console import PrintableConsole
+from shadho_celery.cli.messages import say
 from shadho_celery.core.checks import one_line
 from shadho_celery.core.hardware import ComputeClass
 from shadho_celery.core.objectives import turned, turned_first
@@ -87,7 +89,7 @@ class Evaluator(Protocol):
 def make_console(*, stderr: bool = False) -> Console:
     """Return the console for results: as wide as the terminal, and without one as wide as a file can be read."""
     is_plain = not sys.stdout.isatty() and "COLUMNS" not in os.environ
-    return Console(stderr=stderr, width=PLAIN_WIDTH if is_plain else None)
+    return PrintableConsole(stderr=stderr, width=PLAIN_WIDTH if is_plain else None)
 
 
 def further_trials(asked: int | None, counted: int) -> int:
@@ -217,7 +219,7 @@ class PlainView:
 
     def note(self, text: str) -> None:
         """Print a line on standard error: standard output is for results."""
-        print(text, file=sys.stderr, flush=True)
+        say(text, err=True)
 
 
 def progress_line(scheduler: Scheduler) -> str:

@@ -21,6 +21,13 @@ R = TypeVar("R")
 _repr = reprlib.Repr()
 _repr.maxstring = _repr.maxother = _repr.maxlong = 200
 
+#: what a terminal may obey: control characters but tab and line feed, marks of direction, halves of surrogate pairs,
+#: and others without a picture; not the joiners, which scripts and emojis need
+_UNPRINTABLE = re.compile(
+    r"[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff\ufeff"
+    r"\ufff9-\ufffb\U0001d173-\U0001d17a\U000e0000-\U000e007f]"
+)
+
 #: levels of plain values; a record has fewer, and what lies deeper cannot fit it
 _LEVELS = 8
 
@@ -38,9 +45,26 @@ _BOUNDS = {">=": "at least", "<=": "at most", ">": "above", "<": "below"}
 _KINDS = {bool: "a truth value", int: "a number", float: "a number", str: "a text", list: "a list", dict: "a table"}
 
 
+def printable(text: str) -> str:
+    """Return a text that a terminal only shows: control and format characters are escapes, as Python writes them.
+
+    Lines and tabs stay. Whatever reaches a terminal or a log passes here, for a stranger may have written it.
+    """
+    return text if text.isprintable() else _UNPRINTABLE.sub(_escape, text)
+
+
+def printable_json(text: str) -> str:
+    """Return JSON that a terminal only shows, and that has the same values."""
+    return text if text.isprintable() else _UNPRINTABLE.sub(lambda found: json.dumps(found[0])[1:-1], text)
+
+
+def _escape(found: re.Match[str]) -> str:
+    return found[0].encode("unicode_escape").decode()
+
+
 def one_line(text: object, most: int = 200) -> str:
-    """Return `text` in one line of at most so many characters; dots end one that was cut."""
-    line = " ".join(str(text).split())
+    """Return `text` printable, in one line of at most so many characters; dots end one that was cut."""
+    line = printable(" ".join(str(text).split()))
     return line if len(line) <= most else line[: most - 3] + "..."
 
 
@@ -79,7 +103,7 @@ def _passwords(url: str) -> list[tuple[int, int]]:
 def short(value: object, most: int = 200) -> str:
     """Return about `most` characters of a value's repr, or of an error's message, in one line; never raise."""
     try:
-        text = " ".join((str(value) if isinstance(value, BaseException) else _repr.repr(value)).split())
+        text = printable(" ".join((str(value) if isinstance(value, BaseException) else _repr.repr(value)).split()))
     except Exception:
         text = f"<unprintable {type(value).__name__}>"
     return text if len(text) <= most else text[:most] + "..."

@@ -36,6 +36,9 @@ def make_bar(scheduler: Scheduler, *, wanted: bool | None) -> ProgressBar | None
     """Return a bar if it is wanted, by default where standard error is a terminal, or in a notebook; else None."""
     if wanted is False:
         return None
-    console = Console(stderr=True)
+    # Late: a search without a bar needs nothing of the command line.
+    from shadho_celery.cli.console import PrintableConsole
+
+    console = PrintableConsole(stderr=True)
     is_seen = console.is_terminal or console.is_jupyter
     return ProgressBar(scheduler, console) if wanted or is_seen else None

@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from shadho_celery.core.checks import printable
 from shadho_celery.errors import ShadhoError
 
 #: options in messages, and what they are called in a program; the first that fits
@@ -51,4 +52,4 @@ def warn(text: str) -> None:
     level, frame = 1, inspect.currentframe()
     while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _OURS:
         level, frame = level + 1, frame.f_back
-    warnings.warn(text, stacklevel=level)
+    warnings.warn(printable(text), stacklevel=level)

@@ -140,7 +140,8 @@ class SqlStore:
         if "name" in self._lacking.get(studies.name, ()):
             raise StudyNotFound(f"there are no studies in {self.safe_url}")
         query = sa.select(studies.c.name, studies.c.module).order_by(studies.c.created_at.desc())
-        modules = {row.name: row.module for row in self._fetched(query)}
+        # A row that is damaged may have anything there.
+        modules = {str(row.name): str(row.module) for row in self._fetched(query)}
         whole, others = (name, 0) if name in modules else self._meant(name, modules, may_be_module=told is not None)
         found = self._one(self._records().where(studies.c.name == whole), f"named {name!r}", instead)
         if told is not None and others:

@@ -511,3 +511,62 @@ def test_rm_and_python_need_an_exact_or_a_unique_name(of_modules: None) -> None:
     with pytest.raises(StudyNotFound, match="fits"):
         shadho_celery.load_study("sqlite:///shadho.db", "svm")
     assert CliRunner().invoke(commands, ["rm", "mlp-1111", "--yes"]).exit_code == 0
+
+
+CODES = "\x1b]0;title\x07\x1b[2J\x9b31m\u202egpj"
+
+
+@pytest.fixture
+def strange(here: Path) -> Path:
+    """Texts of strangers wherever a store has texts; and rows that cannot be read."""
+    with closing(sqlite3.connect("shadho.db")) as store, store:
+        for table, columns in (
+            ("trials", "subspace host compute_class error warning log outgrown code"),
+            ("studies", "module"),
+        ):
+            for column in columns.split():
+                store.execute(f"UPDATE {table} SET {column} = ?", [f"{CODES}[red]{column}"])
+        metrics = json.dumps({CODES: [CODES, {CODES: CODES}]})
+        store.execute("UPDATE trials SET metrics = ?, code = NULL", [metrics])
+        store.execute("UPDATE studies SET module = ?, in_force = ?", ["mod\x9bule", json.dumps({"sampler": CODES})])
+        store.execute("UPDATE studies SET space = ?", [json.dumps({CODES: CODES})])
+        store.execute("UPDATE trials SET loss = ? WHERE number = 2", [CODES])
+    return here
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["studies"],
+        ["studies", "--json"],
+        ["show", "svm-1a2b"],
+        ["show", "svm-1a2b", "--json"],
+        ["trials", "svm-1a2b"],
+        ["trials", "svm-1a2b", "--failed"],
+        ["trials", "svm-1a2b", "--json"],
+        ["trial", "svm-1a2b", "3"],
+        ["trial", "svm-1a2b", "3", "--json"],
+        ["trial", "svm-1a2b", "2"],
+        ["best", "svm-1a2b"],
+        ["best", "svm-1a2b", "--json"],
+        ["logs", "svm-1a2b", "3"],
+        ["best", f"svm{CODES}"],
+        ["trials", "svm-1a2b", "--sort", CODES],
+        [CODES],
+    ],
+)
+@pytest.mark.filterwarnings("default")
+def test_nothing_that_a_terminal_obeys_reaches_it(strange: Path, words: list[str]) -> None:
+    """Whoever wrote it: errors, warnings, hosts, labels, metrics, log lines; all of it is shown, brackets too."""
+    result = CliRunner().invoke(commands, words, terminal_width=120)
+    assert result.exception is None or isinstance(result.exception, SystemExit)
+    assert all(line.isprintable() for line in result.output.split("\n"))
+
+
+@pytest.mark.filterwarnings("default")
+def test_a_row_that_cannot_be_read_is_named_once_and_the_rest_is_shown(strange: Path) -> None:
+    result = CliRunner().invoke(commands, ["trials", "svm-1a2b", "--json"])
+    assert result.exit_code == 0
+    assert len(json.loads(result.stdout)["trials"]) == TRIALS - 1
+    assert result.stderr.count("cannot be read") == 1
+    assert result.stderr.startswith("Warning: trial 2 of study 'svm-1a2b'")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from enum import Enum
 from fractions import Fraction
@@ -14,7 +15,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Meta, Struct, field
 
-from shadho_celery.core.checks import as_record, check_name, mask, mask_in, misfit_at, one_line, plain, short
+from shadho_celery.core.checks import (
+    as_record,
+    check_name,
+    mask,
+    mask_in,
+    misfit_at,
+    one_line,
+    plain,
+    printable,
+    printable_json,
+    short,
+)
 from shadho_celery.errors import UsageError
 
 
@@ -215,3 +227,26 @@ def test_a_password_may_have_any_printable_character(place: str) -> None:
         for text in (url, f"no integer value: {password!r}", re.split(r"\W", password)[-1] + ":1 refuses"):
             assert "cr3t" not in mask_in(text, url)
         assert mask_in("Error 111: Connection refused.", url) == "Error 111: Connection refused."
+
+
+STRANGE = "\x1b]0;title\x07\x1b[2J\x9b31m\x85\r\b\u202egpj.exe\u2066\u2028\ud800\U000e0041\x7f"
+
+
+def test_a_text_is_printable_and_nothing_of_it_is_lost() -> None:
+    """C0, C1, marks of direction, tags and halves of pairs are escapes; lines, tabs and joined emojis stay."""
+    assert (
+        printable("a line\n\tand a tab, Ünïcode 漢字 👩‍👩‍👧 می‌خواهم")
+        == "a line\n\tand a tab, Ünïcode 漢字 👩‍👩‍👧 می‌خواهم"
+    )
+    assert printable(STRANGE).isascii()
+    assert printable(STRANGE).isprintable()
+    assert printable("\x1b[31m") == "\\x1b[31m"
+    assert printable("\u202e\x9b") == "\\u202e\\x9b"
+    assert one_line(ValueError(STRANGE), 1000).isprintable()
+    assert short(ValueError(STRANGE)).isprintable()
+
+
+def test_json_is_printable_and_has_the_same_values() -> None:
+    text = printable_json(json.dumps({"a": STRANGE}, ensure_ascii=False))
+    assert text.isprintable()
+    assert json.loads(text) == {"a": STRANGE}

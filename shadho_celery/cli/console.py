@@ -1,0 +1,22 @@
+"""The console for tables and live views: every text is shown as it is, and printable."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
+
+from shadho_celery.core.checks import printable
+
+
+class PrintableConsole(Console):
+    """Console without markup in texts, and without what a terminal obeys, but its own styles and control codes."""
+
+    def __init__(self, *, stderr: bool = False, width: int | None = None) -> None:
+        super().__init__(stderr=stderr, width=width, markup=False, emoji=False)
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """Yield the segments of `renderable`, their texts printable."""
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else segment._replace(text=printable(segment.text))
