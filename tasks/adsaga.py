@@ -244,5 +244,5 @@ def with_a_gang(params: dict[str, Any], context: Context) -> dict[str, float]:
 if __name__ == "__main__":
     import shadho_celery
 
-    best = shadho_celery.minimize(objective, SPACE, trials=STUDY["trials"], seed=0).best
+    best = shadho_celery.minimize(objective, SPACE, trials=STUDY["trials"], seed=0).best_or_none
     print(f"loss {best.loss:.4f} with {best.params}" if best else "no trial succeeded")

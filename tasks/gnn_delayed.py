@@ -260,5 +260,5 @@ def train(params: dict[str, Any], context: Context, parts: int) -> tuple[dict[st
 if __name__ == "__main__":
     import shadho_celery
 
-    best = shadho_celery.minimize(objective, SPACE, trials=STUDY["trials"], seed=0).best
+    best = shadho_celery.minimize(objective, SPACE, trials=STUDY["trials"], seed=0).best_or_none
     print(f"loss {best.loss:.4f} with {best.params}" if best else "no trial succeeded")

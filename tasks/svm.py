@@ -160,7 +160,7 @@ def main() -> None:
             images(given.data)
         except FileNotFoundError as error:
             parser.error(str(error))
-    best = shadho_celery.minimize(objective, SPACE, trials=STUDY["trials"], seed=0).best
+    best = shadho_celery.minimize(objective, SPACE, trials=STUDY["trials"], seed=0).best_or_none
     print(f"log loss {best.loss:.4f} with {best.params}" if best else "no trial succeeded")
 
 

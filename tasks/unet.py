@@ -403,7 +403,7 @@ class Comparison:
         is_last = study.count(*ENDED) >= (study.settings.get("trials") or STUDY["trials"])
         if not (is_last or self._standard.done()):
             return
-        standard, best = self._standard.result()["loss"], study.best
+        standard, best = self._standard.result()["loss"], study.best_or_none
         if best is None or best.loss is None:
             return
         losses = [trial.loss for trial in study.trials if trial.state == "COMPLETE" and trial.loss is not None]
@@ -480,4 +480,5 @@ if __name__ == "__main__":
     import shadho_celery
 
     search = shadho_celery.minimize(objective, SPACE, trials=8, pruner=STUDY["pruner"], seed=0)
-    print(f"dice loss {search.best.loss:.4f} with {search.best.params}" if search.best else "no trial succeeded")
+    best = search.best_or_none
+    print(f"dice loss {best.loss:.4f} with {best.params}" if best else "no trial succeeded")

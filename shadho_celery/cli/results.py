@@ -30,7 +30,6 @@ from shadho_celery.core.failures import read_failure
 from shadho_celery.core.objectives import in_words
 from shadho_celery.core.settings import UNNAMED
 from shadho_celery.core.trial import COUNTED, Params, TrialState
-from shadho_celery.errors import NoSuccessfulTrial
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -262,10 +261,6 @@ def best(name: str, store: str, as_json: bool) -> None:
     with opened(store, name) as study:
         front = study.front
         found = front[0] if front else study.best
-        if found is None:
-            raise NoSuccessfulTrial(
-                f"study {study.name} has no successful trial; see shadho-celery trials {study.name}"
-            )
         if as_json:
             whole = {"front": [*map(trial_json, front)]} if front else {}
             print_json({"study": study.name, **trial_json(found), **whole})
@@ -435,7 +430,7 @@ def _listed(title: str, found: Any) -> Iterator[str]:
 
 
 def _study_json(study: StudyResults) -> dict[str, Any]:
-    best, covered = study.best, study.coverage()
+    best, covered = study.best_or_none, study.coverage()
     return {
         "study": study.name,
         "store": study.store,

@@ -20,14 +20,14 @@ from typing import Any, Protocol
 import hyperopt
 import numpy as np
 from hyperopt import STATUS_FAIL, STATUS_OK, anneal, base, hp, progress, rand, space_eval, tpe
-from hyperopt.exceptions import InvalidAnnotatedParameter
+from hyperopt.exceptions import AllTrialsFailed, InvalidAnnotatedParameter
 from hyperopt.fmin import generate_trials_to_calculate
 from hyperopt.pyll.base import Apply
 from hyperopt.utils import coarse_utcnow
 
-from shadho_celery.core.checks import short
+from shadho_celery.core.checks import one_line, short
 from shadho_celery.core.files import replacing
-from shadho_celery.errors import ShadhoError, SpaceError, UsageError
+from shadho_celery.errors import NoSuccessfulTrial, SpaceError, UsageError
 from shadho_celery.program.study import AskedTrial, Study
 from shadho_celery.program.words import python_words
 from shadho_celery.samplers import MakeSampler, unrepeated
@@ -147,10 +147,8 @@ def fmin(  # noqa: PLR0917  # hyperopt's own signature
     # Scripts write 1e3, too.
     search.run(sys.maxsize if max_evals is None else int(max_evals), timeout, loss_threshold)
     if return_argmin:
-        if not len(trials):
-            raise NoTrials(None if trials._dynamic_trials else "no trial was run, so there is no argmin: see max_evals")
-        return trials.argmin
-    return space_eval(space, trials.argmin) if len(trials) else None
+        return _argmin(trials)
+    return space_eval(space, _argmin(trials)) if len(trials) else None
 
 
 def _with_status(fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -171,10 +169,22 @@ def _with_status(fn: Callable[..., Any]) -> Callable[..., Any]:
     return checked
 
 
-class NoTrials(ShadhoError):
-    """No trial has ended without an exception, so there is no argmin; see trials._dynamic_trials for the exceptions."""
+class NoTrials(NoSuccessfulTrial, AllTrialsFailed):  # type: ignore[misc]  # hyperopt has no types
+    """No trial was run, so there is no argmin: see max_evals."""
 
-    exit_code = 1
+
+def _argmin(trials: hyperopt.Trials) -> Any:
+    """Return the drawn values of the best trial. Raises NoTrials, with the last failure, if none has succeeded."""
+    with suppress(AllTrialsFailed):
+        if len(trials):
+            return trials.argmin
+    ended = [each for each in trials._dynamic_trials if each["state"] != base.JOB_STATE_NEW]
+    if not ended:
+        raise NoTrials
+    last = ended[-1]
+    kind, message = last["misc"].get("error") or ("", f"the objective returned {short(last['result'], 200)}")
+    what = f"{kind}: {one_line(message)}" if kind else message
+    raise NoTrials(f"none of {len(ended)} trials has succeeded, so there is no argmin; the last one: {what}")
 
 
 class _Proposer(Protocol):

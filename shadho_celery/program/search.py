@@ -15,12 +15,13 @@ from typing import Any
 from shadho_celery.core.checks import as_record, short
 from shadho_celery.core.hardware import CLASS_NAME
 from shadho_celery.core.settings import StudySettings
+from shadho_celery.core.trial import COUNTED
 from shadho_celery.errors import NestedStart, UsageError
 from shadho_celery.objective import study_file
 from shadho_celery.objective.call import Objective
 from shadho_celery.program.study import Study
 from shadho_celery.program.warm_start import WarmStartSource, of_object
-from shadho_celery.program.words import python_words
+from shadho_celery.program.words import python_words, warn
 from shadho_celery.results.on_trial import OnTrial, check_on_trial
 from shadho_celery.results.study import StudyResults
 from shadho_celery.samplers import MakeSampler
@@ -109,8 +110,9 @@ def minimize(
         is then, which has `best`, `trials` and `stop()`, and the trial. What it raises is warned of, and stops nothing.
 
     Returns the study: `.trials` by number, each with `.params` by label, `.values` as the objective got them, `.loss`
-    and `.state`; `.best` is the one with the least loss, None without a success. Raises SpaceError for an unsuitable
-    space, UsageError for invalid arguments.
+    and `.state`; `.best` is the one with the least loss. Without a success a warning says why, `.best` raises
+    NoSuccessfulTrial, and `.best_or_none` is None. Raises SpaceError for an unsuitable space, UsageError for invalid
+    arguments.
     """
     limits: dict[str, Any] = {"trials": trials, "seconds": seconds, "target": target}
     limits |= {"max_failures": max_failures, "early_stop": early_stop}
@@ -229,7 +231,10 @@ def _run_on_workers(
         if code == STOPPED[signal.SIGTERM]:
             # It is meant for the whole program; Ctrl-C for the search alone.
             raise SystemExit(code)
-        return session.results
+        results = session.results
+        if any(results.counts.get(state) for state in COUNTED) and (why := results.why_no_best()) is not None:
+            warn(why)
+        return results
     finally:
         # The addresses, those of embedded servers too, are those of this run alone.
         for name, value in before.items():

@@ -411,6 +411,8 @@ class Study(StudyResults):
             warn(f"ended after {self._study.counted} trials: the sampler has no further params")
         for notice in scheduler.notices():
             warn(notice)
+        if self._study.counted and not scheduler.hopeless and (why := self.why_no_best()) is not None:
+            warn(why)
 
     @python_words()
     def close(self) -> None:

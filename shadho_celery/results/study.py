@@ -17,7 +17,7 @@ from msgspec import Struct
 from shadho_celery.core.checks import short
 from shadho_celery.core.folders import CHECKPOINTS, EMBEDDED, FOLDERS, LOCK, below
 from shadho_celery.core.trial import Params, Summary, Trial, TrialState
-from shadho_celery.errors import StoreError, StudyLocked, UsageError
+from shadho_celery.errors import NoSuccessfulTrial, StoreError, StudyLocked, UsageError
 from shadho_celery.results.coverage import Coverage, coverage
 from shadho_celery.results.frame import make_frame
 from shadho_celery.results.trial import TrialResult, TrialResults
@@ -26,6 +26,7 @@ from shadho_celery.space.stored import version_of
 from shadho_celery.store.base import StudyRecord
 from shadho_celery.store.lock import holder_name
 from shadho_celery.store.sql import SqlStore
+from shadho_celery.study.failures import Failures
 from shadho_celery.study.rungs import RungSummary
 from shadho_celery.study.trials import FinishedTrials
 
@@ -194,15 +195,34 @@ class StudyResults:
         return None if found is None else self._result(found)
 
     @property
-    def best(self) -> TrialResult | None:
-        """The COMPLETE trial with the least loss, of those with the highest budget; None without one.
+    def best(self) -> TrialResult:
+        """The COMPLETE trial with the least loss, of those with the highest budget.
 
         A feasible one, if there is any, else the nearest. Of several losses it is the first trial of the front.
+        Raises NoSuccessfulTrial, with the reason, if there is none.
         """
+        found = self.best_or_none
+        if found is None:
+            raise NoSuccessfulTrial(self.why_no_best())
+        return found
+
+    @property
+    def best_or_none(self) -> TrialResult | None:
+        """The best trial, see `best`; None as long as no trial has succeeded."""
         if front := self.front:
             return front[0]
         number = self._store.best(self.key)
         return None if number is None else self.trial(number)
+
+    def why_no_best(self) -> str | None:
+        """Return the reason why the study has no best trial, with its most frequent failure; None if it has one."""
+        if self.best_or_none is not None:
+            return None
+        states = {name.lower(): count for name, count in self.counts.items()}
+        counts = ", ".join(f"{count} {name}" for name, count in states.items()) or "none so far"
+        failures = Failures(self._finished.of_state(TrialState.FAILED)).common()
+        why = f"; {failures[0]}" if failures else ""
+        return f"study {self.name} has no successful trial ({counts}){why}"
 
     def shown(self, params: Params, label: str) -> Any:
         """Return the value of one active label as a table shows it."""
@@ -317,7 +337,7 @@ def list_studies(store: str) -> list[StudySummary]:
 
 
 def _summary(study: StudyResults) -> StudySummary:
-    best = study.best
+    best = study.best_or_none
     return StudySummary(
         name=study.name,
         key=study.key,

@@ -18,7 +18,7 @@ import shadho_celery
 from shadho_celery.core.clock import ManualClock
 from shadho_celery.core.settings import StudySettings
 from shadho_celery.core.trial import TrialState
-from shadho_celery.errors import SpaceError, StoreError, StudyExists, StudyNotFound, UsageError
+from shadho_celery.errors import NoSuccessfulTrial, SpaceError, StoreError, StudyExists, StudyNotFound, UsageError
 from shadho_celery.executors.inline import InlineExecutor
 from shadho_celery.objective.context import Context
 from shadho_celery.placement.policies import POLICIES, CostPolicy
@@ -86,10 +86,23 @@ def test_failed_trials_are_trials_and_without_a_success_there_is_no_best() -> No
     def objective(params: dict[str, float]) -> float:
         raise ArithmeticError("never")
 
-    study = shadho_celery.minimize(objective, SPACE, trials=5, seed=0)
+    with pytest.warns(UserWarning, match=r"5 failed.*5 x ArithmeticError: never \(test_search.py:\d+\); the first"):
+        study = shadho_celery.minimize(objective, SPACE, trials=5, seed=0)
     assert [trial.state for trial in study.trials] == [S.FAILED] * 5
     assert all(trial.loss is None and "never" in str(trial.error) for trial in study.trials)
-    assert study.best is None
+    assert study.best_or_none is None
+    with pytest.raises(NoSuccessfulTrial, match=r"no successful trial .*ArithmeticError: never"):
+        _ = study.best
+
+
+@pytest.mark.parametrize("trials", [1, 8, 12])
+def test_an_objective_that_only_fails_is_warned_of_once_whatever_the_number_of_trials(trials: int) -> None:
+    def objective(params: dict[str, float]) -> float:
+        raise ArithmeticError("never")
+
+    with pytest.warns(UserWarning, match="ArithmeticError: never") as warned:
+        shadho_celery.minimize(objective, SPACE, trials=trials)
+    assert len(warned) == 1
 
 
 def test_a_nan_among_losses_is_a_failure_and_never_the_best() -> None:

@@ -198,7 +198,7 @@ def test_the_best_values_are_what_the_objective_got() -> None:
 
 
 def test_without_a_success_there_is_no_best(running: Study) -> None:
-    assert "no successful trial; see shadho-celery trials runs" in refused("best", "runs", code=1)
+    assert "study runs has no successful trial" in refused("best", "runs", code=1)
 
 
 def numbers(*words: str) -> list[int]:

@@ -20,7 +20,7 @@ from hyperopt.fmin import generate_trials_to_calculate
 from hyperopt.tests.unit import test_fmin as theirs
 
 from shadho_celery import STATUS_FAIL, STATUS_OK, Trials, anneal, fmin, hp, rand, space_eval, tpe
-from shadho_celery.errors import ShadhoError, UsageError
+from shadho_celery.errors import NoSuccessfulTrial, ShadhoError, UsageError
 from shadho_celery.samplers.tpe import TpeSampler
 
 SPACE = {"x": hp.uniform("x", -1, 1)}
@@ -158,10 +158,18 @@ def test_trials_that_are_none_are_refused(wrong: Any) -> None:
 
 def test_failed_trials_have_no_loss_and_without_any_success_there_is_no_argmin() -> None:
     trials = Trials()
-    with pytest.raises(AllTrialsFailed):
+    with pytest.raises(AllTrialsFailed, match=r"none of 3 trials has succeeded.*the last one: .*'fail'"):
         quiet(lambda _: {"status": STATUS_FAIL}, SPACE, rand.suggest, 3, trials=trials)
     assert trials.statuses() == [STATUS_FAIL] * 3
     assert trials.losses() == [None] * 3
+
+
+def test_an_objective_that_only_raises_has_no_argmin_and_the_error_names_its_failure() -> None:
+    def objective(values: dict[str, float]) -> float:
+        raise ArithmeticError("never")
+
+    with pytest.raises(NoSuccessfulTrial, match=r"none of 3 trials has succeeded.*ArithmeticError.*never"):
+        quiet(objective, SPACE, rand.suggest, 3, catch_eval_exceptions=True)
 
 
 # Exceptions
