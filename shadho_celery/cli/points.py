@@ -15,7 +15,7 @@ FORM = 'write one JSON object a line, such as {"rate": 0.1}, or one list of them
 def read_points(path: Path) -> list[object]:
     """Return the points of a file. Raises UsageError, naming the file, and the line that is no JSON."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except OSError as error:
         raise UsageError(f"the points in {path} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
@@ -23,7 +23,8 @@ def read_points(path: Path) -> list[object]:
     if text.lstrip().startswith("["):
         points = _parsed(text, str(path))
         return points if isinstance(points, list) else [points]
-    lines = enumerate(text.splitlines(), 1)
+    # Not splitlines: U+2028 and U+0085 may stand within a text.
+    lines = enumerate(text.split("\n"), 1)
     return [_parsed(line, f"line {number} of {path}") for number, line in lines if line.strip()]
 
 

@@ -515,6 +515,16 @@ def test_known_points_are_json_lines_or_one_list(options: Captured, text: str) -
     assert options("my_study").points == []
 
 
+@pytest.mark.parametrize("mark", ["", "\ufeff"])
+@pytest.mark.parametrize("form", ['{{"x": "a{0}b"}}\n{{"x": 1}}\n', '[{{"x": "a{0}b"}}, {{"x": 1}}]'])
+@pytest.mark.parametrize("within", ["\u2028", "\u2029", "\u0085", "\ufeff"])
+def test_a_byte_order_mark_and_line_ends_within_a_text_are_json(
+    options: Captured, mark: str, form: str, within: str
+) -> None:
+    Path("points").write_text(mark + form.format(within), encoding="utf-8")
+    assert options("my_study", "--enqueue", "points").points == [{"x": f"a{within}b"}, {"x": 1}]
+
+
 @pytest.mark.parametrize(
     ("content", "about"),
     [
