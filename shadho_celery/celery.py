@@ -23,6 +23,7 @@ from shadho_celery.errors import ShadhoError
 from shadho_celery.node.consumer import CarefulConsumer, Consumer
 from shadho_celery.node.slots import NotMine, Slots
 from shadho_celery.objective.study_file import cores_per_trial, module_name, refuse_nested
+from shadho_celery.runner.process_tree import hide_memory
 from shadho_celery.transport import broker
 from shadho_celery.transport.celery_settings import configuration
 from shadho_celery.transport.redis import connect, own_address
@@ -107,6 +108,8 @@ def _clean(logger: logging.Logger, **_: object) -> None:
 @signals.worker_init.connect  # type: ignore[untyped-decorator]
 def _open(sender: Any, **_: object) -> None:
     """Start the slots' processes, which get ready while Celery connects, and add the machine's queue to its class's."""
+    # Its trials are of the same user, and are not to find the passwords of broker and Redis here.
+    hide_memory()
     conf = sender.app.conf
     machine = hardware.detect()
     queues = sender.app.amqp.queues

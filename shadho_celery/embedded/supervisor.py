@@ -22,7 +22,7 @@ from typing import IO
 import msgspec
 
 from shadho_celery.embedded.plan import REDIS_LOG, REDIS_SECONDS, WORKER_SECONDS, Plan, open_log, remove_socket
-from shadho_celery.runner.process_tree import PR_SET_PDEATHSIG, prctl
+from shadho_celery.runner.process_tree import PR_SET_PDEATHSIG, hide_memory, prctl
 
 #: least seconds between two starts of a worker
 RESTART_SECONDS = 5.0
@@ -205,6 +205,8 @@ def _end(processes: Collection[subprocess.Popen[bytes]], seconds: float) -> None
 
 def main() -> None:
     """Read the plan from standard input and supervise until it ends."""
+    # The scheduler's environment may have the password of the store.
+    hide_memory()
     if sys.platform != "linux":
         _fork_watcher()
     Supervisor(msgspec.convert(json.loads(sys.stdin.readline()), Plan)).watch(sys.stdin)

@@ -14,6 +14,7 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -35,8 +36,12 @@ from shadho_celery.runner.protocol import (
 
 log = logging.getLogger(__name__)
 
-#: variables with the fleet's secrets, which trials do not get
-SECRETS = ("CELERY_BROKER_URL", "SHADHO_REDIS_URL", "SHADHO_SIGNING_KEY_FILE")
+#: beginnings of the names of our settings, and of those by which clients of PostgreSQL, Redis and RabbitMQ log in
+_OURS = ("SHADHO_", "CELERY_", "PG", "REDIS", "AMQP", "RABBITMQ")
+#: those of them that trials get: addresses of gangs, and the settings of the studies in tasks/
+_ALLOWED = frozenset({"SHADHO_HOST", "SHADHO_LISTEN", "SHADHO_SVM_DATA"})
+#: variable that names others, joined by commas, which trials get, too
+PASS = "SHADHO_PASS"
 
 #: seconds that a reaper has to kill its process tree
 END_SECONDS = 5.0
@@ -75,7 +80,6 @@ class TrialProcess:
         self._output = Output(self._mark, complain)
         self._pipe, theirs = socket.socketpair()
         lifeline, self._lifeline = os.pipe()
-        given = {name: value for name, value in os.environ.items() if name not in SECRETS}
         try:
             self._reaper = subprocess.Popen(
                 [sys.executable, *_REAPER, str(lifeline), arguments[0], str(theirs.fileno()), *arguments[1:]],
@@ -83,7 +87,7 @@ class TrialProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=self._output.end,
                 stderr=subprocess.STDOUT,
-                env={**given, **environment, MARK: self._mark},
+                env={**without_credentials(os.environ), **environment, MARK: self._mark},
                 # Ctrl-C at the terminal does not reach it.
                 start_new_session=True,
             )
@@ -213,3 +217,28 @@ class TrialProcess:
             # A thread that waits for a record sees the end.
             self._pipe.shutdown(socket.SHUT_RDWR)
         self._pipe.close()
+
+
+def without_credentials(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return what a trial gets of its worker's environment: the user's variables, and the few of ours that it needs.
+
+    A variable of the user's that holds one of the passwords that are left out is left out, too.
+    """
+    passed = _ALLOWED | {name.strip() for name in environment.get(PASS, "").split(",")}
+    ours = {name: value for name, value in environment.items() if name.startswith(_OURS) and name not in passed}
+    secrets = {secret for name, value in ours.items() for secret in _passwords(name, value)}
+    return {
+        name: value
+        for name, value in environment.items()
+        if name in passed or not (name in ours or value in secrets or secrets.intersection(_passwords("", value)))
+    }
+
+
+def _passwords(name: str, value: str) -> set[str]:
+    """Return the passwords in a variable: that of each URL in it, or all of it if its name says so."""
+    found = {value} if name.endswith(("PASSWORD", "PASS", "AUTH")) else set()
+    # Several URLs of one broker are joined by semicolons.
+    for part in value.split(";") if "://" in value else ():
+        with suppress(ValueError):
+            found.add(urlsplit(part).password or "")
+    return found - {""}

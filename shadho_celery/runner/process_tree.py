@@ -19,6 +19,7 @@ MARK = "SHADHO_RUNNER"
 KILL_SECONDS = 10.0
 
 PR_SET_PDEATHSIG = 1
+PR_SET_DUMPABLE = 4
 PR_SET_CHILD_SUBREAPER = 36
 
 
@@ -30,6 +31,14 @@ def prctl(option: int, value: int) -> None:
 
         with suppress(OSError, AttributeError):
             ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
+
+
+def hide_memory() -> None:
+    """Have no other process of the same user read this one's memory, environment and files (Linux only).
+
+    A program that it starts can be read again.
+    """
+    prctl(PR_SET_DUMPABLE, 0)
 
 
 def adopt_orphans() -> None:

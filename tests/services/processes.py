@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 #: Set in the environment of everything a test starts, so that what it leaves behind is found under any parent.
-MARK = "SHADHO_TEST_MARK"
+MARK = "MARK_OF_A_SHADHO_TEST"
 
 
 class Unavailable(Exception):
@@ -45,15 +45,30 @@ def wait_until(ready: Callable[[], object], seconds: float = 30.0, alive: Callab
 
 
 def marked_processes(mark: str) -> list[tuple[int, str]]:
-    """Return (pid, command line) of every live process that inherited `mark` (Linux; elsewhere none are seen)."""
-    found = []
+    """Return (pid, command line) of every live process that inherited `mark` (Linux; elsewhere none are seen).
+
+    A worker hides its environment from all but root: it counts if its parent or one of its children has the mark.
+    """
+    found, hidden = {}, {}
     for folder in Path("/proc").glob("[0-9]*"):
-        # A process may end, or turn out to be another user's, while it is looked at.
+        # A process may end while it is looked at.
         with contextlib.suppress(OSError):
-            if f"{MARK}={mark}".encode() in (folder / "environ").read_bytes().split(b"\0"):
-                command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
-                found.append((int(folder.name), command))
-    return found
+            command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+            parent = int((folder / "stat").read_text(errors="replace").rpartition(")")[2].split()[1])
+            each = {int(folder.name): (parent, command)}
+            try:
+                is_marked = f"{MARK}={mark}".encode() in (folder / "environ").read_bytes().split(b"\0")
+            except PermissionError:
+                hidden |= each if "shadho_celery" in command else {}
+            else:
+                found |= each if is_marked else {}
+    while related := {
+        pid: (parent, command)
+        for pid, (parent, command) in hidden.items()
+        if pid not in found and (parent in found or pid in {parent for parent, _ in found.values()})
+    }:
+        found |= related
+    return [(pid, command) for pid, (_, command) in found.items()]
 
 
 class Server:

@@ -36,3 +36,18 @@ def test_what_was_started_with_a_mark_is_found_and_killed() -> None:
         assert marked.wait(5) == -signal.SIGKILL
         assert other.poll() is None
         other.kill()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux alone has it")
+def test_a_process_that_hides_its_memory_is_not_dumpable_and_what_it_starts_is() -> None:
+    """A worker and the trials below it. 3 is PR_GET_DUMPABLE."""
+    ask = "import ctypes; print(ctypes.CDLL(None).prctl(3, 0, 0, 0, 0), flush=True)"
+    code = f"""
+import subprocess, sys
+from shadho_celery.runner.process_tree import hide_memory
+hide_memory()
+{ask}
+subprocess.run([sys.executable, "-c", {ask!r}])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["0", "1"]
