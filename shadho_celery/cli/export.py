@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
@@ -20,9 +22,11 @@ if TYPE_CHECKING:
     from shadho_celery.results.study import StudyResults
 
 
-def _csv(study: StudyResults, file: IO[bytes]) -> None:
-    # As pandas writes it, but for characters that are no text: half a surrogate pair, say.
-    file.write(study.dataframe().to_csv(index=False).encode(errors="backslashreplace"))
+def _csv(study: StudyResults, file: IO[bytes], *, plain: bool = False) -> None:
+    text = io.TextIOWrapper(file, encoding="utf-8", newline="")
+    study.write_csv(text, plain=plain)
+    # Its end would close the file of bytes.
+    text.detach()
 
 
 def _json(study: StudyResults, file: IO[bytes]) -> None:
@@ -54,8 +58,12 @@ Examples:
   shadho-celery export svm --format json > trials.json
   shadho-celery export svm -o trials.parquet
 \b
-csv and parquet are tables: one row a trial, one column a label with its value, one a metric. They need
-pandas, and parquet pyarrow: pip install 'shadho_celery[export]'
+csv and parquet are tables: one row a trial, one column a label with its value, one a metric. parquet
+needs pandas and pyarrow: pip install 'shadho_celery[export]'
+\b
+A text in csv that begins with =, +, -, @, a tab or a carriage return gets an apostrophe in front, because
+spreadsheets take it for a formula, and one that begins with an apostrophe gets another. --warm-start reads
+such a file as it was; --plain leaves the texts as they are.
 """
 )
 @study_argument
@@ -63,22 +71,26 @@ pandas, and parquet pyarrow: pip install 'shadho_celery[export]'
     "--format", "kind", type=click.Choice([*WRITERS]), help="Form of the file.  [default: by FILE's name, else csv]"
 )
 @click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="File to write.")
+@click.option("--plain", is_flag=True, help="Write texts in csv as they are, for programs that know no formulas.")
 @store_option
 @refusals()
-def export(name: str, kind: str | None, output: Path | None, store: str) -> None:
+def export(name: str, kind: str | None, output: Path | None, plain: bool, store: str) -> None:
     """Write all trials of a study to FILE, else to standard output."""
     ending = output.suffix[1:].lower() if output else ""
     if kind is None and ending and ending not in WRITERS:
         raise UsageError(f"there is no form of a name that ends with .{ending}; give --format {', '.join(WRITERS)}")
     kind = kind or ending or "csv"
+    if plain and kind != "csv":
+        raise UsageError(f"--plain is for csv; leave it out for {kind}")
+    write = partial(_csv, plain=True) if plain else WRITERS[kind]
     if output is None and kind == "parquet" and sys.stdout.isatty():
         raise UsageError("parquet is no text for a terminal; give -o FILE")
     with opened(store, name) as study:
         if output is None:
-            WRITERS[kind](study, sys.stdout.buffer)
+            write(study, sys.stdout.buffer)
             sys.stdout.buffer.flush()
             return
-        _write(output, lambda file: WRITERS[kind](study, file))
+        _write(output, lambda file: write(study, file))
         say(f"{len(study.trials)} trials of study {study.name} written to {output}", err=True)
 
 

@@ -11,8 +11,10 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from shadho_celery.core.checks import accepts
 from shadho_celery.core.clock import Clock, SystemClock
 from shadho_celery.core.trial import Outcome, TrialState
+from shadho_celery.errors import UsageError
 from shadho_celery.objective.context import LocalContext
 from shadho_celery.objective.memory import exhausted
 from shadho_celery.objective.result import Unreadable, read
@@ -89,6 +91,21 @@ def _of_stopped(returned: object, objectives: Mapping[str, str] | None) -> Outco
 def joined(*warnings: str | None) -> str | None:
     """Return the warnings in one line, without those that are None; None for no warning at all."""
     return "; ".join(filter(None, warnings)) or None
+
+
+def check_objective(objective: object, name: str) -> None:
+    """Raises UsageError for an objective, called `name`, that cannot be called with the values of a trial."""
+    if not callable(objective):
+        raise UsageError(f"{name} is no function but {type(objective).__name__}")
+    if accepts(objective, 2 if wants_context(objective) else 1):
+        return
+    signature = inspect.signature(objective)
+    if not signature.parameters:
+        raise UsageError(f"{name} takes no argument; it gets the values of a trial: objective(params)")
+    raise UsageError(
+        f"{name} takes {signature}, but it is called with the values of a trial as its one argument, or with a context "
+        "as the second; write objective(params), or pass lambda params: f(**params)"
+    )
 
 
 def wants_context(objective: Objective) -> bool:

@@ -18,13 +18,13 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from shadho_celery.core.checks import accepts, misfit, plain, short
+from shadho_celery.core.checks import misfit, plain, short
 from shadho_celery.core.code import CodeVersion
 from shadho_celery.core.late_import import OF_HYPEROPT, load_late
 from shadho_celery.core.settings import StudySettings
 from shadho_celery.errors import NestedStart, UsageError
 from shadho_celery.objective import sources
-from shadho_celery.objective.call import wants_context
+from shadho_celery.objective.call import check_objective
 
 #: environment variable that says what runs this process's code, and that of the processes that it starts: the import of
 #: a study file, or a trial
@@ -90,10 +90,7 @@ def load(module: str) -> StudyFile:
         raise UsageError(
             f"the source of {name} cannot be read: {spec.origin} is no Python file; workers must compare it"
         )
-    if not callable(imported.objective):
-        raise UsageError(f"objective of {name} is no function but {type(imported.objective).__name__}")
-    if not (wants_context(imported.objective) or accepts(imported.objective, 1)):
-        raise UsageError(f"objective of {name} takes no argument; it gets the values of a trial: objective(params)")
+    check_objective(imported.objective, f"objective of {name}")
     stated = _checked(name, vars(imported).get("STUDY", {}))
     return StudyFile(
         module=name,

@@ -18,7 +18,7 @@ from shadho_celery.core.settings import StudySettings
 from shadho_celery.core.trial import COUNTED
 from shadho_celery.errors import NestedStart, UsageError
 from shadho_celery.objective import study_file
-from shadho_celery.objective.call import Objective
+from shadho_celery.objective.call import Objective, check_objective
 from shadho_celery.program.study import Study
 from shadho_celery.program.warm_start import WarmStartSource, of_object
 from shadho_celery.program.words import python_words, warn
@@ -144,8 +144,7 @@ def minimize(
                 urls={"CELERY_BROKER_URL": broker, "SHADHO_REDIS_URL": redis},
                 silent=progress is False,
             )
-    if not callable(objective):
-        raise UsageError(f"the objective is no function but {type(objective).__name__}")
+    check_objective(objective, "the objective")
     if trial_timeout is not None:
         raise UsageError("trial_timeout needs workers: a trial in this process cannot be stopped")
     # Invalid arguments are refused before a study is recorded.

@@ -24,7 +24,7 @@ from shadho_celery.executors.base import Executor
 from shadho_celery.executors.by_hand import ByHandExecutor
 from shadho_celery.executors.inline import InlineExecutor
 from shadho_celery.fidelity.pruners import Pruning, make_pruning
-from shadho_celery.objective.call import MAX_ERROR, Objective, describe, joined
+from shadho_celery.objective.call import MAX_ERROR, Objective, check_objective, describe, joined
 from shadho_celery.objective.context import LocalContext, Thinning
 from shadho_celery.objective.function_version import function_version
 from shadho_celery.objective.result import Unreadable, read
@@ -349,8 +349,7 @@ class Study(StudyResults):
         """
         with python_words():
             self._refuse_if_closed()
-            if not callable(objective):
-                raise UsageError(f"the objective is no function but {type(objective).__name__}")
+            check_objective(objective, "the objective")
             bounds: dict[str, Any] = {"trials": trials, "seconds": seconds, "target": target}
             bounds |= {"max_failures": max_failures, "early_stop": early_stop, "objectives": self._settings.objectives}
             limits = Limits.of(as_record(bounds, StudySettings))

@@ -1,10 +1,13 @@
-"""Table of a study's trials for pandas."""
+"""Table of a study's trials, for pandas and as CSV."""
 
 from __future__ import annotations
 
+import csv
 import json
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+import math
+from collections.abc import Callable, Iterable
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING, Any, TextIO
 
 from shadho_celery.errors import UsageError
 from shadho_celery.results.trial import TrialResult
@@ -17,23 +20,22 @@ if TYPE_CHECKING:
 FACTS = ("number", "state", "loss", "subspace", "budget", "step", "seconds", "compute_class", "host", "attempts")
 #: columns behind them, seconds since the epoch in the store, and moments here
 MOMENTS = ("asked_at", "started_at", "finished_at")
+#: beginnings of texts that a spreadsheet takes for formulas, and the apostrophe by which such texts are quoted
+_FORMULA = ("=", "+", "-", "@", "\t", "\r", "'")
 
 
-def make_frame(trials: Iterable[TrialResult], values: Values) -> pd.DataFrame:
-    """Return one row a trial: facts, one column a loss with a name, a label (its value), a metric, and a constraint.
+def table(trials: Iterable[TrialResult], values: Values) -> dict[str, list[Any]]:
+    """Return the columns by name, with one row a trial: numbers, truth values, texts, and None.
 
-    Moments, error and warning follow. A constraint's column has the prefix ``constraint.``, and one whose name is taken
-    ``loss.``, ``param.`` or ``metric.``. A column of unlike values, or of lists and dicts, is made one of texts, so
-    that every format can keep it.
+    Facts come first, then one column a loss with a name, a label (its value), a metric, and a constraint, and at the
+    end moments (seconds since the epoch), error and warning. A constraint's column has the prefix ``constraint.``, and
+    one whose name is taken ``loss.``, ``param.`` or ``metric.``. A column of unlike values, or of lists and dicts, is
+    made one of texts, so that every format can keep it.
     """
-    try:
-        import pandas as pd
-    except ImportError:
-        raise UsageError("a table of trials needs pandas: pip install 'shadho_celery[export]'") from None
     rows = list(trials)
     labels = dict.fromkeys(label for trial in rows for label in trial.params)
     metrics = dict.fromkeys(name for trial in rows for name in trial.metrics)
-    columns: dict[str, Any] = {name: [getattr(trial, name) for trial in rows] for name in FACTS}
+    columns: dict[str, list[Any]] = {name: [getattr(trial, name) for trial in rows] for name in FACTS}
     columns["state"] = [str(trial.state) for trial in rows]
     taken = {*FACTS, *MOMENTS, "error", "warning"}
     for name in dict.fromkeys(name for trial in rows for name in trial.losses):
@@ -46,17 +48,67 @@ def make_frame(trials: Iterable[TrialResult], values: Values) -> pd.DataFrame:
     for name in dict.fromkeys(name for trial in rows for name in trial.constraints):
         # Always with the prefix: a reader of the table cannot tell it from a metric otherwise.
         columns[f"constraint.{name}"] = _column([trial.constraints.get(name) for trial in rows])
-    frame = pd.DataFrame(columns, index=pd.RangeIndex(len(rows)))
     for name in MOMENTS:
-        frame[name] = pd.to_datetime(
-            pd.Series([getattr(trial, name) for trial in rows], dtype=float), unit="s", utc=True
-        )
-    frame["error"] = pd.Series(_column([trial.error for trial in rows]), dtype=object)
-    frame["warning"] = pd.Series(_column([trial.warning for trial in rows]), dtype=object)
+        columns[name] = [getattr(trial, name) for trial in rows]
+    for name in ("error", "warning"):
+        columns[name] = _column([getattr(trial, name) for trial in rows])
+    return columns
+
+
+def make_frame(trials: Iterable[TrialResult], values: Values) -> pd.DataFrame:
+    """Return `table` with the types of pandas."""
+    try:
+        import pandas as pd
+    except ImportError:
+        raise UsageError("a table of trials needs pandas: pip install 'shadho_celery[export]'") from None
+    columns = table(trials, values)
+    facts = {"error", "warning", *FACTS}
+    kept = {name: column if name in facts else _typed(column) for name, column in columns.items()}
+    frame = pd.DataFrame(kept, index=pd.RangeIndex(len(columns["number"])))
+    for name in MOMENTS:
+        frame[name] = pd.to_datetime(pd.Series(columns[name], dtype=float), unit="s", utc=True)
+    for name in ("error", "warning"):
+        frame[name] = pd.Series(columns[name], dtype=object)
     for name in ("loss", "budget", "seconds"):
         frame[name] = frame[name].astype(float)
     frame["step"] = frame["step"].astype("Int64")
     return frame
+
+
+def write_csv(trials: Iterable[TrialResult], values: Values, file: TextIO, *, plain: bool = False) -> None:
+    """Write `table` as CSV. A spreadsheet takes some texts for formulas: they are `quoted`, unless `plain`."""
+    shield: Callable[[str], str] = str if plain else quoted
+    columns = table(trials, values)
+    for name in MOMENTS:
+        columns[name] = [None if at is None else str(datetime.fromtimestamp(at, timezone.utc)) for at in columns[name]]
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow([shield(_printable(name)) for name in columns])
+    for row in zip(*columns.values(), strict=True):
+        writer.writerow([_cell(value, shield) for value in row])
+
+
+def quoted(text: str) -> str:
+    """Return a text that no spreadsheet takes for a formula: one that begins like one gets an apostrophe in front.
+
+    One that begins with an apostrophe gets another one, so that `unquoted` returns every text as it was.
+    """
+    return f"'{text}" if text.startswith(_FORMULA) else text
+
+
+def unquoted(text: str) -> str:
+    """Return the text of which `quoted` has made this one."""
+    return text[1:] if text.startswith("'") and text[1:].startswith(_FORMULA) else text
+
+
+def _cell(value: Any, shield: Callable[[str], str]) -> Any:
+    if isinstance(value, float) and math.isnan(value):
+        return None
+    return shield(_printable(value)) if isinstance(value, str) else value
+
+
+def _printable(text: str) -> str:
+    """Return a text that a file can keep: half a surrogate pair cannot be encoded."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _name(name: str, kind: str, taken: set[str]) -> str:
@@ -66,23 +118,27 @@ def _name(name: str, kind: str, taken: set[str]) -> str:
     return name
 
 
-def _column(column: list[Any]) -> Any:
+def _column(column: list[Any]) -> list[Any]:
     """Return a column of numbers, of truth values or of texts as such, to the last digit; any other as texts."""
-    import pandas as pd
-
     kinds = {type(value) for value in column if value is not None}
     whole = [value for value in column if type(value) is int]
     if kinds == {int} and all(-(2**63) <= value < 2**63 for value in whole):
-        # Not a float where some trials have none.
-        return pd.array(column, dtype="Int64") if None in column else column
-    if kinds == {bool}:
-        return pd.array(column, dtype="boolean") if None in column else column
-    if kinds == {str}:
-        # Half a surrogate pair is no text to a file.
-        return [None if value is None else value.encode("utf-8", "backslashreplace").decode() for value in column]
-    if kinds <= {int, float} and all(abs(value) <= 2**53 for value in whole):
         return column
+    if kinds == {bool}:
+        return column
+    if kinds <= {int, float} and all(abs(value) <= 2**53 for value in whole):
+        return [None if value is None else float(value) for value in column]
     return [None if value is None else _text(value) for value in column]
+
+
+def _typed(column: list[Any]) -> Any:
+    """Return a column as pandas keeps it: integers and truth values as such where some trials have none, too."""
+    import pandas as pd
+
+    kinds = {type(value) for value in column}
+    if kinds == {int, type(None)}:
+        return pd.array(column, dtype="Int64")
+    return pd.array(column, dtype="boolean") if kinds == {bool, type(None)} else column
 
 
 def _text(value: Any) -> str:
@@ -90,4 +146,4 @@ def _text(value: Any) -> str:
         text = str(value) if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     except (TypeError, ValueError):
         text = repr(value)
-    return text.encode("utf-8", "backslashreplace").decode()
+    return _printable(text)

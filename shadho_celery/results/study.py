@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from msgspec import Struct
 
@@ -19,7 +19,7 @@ from shadho_celery.core.folders import CHECKPOINTS, EMBEDDED, FOLDERS, LOCK, bel
 from shadho_celery.core.trial import Params, Summary, Trial, TrialState
 from shadho_celery.errors import NoSuccessfulTrial, StoreError, StudyLocked, UsageError
 from shadho_celery.results.coverage import Coverage, coverage
-from shadho_celery.results.frame import make_frame
+from shadho_celery.results.frame import make_frame, write_csv
 from shadho_celery.results.trial import TrialResult, TrialResults
 from shadho_celery.results.values import Evaluate, Values
 from shadho_celery.space.stored import version_of
@@ -264,6 +264,13 @@ class StudyResults:
     def dataframe(self) -> pd.DataFrame:
         """Return the trials as a table of pandas: one row a trial, one column a label (its value), one a metric."""
         return make_frame(self.trials, self._values)
+
+    def write_csv(self, file: TextIO, *, plain: bool = False) -> None:
+        """Write the same table as CSV, without pandas.
+
+        A text that a spreadsheet takes for a formula gets an apostrophe in front, unless `plain`.
+        """
+        write_csv(self.trials, self._values, file, plain=plain)
 
     def delete(self) -> Deleted:
         """Delete the study with its trials and reports, and its folders below this working directory.

@@ -8,7 +8,7 @@ import math
 import re
 import sys
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +17,7 @@ from typing import Any
 from shadho_celery.core.checks import one_line, short
 from shadho_celery.core.trial import TrialState
 from shadho_celery.errors import UsageError
-from shadho_celery.results.frame import FACTS, MOMENTS
+from shadho_celery.results.frame import FACTS, MOMENTS, unquoted
 from shadho_celery.results.study import StudyResults
 from shadho_celery.results.trial import TrialResult
 from shadho_celery.space.compile import find_function
@@ -140,8 +140,11 @@ def _lines(path: Path) -> tuple[Sequence[str], list[dict[str, str]]]:
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             table = csv.DictReader(file, strict=True)
-            lines = [{name: str(cells.get(name) or "") for name in table.fieldnames or ()} for cells in table]
             names = table.fieldnames or ()
+            # A table of one's own quotes no formulas.
+            read: Callable[[str], str] = unquoted if _is_export(names) else str
+            lines = [{read(name): read(cells.get(name) or "") for name in names} for cells in table]
+            names = [*map(read, names)]
     except OSError as error:
         raise UsageError(f"the warm start {path} cannot be read: {error.strerror}; give another file") from None
     except (UnicodeDecodeError, csv.Error) as error:

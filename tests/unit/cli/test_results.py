@@ -340,7 +340,8 @@ def test_tables_have_a_column_for_each_label_and_metric(here: Path) -> None:
 
 def test_a_table_without_pandas_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pandas", None)
-    assert "pip install 'shadho_celery[export]'" in refused("export", "svm-1a")
+    assert "pip install 'shadho_celery[export]'" in refused("export", "svm-1a", "-o", "trials.parquet")
+    assert answer("export", "svm-1a").startswith("number,state,loss")
 
 
 @pytest.mark.parametrize("place", ["/proc/trials.json", "missing/trials.json", "shadho.db/trials.json"])
@@ -351,11 +352,11 @@ def test_a_file_that_cannot_be_written_is_one_line(place: str) -> None:
 
 
 def test_an_export_that_fails_leaves_the_earlier_file(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (here / "trials.csv").write_text("earlier")
+    (here / "trials.parquet").write_text("earlier")
     monkeypatch.setitem(sys.modules, "pandas", None)
-    refused("export", "svm-1a", "-o", "trials.csv")
-    assert (here / "trials.csv").read_text() == "earlier"
-    assert sorted(path.name for path in here.iterdir() if "shadho.db" not in path.name) == ["trials.csv"]
+    refused("export", "svm-1a", "-o", "trials.parquet")
+    assert (here / "trials.parquet").read_text() == "earlier"
+    assert sorted(path.name for path in here.iterdir() if "shadho.db" not in path.name) == ["trials.parquet"]
 
 
 def test_a_study_is_deleted_with_its_folders_once_that_is_confirmed(here: Path) -> None:

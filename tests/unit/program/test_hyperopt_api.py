@@ -375,7 +375,7 @@ def test_an_unknown_argument_is_pythons_own_error() -> None:
 
 
 def test_without_a_trial_there_is_no_argmin_and_the_error_says_why() -> None:
-    with pytest.raises(ShadhoError, match=r"no trial was run.*max_evals"):
+    with pytest.raises(ShadhoError, match=r"No trial was run.*max_evals"):
         fmin(lambda x: x, hp.uniform("x", 0, 1), max_evals=0, verbose=False)
 
 

@@ -50,7 +50,8 @@ def test_bad_trials_end_pruned_with_their_last_report(pruner: Any) -> None:
 
 
 def test_what_an_objective_does_once_it_is_to_stop_does_not_count() -> None:
-    found = shadho_celery.minimize(deaf, SPACE, trials=12, seed=0, sampler="random", pruner="threshold:0.5")
+    with pytest.warns(UserWarning, match=r"no successful trial \(12 pruned\)"):
+        found = shadho_celery.minimize(deaf, SPACE, trials=12, seed=0, sampler="random", pruner="threshold:0.5")
     assert {str(trial.state) for trial in found.trials} == {"PRUNED"}
 
 

@@ -187,7 +187,8 @@ def test_a_result_is_what_an_objective_returns_or_an_error() -> None:
 def test_a_result_of_none_is_the_failure_that_it_is_in_a_run() -> None:
     with Study(SPACE, seed=0) as study:
         told = study.tell(study.ask(), None)
-        study.run(lambda values: None, trials=2)
+        with pytest.warns(UserWarning, match=r"no successful trial \(2 failed\)"):
+            study.run(lambda values: None, trials=2)
         assert [trial.state for trial in study.trials] == [S.FAILED] * 2
         assert [told.error] * 2 == [trial.error for trial in study.trials]
         assert str(told.error).startswith("the objective's return value is None; let it return its loss")

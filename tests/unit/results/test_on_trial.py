@@ -35,7 +35,8 @@ def test_failed_trials_are_told_too() -> None:
     def fail(x: float) -> float:
         raise ValueError("no")
 
-    minimize(fail, SPACE, trials=3, seed=0, on_trial=lambda study, trial: states.append(trial.state))
+    with pytest.warns(UserWarning, match=r"no successful trial \(3 failed\)"):
+        minimize(fail, SPACE, trials=3, seed=0, on_trial=lambda study, trial: states.append(trial.state))
     assert states == ["FAILED"] * 3
 
 
