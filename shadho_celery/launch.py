@@ -6,7 +6,6 @@ Without a broker or Redis, everything runs on this machine (embedded mode); with
 from __future__ import annotations
 
 from shadho_celery.cli.interrupts import end_quietly
-from shadho_celery.cli.messages import say
 
 if __name__ == "__main__":
     end_quietly()
@@ -27,7 +26,7 @@ import click
 
 from shadho_celery.cli import connection_options
 from shadho_celery.cli.connection_options import F, refusal
-from shadho_celery.cli.messages import readable_warnings
+from shadho_celery.cli.messages import readable_warnings, say
 from shadho_celery.cli.points import read_points
 from shadho_celery.core.checks import short
 from shadho_celery.core.hardware import CLASS_NAME, DEFAULT_CLASSES

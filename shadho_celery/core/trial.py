@@ -47,6 +47,8 @@ Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 #: seconds of a trial, at most 300 years; and since the epoch, before the year 5138
 Seconds = Annotated[float, Meta(ge=0, le=1e10)]
 Moment = Annotated[float, Meta(ge=0, le=1e11)]
+#: a moment in a store: of whatever clock, but one that can be shown
+StoredMoment = Annotated[float, Meta(ge=-1e11, le=1e11)]
 Bytes = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 #: text without characters that stores and queues refuse; and a name, as a store's column takes it
 Clean = Annotated[str, Meta(pattern=r"^[^\x00-\x1f\ud800-\udfff]*\Z")]
@@ -221,7 +223,7 @@ class _Evaluation(Struct, frozen=True, kw_only=True, omit_defaults=True):
     #: name of its present or last machine
     host: str | None = None
     #: seconds since the epoch
-    started_at: Moment | None = None
+    started_at: StoredMoment | None = None
 
 
 class Attempt(_Evaluation, frozen=True, kw_only=True, omit_defaults=True):
@@ -257,8 +259,8 @@ class Trial(_Evaluation, frozen=True, kw_only=True):
     #: None until it ends
     outcome: Outcome | None = None
     #: seconds since the epoch
-    asked_at: Moment | None = None
-    finished_at: Moment | None = None
+    asked_at: StoredMoment | None = None
+    finished_at: StoredMoment | None = None
     #: rung of the ladder of budgets, from 0; None if the study has no rungs
     rung: int | None = None
     #: step of the last report of a trial that is PRUNED, or is to be once its attempts have ended; None for others
@@ -374,8 +376,8 @@ class Summary(Struct, frozen=True, kw_only=True):
     compute_class: str | None
     origin: Number | None
     continued: bool | None
-    asked_at: Moment | None
-    finished_at: Moment | None
+    asked_at: StoredMoment | None
+    finished_at: StoredMoment | None
     loss: Finite | None
     losses: Losses
     constraints: Losses

@@ -33,6 +33,12 @@ from shadho_celery.store.sql import SqlStore
 from shadho_celery.study.limits import Limits
 from shadho_celery.study.open import open_study
 
+# Studies are resumed with other objectives, of which a search warns; some have no success.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:the objective's code is now version"),
+    pytest.mark.filterwarnings("ignore:study .* has no successful trial"),
+]
+
 S = TrialState
 
 

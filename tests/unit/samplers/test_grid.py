@@ -24,6 +24,12 @@ from shadho_celery.store.sql import SqlStore
 from shadho_celery.study.limits import Limits
 from shadho_celery.study.open import open_study
 
+# Studies are resumed with other objectives, of which a search warns; some have no success.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:the objective's code is now version"),
+    pytest.mark.filterwarnings("ignore:study .* has no successful trial"),
+]
+
 FINITE = {"a": hp.choice("a", ["x", "y", "z"]), "n": hp.randint("n", 2, 6), "q": hp.quniform("q", 0, 1, 0.5)}
 TREE = {
     "top": hp.choice("top", [{"k": hp.choice("k", [1, 2, 3])}, {"m": hp.randint("m", 4)}, "nothing"]),
