@@ -2,12 +2,15 @@
 
 A study file has the digests of its sources. A function may be one of a script or a notebook, whose text changes with
 each run, so that its compiled code decides, with the functions and the plain values of its own module that it names.
+Lists, and what the function itself writes, are no part of it: they may be results that are gathered.
 """
 
 from __future__ import annotations
 
+import dis
 import functools
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from types import CodeType, FunctionType, MethodType
 from typing import Any
 
@@ -15,6 +18,8 @@ from shadho_celery.core.code import Digest, digest_of
 
 #: values whose text says all of them
 _PLAIN = (int, float, complex, str, bytes, bool, type(None))
+#: instructions that write a name outside of the function
+_WRITES = frozenset({"STORE_GLOBAL", "STORE_DEREF", "STORE_ATTR"})
 
 
 def function_version(function: Callable[..., Any]) -> Digest:
@@ -27,38 +32,47 @@ def _parts(value: Any, seen: set[int]) -> Iterator[str]:
     """Yield what makes a value what it is; nothing of one that cannot be told from others."""
     if isinstance(value, _PLAIN):
         yield repr(value)
-    elif isinstance(value, (tuple, list)):
+    elif isinstance(value, tuple):
         yield from (part for each in value for part in _parts(each, seen))
     elif id(value) in seen:
         return
     else:
         seen.add(id(value))
         if isinstance(value, functools.partial):
-            yield from _parts((value.func, value.args, sorted(value.keywords.items())), seen)
+            yield from _parts((value.func, value.args, *sorted(value.keywords.items())), seen)
         elif isinstance(value, MethodType):
-            yield from _parts((value.__func__, _state(value.__self__)), seen)
+            yield from _parts((value.__func__, *_state(value.__self__, value.__func__)), seen)
         elif isinstance(value, FunctionType):
             yield from _of_function(value, seen)
         elif isinstance(value, type):
-            yield from _parts([each for _, each in sorted(vars(value).items()) if isinstance(each, FunctionType)], seen)
+            methods = (each for _, each in sorted(vars(value).items()) if isinstance(each, FunctionType))
+            yield from _parts((*methods,), seen)
         elif isinstance(called := getattr(type(value), "__call__", None), FunctionType):  # noqa: B004 -- of its type
-            yield from _parts((called, _state(value)), seen)
+            yield from _parts((called, *_state(value, called)), seen)
 
 
-def _state(value: object) -> list[tuple[str, object]]:
-    """Return the attributes of an object whose method is called."""
-    return sorted(getattr(value, "__dict__", {}).items()) if not isinstance(value, type) else []
+def _state(value: object, method: object) -> list[tuple[str, object]]:
+    """Return the attributes of an object whose method is called, without those that the method writes."""
+    if isinstance(value, type):
+        return []
+    written = _written(method.__code__) if isinstance(method, FunctionType) else ()
+    return sorted(each for each in getattr(value, "__dict__", {}).items() if each[0] not in written)
 
 
 def _of_function(function: FunctionType, seen: set[int]) -> Iterator[str]:
     yield from _of_code(function.__code__, function.__doc__)
-    yield from _parts((function.__defaults__, sorted((function.__kwdefaults__ or {}).items())), seen)
-    for cell in function.__closure__ or ():
-        yield from _parts(cell.cell_contents, seen)
+    yield from _parts((function.__defaults__, *sorted((function.__kwdefaults__ or {}).items())), seen)
+    written = _written(function.__code__)
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        # A name that is not bound yet, of a function that is defined further down, has an empty cell.
+        with suppress(ValueError):
+            yield from () if name in written else _parts(cell.cell_contents, seen)
     for name in _names(function.__code__):
+        if name in written:
+            continue
         found = function.__globals__.get(name)
         # Other modules are libraries, or told by their own versions.
-        if isinstance(found, (*_PLAIN, tuple, list)) or getattr(found, "__module__", None) == function.__module__:
+        if isinstance(found, (*_PLAIN, tuple)) or getattr(found, "__module__", None) == function.__module__:
             yield from _parts(found, seen)
 
 
@@ -79,3 +93,9 @@ def _names(code: CodeType) -> Iterator[str]:
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             yield from _names(constant)
+
+
+def _written(code: CodeType) -> set[str]:
+    """Return the names outside of a function that it writes, such as a counter of its calls: they are no part of it."""
+    found = {str(each.argval) for each in dis.get_instructions(code) if each.opname in _WRITES}
+    return found.union(*(_written(constant) for constant in code.co_consts if isinstance(constant, CodeType)))

@@ -88,6 +88,38 @@ def test_what_a_function_is_bound_to_is_part_of_its_version() -> None:
     assert function_version(abs) == "", "it is not known"
 
 
+def test_what_an_objective_gathers_is_no_part_of_its_version() -> None:
+    """A study that goes on in the same program has the same code, however often it was called."""
+    seen: list[float] = []
+    calls = 0
+
+    def objective(x: float) -> float:
+        nonlocal calls
+        calls += 1
+        seen.append(x)
+        return later(x)
+
+    class Counted:
+        calls = 0
+
+        def __call__(self, x: float) -> float:
+            self.calls += 1
+            return x
+
+    counted = Counted()
+    before = function_version(counted)
+    unbound = function_version(objective)
+
+    def later(x: float) -> float:
+        return x
+
+    first = function_version(objective)
+    objective(1.0)
+    counted(1.0)
+    assert unbound != first, "a function that it calls belongs to it"
+    assert (function_version(objective), function_version(counted)) == (first, before)
+
+
 def test_a_version_is_the_same_in_every_process() -> None:
     code = f"exec({BASE!r})\nfrom shadho_celery.objective.function_version import function_version as v\n"
     code += "print(v(objective))"
