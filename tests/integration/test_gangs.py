@@ -10,6 +10,7 @@ import socket
 import struct
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -427,6 +428,9 @@ def monitored(url: str, heard: list[str]) -> Iterator[None]:
         thread = threading.Thread(target=listen, daemon=True)
         thread.start()
         yield
+        # A monitor hears commands in their order: once it has heard this one, it has heard all before.
+        client.echo(end := f"end of {uuid.uuid4().hex}")
+        services.wait_until(lambda: any(end in command for command in heard[-20:]), alive=thread.is_alive)
         monitor.connection.disconnect()
         thread.join(10)
 
