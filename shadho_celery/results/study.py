@@ -171,7 +171,7 @@ class StudyResults:
         """Return the trial of that number. Raises UsageError if there is none, StoreError if it cannot be read."""
         for trial in self._store.trials(self.key, [number]):
             return self._result(trial)
-        numbers = self._store.numbers(self.key)
+        numbers = [*self._store.numbers(self.key)]
         if number in numbers:
             raise StoreError(f"trial {number} of study {self.name!r} cannot be read; the warning says why")
         known = f"its trials go from {numbers[0]} to {numbers[-1]}" if numbers else "it has none yet"

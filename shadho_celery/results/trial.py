@@ -222,7 +222,7 @@ class TrialResults(Sequence[TrialResult]):
         self._record = record
         self._values = values
         #: a repair may have moved trials away, so that the numbers have gaps
-        self._numbers = store.numbers(record.key)
+        self._numbers = [*store.numbers(record.key)]
 
     def __len__(self) -> int:
         return len(self._numbers)

@@ -58,7 +58,7 @@ class Store(Protocol):
     def reports(self, key: str, number: int | None = None) -> Iterable[Report]:
         """Return the study's reports, or those of one trial, by trial, attempt and step."""
 
-    def numbers(self, key: str) -> Collection[int]:
+    def numbers(self, key: str) -> Iterable[int]:
         """Return the numbers of the study's trials."""
 
     def write(

@@ -169,16 +169,13 @@ class SqlStore:
         query = sa.select(studies.c.holder, studies.c.lock_expires).where(studies.c.key == key)
         return next((described(row.holder) for row in self._fetched(query) if _is_held(row, now)), None)
 
-    def numbers(self, key: str) -> list[int]:
-        """Return the numbers of the study's trials, in order."""
-        query = sa.select(trials.c.number).where(trials.c.study == key).order_by(trials.c.number)
-        found = []
-        for row in self._fetched(query):
+    def numbers(self, key: str) -> Iterator[int]:
+        """Yield the numbers of the study's trials, in order."""
+        for row in self._rows(sa.select(trials.c.number).where(trials.c.study == key), None):
             if _is_number(row.number):
-                found.append(row.number)
+                yield row.number
             else:
                 self._leave_out(self._unreadable(key, short(row.number), "cannot be read: it has no number"))
-        return found
 
     def counts(self, key: str) -> dict[TrialState, int]:
         """Return the number of the study's trials by state; rows without a state that there is are not counted."""

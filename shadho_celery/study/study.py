@@ -15,6 +15,7 @@ from itertools import chain, islice
 from operator import attrgetter
 from typing import TypeVar
 
+import numpy as np
 from msgspec.structs import replace
 
 from shadho_celery.core.attempts import Attempts
@@ -469,7 +470,12 @@ class Study:
         """
         if self.rewritten:
             yield f"rows deleted from the store while the study ran are written again: {_listed(self.rewritten)}"
-        if at_end and (gone := {*self.trials.numbers}.difference(self.store.numbers(self.record.key), self._unwritten)):
+        if not at_end:
+            return
+        # Arrays: sets of a million numbers would take more memory than the study.
+        stored = np.fromiter(self.store.numbers(self.record.key), np.int64)
+        missing = np.setdiff1d(np.array(self.trials.numbers, np.int64), stored, assume_unique=True).tolist()
+        if gone := [number for number in missing if number not in self._unwritten]:
             yield (
                 f"results were deleted from the store while the study ran: {_listed(gone)}; restore the store from a "
                 f"copy, or give --resume {self.name} --repair to continue without them"

@@ -819,6 +819,6 @@ def test_the_trials_that_teach_a_study_are_kept_apart_from_its_own_and_deleted_w
     assert [*store.warm_start("k1")[3].losses] == ["b", "a"]
     assert store.warm_start("k1") == known
     assert store.warm_start("k2") == []
-    assert (store.numbers("k1"), store.best("k1")) == ([], None)
+    assert ([*store.numbers("k1")], store.best("k1")) == ([], None)
     store.delete("k1", store.lock("k1", holder_name(), NOW))
     assert store.warm_start("k1") == []
