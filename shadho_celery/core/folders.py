@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import lru_cache
 from pathlib import Path
 
 from shadho_celery.errors import UsageError
@@ -30,6 +31,20 @@ def below(root: Path, *parts: str) -> Path:
     if "\0" in str(path) or os.path.commonpath([top, real := os.path.realpath(path)]) != top or real == top:
         raise UsageError(f"{str(path)!r} leads out of {root}; remove the link there, or use no data of strangers")
     return path
+
+
+def study_folder(root: Path, study: str) -> Path:
+    """Return the folder of a study's checkpoints and logs below `root`. Raises as `below`.
+
+    It is looked at once in a process: a worker asks for it several times a trial, and each look takes as long as the
+    rest of the trial's message.
+    """
+    return _looked_at(root, study, os.getcwd())
+
+
+@lru_cache(maxsize=1000)
+def _looked_at(root: Path, study: str, here: str) -> Path:
+    return below(root, study, "logs").parent
 
 
 def holds_files(folder: Path) -> bool:

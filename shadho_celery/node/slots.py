@@ -21,7 +21,7 @@ from shadho_celery.core.checks import as_record
 from shadho_celery.core.clock import SystemClock
 from shadho_celery.core.code import CodeVersion
 from shadho_celery.core.failures import headline
-from shadho_celery.core.folders import below
+from shadho_celery.core.folders import study_folder
 from shadho_celery.core.hardware import Machine
 from shadho_celery.core.payload import Payload
 from shadho_celery.core.trial import (
@@ -217,7 +217,7 @@ class Slots:
     def _lacks(self, payload: Payload) -> str:
         """Return the reason why this worker cannot run a message's attempts, "" if it can or does not know yet."""
         try:
-            below(self._checkpoints, payload.study, "logs")
+            study_folder(self._checkpoints, payload.study)
         except UsageError as error:
             return str(error)
         if (shipped := self._shipped_with(payload)) is not None:
@@ -438,7 +438,7 @@ class Slots:
             module=payload.module,
             code=payload.code,
             folder="" if (shipped := self._shipped_with(payload)) is None else str(shipped.folder(payload)),
-            checkpoint_dir=str(below(self._checkpoints, payload.study) / str(whose)),
+            checkpoint_dir=f"{study_folder(self._checkpoints, payload.study)}/{whose}",
             log=str(log_path(self._checkpoints, payload.study, attempt.number, attempt.attempt, rank)),
             compute_class=self._worker.compute_class,
             slot=slot,

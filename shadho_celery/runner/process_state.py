@@ -103,11 +103,13 @@ class ProcessState:
         """Restore what has changed; return the names of what could not be restored."""
         for timer in _TIMERS:
             signal.setitimer(timer, 0)
-        left = [] if self._is_as_before() else [part.name for part in self._parts if not part.restore()]
+        is_as_before = self._is_as_before()
+        left = [] if is_as_before else [part.name for part in self._parts if not part.restore()]
         # The C library keeps the zone that the environment had when it was last asked to look, and does not tell it.
         time.tzset()
-        # Imported modules are another value.
-        self._list()
+        if not is_as_before:
+            # Imported modules are another value.
+            self._list()
         return left
 
     def _list(self) -> None:

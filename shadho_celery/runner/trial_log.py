@@ -13,7 +13,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from shadho_celery.core.clock import Clock
-from shadho_celery.core.folders import below
+from shadho_celery.core.folders import study_folder
 from shadho_celery.core.trial import MAX_LOG
 
 #: bytes that are kept of the beginning of a log, and of its end; while it is written, the end has up to twice as many
@@ -41,7 +41,8 @@ def log_path(folder: Path, study: str, number: int, attempt: int, rank: int = 0)
     Raises UsageError if it leads out of that folder.
     """
     replica = f".replica{rank}" if rank else ""
-    return below(folder, study, "logs") / f"{number}.{attempt}{replica}.log"
+    # In one step: each of its own takes as long, and a worker does this for each trial.
+    return Path(f"{study_folder(folder, study)}/logs/{number}.{attempt}{replica}.log")
 
 
 def unstamped(text: str) -> str:
