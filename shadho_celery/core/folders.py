@@ -33,17 +33,13 @@ def below(root: Path, *parts: str) -> Path:
     return path
 
 
+@lru_cache(maxsize=1000)
 def study_folder(root: Path, study: str) -> Path:
     """Return the folder of a study's checkpoints and logs below `root`. Raises as `below`.
 
-    It is looked at once in a process: a worker asks for it several times a trial, and each look takes as long as the
-    rest of the trial's message.
+    A process checks it once, as a worker asks for it several times a trial, and each check takes as long as the rest of
+    the trial's message.
     """
-    return _looked_at(root, study, os.getcwd())
-
-
-@lru_cache(maxsize=1000)
-def _looked_at(root: Path, study: str, here: str) -> Path:
     return below(root, study, "logs").parent
 
 
