@@ -18,6 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from integration.gangs import BATCH, DATA, descent, loss, network, replayed, same
@@ -200,7 +201,11 @@ def test_a_coordinator_listens_only_on_the_address_that_it_announces(
     def call(address: str, token: str, backups: int) -> None:
         host, _, port = address.rpartition(":")
         assert host == "127.0.0.2"
-        heard.update({each: can_connect(each, int(port)) for each in ("127.0.0.1", "127.0.0.2", "127.0.0.3")})
+        # Another process may listen on the same port of another address.
+        mine = [each.laddr for each in psutil.net_connections("tcp4") if each.pid == os.getpid() and not each.raddr]
+        open_at = {each.ip for each in mine if each.port == int(port)}
+        for each in ("127.0.0.1", "127.0.0.2", "127.0.0.3"):
+            heard[each] = bool(open_at & {each, "0.0.0.0"}) and can_connect(each, int(port))
         processes.append(run("replica", f"{listens or host}:{port}", token, 1, 2, 0))
 
     model = network()
