@@ -22,6 +22,8 @@ FACTS = ("number", "state", "loss", "subspace", "budget", "step", "seconds", "co
 MOMENTS = ("asked_at", "started_at", "finished_at")
 #: beginnings of texts that a spreadsheet takes for formulas, and the apostrophe by which such texts are quoted
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "'")
+#: end of a line that csv writes
+_CSV_END = "\r\n"
 
 
 def table(trials: Iterable[TrialResult], values: Values) -> dict[str, list[Any]]:
@@ -81,10 +83,23 @@ def write_csv(trials: Iterable[TrialResult], values: Values, file: TextIO, *, pl
     columns = table(trials, values)
     for name in MOMENTS:
         columns[name] = [None if at is None else str(datetime.fromtimestamp(at, timezone.utc)) for at in columns[name]]
-    writer = csv.writer(file, lineterminator="\n")
+    writer = csv.writer(_Lines(file))
     writer.writerow([shield(_printable(name)) for name in columns])
     for row in zip(*columns.values(), strict=True):
         writer.writerow([_cell(value, shield) for value in row])
+
+
+class _Lines:
+    """File whose lines end with a line feed, although csv ends them with a carriage return, too.
+
+    It quotes only what ends its own lines before Python 3.13, and its reader takes a bare carriage return for an end.
+    """
+
+    def __init__(self, file: TextIO) -> None:
+        self._file = file
+
+    def write(self, line: str) -> int:
+        return self._file.write(f"{line.removesuffix(_CSV_END)}\n")
 
 
 def quoted(text: str) -> str:

@@ -127,16 +127,32 @@ class Continuous(Domain):
         return self._scale(self._draw(generator, size))
 
     def quantile(self, masses: npt.ArrayLike) -> Array:
-        return self._scale(self._latent_quantile(np.asarray(masses, dtype=float)))
+        return self._drawn(self._scale(self._latent_quantile(np.asarray(masses, dtype=float))))
 
     def _scale(self, latent: npt.ArrayLike) -> Array:
         values = np.exp(latent) if self.log else np.asarray(latent)
         return values if self.step is None else (values / self.step).round() * self.step
 
+    def _drawn(self, values: Array) -> Array:
+        """Return values of the grid; those of probability 0, beyond a bound in the middle of two, become the next."""
+        return values if self._ends is None else values.clip(*self._ends)
+
+    @cached_property
+    def _ends(self) -> tuple[float, float] | None:
+        """Least and greatest value of a bounded law's grid that have a probability; None without a grid or bounds."""
+        bounds = np.asarray(self.central_interval(1.0))
+        if self.step is None or not np.isfinite(bounds).all():
+            return None
+        low, high = ((np.exp(bounds) if self.log else bounds) / self.step).tolist()
+        if max(abs(low), abs(high)) * _ROUNDING > 0.5:  # neighbouring values are not told apart
+            return None
+        first, last = math.floor(low + 0.5 + _ROUNDING), math.ceil(high - 0.5 - _ROUNDING)
+        return (first * self.step, last * self.step) if first <= last else None
+
     def cardinality(self, mass: float) -> int | None:
         if self.step is None:
             return None
-        low, high = self._scale(self.central_interval(mass)).tolist()
+        low, high = self._drawn(self._scale(self.central_interval(mass))).tolist()
         count = round((high - low) / self.step) + 1
         return count if count <= MAX_GRID else None
 
@@ -156,7 +172,7 @@ class Continuous(Domain):
 
     def from_unit(self, units: npt.ArrayLike) -> Array:
         low, high = self.central_interval(self.unit_mass)
-        return self._scale(low + np.asarray(units, dtype=float).clip(0.0, 1.0) * (high - low))
+        return self._drawn(self._scale(low + np.asarray(units, dtype=float).clip(0.0, 1.0) * (high - low)))
 
     def contains(self, value: object) -> bool:
         if isinstance(value, bool) or not isinstance(value, numbers.Real) or not _is_finite(value):

@@ -44,7 +44,7 @@ def test_texts_and_names_are_quoted_and_numbers_are_not() -> None:
 
 @pytest.mark.parametrize("plain", [False, True])
 def test_a_warm_start_reads_the_texts_of_an_export(plain: bool, tmp_path: Path) -> None:
-    space = {"text": hp.choice("text", ["=1", "-1", "a"]), "-x": hp.uniform("-x", -2, -1)}
+    space = {"text": hp.choice("text", ["=1", "-1", "a\rb"]), "-x": hp.uniform("-x", -2, -1)}
     study = minimize(lambda values: values["-x"], space, trials=20, seed=0)
     path = tmp_path / "old.csv"
     with path.open("w", encoding="utf-8", newline="") as file:

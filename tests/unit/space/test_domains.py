@@ -105,6 +105,24 @@ def test_the_ends_of_a_grid_are_drawn() -> None:
     assert set(drawn) == set(range(-5, 6))
 
 
+@pytest.mark.parametrize(
+    ("domain", "ends"),
+    [
+        (QUniform(0.5, 3.5, 1), (1, 3)),
+        (QUniform(1.5, 4.5, 1), (2, 4)),
+        (QUniform(-2.5, -0.5, 1), (-2, -1)),
+        (QUniform(0.05, 1.05, 0.1), (0.1, 1.0)),
+        (QLogUniform(math.log(0.5), math.log(3.5), 1), (1, 3)),
+        (QUniform(0, 1, 5), (0, 0)),
+    ],
+)
+def test_a_value_beyond_a_bound_in_the_middle_of_two_is_not_drawn(domain: QUniform, ends: tuple[float, float]) -> None:
+    assert tuple(domain.from_unit([0, 1])) == tuple(domain.quantile([0, 1])) == pytest.approx(ends)
+    grid = domain.steps()
+    assert grid is not None
+    assert (grid[0][0] * grid[1], grid[0][-1] * grid[1]) == pytest.approx(ends)
+
+
 def test_a_log_law_is_mapped_in_log_scale() -> None:
     assert LogUniform(0, 2).to_unit([1.0, math.e, math.e**2]) == pytest.approx([0, 0.5, 1])
     assert QLogUniform(-1, 4, 5).to_unit([0.0]) == pytest.approx([0])
