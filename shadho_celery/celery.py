@@ -54,6 +54,7 @@ def trial(self: Task, payload: dict[str, Any]) -> None:
         slots.run(broker.read_message(payload, self.request, slots.signer))
     except broker.RefusedMessage as error:
         log.error("%s", error)
+        slots.note_refusal()
     except NotMine as error:
         log.warning("%s", error)
         raise Reject(str(error), requeue=True) from None

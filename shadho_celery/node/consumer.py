@@ -16,7 +16,6 @@ from shadho_celery.core.checks import short
 from shadho_celery.core.clock import Clock, SystemClock
 from shadho_celery.transport.broker import depths_on, opened
 from shadho_celery.transport.refused_messages import AreRefused, drop_refused
-from shadho_celery.transport.signing import Signer
 
 log = logging.getLogger(__name__)
 
@@ -110,14 +109,14 @@ class Consumer:
             self._consumer.call_soon(_break)
             _cut(self._consumer)
 
-    def drop_refused(self, signer: Signer, are_refused: AreRefused) -> None:
+    def drop_refused(self, are_refused: AreRefused) -> None:
         """Drop refused messages in bulk, and take none meanwhile: threads that do both halve the speed."""
         self.pause("bulk")
         try:
             connection = self._connection()
             with opened(connection):
                 for queue in self._queues:
-                    if dropped := drop_refused(connection, queue, signer, are_refused):
+                    if dropped := drop_refused(connection, queue, are_refused):
                         log.warning(
                             "%d messages in %s were dropped: they were for trials that have ended", dropped, queue
                         )

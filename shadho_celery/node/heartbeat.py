@@ -84,11 +84,11 @@ class Heartbeat:
         if self._consumer is not None:
             self._consumer.note_message()
 
-    def drop_refused(self, signer: Signer, are_refused: AreRefused) -> None:
+    def drop_refused(self, are_refused: AreRefused) -> None:
         """Drop refused messages of the worker's queue in bulk, unless another worker of its class has just done so."""
         name = f"shadho:dropping:{self._worker.compute_class}"
         if self._consumer is not None and self._client.set(name, self._name, nx=True, px=DROP_MS):
-            self._consumer.drop_refused(signer, are_refused)
+            self._consumer.drop_refused(are_refused)
 
     def beat(self, *, has_free_slot: bool) -> None:
         """Announce, and follow the circuit breakers; to be called every second or so. Raises redis-py's errors."""

@@ -72,7 +72,7 @@ BEAT_SECONDS, LOOK_SECONDS = 1.0, 0.2
 #: seconds before a message goes back to the queue whose module this worker was not started with
 REQUEUE_SECONDS = 1.0
 
-#: refused claims in a row after which more messages are looked at in bulk
+#: refused messages and claims in a row after which more messages are looked at in bulk
 MANY_REFUSALS = 10
 
 #: seconds of a trial after which the rest of its message is claimed at once
@@ -124,7 +124,7 @@ class Slots:
         self._was_quick = [False] * count
         self._bundles: dict[int, Bundle] = {}
         self._closing = threading.Event()
-        #: claims in a row that were refused
+        #: messages and claims in a row that were refused
         self._refusals = 0
         #: calls that decline attempts, pending until the next beat
         self._declined: list[Callable[[], object]] = []
@@ -213,6 +213,21 @@ class Slots:
         finally:
             self._bundles.pop(slot, None)
             self._free.put(slot)
+
+    def note_refusal(self) -> None:
+        """Note that a message or a claim was refused. After MANY_REFUSALS in a row drop more messages at once.
+
+        An ended study may have left very many.
+        """
+        self._refusals += 1
+        if self._refusals < MANY_REFUSALS:
+            return
+        self._refusals = 0
+        try:
+            self._heartbeat.drop_refused(self._channel.are_refused)
+        except Exception as error:
+            # Any broker's error: the messages are refused one by one as well, only slower.
+            log.warning("refused messages could not be dropped at once: %s", headline(str(error)))
 
     def _lacks(self, payload: Payload) -> str:
         """Return the reason why this worker cannot run a message's attempts, "" if it can or does not know yet."""
@@ -369,28 +384,20 @@ class Slots:
             raise NotMine(
                 "this worker takes no trials for now: its last ones failed in ways that no other worker has seen"
             )
-        is_refused = claim is Claim.REFUSED
-        self._refusals = self._refusals + 1 if is_refused else 0
-        if self._refusals >= MANY_REFUSALS:
-            self._drop_refused()
-        return is_refused
+        if claim is not Claim.REFUSED:
+            self._refusals = 0
+            return False
+        self.note_refusal()
+        return True
 
     def _is_void(self, payload: Payload) -> bool:
         """Return whether all of a message's attempts would be refused at their claim: no other worker needs it."""
         attempts = [(attempt.number, attempt.attempt) for attempt in payload.attempts]
         with suppress(redis.RedisError):
-            if len(self._channel.are_refused(payload.study, attempts)) == len(attempts):
+            refused = self._channel.are_refused(payload.study, attempts, replicas=payload.replica is not None)
+            if len(refused) == len(attempts):
                 return self._is_refused(Claim.REFUSED, payload.study)
         return False
-
-    def _drop_refused(self) -> None:
-        """Drop more refused messages at once: an ended study may have left very many."""
-        self._refusals = 0
-        try:
-            self._heartbeat.drop_refused(self.signer, self._channel.are_refused)
-        except Exception as error:
-            # Any broker's error: the messages are refused one by one as well, only slower.
-            log.warning("refused messages could not be dropped at once: %s", headline(str(error)))
 
     def _drive(
         self, slot: int, payload: Payload, attempt: Attempt, delivery: str, seat: Seat | None = None

@@ -188,9 +188,14 @@ class WorkerChannel:
         """Renew the leases of (number, attempt) pairs; return for each ``ok``, ``cancel`` or ``gone`` (not ours)."""
         return list(run(self._client, "renew", study, self._lease_ms, *map(_member, attempts)))
 
-    def are_refused(self, study: str, attempts: Collection[tuple[int, int]]) -> list[tuple[int, int]]:
-        """Return those of the (number, attempt) pairs that no worker can claim any more."""
-        answers = run(self._client, "refusals", study, *chain.from_iterable(attempts))
+    def are_refused(
+        self, study: str, attempts: Collection[tuple[int, int]], *, replicas: bool = False
+    ) -> list[tuple[int, int]]:
+        """Return those of the (number, attempt) pairs that no worker can claim any more.
+
+        With `replicas` return those that will not run any more: no worker can take a seat of their gangs.
+        """
+        answers = run(self._client, "refusals", study, int(replicas), *chain.from_iterable(attempts))
         return [attempt for attempt, is_refused in zip(attempts, answers, strict=True) if is_refused]
 
     def count_refused(self, study: str) -> None:

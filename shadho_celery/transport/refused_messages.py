@@ -1,32 +1,41 @@
 """Refused messages: those whose attempts no worker can claim any more, dropped from a queue in bulk.
 
-One by one a worker would take a millisecond and more for each, and an ended study may have left very many.
+One by one a worker would take a millisecond and more for each, and an ended study may have left very many. Redis alone
+decides, by the study and the attempts in the body: signature and version of a message do not matter once its attempts
+are refused at every claim.
 """
 
 from __future__ import annotations
 
 import base64
 import math
-import socket
+import struct
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Hashable, Mapping
-from contextlib import suppress
-from typing import Any, TypeVar
+from collections.abc import Collection, Hashable, Mapping
+from typing import Any, Protocol, TypeVar
 
 import amqp
 import kombu
-import msgspec
 import redis
 from msgspec import Struct
 
-from shadho_celery.core.payload import Payload
-from shadho_celery.transport.broker import TASK, RefusedMessage, read_message
+from shadho_celery.core.checks import decoder
+from shadho_celery.core.payload import StudyKey
+from shadho_celery.core.trial import Number, Place
 from shadho_celery.transport.redis import Redis, run_on
-from shadho_celery.transport.signing import Signer
 
-#: returns those of a study's (number, attempt) pairs that no worker can claim any more
-AreRefused = Callable[[str, Collection[tuple[int, int]]], Collection[tuple[int, int]]]
+
+class AreRefused(Protocol):
+    """Returns those of a study's (number, attempt) pairs that no worker can claim any more.
+
+    For messages to `replicas` those that will not run any more: a replica is part of an attempt that runs.
+    """
+
+    def __call__(
+        self, study: str, attempts: Collection[tuple[int, int]], *, replicas: bool
+    ) -> Collection[tuple[int, int]]: ...
+
 
 #: messages that are looked at together
 LOOK = 1000
@@ -34,12 +43,14 @@ LOOK = 1000
 #: seconds to wait for the next of RabbitMQ's messages: another consumer may have taken it
 NEXT_SECONDS = 0.2
 
+#: types of AMQP's frames, and the method of a delivery
+_METHOD, _HEADER, _BODY = 1, 2, 3
+_DELIVER = struct.pack(">HH", 60, 60)
+
 M = TypeVar("M", bound=Hashable)
 
 
-def drop_refused(
-    connection: kombu.Connection, queue: str, signer: Signer, are_refused: AreRefused, seconds: float = math.inf
-) -> int:
+def drop_refused(connection: kombu.Connection, queue: str, are_refused: AreRefused, seconds: float = math.inf) -> int:
     """Drop the refused messages of a queue, for so many seconds; return their number.
 
     The next LOOK messages are looked at together, again and again while some of them are dropped. All others keep
@@ -47,26 +58,26 @@ def drop_refused(
     """
     drop = _DROP.get(connection.transport.driver_type)
     dropped, end = 0, time.monotonic() + seconds
-    while drop and time.monotonic() < end and (fresh := drop(connection, queue, signer, are_refused)):
+    while drop and time.monotonic() < end and (fresh := drop(connection, queue, are_refused)):
         dropped += fresh
     return dropped
 
 
-def _drop_from_redis(connection: kombu.Connection, queue: str, signer: Signer, are_refused: AreRefused) -> int:
+def _drop_from_redis(connection: kombu.Connection, queue: str, are_refused: AreRefused) -> int:
     channel = connection.default_channel
     client: Redis = redis.Redis(connection_pool=channel.pool)
     key = channel.global_keyprefix + queue
     items = client.lrange(key, -LOOK, -1)
-    stale = _refused({item: _read_item(item, signer) for item in items}, are_refused)
+    stale = _refused({item: _read_item(item) for item in items}, are_refused)
     return int(run_on(client, "drop", [key], len(items), *stale)) if stale else 0
 
 
-def _drop_from_rabbitmq(connection: kombu.Connection, queue: str, signer: Signer, are_refused: AreRefused) -> int:
+def _drop_from_rabbitmq(connection: kombu.Connection, queue: str, are_refused: AreRefused) -> int:
     # A channel of its own: when it closes, all messages that were not acknowledged return to their places at once.
     channel = connection.channel()
     try:
         found = _next_messages(connection, channel, queue)
-        stale = _refused({each.delivery_tag: _read(each.headers, each.body, signer) for each in found}, are_refused)
+        stale = _refused({tag: _read(body) for tag, body in found.items()}, are_refused)
         if len(stale) == len(found) > 0:
             channel.basic_ack(stale[-1], multiple=True)
         else:
@@ -77,65 +88,112 @@ def _drop_from_rabbitmq(connection: kombu.Connection, queue: str, signer: Signer
         channel.close()
 
 
-def _next_messages(connection: kombu.Connection, channel: Any, queue: str) -> list[Any]:
-    """Return the next messages of RabbitMQ's queue, not acknowledged."""
-    found: list[Any] = []
+def _next_messages(connection: kombu.Connection, channel: Any, queue: str) -> dict[int, bytes]:
+    """Return delivery tag and body of the next messages of RabbitMQ's queue, not acknowledged."""
     try:
         count = min(LOOK, channel.queue_declare(queue, passive=True).message_count)
     except amqp.NotFound:
-        return found
-    if count:
-        channel.basic_qos(0, count, False)
-        consumer = channel.basic_consume(queue, callback=found.append)
-        with suppress(socket.timeout):
-            while len(found) < count:
-                connection.drain_events(timeout=NEXT_SECONDS)
-        # Before the first acknowledgement, which would bring the next message.
-        channel.basic_cancel(consumer)
+        return {}
+    if not count:
+        return {}
+    channel.basic_qos(0, count, False)
+    # Messages that come after those that were waited for return to their places, too.
+    consumer = channel.basic_consume(queue, callback=lambda _: None)
+    found = _deliveries(connection.connection, count)
+    # Before the first acknowledgement, which would bring the next message.
+    channel.basic_cancel(consumer)
+    return found
+
+
+def _deliveries(connection: amqp.Connection, count: int) -> dict[int, bytes]:
+    """Return delivery tag and body of the next `count` deliveries, or fewer if no other one comes.
+
+    py-amqp takes three times as long, most of it for the headers, which are not needed.
+    """
+    found: dict[int, bytes] = {}
+    begun = tag = size = 0
+    body = b""
+    with connection.transport.having_timeout(NEXT_SECONDS):
+        while len(found) < count:
+            try:
+                kind, _, content = frame = connection.transport.read_frame()
+            except TimeoutError:
+                if begun > len(found):
+                    raise
+                break
+            if kind == _METHOD and content.startswith(_DELIVER):
+                # The consumer's tag comes first, a text with its length in front.
+                (tag,) = struct.unpack_from(">Q", content, 5 + content[4])
+                begun, body = begun + 1, b""
+            elif kind == _HEADER:
+                (size,) = struct.unpack_from(">Q", content, 4)
+            elif kind == _BODY:
+                body += content
+            else:
+                connection.on_inbound_frame(frame)
+            if kind in (_HEADER, _BODY) and len(body) == size:
+                found[tag] = body
     return found
 
 
 _DROP = {"redis": _drop_from_redis, "amqp": _drop_from_rabbitmq}
 
 
-def _refused(messages: Mapping[M, Payload | None], are_refused: AreRefused) -> list[M]:
-    """Return the keys of those messages all of whose attempts are refused; None stands for any other message."""
-    by_study: dict[str, set[tuple[int, int]]] = defaultdict(set)
-    found = {key: payload for key, payload in messages.items() if payload is not None}
-    for payload in found.values():
-        by_study[payload.study].update(_attempts(payload))
-    refused = {study: set(are_refused(study, attempts)) for study, attempts in by_study.items()}
-    return [key for key, payload in found.items() if _attempts(payload) <= refused[payload.study]]
+class _Attempt(Struct):
+    """Fields of an attempt that are read."""
+
+    number: Number
+    attempt: Place
+
+
+class _Sent(Struct):
+    """Fields of a payload that are read."""
+
+    study: StudyKey
+    attempts: list[_Attempt]
+    replica: Any = None
+
+    @property
+    def pairs(self) -> set[tuple[int, int]]:
+        """Trial and attempt of each."""
+        return {(each.number, each.attempt) for each in self.attempts}
 
 
 class _Item(Struct):
-    """Fields of an item of Redis' queues that are read."""
+    """Field of an item of Redis' queues that is read."""
 
     body: str
-    headers: dict[str, Any]
 
 
-def _read_item(item: bytes | str, signer: Signer) -> Payload | None:
-    """Return the payload of an item of Redis' queues if it is a message with attempts to claim, else None."""
+_decode_body = decoder(tuple[tuple[_Sent], Any, Any])
+_decode_item = decoder(_Item)
+
+
+def _refused(messages: Mapping[M, _Sent | None], are_refused: AreRefused) -> list[M]:
+    """Return the keys of those messages all of whose attempts are refused; None stands for any other message."""
+    asked: dict[tuple[str, bool], set[tuple[int, int]]] = defaultdict(set)
+    found = {key: (sent.study, sent.replica is not None, sent.pairs) for key, sent in messages.items() if sent}
+    for study, replicas, pairs in found.values():
+        asked[study, replicas] |= pairs
+    refused = {
+        (study, replicas): set(are_refused(study, pairs, replicas=replicas))
+        for (study, replicas), pairs in asked.items()
+    }
+    return [key for key, (study, replicas, pairs) in found.items() if pairs <= refused[study, replicas]]
+
+
+def _read_item(item: bytes | str) -> _Sent | None:
+    """Return what is read of an item of Redis' queues, None unless it is a message with attempts."""
     try:
-        outside = msgspec.json.decode(item, type=_Item)
-        return _read(outside.headers, base64.b64decode(outside.body), signer)
+        return _read(base64.b64decode(_decode_item(item).body))
     except (ValueError, RecursionError):
         return None
 
 
-def _read(headers: Any, body: bytes | str, signer: Signer) -> Payload | None:
-    """Return the payload of a message with attempts to claim; None for any other message."""
+def _read(body: bytes) -> _Sent | None:
+    """Return what is read of a message's body, None unless it has attempts."""
     try:
-        if headers.get("task") != TASK:
-            return None
-        (plain,), *_ = msgspec.json.decode(body)
-        payload = read_message(plain, headers, signer)
-    except (AttributeError, TypeError, ValueError, RecursionError, RefusedMessage):
+        (sent,), *_ = _decode_body(body)
+    except (ValueError, RecursionError):
         return None
-    # A replica does not claim its attempt, which runs elsewhere.
-    return payload if payload.replica is None else None
-
-
-def _attempts(payload: Payload) -> set[tuple[int, int]]:
-    return {(attempt.number, attempt.attempt) for attempt in payload.attempts}
+    return sent  # type: ignore[no-any-return]

@@ -16,13 +16,12 @@ from integration.test_redis_queues import JUNK, payload
 from services.channels import Channel
 
 from shadho_celery.core.payload import Payload
-from shadho_celery.core.trial import Outcome, ReplicaSeat, Result, Started, TrialState
+from shadho_celery.core.trial import Attempt, Outcome, ReplicaSeat, Result, Started, TrialState
 from shadho_celery.transport import refused_messages
 from shadho_celery.transport.broker import Publisher, message, queue
 from shadho_celery.transport.channel import SchedulerChannel
 from shadho_celery.transport.redis import connect
 from shadho_celery.transport.refused_messages import drop_refused
-from shadho_celery.transport.signing import UNSIGNED, Signer
 
 OURS = {"global_keyprefix": "ours:"}
 
@@ -57,8 +56,8 @@ def publish(broker: kombu.Connection, name: str, *payloads: Payload) -> None:
     publisher.close()
 
 
-def drop(broker: kombu.Connection, name: str, client: Any, signer: Signer = UNSIGNED) -> int:
-    return drop_refused(broker, name, signer, Channel(client).are_refused)
+def drop(broker: kombu.Connection, name: str, client: Any) -> int:
+    return drop_refused(broker, name, Channel(client).are_refused)
 
 
 def left(broker: kombu.Connection, name: str) -> list[Any]:
@@ -92,9 +91,10 @@ def test_messages_of_trials_that_have_ended_are_dropped_and_all_others_keep_thei
     SchedulerChannel(client, "k1").cancel([(3, 1)], running=False)
     attempts = payload(1).attempts + payload(9).attempts
     seat = ReplicaSeat(address="h:1", token="t", rank=1)
+    Channel(client).claim("k1", Started(number=5, attempt=1, host="h", at=0.0))
     kept = [payload(4), payload(3, attempt=2), payload(1, "k2"), payload(7, attempts=attempts)]
-    kept.append(payload(0, replica=seat))
-    stale = [payload(number) for number in (0, 1, 2, 3)] + [payload(0, "k2")]
+    kept += [payload(5, replica=seat), payload(4, replica=seat)]
+    stale = [payload(number) for number in (0, 1, 2, 3, 5)] + [payload(0, "k2"), payload(0, replica=seat)]
     publish(broker, name, *stale[:2], kept[0], stale[2], kept[1], *stale[3:], *kept[2:])
     assert drop(broker, name, client) == len(stale)
     assert drop(broker, name, client) == 0
@@ -114,22 +114,28 @@ def test_foreign_messages_are_not_dropped(client: Any, broker: kombu.Connection,
     assert [bound.get(no_ack=True) is not None for _ in range(6)] == [True] * 5 + [False]
 
 
-def test_messages_that_a_worker_cannot_read_are_not_dropped(client: Any, broker: kombu.Connection, name: str) -> None:
+def test_refused_messages_of_another_version_or_key_and_large_ones_are_dropped(
+    client: Any, broker: kombu.Connection, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ended(client, 0)
-    publish(broker, name, payload(0))
-    assert drop(broker, name, client, Signer(b"a key of sixteen bytes")) == 0
-    assert drop(broker, name, client) == 1
+    large = Attempt(number=0, attempt=1, params={"x": "long" * 100_000}, subspace="", seed=0)
+    publish(broker, name, payload(0), payload(0, attempts=[large]), payload(1))
+    with monkeypatch.context() as context:
+        context.setattr("shadho_celery.transport.broker.PROTOCOL", 1)
+        publish(broker, name, payload(0), payload(2))
+    assert drop(broker, name, client) == 3
+    assert left(broker, name) == [body(payload(1)), body(payload(2))]
 
 
 def test_while_redis_does_not_tell_nothing_is_dropped(client: Any, broker: kombu.Connection, name: str) -> None:
     ended(client, 0)
     publish(broker, name, payload(0))
 
-    def are_refused(*_: object) -> list[tuple[int, int]]:
+    def are_refused(*_: object, **__: object) -> list[tuple[int, int]]:
         raise redis.ConnectionError("away")
 
     with pytest.raises(redis.ConnectionError):
-        drop_refused(broker, name, UNSIGNED, are_refused)
+        drop_refused(broker, name, are_refused)
     assert left(broker, name) == [body(payload(0))]
 
 
