@@ -86,6 +86,11 @@ def export(name: str, kind: str | None, output: Path | None, plain: bool, store:
     if output is None and kind == "parquet" and sys.stdout.isatty():
         raise UsageError("parquet is no text for a terminal; give -o FILE")
     with opened(store, name) as study:
+        if output is None and sys.stdout.isatty():
+            shown = io.BytesIO()
+            write(study, shown)
+            say(shown.getvalue().decode(), nl=False)
+            return
         if output is None:
             write(study, sys.stdout.buffer)
             sys.stdout.buffer.flush()

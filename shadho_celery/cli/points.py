@@ -28,9 +28,18 @@ def read_points(path: Path) -> list[object]:
     return [_parsed(line, f"line {number} of {path}") for number, line in lines if line.strip()]
 
 
+def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """Return an object of JSON. Raises ValueError if a name stands twice in it: either value may be meant."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"{next(name for name in names if names.count(name) > 1)!r} stands twice in one object")
+    return found
+
+
 def _parsed(text: str, where: str) -> object:
     try:
-        parsed: object = json.loads(text)
+        parsed: object = json.loads(text, object_pairs_hook=_unique)
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{where} is no JSON ({one_line(error)}); {FORM}") from None
     return parsed

@@ -426,7 +426,8 @@ def _listed(title: str, found: Any) -> Iterator[str]:
         yield f"{title}: {found!r}"
     elif found:
         yield f"{title}:"
-        yield from (f"  {key}: {value!r}" for key, value in found.items())
+        # A name with a line feed would look like several lines of ours.
+        yield from (f"  {name if name.isprintable() else repr(name)}: {found[name]!r}" for name in found)
 
 
 def _study_json(study: StudyResults) -> dict[str, Any]:

@@ -53,6 +53,9 @@ PASSING = ("08", "57P", "53", "25006", "28", "42501", "40", "55P03", "57014", "2
 #: code of a statement that was cancelled, and times in a row after which it is not repeated
 CANCELLED, MAX_CANCELLED = "57014", 3
 
+#: endings of the files that SQLite opens beside a database
+JOURNALS = ("-journal", "-wal", "-shm")
+
 #: name of the execution option with the seconds that a statement may take
 SECONDS = "shadho_seconds"
 
@@ -293,6 +296,7 @@ def _sqlite_engine(url: sa.URL) -> sa.Engine:
         opened = _create(path)
     except OSError as error:
         raise StoreError(f"the store {path} cannot be opened: {error.strerror}; check --store") from None
+    _refuse_pipes(path)
 
     def check_file(connection: sa.Connection) -> None:
         # SQLite would go on writing into a file that has no name any more.
@@ -318,6 +322,7 @@ def _reading_engine(url: sa.URL) -> sa.Engine:
     path = file_of(url)
     if not path.is_file():
         raise StoreError(f"there is no store {path}; check --store, and the folder you are in")
+    _refuse_pipes(path)
     creator = partial(_connect_to_read, path)
     return sa.create_engine("sqlite://", creator=creator, poolclass=sa.NullPool, hide_parameters=True)
 
@@ -335,8 +340,15 @@ def _connect_to_read(path: Path) -> sqlite3.Connection:
             raise
         # Without a journal nobody writes, and a folder that cannot be written has no place for an index of it.
         connection = connect(f"{path.as_uri()}?immutable=1")
-    _read_any_text(connection)
+    _distrust(connection)
     return connection
+
+
+def _refuse_pipes(path: Path) -> None:
+    """Raise StoreError if SQLite would wait for the other end of a pipe: as the database, or as a file beside it."""
+    for each in (path, *(path.with_name(f"{path.name}{ending}") for ending in JOURNALS)):
+        if each.exists() and not each.is_file():
+            raise StoreError(f"{each} is no file, and SQLite would open it; remove it, or give --store another URL")
 
 
 def file_of(url: sa.URL) -> Path:
@@ -367,13 +379,15 @@ def _rescue(connection: sa.Connection, path: Path) -> str:
     return f"put it back, or put {rescued.name}, which has all its contents, in its place"
 
 
-def _read_any_text(connection: sqlite3.Connection) -> None:
+def _distrust(connection: sqlite3.Connection) -> None:
+    # What a file itself defines calls no function but SQLite's harmless ones.
+    connection.execute("PRAGMA trusted_schema = OFF")
     # Bytes that are no text must not end the reading of a table before the row that has them is known.
     connection.text_factory = partial(str, encoding="utf-8", errors="surrogateescape")
 
 
 def _set_up_sqlite(connection: sqlite3.Connection, _: object) -> None:
-    _read_any_text(connection)
+    _distrust(connection)
     # WAL lets others read while the scheduler writes. NORMAL syncs at checkpoints: enough if a process dies.
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("PRAGMA synchronous = NORMAL")

@@ -534,8 +534,8 @@ class SqlStore:
                 time.sleep(0.05)
 
     def _refuse_damage(self) -> None:
-        if (lost := damage(self._engine)) is not None:
-            raise StoreError(f"the store {self.safe_url} cannot be used: {lost}")
+        if (lost := damage(self._engine, is_written=not self._is_read_only)) is not None:
+            raise StoreError(f"the store {self.safe_url} cannot be used: {one_line(lost)}")
 
     @contextmanager
     def _begin(self) -> Iterator[sa.Connection]:

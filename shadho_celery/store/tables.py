@@ -5,7 +5,12 @@ A column of `trials` has the name of a fact of a trial or of its outcome: `sql` 
 
 from __future__ import annotations
 
+from collections.abc import Set as AbstractSet
+
 import sqlalchemy as sa
+
+#: marks of SQLite for a column that is computed, when it is read or when it is written
+_GENERATED = {2, 3}
 
 #: version of these tables; stores up to 0.4 have none, and lack nothing but columns that may be null
 VERSION = 1
@@ -135,11 +140,17 @@ unreadable = sa.Table(
 )
 
 
-def damage(engine: sa.Engine) -> str | None:
-    """Return the reason, with its remedy, why the store cannot be used: an unknown version, or a lost table."""
+def damage(engine: sa.Engine, *, is_written: bool) -> str | None:
+    """Return the reason, with its remedy, why the store cannot be used.
+
+    It is of an unknown version, has lost a table, or is a file with statements of its own, which might never end.
+    """
     needed = (studies, trials, reports)
     found = set(sa.inspect(engine).get_table_names())
     with engine.connect() as connection:
+        foreign = _foreign(connection, found, is_written=is_written) if engine.dialect.name == "sqlite" else None
+        if foreign is not None:
+            return f"it has {foreign}, which this package never makes; remove that, or restore the store from a copy"
         is_old = schema_version.name not in found
         versions = [] if is_old else connection.scalars(sa.select(schema_version.c.version)).all()
         kept = (connection.execute(sa.select(t.c[0]).limit(1)).first() for t in needed if t.name in found)
@@ -153,6 +164,21 @@ def damage(engine: sa.Engine) -> str | None:
             f"it has lost its table {', '.join(sorted(missing))}; restore it from a copy, or give --store another URL"
         )
     return None
+
+
+def _foreign(connection: sa.Connection, found: AbstractSet[str], *, is_written: bool) -> str | None:
+    """Return a name in an SQLite file for what is computed when it is read, or written; None if all is stored."""
+    kinds = {str(row[1]): row[2] for row in connection.exec_driver_sql("PRAGMA table_list")}
+    for name in found & schema.tables.keys():
+        # SQLite before version 3.37 tells no kinds.
+        if kinds.get(name) == "virtual":
+            return f"the virtual table {name}"
+        columns = connection.exec_driver_sql(f"PRAGMA table_xinfo({name})").all()
+        if computed := [row[1] for row in columns if row[-1] in _GENERATED]:
+            return f"the generated column {name}.{computed[0]}"
+    triggers = connection.exec_driver_sql("SELECT name, tbl_name FROM sqlite_master WHERE type = 'trigger'").all()
+    own = [name for name, table in triggers if str(table).lower() in schema.tables]
+    return f"the trigger {own[0]}" if own and is_written else None
 
 
 def lacking_columns(engine: sa.Engine) -> dict[str, frozenset[str]]:

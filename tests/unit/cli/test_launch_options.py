@@ -530,6 +530,7 @@ def test_a_byte_order_mark_and_line_ends_within_a_text_are_json(
     [
         (b'{"x": 0.5}\nx = 1\n', "line 2 of points is no JSON"),
         (b"[{", "points is no JSON"),
+        (b'{"x": 0.5, "x": 1}', "'x' stands twice in one object"),
         (b"\xff\xfe\x00", "points is no text"),
         (None, "the points in points cannot be read"),
     ],

@@ -408,6 +408,23 @@ def test_an_export_to_a_device_is_written_to_it_and_does_not_take_its_place(tmp_
         os.close(reading)
 
 
+def test_codes_that_a_terminal_obeys_reach_a_file_and_no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    label = "a\nbest loss: 0"
+    with shadho_celery.Study({label: hp.uniform(label, 0, 1)}, store="sqlite:///odd.db", study="odd") as study:
+        study.tell(study.ask(), {"loss": 1.0, "text": "\x1b]0;title\x07"})
+    words = ["export", "odd", "--store", "sqlite:///odd.db"]
+    assert "\x1b" in CliRunner().invoke(commands, words).stdout
+    assert "\n  'a\\nbest loss: 0': 0." in CliRunner().invoke(commands, ["best", *words[1:]]).stdout
+    theirs, ours = os.openpty()
+    with os.fdopen(theirs, "rb", buffering=0) as terminal, os.fdopen(ours, "w", encoding="utf-8") as stdout:
+        monkeypatch.setattr(sys, "stdout", stdout)
+        commands(words, standalone_mode=False)
+        stdout.flush()
+        shown = terminal.read(1 << 16)
+    assert b"\x1b" not in shown
+    assert b"\\x1b]0;title\\x07" in shown
+
+
 def test_an_ending_that_names_no_form_is_refused() -> None:
     assert "there is no form of a name that ends with .xlsx" in refused("export", "svm-1a", "-o", "trials.xlsx")
     assert not Path("trials.xlsx").exists()

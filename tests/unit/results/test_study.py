@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import importlib
 import math
+import os
 import socket
 import sqlite3
 import sys
@@ -352,3 +353,45 @@ def test_a_study_that_cannot_be_read_hides_no_other(column: str, value: object) 
     with pytest.warns(UserWarning, match=r"study .* in sqlite:///shadho.db cannot be read: .*; restore the store"):
         assert [summary.name for summary in shadho_celery.list_studies(STORE)] == ["first"]
     assert load_study(STORE, "first").count() == 1
+
+
+#: statements by which a file computes what is read from it, or does something at each write
+ENDLESS = {
+    "generated column": (
+        "ALTER TABLE trials ADD COLUMN extra TEXT AS (hex(zeroblob(400000000)))",
+        "generated column trials.extra",
+    ),
+    "virtual table": ("DROP TABLE reports; CREATE VIRTUAL TABLE reports USING fts5(study)", "virtual table reports"),
+    "view": (
+        "DROP TABLE reports; CREATE VIEW reports AS WITH RECURSIVE r(n) AS (SELECT 1 UNION ALL SELECT n FROM r) "
+        "SELECT n AS study FROM r",
+        "lost its table reports",
+    ),
+}
+
+
+@pytest.mark.parametrize(("statements", "words"), ENDLESS.values(), ids=ENDLESS)
+def test_a_file_that_computes_what_is_read_is_refused(statements: str, words: str) -> None:
+    searched(trials=1)
+    with closing(sqlite3.connect("shadho.db")) as store:
+        store.executescript(statements)
+    with pytest.raises(StoreError, match=words):
+        load_study(STORE, "first")
+
+
+def test_a_file_with_a_trigger_is_read_and_not_written() -> None:
+    searched(trials=1)
+    with closing(sqlite3.connect("shadho.db")) as store:
+        store.execute("CREATE TRIGGER mine AFTER UPDATE ON studies BEGIN DELETE FROM trials; END")
+    assert load_study(STORE, "first").count() == 1
+    with pytest.raises(StoreError, match="it has the trigger mine"):
+        searched(resume=True, study="first", trials=2)
+
+
+@pytest.mark.parametrize("ending", ["-journal", "-wal"])
+def test_a_pipe_beside_a_store_is_not_waited_for(ending: str) -> None:
+    searched(trials=1)
+    os.mkfifo(f"shadho.db{ending}")
+    for use in (lambda: load_study(STORE, "first"), lambda: searched(resume=True)):
+        with pytest.raises(StoreError, match=f"shadho.db{ending} is no file"):
+            use()
