@@ -12,16 +12,18 @@ import uuid
 from collections.abc import Iterable
 from typing import Any
 
-from celery import Celery, Task, current_app, shared_task, signals
+from celery import Celery, Task, shared_task, signals
 from celery.exceptions import Reject
 
 from shadho_celery.core import hardware
 from shadho_celery.core.bounds import BROKER_CONNECT_SECONDS
-from shadho_celery.core.checks import printable
+from shadho_celery.core.checks import mask, printable
 from shadho_celery.core.folders import CHECKPOINTS, SHIPPED_CODE
 from shadho_celery.errors import ShadhoError
 from shadho_celery.node.consumer import CarefulConsumer, Consumer
+from shadho_celery.node.shutdown import Shutdown
 from shadho_celery.node.slots import NotMine, Slots
+from shadho_celery.node.worker_lines import ready, tell
 from shadho_celery.objective.study_file import cores_per_trial, module_name, refuse_nested
 from shadho_celery.runner.process_tree import hide_memory
 from shadho_celery.transport import broker
@@ -44,6 +46,9 @@ try:
     app.conf.update(configuration() | {"worker_consumer": CarefulConsumer})
 except ShadhoError as error:
     raise _refusal(str(error)) from None
+app.steps["worker"].add(Shutdown)
+#: of the worker in this process, once it has ended
+app.shadho_exit_code = 1
 
 
 @shared_task(name=broker.TASK, bind=True, ignore_result=True)  # type: ignore[untyped-decorator]
@@ -62,7 +67,11 @@ def trial(self: Task, payload: dict[str, Any]) -> None:
 
 @signals.celeryd_init.connect  # type: ignore[untyped-decorator]
 def _set_up(sender: str, instance: Any, conf: Any, options: dict[str, Any], **_: object) -> None:
-    """Set the worker's queue, its number of slots and its unique name before Celery builds it."""
+    """Set the worker's queue, its number of slots and its unique name before Celery builds it.
+
+    Its own line says in place of Celery's banner when it is ready (`_ready`).
+    """
+    instance.quiet = True
     try:
         refuse_nested()
     except ShadhoError as error:
@@ -81,12 +90,13 @@ def _set_up(sender: str, instance: Any, conf: Any, options: dict[str, Any], **_:
 
 @signals.after_setup_logger.connect  # type: ignore[untyped-decorator]
 def _quieten(loglevel: int, **_: object) -> None:
-    """Silence Celery's own lines about tasks but errors: a worker logs one line a trial (`node.trial_lines`)."""
+    """Silence Celery's own lines about tasks but errors, and that it is ready: a worker has its own lines of both."""
     if loglevel > logging.DEBUG:
         # It says of each message that it was received; and that it was handled, or with a traceback that it was handed
         # back to its queue.
         logging.getLogger("celery.worker.strategy").setLevel(logging.WARNING)
         logging.getLogger("celery.app.trace").setLevel(logging.ERROR)
+        logging.getLogger("celery.apps.worker").setLevel(logging.WARNING)
 
 
 class _Printable(logging.Filter):
@@ -150,17 +160,16 @@ def _open(sender: Any, **_: object) -> None:
 
 @signals.worker_ready.connect  # type: ignore[untyped-decorator]
 def _ready(sender: Any, **_: object) -> None:
-    sender.app.shadho_slots.announce(Consumer(sender, [*sender.app.amqp.queues.consume_from]))
-
-
-@signals.worker_shutting_down.connect  # type: ignore[untyped-decorator]
-def _drain(**_: object) -> None:
-    current_app.shadho_slots.withdraw()
+    slots: Slots = sender.app.shadho_slots
+    queues = [*sender.app.amqp.queues.consume_from]
+    slots.announce(Consumer(sender, queues))
+    tell(ready(slots.name, slots.compute_class, slots.count, queues, mask(str(sender.app.conf.broker_url))))
 
 
 @signals.worker_shutdown.connect  # type: ignore[untyped-decorator]
 def _close(sender: Any, **_: object) -> None:
     sender.app.shadho_slots.close()
+    sender.app.shadho_exit_code = sender.exitcode or 0
 
 
 def _compute_class(queues: str | Iterable[str] | None, machine: hardware.Machine) -> str:

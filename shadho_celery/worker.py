@@ -50,7 +50,7 @@ def main(
     loglevel: str,
     **connection: str | None,
 ) -> None:
-    """Serve trials on this machine until Ctrl-C; running trials finish first."""
+    """Serve trials on this machine until Ctrl-C; running trials finish first, or are given back at a second one."""
     os.environ.update(connection_options.environment(**connection))
     if imports:
         os.environ["SHADHO_IMPORTS"] = ",".join(imports)
@@ -64,6 +64,8 @@ def main(
 
     arguments = ["worker", "-Q", name, "-l", loglevel, "--without-gossip", "--without-mingle"]
     app.worker_main(arguments + (["-c", str(slots)] if slots else []))
+    # Celery returns no exit code.
+    raise SystemExit(app.shadho_exit_code)
 
 
 if __name__ == "__main__":

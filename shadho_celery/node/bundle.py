@@ -76,7 +76,7 @@ class Bundle:
             self._results.append(result)
 
     def refuse(self, attempt: Attempt, reason: str) -> None:
-        """Send the results, and give back `attempt` and all that follow: none of them can run here.
+        """Send the results, and give back `attempt` and all that follow: none of them can run here to its end.
 
         Raises redis-py's errors; after an error the call may be repeated.
         """

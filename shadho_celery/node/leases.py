@@ -11,6 +11,9 @@ from shadho_celery.runner.runner import INTERRUPT_SECONDS, STOP_SECONDS, Runner
 from shadho_celery.transport.channel import WorkerChannel
 from shadho_celery.transport.seats import Seat, WorkerSeats
 
+#: what `stopped` says of an attempt that is given back: its worker ends
+GIVEN_BACK = "given back"
+
 
 @dataclass(kw_only=True)
 class Lease:
@@ -23,7 +26,7 @@ class Lease:
     runner: Runner
     #: of a replica, its place in the attempt's gang
     seat: Seat | None = None
-    #: reason why it was stopped: ``cancel``, ``gone`` or ``yield``; "" while it was not
+    #: reason why it was stopped: ``cancel``, ``gone``, ``yield`` or GIVEN_BACK; "" while it was not
     stopped: str = ""
     #: times it has called for replicas
     calls: int = 0
@@ -43,6 +46,7 @@ class Leases:
         self._seats = seats
         self._live: dict[tuple[str, int, int], Lease] = {}
         self._lock = threading.Lock()
+        self._is_closed = False
 
     def __len__(self) -> int:
         with self._lock:
@@ -53,11 +57,19 @@ class Leases:
         """Renew a lease for the length of a `with` block."""
         with self._lock:
             self._live[lease.key] = lease
+            lease.stopped = GIVEN_BACK if self._is_closed else ""
         try:
             yield
         finally:
             with self._lock:
                 del self._live[lease.key]
+
+    def close(self) -> None:
+        """Have all attempts given back that were not stopped before, also those that are about to begin."""
+        with self._lock:
+            self._is_closed = True
+            for lease in self._live.values():
+                lease.stopped = lease.stopped or GIVEN_BACK
 
     def renew(self) -> None:
         """Renew all leases and seats, and stop the attempts that are cancelled or lost. Raises redis-py's errors."""

@@ -43,7 +43,7 @@ from shadho_celery.node.bundle import REFUSED, Bundle
 from shadho_celery.node.code import Codes
 from shadho_celery.node.consumer import Consumer
 from shadho_celery.node.heartbeat import Heartbeat
-from shadho_celery.node.leases import Lease, Leases
+from shadho_celery.node.leases import GIVEN_BACK, Lease, Leases
 from shadho_celery.node.logs import LogServer
 from shadho_celery.node.shipped_code import ShippedCode
 from shadho_celery.node.storage import storage_id
@@ -151,6 +151,21 @@ class Slots:
         self._heartbeat = Heartbeat(client, self.name, self._worker, self._leases, self._clock, signer=signer)
 
     @property
+    def compute_class(self) -> str:
+        """Class that the worker serves."""
+        return self._worker.compute_class
+
+    @property
+    def count(self) -> int:
+        """Number of its slots."""
+        return self._worker.slots
+
+    @property
+    def running(self) -> int:
+        """Number of the attempts, and replicas of some, that run."""
+        return len(self._leases)
+
+    @property
     def imports(self) -> Sequence[str]:
         """Modules whose objectives may run here."""
         return self._worker.imports
@@ -181,11 +196,16 @@ class Slots:
         self._heartbeat.withdraw()
 
     def close(self) -> None:
-        """Withdraw, and end the processes. Attempts that still run are lost and will be sent again."""
-        self.withdraw()
+        """End the processes, and withdraw. The slots' threads give back the attempts that still run."""
         self._closing.set()
-        for runner in self._runners:
-            runner.kill()
+        self._leases.close()
+        # Each takes some hundredths of a second.
+        killers = [threading.Thread(target=runner.close) for runner in self._runners]
+        for killer in killers:
+            killer.start()
+        self.withdraw()
+        for killer in killers:
+            killer.join()
 
     def run(self, payload: Payload) -> None:
         """Run a message's attempts one after another, without those that this worker declines.
@@ -194,6 +214,8 @@ class Slots:
         circuit breaker is open.
         """
         self._heartbeat.note_message()
+        if self._closing.is_set():
+            raise NotMine("this worker stops")
         if reason := self._lacks(payload):
             if self._is_void(payload):
                 return
@@ -210,6 +232,10 @@ class Slots:
                 self._run_replica(slot, payload, payload.replica, new_delivery())
             else:
                 self._run_bundle(slot, Bundle(self._channel, payload, ours, self._clock))
+        except redis.RedisError as error:
+            if not self._closing.is_set():
+                raise
+            log.warning("Redis does not answer (%s); what this worker ran is lost when its lease runs out", error)
         finally:
             self._bundles.pop(slot, None)
             self._free.put(slot)
@@ -259,6 +285,9 @@ class Slots:
                     outcome, stopped = self._drive(slot, bundle.payload, attempt, bundle.delivery)
                 except OtherCode as other:
                     self._refuse(bundle, attempt, other.code)
+                    return
+                if stopped == GIVEN_BACK:
+                    self._persist(partial(bundle.refuse, attempt, "its worker was stopped"))
                     return
                 is_quick = (outcome.seconds or 0.0) < QUICK_SECONDS
                 self._was_quick[slot] = is_quick and outcome.state in WELL and not stopped

@@ -85,6 +85,7 @@ class Runner:
         #: True if some of them were taken back, and the process has not said so yet: it may have begun one
         self._is_recalled = False
         self._is_running = False
+        self._is_closed = False
         self._lock = threading.Lock()
 
     def start(self) -> None:
@@ -216,6 +217,12 @@ class Runner:
         if process is not None:
             process.kill()
 
+    def close(self) -> None:
+        """Kill the process and its process tree, and start none again."""
+        with self._lock:
+            self._is_closed = True
+        self.kill()
+
     def _begin(self, order: RunAttempt) -> tuple[TrialProcess, int, bool]:
         """Send an order, unless it was sent ahead; return its process, its number, and whether others were sent."""
         with self._lock:
@@ -247,7 +254,12 @@ class Runner:
         return replace(order, order=self._last)
 
     def _living(self, folder: str) -> TrialProcess:
-        """Return the process for code in a folder; a new one if that has died or may run what was taken back."""
+        """Return the process for code in a folder; a new one if that has died or may run what was taken back.
+
+        Raises OSError.
+        """
+        if self._is_closed:
+            raise OSError("its worker stops")
         is_other = folder != self._folder
         if self._process is not None and (is_other or self._is_recalled or self._ahead or not self._process.is_idle()):
             self._process.kill()

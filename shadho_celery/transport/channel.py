@@ -179,7 +179,7 @@ class WorkerChannel:
         return [bool(each) for each in finished], [Claim(each) for each in claimed]
 
     def give_back(self, study: str, attempts: Sequence[tuple[int, int]], reason: str) -> None:
-        """Give back attempts that are claimed and were not begun: they are lost, at no cost for their trials."""
+        """Give back claimed attempts that will not end here: they are lost, at no cost for their trials."""
         lost = [Lost(number=number, attempt=attempt, reason=reason, claimed=False) for number, attempt in attempts]
         parts = [part for each in lost for part in (each.number, each.attempt, seal(study, each, self._signer))]
         run(self._client, "cancel", study, "revoke", *parts)

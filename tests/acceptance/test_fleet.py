@@ -332,20 +332,36 @@ def test_clocks_that_are_set_neither_end_a_study_nor_keep_it_from_its_end(desk: 
     assert sum(trial["lost"] for trial in trials) == 1, "the killed worker's trial was run again"
 
 
-def test_a_worker_that_is_told_to_end_finishes_its_trial_first(desk: Desk, on_rabbitmq: Fleet) -> None:
+def test_a_worker_that_is_told_to_end_finishes_its_trials_and_told_again_gives_them_back(
+    desk: Desk, on_rabbitmq: Fleet
+) -> None:
+    """What is given back runs again at once, at no cost; a third Ctrl-C changes nothing."""
     fleet = on_rabbitmq
-    desk.study(seconds=2.0)
+    is_long = "context.trial > 0 and context.attempt == 1"
+    desk.study(seconds=1.0, body=f"import subprocess; {is_long} and subprocess.call(['sleep', '61'])")
     worker = desk.worker(fleet.cpu, "-c", "1", SHADHO_IMPORTS="my_study")
-    command = desk.launch("my_study", "--trials", "2", "--json")
+    command = desk.launch("my_study", "--trials", "3", "--json")
     desk.await_runs(1)
     worker.send(signal.SIGTERM)
     assert worker.wait(30).code == 0, desk.said()
     assert len(desk.runs("ended")) == 1, "what ran was finished, nothing else was begun"
     assert not desk.pids("shadho_celery.runner")
-    desk.worker(fleet.cpu, "-c", "1", SHADHO_IMPORTS="my_study")
+    words = ("--class", fleet.cpu, "--slots", "2", "--import", "my_study")
+    second = desk.start(sys.executable, "-m", "shadho_celery.worker", *words)
+    until(lambda: len(desk.pids("sleep", "61")) == 2, 30, desk.said)
+    for says in ("stopping: running trials finish first", "running trials that are given back: 2", ""):
+        second.interrupt()
+        second.says(says)
+    assert second.wait(30).code == 130, desk.said()
+    assert not desk.pids("sleep", "61")
+    third = desk.worker(fleet.cpu, "-c", "1", SHADHO_IMPORTS="my_study")
     assert command.wait(60).code == 0, desk.said()
-    assert Counter(number for number, *_ in desk.runs()) == Counter([0, 1])
+    assert Counter(run[:2] for run in desk.runs()) == Counter([(0, 1), (1, 1), (1, 2), (2, 1), (2, 2)])
     assert all(trial["lost"] == 0 for trial in desk.trials())
+    for each in (worker, second, third):
+        assert " is ready. Class " in each.err, "at any log level"
+        assert not each.out, "Celery's banner"
+        assert "Traceback" not in each.err
 
 
 def test_with_a_killed_worker_all_that_it_started_ends(desk: Desk, on_redis: Fleet) -> None:

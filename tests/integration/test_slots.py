@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -200,3 +201,25 @@ def test_a_worker_announces_what_it_cannot_import_and_runs_nothing_with_it(
     assert "there is no module no_such_study" in problems["no_such_study"]
     with pytest.raises(NotMine, match="no_such_library"):
         slots.run(replace(message("0123456789ab", 0), module="broken"))
+
+
+# The end of a worker
+
+
+def test_what_runs_when_a_worker_closes_is_given_back_at_no_cost_with_the_rest_of_its_message(
+    slots: Slots, redis_url: str, tmp_path: Path
+) -> None:
+    """No FAILED result of the process that was killed counts; what comes later is for another worker."""
+    (tmp_path / "my_study.py").write_text(STUDY.replace("return 0.25", "import time; time.sleep(60)"))
+    running = threading.Thread(target=slots.run, args=[message("", 0, 1)])
+    running.start()
+    until(lambda: slots.running == 1, 30)
+    slots.close()
+    running.join(30)
+    with connect(redis_url) as client:
+        events = SchedulerChannel(client, "k1").drain(0)
+    reason = "its worker was stopped"
+    losses = [Lost(number=number, attempt=1, reason=reason, claimed=False) for number in (0, 1)]
+    assert [event for event in events if isinstance(event, (Lost, Result))] == losses
+    with pytest.raises(NotMine, match="this worker stops"):
+        slots.run(message("", 2))

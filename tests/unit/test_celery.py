@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from types import SimpleNamespace
 
@@ -9,6 +10,7 @@ import pytest
 from celery.signals import celeryd_init
 
 from shadho_celery.celery import app
+from shadho_celery.node.worker_lines import ready, tell
 
 
 def test_two_workers_of_equal_host_name_and_process_id_have_different_node_names(
@@ -24,3 +26,12 @@ def test_two_workers_of_equal_host_name_and_process_id_have_different_node_names
     assert first != second
     assert first.startswith("cpu-7-")
     assert first.endswith("@host")
+    assert all(worker.quiet for worker in workers), "no banner"
+
+
+def test_that_a_worker_is_ready_is_told_at_any_log_level(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger("shadho_celery"), "level", logging.CRITICAL)
+    tell(ready("cpu@h.7.ab", "cpu", 2, ["cpu", "cpu,h"], "amqp://me:***@broker"))
+    assert caplog.messages == ["cpu@h.7.ab is ready. Class cpu, 2 slots, queues cpu and cpu,h on amqp://me:***@broker"]

@@ -6,7 +6,7 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from shadho_celery.node.leases import Lease, Leases
+from shadho_celery.node.leases import GIVEN_BACK, Lease, Leases
 from shadho_celery.transport.seats import Seat
 
 
@@ -80,3 +80,12 @@ def test_a_backup_whose_slot_is_wanted_is_stopped(leases: Leases, seats: MagicMo
     with leases.holding(replica):
         leases.renew()
     assert replica.stopped == "yield"
+
+
+def test_once_closed_all_that_runs_or_begins_is_given_back_but_not_what_was_stopped_before(leases: Leases) -> None:
+    running, cancelled, late = lease(1), lease(2), lease(3)
+    with leases.holding(running), leases.holding(cancelled):
+        leases.stop(cancelled, "cancel")
+        leases.close()
+        with leases.holding(late):
+            assert [each.stopped for each in (running, cancelled, late)] == [GIVEN_BACK, "cancel", GIVEN_BACK]

@@ -1,0 +1,72 @@
+"""Shutdown: the first signal lets a worker's running trials finish, the second one gives them back.
+
+Celery's own handlers do the first as well. At the second they end tasks in ways that its pool of threads does not have,
+and know nothing of the slots' processes and of claimed attempts.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from celery import bootsteps
+from celery.worker import state
+
+from shadho_celery.node.slots import Slots
+from shadho_celery.node.worker_lines import tell
+
+#: seconds after the second signal within which trials are given back; servers may not answer, and then the process
+#: ends without them: the leases run out
+END_SECONDS = 10.0
+
+#: name of the threads that do what a signal asks for
+THREAD = "shadho-shutdown"
+
+
+class Shutdown(bootsteps.StartStopStep):  # type: ignore[misc]
+    """Handles SIGINT, SIGTERM and SIGQUIT from before the worker connects until its process has ended.
+
+    A SIGQUIT, and a SIGINT after any other signal, end the worker at once; more signals change nothing.
+    """
+
+    def start(self, worker: Any) -> None:
+        self._worker = worker
+        self._slots: Slots = worker.app.shadho_slots
+        self._is_stopping = self._is_ending = False
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT):
+            signal.signal(number, self._handle)
+
+    def _handle(self, number: int, frame: object) -> None:
+        is_second = number == signal.SIGQUIT or (number == signal.SIGINT and self._is_stopping)
+        if is_second and not self._is_ending:
+            self._is_stopping = self._is_ending = True
+            self._stop(128 + number, self._end)
+        elif not self._is_stopping:
+            self._is_stopping = True
+            self._stop(0, self._drain)
+
+    def _stop(self, code: int, work: Callable[[], None]) -> None:
+        """Have Celery stop as soon as no task runs, with an exit code; do the `work` in a thread.
+
+        This thread was interrupted anywhere: it may hold a lock that the work needs.
+        """
+        state.should_stop = self._worker.exitcode = code
+        # Python starts no threads any more when it ends, and nothing is left to do then.
+        with suppress(RuntimeError):
+            threading.Thread(target=work, name=THREAD, daemon=True).start()
+
+    def _drain(self) -> None:
+        tell("stopping: running trials finish first; Ctrl-C again gives them back and stops at once")
+        self._slots.withdraw()
+
+    def _end(self) -> None:
+        limit = threading.Timer(END_SECONDS, os._exit, (self._worker.exitcode,))
+        limit.daemon = True
+        limit.start()
+        running = self._slots.running
+        tell("stopping at once" + (f"; running trials that are given back: {running}" if running else ""))
+        self._slots.close()

@@ -1,0 +1,56 @@
+"""The signals that end a worker."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from types import SimpleNamespace
+from unittest.mock import MagicMock
+
+import pytest
+from celery.worker import state
+
+from shadho_celery.node import shutdown
+from shadho_celery.node.shutdown import Shutdown
+
+INT, TERM, QUIT = signal.SIGINT, signal.SIGTERM, signal.SIGQUIT
+
+
+@pytest.fixture
+def worker(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
+    """A worker whose signals are handled; nothing ends this process."""
+    before = {number: signal.getsignal(number) for number in (INT, TERM, QUIT)}
+    monkeypatch.setattr(state, "should_stop", None)
+    monkeypatch.setattr(threading, "Timer", MagicMock())
+    worker = SimpleNamespace(app=SimpleNamespace(shadho_slots=MagicMock(running=2)), steps=[], exitcode=None)
+    Shutdown(worker).start(worker)
+    yield worker
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.parametrize(
+    ("signals", "withdrawn", "closed", "code"),
+    [
+        ([INT], 1, 0, 0),
+        ([TERM], 1, 0, 0),
+        ([TERM, TERM], 1, 0, 0),
+        ([INT, INT], 1, 1, 130),
+        ([INT, INT, INT, QUIT, TERM], 1, 1, 130),
+        ([TERM, INT], 1, 1, 130),
+        ([TERM, QUIT, INT], 1, 1, 131),
+        ([QUIT, TERM], 0, 1, 131),
+    ],
+)
+def test_the_first_signal_drains_and_the_second_but_another_sigterm_gives_back(
+    worker: SimpleNamespace, signals: list[signal.Signals], withdrawn: int, closed: int, code: int
+) -> None:
+    for number in signals:
+        signal.raise_signal(number)
+    for thread in threading.enumerate():
+        if thread.name == shutdown.THREAD:
+            thread.join()
+    slots = worker.app.shadho_slots
+    assert (slots.withdraw.call_count, slots.close.call_count) == (withdrawn, closed)
+    assert state.should_stop == worker.exitcode == code
