@@ -35,9 +35,10 @@ class Executor(Protocol):
     def keep(self) -> None:
         """Keep the study from other schedulers while it is not polled: to be called every few seconds."""
 
-    def cancel(self, numbers: Iterable[int], *, running: bool) -> None:
+    def cancel(self, numbers: Iterable[int], *, running: bool, pruned: bool = False) -> None:
         """Take back the trials that no worker has claimed (they end LOST, unclaimed); with `running` stop the others.
 
+        Those that are `pruned` are stopped for their reports, which a worker's log says.
         The events come some time later.
         """
 

@@ -41,7 +41,7 @@ class ByHandExecutor:
     def keep(self) -> None:
         pass
 
-    def cancel(self, numbers: Iterable[int], *, running: bool) -> None:
+    def cancel(self, numbers: Iterable[int], *, running: bool, pruned: bool = False) -> None:
         for attempt in take(self._queue, numbers):
             self._lose(attempt, "taken back")
         for number in self.fetched.keys() & set(numbers) if running else ():

@@ -74,7 +74,7 @@ class InlineExecutor:
     def keep(self) -> None:
         pass
 
-    def cancel(self, numbers: Iterable[int], *, running: bool) -> None:
+    def cancel(self, numbers: Iterable[int], *, running: bool, pruned: bool = False) -> None:
         for attempt in take(self._queue, numbers):
             self._lose(attempt, "taken back", claimed=False)
 

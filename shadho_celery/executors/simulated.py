@@ -178,7 +178,7 @@ class SimulatedExecutor:
     def keep(self) -> None:
         pass
 
-    def cancel(self, numbers: Iterable[int], *, running: bool) -> None:
+    def cancel(self, numbers: Iterable[int], *, running: bool, pruned: bool = False) -> None:
         unwanted = set(numbers)
         for name, each in self._classes.items():
             for attempt in take(each.queue, unwanted):

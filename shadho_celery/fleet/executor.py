@@ -238,11 +238,11 @@ class QueueExecutor:
         """Sign that Redis answers nothing at the moment: no trial can end."""
         return self._silence is not None
 
-    def cancel(self, numbers: Iterable[int], *, running: bool) -> None:
+    def cancel(self, numbers: Iterable[int], *, running: bool, pruned: bool = False) -> None:
         attempts = [(number, attempt) for number in numbers for attempt in self._in_flight.of(number)]
         if attempts:
             with outages_pass():
-                self._take_back(attempts, running=running)
+                self._take_back(attempts, running=running, pruned=pruned)
 
     def close(self) -> None:
         try:
@@ -268,9 +268,9 @@ class QueueExecutor:
         self._leases.confirm()
         self._held_at = self._clock.now()
 
-    def _take_back(self, attempts: Sequence[tuple[int, int]], *, running: bool) -> None:
+    def _take_back(self, attempts: Sequence[tuple[int, int]], *, running: bool, pruned: bool = False) -> None:
         """Take back (number, attempt) pairs now, or once Redis answers again."""
-        self._unwanted.append(partial(self._channel.cancel, attempts, running=running))
+        self._unwanted.append(partial(self._channel.cancel, attempts, running=running, pruned=pruned))
         flush(self._unwanted)
 
     def _heard(self, events: Iterable[Event | GangEvent]) -> list[Event]:

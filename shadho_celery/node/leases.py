@@ -26,7 +26,7 @@ class Lease:
     runner: Runner
     #: of a replica, its place in the attempt's gang
     seat: Seat | None = None
-    #: reason why it was stopped: ``cancel``, ``gone``, ``yield`` or GIVEN_BACK; "" while it was not
+    #: reason why it was stopped: ``cancel``, ``prune``, ``gone``, ``yield`` or GIVEN_BACK; "" while it was not
     stopped: str = ""
     #: times it has called for replicas
     calls: int = 0
@@ -91,9 +91,9 @@ class Leases:
             reporting = [each for each in self._live.values() if each.has_reported and not each.stopped]
         for study in {lease.study for lease in reporting}:
             ours = [lease for lease in reporting if lease.study == study]
-            for lease, is_cancelled in zip(ours, self._channel.cancelled(study, [a.number for a in ours]), strict=True):
-                if is_cancelled:
-                    self.stop(lease, "cancel")
+            for lease, answer in zip(ours, self._channel.told(study, [a.number for a in ours]), strict=True):
+                if answer != "ok":
+                    self.stop(lease, answer)
 
     def stop(self, lease: Lease, why: str) -> None:
         """Ask the trial to stop; interrupt it unless it does, and then kill its process."""

@@ -363,7 +363,8 @@ class Slots:
                 self._channel.count_refused(payload.study)
             return None
         outcome = outcome.cancelled() if stopped else outcome
-        self._lines.tell(payload, attempt, outcome)
+        # For the scheduler, who knows the loss of its last report, it was stopped; a person is told why.
+        self._lines.tell(payload, attempt, replace(outcome, state=TrialState.PRUNED) if stopped == "prune" else outcome)
         return Result(
             number=number,
             attempt=which,
@@ -446,7 +447,7 @@ class Slots:
             try:
                 answer = self._channel.report(payload.study, report)
                 unsent += answer == "refused"
-                if answer == "cancel" and not lease.stopped:
+                if answer in {"cancel", "prune"} and not lease.stopped:
                     self._leases.stop(lease, answer)
             except redis.RedisError:
                 unsent += 1

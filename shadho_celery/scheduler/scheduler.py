@@ -224,7 +224,7 @@ class Scheduler:
         if not self.study.commit():
             return
         if self._to_stop:
-            self._executor.cancel(self._to_stop, running=True)
+            self._executor.cancel(self._to_stop, running=True, pruned=True)
             self._to_stop = []
         if self._unsent:
             self._executor.submit(self._unsent)

@@ -12,7 +12,7 @@ attempts  hash    trial number -> ``N`` all up to N are void, ``N:delivery`` N i
                   ``refused`` -> late results that were refused
 done      bitmap  1 at the numbers of ended trials that `attempts` has no more
 leases    zset    ``number.attempt`` -> moment the lease ends (ms, the server's clock); 0 once it has
-cancel    set     numbers of running trials that should stop
+cancel    set     numbers of running trials that should stop; and ``N:pruned`` if trial N is to for its reports
 holder    string  ``host process start:fence:signature`` of the study's scheduler; it expires after HOLD_SECONDS
 ========  ======  ===================================================================================
 
@@ -185,7 +185,7 @@ class WorkerChannel:
         run(self._client, "cancel", study, "revoke", *parts)
 
     def renew(self, study: str, attempts: Sequence[tuple[int, int]]) -> list[str]:
-        """Renew the leases of (number, attempt) pairs; return for each ``ok``, ``cancel`` or ``gone`` (not ours)."""
+        """Renew the leases of (number, attempt) pairs; return for each what it is `told`, or ``gone`` (not ours)."""
         return list(run(self._client, "renew", study, self._lease_ms, *map(_member, attempts)))
 
     def are_refused(
@@ -206,17 +206,22 @@ class WorkerChannel:
             pipe.hincrby(attempts, "refused", 1).expire(attempts, ERASED_SECONDS).execute()
 
     def report(self, study: str, report: Report) -> str:
-        """Send a report; return ``ok``, ``cancel`` if the trial should stop, or ``refused``.
+        """Send a report; return what its trial is `told`, or ``refused``.
 
         It is refused where the lease has ended, or too many events wait.
         """
         sealed = seal(study, report, self._signer)
         return str(run(self._client, "report", study, report.number, report.attempt, sealed, MAX_WAITING))
 
-    def cancelled(self, study: str, numbers: Sequence[int]) -> list[bool]:
-        """Return for each trial whether it should stop: cheaper than `renew`."""
+    def told(self, study: str, numbers: Sequence[int]) -> list[str]:
+        """Return for each trial ``ok``, ``cancel`` (it should stop) or ``prune`` (for its reports).
+
+        Cheaper than `renew`.
+        """
         [cancelled] = keys(study, "cancel")
-        return [bool(each) for each in self._client.smismember(cancelled, numbers)]
+        found = self._client.smismember(cancelled, [*numbers, *(f"{number}:pruned" for number in numbers)])
+        answers = zip(found[: len(numbers)], found[len(numbers) :], strict=True)
+        return [("prune" if is_pruned else "cancel") if is_told else "ok" for is_told, is_pruned in answers]
 
     def _sealed(self, study: str, event: Result | Started) -> tuple[int, int, str]:
         return event.number, event.attempt, seal(study, event, self._signer)
@@ -355,9 +360,12 @@ class SchedulerChannel:
         """
         return list(run(self._client, "attempt_states", self._study, *map(_member, attempts))) if attempts else []
 
-    def cancel(self, attempts: Sequence[tuple[int, int]], *, running: bool) -> None:
-        """Take back the attempts that are not claimed (each gives a Lost event); with `running` stop the others."""
-        self._take_back(attempts, "stop" if running else "keep", "taken back")
+    def cancel(self, attempts: Sequence[tuple[int, int]], *, running: bool, pruned: bool = False) -> None:
+        """Take back the attempts that are not claimed (each gives a Lost event); with `running` stop the others.
+
+        Those that are `pruned` are stopped for their reports.
+        """
+        self._take_back(attempts, "prune" if running and pruned else "stop" if running else "keep", "taken back")
 
     def give_up(self, attempts: Sequence[tuple[int, int]], reason: str, *, claimed: bool = False) -> None:
         """Take back attempts, claimed or not: their worker is gone, or is to stop. A finished trial does not change.

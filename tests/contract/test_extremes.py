@@ -68,7 +68,7 @@ class Strangers:
     def keep(self) -> None:
         pass
 
-    def cancel(self, numbers: Iterable[int], *, running: bool) -> None:
+    def cancel(self, numbers: Iterable[int], *, running: bool, pruned: bool = False) -> None:
         pass
 
     def close(self) -> None:

@@ -493,18 +493,21 @@ def test_taking_back_twice_is_told_once(scheduler: SchedulerChannel) -> None:
     assert scheduler.drain(0) == [taken_back(0, 1)]
 
 
-@pytest.mark.parametrize(("running", "answer"), [(False, "ok"), (True, "cancel")])
-def test_what_runs_is_asked_to_stop_only_where_that_is_wanted(
-    worker: Channel, scheduler: SchedulerChannel, running: bool, answer: str
+@pytest.mark.parametrize(
+    ("how", "answer"), [((False, False), "ok"), ((True, False), "cancel"), ((True, True), "prune")]
+)
+def test_what_runs_is_asked_to_stop_only_where_that_is_wanted_and_knows_whether_it_is_pruned(
+    worker: Channel, scheduler: SchedulerChannel, how: tuple[bool, bool], answer: str
 ) -> None:
+    running, pruned = how
     for number in range(2):
         worker.claim("k1", started(number))
     scheduler.drain(0)
-    scheduler.cancel([(0, 1)], running=running)
+    scheduler.cancel([(0, 1)], running=running, pruned=pruned)
     assert scheduler.drain(0) == []
     assert worker.renew("k1", [(0, 1), (1, 1)]) == [answer, "ok"]
     assert worker.renew("k1", [(0, 1)]) == [answer], "the lease itself is kept"
-    assert worker.cancelled("k1", [0, 1]) == [running, False]
+    assert worker.told("k1", [0, 1]) == [answer, "ok"]
     assert [worker.report("k1", report(number=number)) for number in range(2)] == [answer, "ok"]
     assert worker.finish("k1", result())
 
@@ -521,10 +524,12 @@ def test_a_wish_to_stop_does_not_reach_the_next_attempt(
     client: Any, worker: Channel, scheduler: SchedulerChannel
 ) -> None:
     Channel(client, lease_seconds=SHORT).claim("k1", started(attempt=1))
-    scheduler.cancel([(0, 1)], running=True)
+    scheduler.cancel([(0, 1)], running=True, pruned=True)
     scheduler.forget(ended(scheduler))
     assert worker.claim("k1", started(attempt=2))
     assert worker.renew("k1", [(0, 2)]) == ["ok"]
+    scheduler.cancel([(0, 2)], running=True)
+    assert worker.renew("k1", [(0, 2)]) == ["cancel"], "nor that it was pruned"
 
 
 # The lock

@@ -1,10 +1,10 @@
 -- Take back attempts.
 --
 -- KEYS  1 attempts  2 cancel  3 events  4 leases  5 done
--- ARGV  1 the part of the claimed ones: 'keep' (they go on), 'stop' (their workers are asked to stop them), 'revoke'
---       (their leases end, too: their workers are gone, or learn of it at the next renewal) or 'void' (also where their
---       trial has ended, for its result never came; but not those that run or may be claimed, nor while a later one
---       runs); then for each attempt its number, attempt and sealed Lost event
+-- ARGV  1 the part of the claimed ones: 'keep' (they go on), 'stop' (their workers are asked to stop them), 'prune'
+--       (for their reports), 'revoke' (their leases end, too: their workers are gone, or learn of it at the next
+--       renewal) or 'void' (also where their trial has ended, for its result never came; but not those that run or may
+--       be claimed, nor while a later one runs); then for each attempt its number, attempt and sealed Lost event
 
 -- include record
 local mode = ARGV[1]
@@ -27,6 +27,9 @@ for i = 2, #ARGV, 3 do
     end
     redis.call('ZREM', KEYS[4], number .. '.' .. attempt)
     redis.call('XADD', KEYS[3], '*', 'e', ARGV[i + 2])
-  elseif claimed and mode == 'stop' then redis.call('SADD', KEYS[2], number) end
+  elseif claimed and (mode == 'stop' or mode == 'prune') then
+    redis.call('SADD', KEYS[2], number)
+    if mode == 'prune' then redis.call('SADD', KEYS[2], number .. ':pruned') end
+  end
 end
 -- include keep

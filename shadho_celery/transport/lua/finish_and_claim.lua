@@ -45,7 +45,7 @@ local function finish(number, attempt, event, failure)
   if failure == '' or not last or beside(last, KEYS[2], number, attempt) == '' then
     redis.call('HSET', KEYS[1], number, mine)
     for _, each in ipairs(named(last or '')) do redis.call('ZREM', KEYS[2], number .. '.' .. each) end
-    redis.call('SREM', KEYS[4], number)
+    redis.call('SREM', KEYS[4], number, number .. ':pruned')
   end
   judge(failure)
   return 1
@@ -59,7 +59,7 @@ local function claim(number, attempt, event)
   end
   local strikes = redis.call('HGET', KEYS[5], worker)
   if strikes and (strikes == 'quarantined' or (tonumber(strikes) or 0) >= tonumber(ARGV[4])) then return -1 end
-  redis.call('SREM', KEYS[4], number)
+  redis.call('SREM', KEYS[4], number, number .. ':pruned')
   redis.call('ZADD', KEYS[2], now + ARGV[1], number .. '.' .. attempt)
   events[#events + 1] = event
   -- Last: if one of the others fails (a key of a wrong type), the repeated call must not find the claim made.

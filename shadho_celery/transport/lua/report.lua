@@ -2,10 +2,11 @@
 --
 -- KEYS  1 leases  2 events  3 cancel
 -- ARGV  1 number  2 attempt  3 sealed Report  4 events from which on reports are refused
--- Returns 'ok', 'cancel' (the trial should stop), or 'refused' if the attempt has no lease any more, or if too many
--- events wait for the scheduler
+-- Returns 'ok', 'cancel', 'prune' (the trial should stop), or 'refused' if the attempt has no lease any more, or if too
+-- many events wait for the scheduler
 
+-- include told
 local lease = redis.call('ZSCORE', KEYS[1], ARGV[1] .. '.' .. ARGV[2])
 if not lease or tonumber(lease) == 0 or redis.call('XLEN', KEYS[2]) >= tonumber(ARGV[4]) then return 'refused' end
 redis.call('XADD', KEYS[2], '*', 'e', ARGV[3])
-return redis.call('SISMEMBER', KEYS[3], ARGV[1]) == 1 and 'cancel' or 'ok'
+return told(KEYS[3], ARGV[1])

@@ -413,8 +413,8 @@ class Recording:
     def keep(self) -> None:
         pass
 
-    def cancel(self, numbers: Iterable[int], *, running: bool) -> None:
-        self.inner.cancel(numbers, running=running)
+    def cancel(self, numbers: Iterable[int], *, running: bool, pruned: bool = False) -> None:
+        self.inner.cancel(numbers, running=running, pruned=pruned)
 
     def close(self) -> None:
         self.inner.close()
