@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 #: seconds after which what is still claimed, and not begun, is given back
 PATIENCE_SECONDS = 0.5
 
-REFUSED = "the result of trial %s, attempt %s was refused: its lease was lost"
+REFUSED = "the result of trial %s, attempt %s was refused: its lease was lost, or its trial has ended"
 
 
 class Bundle:
