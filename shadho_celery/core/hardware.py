@@ -11,6 +11,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
+from shadho_celery.core.cores import usable_cores
 from shadho_celery.core.trial import Memory, Name
 
 #: expected classes, the strongest first, until their workers have announced hardware
@@ -49,6 +50,12 @@ class Machine(Struct, frozen=True, kw_only=True):
     gpus: tuple[str, ...] = ()
     #: bytes of the smallest GPU, 0 without one
     gpu_memory: _Bytes = 0
+    #: processors this process may run on, as bits of a number in hexadecimal digits; workers of equal `pool` share them
+    processors: Annotated[str, Meta(pattern=r"^[0-9a-f]{1,4096}\Z")] = "0"
+    #: see `cores.Cores`; "" if it is not known
+    pool: Name = ""
+    #: True if ``SHADHO_CORES`` limits the cores
+    is_limited: bool = False
 
     @property
     def compute_class(self) -> str:
@@ -65,14 +72,43 @@ class Machine(Struct, frozen=True, kw_only=True):
         """Return the default number of slots: one per GPU, else one per `cores_per_trial` cores."""
         return len(self.gpus_for(compute_class)) or max(1, self.cores // max(1, cores_per_trial))
 
+    def threads(self, slots: int, neighbours: Iterable[tuple[Machine, int]] = ()) -> int:
+        """Return the threads of a trial in one of `slots` slots, beside `neighbours`: other workers' facts and slots.
+
+        The slots that may use a processor share it equally. A worker that ``SHADHO_CORES`` limits has that many cores,
+        whatever its neighbours have, and they share what it leaves.
+        """
+        mine = _bits(self.processors)
+        others = [(each, count, _bits(each.processors)) for each, count in neighbours if each.pool == self.pool]
+        if self.is_limited or not (others and mine):
+            return max(1, self.cores // max(1, slots))
+        threads = 0.0
+        for processor in mine:
+            here = [(each, count, len(theirs)) for each, count, theirs in others if processor in theirs]
+            taken = sum(each.cores / of for each, _, of in here if each.is_limited)
+            sharing = sum(count / of for each, count, of in here if not each.is_limited)
+            threads += max(0.0, self.cores / len(mine) - taken) / (max(1, slots) + len(mine) * sharing)
+        # Sums of fractions may be a little less than a whole number.
+        return max(1, int(threads + 1e-6))
+
     def slot_environment(self, compute_class: str, slot: int, slots: int) -> dict[str, str]:
         """Return the variables for the process of slot `slot` of `slots`: its GPU, and its share of the cores."""
         gpus = self.gpus_for(compute_class)
-        threads = str(max(1, self.cores // max(1, slots)))
         visible = gpus[slot % len(gpus)] if gpus else ""
         # Our numbers are the driver's. CUDA by itself would number GPUs by speed.
         order = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
-        return {"CUDA_VISIBLE_DEVICES": visible, **order, **dict.fromkeys(THREAD_VARIABLES, threads)}
+        return {"CUDA_VISIBLE_DEVICES": visible, **order, **thread_variables(self.threads(slots))}
+
+
+def thread_variables(threads: int | str) -> dict[str, str]:
+    """Return the variables that give the numerical libraries of a process so many threads."""
+    return dict.fromkeys(THREAD_VARIABLES, str(threads))
+
+
+def _bits(digits: str) -> set[int]:
+    """Return the places of the bits that are set in a number."""
+    number = int(digits, 16)
+    return {place for place in range(number.bit_length()) if number >> place & 1}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,21 +178,18 @@ def detect() -> Machine:
     this machine for other machines, in case its own name is ambiguous.
     """
     gpus, name, gpu_memory = _nvidia_gpus()
+    cores = usable_cores()
     return Machine(
         host=os.environ.get("SHADHO_HOST") or socket.gethostname(),
-        cores=_cores(),
+        cores=cores.count,
         memory=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         gpu_name=name,
         gpus=gpus,
         gpu_memory=gpu_memory,
+        processors=f"{sum(1 << number for number in cores.processors):x}",
+        pool=cores.pool,
+        is_limited=cores.is_limited,
     )
-
-
-def _cores() -> int:
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    bound = os.environ.get("SHADHO_CORES", "")
-    # Python reads no number of thousands of digits, and no machine has as many cores as one of ten.
-    return min(usable, int(bound) or usable) if bound.isdecimal() and len(bound) < 10 else usable
 
 
 def _nvidia_gpus() -> tuple[tuple[str, ...], str, int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 
 import redis
@@ -14,6 +14,7 @@ from shadho_celery.core.clock import Clock
 from shadho_celery.core.code import CodeVersion
 from shadho_celery.node.consumer import Consumer
 from shadho_celery.node.leases import Leases
+from shadho_celery.transport.hosts import Host
 from shadho_celery.transport.quarantine import Breaker, Quarantine
 from shadho_celery.transport.refused_messages import AreRefused
 from shadho_celery.transport.registry import Registry, StudyWants, Worker
@@ -39,6 +40,10 @@ class Heartbeat:
         self._workers = Registry(client, Worker, signer)
         self._studies = Registry(client, StudyWants, signer)
         self._has_warned = False
+        self._host = Host(client, name, worker.machine, signer)
+        #: the other live workers on the cores of this one, and whether this Redis user may look for them
+        self.neighbours: Collection[Worker] = ()
+        self._may_look = True
         self._name = name
         self._worker = worker
         self._leases = leases
@@ -55,13 +60,16 @@ class Heartbeat:
         self._consumer = consumer
         self._is_announced.set()
         self._announce_now()
+        with suppress(redis.RedisError):
+            self._meet_neighbours()
 
     def check(self) -> None:
-        """Look for live studies, and withdraw what is not announced yet: what Redis must let a worker do.
+        """Look for live studies and neighbours, and withdraw what is not announced yet: what a worker does with Redis.
 
         Raises redis-py's errors.
         """
         self._studies.living()
+        self._meet_neighbours()
         self._workers.withdraw(self._name)
 
     def withdraw(self) -> None:
@@ -69,6 +77,8 @@ class Heartbeat:
         self._is_announced.clear()
         try:
             self._workers.withdraw(self._name)
+            if self._may_look:
+                self._host.leave()
         except redis.RedisError:
             log.warning("could not sign off; the schedulers will notice")
 
@@ -97,6 +107,7 @@ class Heartbeat:
             self._consumer.reconnect_if_stuck(lambda: bool(self._studies.living()))
         if self._is_announced.is_set() and self._clock.now() - self._announced_at >= ANNOUNCE_EVERY:
             self._announce()
+            self._meet_neighbours()
             self._announced_at = self._clock.now()
         if self._studies.refused and not self._has_warned:
             self._has_warned = True
@@ -132,6 +143,24 @@ class Heartbeat:
             self._announce_now()
             if not self._breakers and self._consumer is not None:
                 self._consumer.resume()
+
+    def _meet_neighbours(self) -> None:
+        """Look for the other workers on this one's cores, and have them find it if it is announced.
+
+        Raises redis-py's errors.
+        """
+        if not self._may_look:
+            return
+        try:
+            if self._is_announced.is_set():
+                self._host.join()
+            self.neighbours = self._host.neighbours().values()
+        except redis.exceptions.NoPermissionError:
+            self._may_look = False
+            log.warning(
+                "this worker's Redis user may not use shadho:host:*, so that trials of other workers on this host are "
+                "given the same cores as those here; load deploy/redis/users.acl anew, or set SHADHO_CORES"
+            )
 
     def _announce(self) -> None:
         with self._lock:

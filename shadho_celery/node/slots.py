@@ -42,6 +42,7 @@ from shadho_celery.errors import UsageError
 from shadho_celery.node.bundle import REFUSED, Bundle
 from shadho_celery.node.code import Codes
 from shadho_celery.node.consumer import Consumer
+from shadho_celery.node.core_share import CoreShare
 from shadho_celery.node.heartbeat import Heartbeat
 from shadho_celery.node.leases import GIVEN_BACK, Lease, Leases
 from shadho_celery.node.logs import LogServer
@@ -117,6 +118,7 @@ class Slots:
         self._complaints: set[str] = set()
         environments = [machine.slot_environment(compute_class, i, count) for i in range(count)]
         self._runners = [Runner(imports, {**each, "SHADHO_HOST": address}, self._complain) for each in environments]
+        self._core_share = CoreShare(machine, count)
         self._free: SimpleQueue[int] = SimpleQueue()
         for slot in range(count):
             self._free.put(slot)
@@ -183,6 +185,7 @@ class Slots:
 
     def start(self) -> None:
         """Start the slots' processes, and the thread that renews leases."""
+        self._share_cores()
         for runner in self._runners:
             runner.start()
         threading.Thread(target=self._beat, name="shadho-beat", daemon=True).start()
@@ -520,6 +523,12 @@ class Slots:
                 # Without this thread all leases would run out.
                 log.exception("the beat failed, and goes on; this is a bug")
 
+    def _share_cores(self) -> None:
+        """Give trials, each slot's next one first, their share of the cores beside the other workers of the host."""
+        if self._core_share.follow(self._heartbeat.neighbours):
+            for runner in self._runners:
+                runner.set_threads(self._core_share.threads)
+
     def _beat_once(self) -> None:
         self._leases.renew()
         self._codes.follow([runner.codes() for runner in self._runners])
@@ -527,5 +536,8 @@ class Slots:
         for slot, bundle in list(self._bundles.items()):
             bundle.relieve(self._runners[slot].recall)
         self._heartbeat.beat(has_free_slot=self._free.qsize() > 0)
+        self._share_cores()
+        # Not at the start: the log is not set up then.
+        self._core_share.tell()
         self._logs.beat()
         flush(self._declined)

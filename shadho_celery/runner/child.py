@@ -28,6 +28,7 @@ from msgspec.structs import replace
 from shadho_celery.core.checks import as_record, short
 from shadho_celery.core.code import CodeVersion
 from shadho_celery.core.folders import holds_files
+from shadho_celery.core.hardware import THREAD_VARIABLES
 from shadho_celery.core.trial import GangCall, Memory, Outcome, TrialState, whole
 from shadho_celery.errors import UsageError
 from shadho_celery.objective import study_file
@@ -38,6 +39,7 @@ from shadho_celery.runner import protocol
 from shadho_celery.runner.cleanup import Cleanup
 from shadho_celery.runner.process_state import identity
 from shadho_celery.runner.process_tree import MARK
+from shadho_celery.runner.threads import change_threads
 
 if TYPE_CHECKING:
     from shadho_celery.space.compile import Space
@@ -71,6 +73,8 @@ class Child:
         self._orders: deque[protocol.RunAttempt] = deque()
         self._current = 0
         self._is_recalled = False
+        #: threads of the numerical libraries, and the number that the next trial is to find
+        self._threads = self._wanted_threads = os.environ.get(THREAD_VARIABLES[0], "")
         self._changed = threading.Condition()
         self._studies: dict[str, _Study] = {}
         self._cleanup: Cleanup | None = None
@@ -110,6 +114,7 @@ class Child:
 
         It is fit for none that is for another version of the code: a new process reads the files as they are now.
         """
+        self._change_threads(cleanup)
         if not self._has(order):
             self._send(protocol.Refused(order=order.order, code=self._codes[order.module]))
             return False
@@ -143,6 +148,13 @@ class Child:
             self._send(record)
         return not is_unfit
 
+    def _change_threads(self, cleanup: Cleanup) -> None:
+        """Give trials the number of threads that the worker has told last."""
+        if (wanted := self._wanted_threads) != self._threads:
+            change_threads(self._threads, wanted)
+            self._threads = wanted
+            cleanup.note()
+
     def _listen(self) -> None:
         """Read the pipe; end this process when either end of it is closed."""
         with suppress(OSError, ValueError):
@@ -160,6 +172,8 @@ class Child:
             # The order itself may not have begun: a new process imports its modules first.
             self._orders = deque(each for each in self._orders if each.order <= record.order)
             self._is_recalled = True
+        elif isinstance(record, protocol.Threads):
+            self._wanted_threads = str(record.threads)
         elif record.order != self._current:
             # Its trial ended while it was on its way.
             return

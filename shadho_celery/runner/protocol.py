@@ -85,6 +85,12 @@ class TimeUp(_Record, frozen=True, kw_only=True):
     order: int
 
 
+class Threads(_Record, frozen=True, kw_only=True):
+    """To the process: give trials so many threads, from the next one on."""
+
+    threads: int
+
+
 class Ready(_Record, frozen=True, kw_only=True):
     """From the process: the study modules are imported, or cannot be."""
 
@@ -125,7 +131,7 @@ class Refused(_Record, frozen=True, kw_only=True):
     code: CodeVersion
 
 
-ToChild = RunAttempt | Recall | Stop | Interrupt | TimeUp
+ToChild = RunAttempt | Recall | Stop | Interrupt | TimeUp | Threads
 FromChild = Ready | Reported | Gang | Ended | Refused
 
 # At import: each of a worker's slots decodes what its process sends in a thread of its own.

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from shadho_celery.core.clock import SystemClock
 from shadho_celery.core.code import CodeVersion
+from shadho_celery.core.hardware import thread_variables
 from shadho_celery.core.trial import GangCall, Outcome, TrialState
 from shadho_celery.runner.process import BrokenRecord, TrialProcess
 from shadho_celery.runner.protocol import (
@@ -26,6 +27,7 @@ from shadho_celery.runner.protocol import (
     Reported,
     RunAttempt,
     Stop,
+    Threads,
     TimeUp,
     encode,
 )
@@ -194,6 +196,14 @@ class Runner:
                 # Nobody else reads the pipe.
                 self._process.is_idle()
             return self._process.codes
+
+    def set_threads(self, threads: int) -> None:
+        """Give trials so many threads, from the next one on."""
+        with self._lock:
+            self._environment |= thread_variables(threads)
+            process = self._process
+        if process is not None:
+            process.send(Threads(threads=threads))
 
     def stop_trial(self) -> None:
         """Set the running trial's stop flag."""

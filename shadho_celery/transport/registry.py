@@ -77,14 +77,15 @@ T = TypeVar("T", bound=Struct)
 class Registry(Generic[T]):
     """Announcements of one kind."""
 
-    def __init__(self, client: Redis, kind: type[T], signer: Signer = UNSIGNED) -> None:
+    def __init__(self, client: Redis, kind: type[T], signer: Signer = UNSIGNED, *, index: str = "") -> None:
+        """`index` is the key of the names to read, by default that of all of the kind."""
         self._client = client
         self._decode = _DECODERS[kind]
         self._signer = signer
         #: announcements that `living` refused the last time: not signed with our key, or malformed
         self.refused = 0
         plural, singular = ("workers", "worker") if issubclass(kind, Worker) else ("studies", "study")
-        self._index, self._name = f"shadho:{plural}", f"shadho:{singular}:{{}}"
+        self._index, self._name = index or f"shadho:{plural}", f"shadho:{singular}:{{}}"
         #: by name, the latest text and what it says: most announcements are those of before
         self._known: dict[str, tuple[str, T | None]] = {}
 

@@ -45,6 +45,7 @@ from shadho_celery.transport.channel import (
     seal,
     unseal,
 )
+from shadho_celery.transport.hosts import Host
 from shadho_celery.transport.quarantine import Breaker, Quarantine
 from shadho_celery.transport.redis import connect
 from shadho_celery.transport.registry import Registry, StudyWants, Worker
@@ -1015,6 +1016,37 @@ def test_who_withdraws_is_forgotten_at_once_and_without_a_trace(
     registry.withdraw("never was there")
     assert registry.living() == {}
     assert keys_of(client) == set()
+
+
+def test_the_workers_of_one_hosts_cores_find_each_other_as_long_as_they_live(
+    client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def join(name: str, pool: str) -> Host:
+        machine = Machine(cores=2, pool=pool)
+        host = Host(client, name, machine)
+        Registry(client, Worker).announce(name, Worker(slots=3, machine=machine))
+        host.join()
+        return host
+
+    first, second, elsewhere = join("a", "p"), join("b", "p"), join("c", "q")
+    assert [each.slots for each in first.neighbours().values()] == [3]
+    assert second.neighbours().keys() == {"a"}
+    assert elsewhere.neighbours() == {}
+    client.sadd("shadho:host:p", "c")
+    assert first.neighbours().keys() == {"b"}, "another host's worker may be named by anybody"
+    second.leave()
+    assert first.neighbours() == {}
+    client.set("shadho:host:p", "of a wrong type")
+    assert first.neighbours() == {}
+    first.join()
+    assert second.neighbours().keys() == {"a"}
+    monkeypatch.setattr(registry_module, "ANNOUNCE_SECONDS", SHORT)
+    join("a", "p")
+    services.wait_until(lambda: not client.exists("shadho:host:p"), seconds=5)
+    assert second.neighbours() == {}
+    join("of an earlier version", "")
+    assert keys_of(client) >= {"shadho:host:q"}
+    assert not client.exists("shadho:host:")
 
 
 def test_workers_and_studies_of_one_name_are_not_mixed_up(client: Any) -> None:

@@ -17,9 +17,11 @@ import redis
 import services
 from acceptance.commands import Command, Desk, desk, until
 
+from shadho_celery.core.hardware import Machine
 from shadho_celery.core.payload import Payload
 from shadho_celery.core.trial import Attempt, Outcome, Result, TrialState
 from shadho_celery.transport.broker import PROTOCOL, message, queue
+from shadho_celery.transport.hosts import Host
 from shadho_celery.transport.redis import connect
 from shadho_celery.transport.registry import Registry, StudyWants, Worker
 from shadho_celery.transport.signing import Signer
@@ -450,6 +452,10 @@ def test_a_redis_user_of_a_class_can_neither_announce_workers_of_another_nor_tak
     """Nor announce a study; what all classes share, the studies' attempts and results, it can write."""
     with redis.Redis.from_url(redis_with_users.replace("ROLE", "worker-cpu"), decode_responses=True) as client:
         Registry(client, Worker).announce("cpu@node.2", Worker(compute_class="cpu"))
+        host = Host(client, "cpu@node.2", Machine(pool="0123456789abcdef"))
+        host.join()
+        assert host.neighbours() == {}
+        host.leave()
         assert set(Registry(client, Worker).living()) == {"cpu@node.2"}
         assert client.get("shadho:worker:gpu_large@node.1") == "{}"
         Registry(client, StudyWants).living()

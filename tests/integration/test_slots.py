@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -130,6 +131,48 @@ def test_a_worker_without_a_disk_for_checkpoints_runs_and_announces_no_storage(
     assert storages[0] == ""
     assert storages[1] != ""
     assert losses(redis_url) == {0: 0.25}
+
+
+def test_trials_share_the_cores_with_another_worker_of_the_host_as_long_as_it_lives(
+    redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counting = STUDY.replace("return 0.25", "return int(__import__('os').environ['OMP_NUM_THREADS'])")
+    (tmp_path / "my_study.py").write_text(counting)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    for name in ("slots.BEAT_SECONDS", "heartbeat.ANNOUNCE_EVERY"):
+        monkeypatch.setattr(f"shadho_celery.node.{name}", 0.1)
+    numbers = count()
+
+    def threads(slots: Slots) -> float | None:
+        attempt = Attempt(number=next(numbers), attempt=1, params={"x": 0.5}, subspace="")
+        slots.run(Payload(study="k1", module="my_study", attempts=[attempt]))
+        return losses(redis_url)[attempt.number]
+
+    with connect(redis_url) as client:
+        first, second = (
+            Slots(
+                client,
+                machine=Machine(host="h", cores=4, processors="f", pool="p"),
+                compute_class=name,
+                count=1,
+                imports=["my_study"],
+                checkpoints=tmp_path,
+                address="127.0.0.1",
+            )
+            for name in ("cpu", "other")
+        )
+        first.start()
+        first.announce()
+        assert threads(first) == 4
+        second.check()
+        second._share_cores()
+        assert second._core_share.threads == 2, "from its first trial on"
+        second.announce()
+        until(lambda: threads(first) == 2, 20)
+        second.close()
+        until(lambda: threads(first) == 4, 20)
+        first.close()
 
 
 # Code

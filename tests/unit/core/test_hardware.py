@@ -83,6 +83,45 @@ def test_more_slots_than_gpus_share_them_in_turn_and_more_slots_than_cores_get_o
     assert environments[0]["OMP_NUM_THREADS"] == "1"
 
 
+def worker_on(processors: int, slots: int, *, limit: int = 0, cores: int = 0, pool: str = "p") -> tuple[Machine, int]:
+    """Facts and slots of a worker that may run on the processors whose bits are set."""
+    count = limit or cores or processors.bit_count()
+    return Machine(cores=count, processors=f"{processors:x}", pool=pool, is_limited=bool(limit)), slots
+
+
+@pytest.mark.parametrize(
+    ("own", "neighbours", "threads"),
+    [
+        (worker_on(0xFF, 1), [], 8),
+        (worker_on(0b11, 1), [worker_on(0b11, 1)], 1),
+        (worker_on(0xFF, 1), [worker_on(0xFF, 3)], 2),
+        (worker_on(0xFF, 2), [worker_on(0xFF, 1)], 2),
+        (worker_on(0b11, 2), [worker_on(0b11, 2)], 1),
+        # Of other processors, another host, or of nothing that is known.
+        (worker_on(0x0F, 1), [worker_on(0xF0, 4)], 4),
+        (worker_on(0xFF, 1), [worker_on(0xFF, 1, pool="q")], 8),
+        (worker_on(0, 2, cores=8, pool=""), [worker_on(0xFF, 8, pool="")], 4),
+        (worker_on(0xFF, 1), [worker_on(0, 7)], 8),
+        # Two of them are the other's, too: it uses each of them as much as this one's slot uses all.
+        (worker_on(0xFF, 1), [worker_on(0b11, 1)], 6),
+        (worker_on(0b11, 1), [worker_on(0xFF, 1)], 1),
+        # A limited one keeps its own, and the others share the rest.
+        (worker_on(0xFF, 2, limit=4), [worker_on(0xFF, 8)], 2),
+        (worker_on(0xFF, 1), [worker_on(0xFF, 4, limit=4), worker_on(0xFF, 1)], 2),
+        (worker_on(0xFF, 1), [worker_on(0xFF, 9, limit=8), worker_on(0xFF, 9, limit=8)], 1),
+        # A quota of 4 of 64 processors.
+        (worker_on(2**64 - 1, 1, cores=4), [worker_on(2**64 - 1, 1, cores=4)], 2),
+        (worker_on(2**64 - 1, 1, cores=4), [worker_on(2**64 - 1, 1, limit=1)], 3),
+        *((worker_on(2**cores - 1, 1), [worker_on(2**cores - 1, 2)], cores // 3) for cores in (3, 48, 96, 192)),
+    ],
+)
+def test_the_slots_of_a_hosts_workers_share_its_cores(
+    own: tuple[Machine, int], neighbours: list[tuple[Machine, int]], threads: int
+) -> None:
+    machine, slots = own
+    assert machine.threads(slots, neighbours) == threads
+
+
 def test_a_cpu_class_on_a_gpu_machine_sees_no_gpu() -> None:
     assert machine(8, 2, 80 * GIB).slot_environment("cpu", 0, 8)["CUDA_VISIBLE_DEVICES"] == ""
     assert machine(8).slot_environment("gpu_large", 0, 1)["CUDA_VISIBLE_DEVICES"] == ""
@@ -197,6 +236,8 @@ def test_the_machine_is_told_by_its_name_cores_and_memory(monkeypatch: pytest.Mo
     assert found.host == socket.gethostname()
     assert 1 <= found.cores <= (os.cpu_count() or 1)
     assert found.memory > 2**20
+    assert found.pool
+    assert int(found.processors, 16).bit_count() >= found.cores
     assert (found.gpus, found.gpu_name, found.gpu_memory, found.compute_class) == ((), "", 0, "cpu")
 
 
@@ -241,7 +282,9 @@ def test_a_driver_that_fails_means_no_gpu_and_no_error(monkeypatch: pytest.Monke
 def test_shadho_cores_bounds_the_cores(monkeypatch: pytest.MonkeyPatch, told: str, cores: int | None) -> None:
     unbounded = with_gpus(monkeypatch, [])[0].cores
     monkeypatch.setenv("SHADHO_CORES", told)
-    assert detect().cores == (cores or unbounded)
+    found = detect()
+    assert found.cores == (cores or unbounded)
+    assert found.is_limited is (told in ("1", "99999"))
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,11 @@ from __future__ import annotations
 from unittest.mock import MagicMock
 
 import pytest
+import redis
 from services.clocks import MachineTime
 
 from shadho_celery.core.clock import SystemClock
+from shadho_celery.core.hardware import Machine
 from shadho_celery.node.heartbeat import ANNOUNCE_EVERY, Heartbeat
 from shadho_celery.node.leases import Leases
 from shadho_celery.transport.registry import ANNOUNCE_SECONDS, Worker
@@ -24,3 +26,23 @@ def test_a_worker_announces_itself_although_its_clock_is_set(machine_time: Machi
         heartbeat.beat(has_free_slot=True)
         assert client.pipeline.call_count == 1 + (second + 1) // ANNOUNCE_EVERY
     assert ANNOUNCE_EVERY < ANNOUNCE_SECONDS
+
+
+def test_a_worker_whose_redis_user_may_not_look_for_neighbours_says_so_once_and_works(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """As with the users of an earlier version."""
+    client = MagicMock()
+    client.smembers.side_effect = client.srem.side_effect = redis.exceptions.NoPermissionError("no permissions")
+    worker = Worker(machine=Machine(pool="p"))
+    heartbeat = Heartbeat(client, "cpu@h.1", worker, Leases(MagicMock(), MagicMock()), SystemClock())
+    heartbeat._studies = MagicMock(refused=0)
+    heartbeat._workers = MagicMock()
+    heartbeat.check()
+    heartbeat.announce()
+    heartbeat.beat(has_free_slot=True)
+    heartbeat.withdraw()
+    assert [*heartbeat.neighbours] == []
+    assert [record.getMessage().partition(",")[0] for record in caplog.records] == [
+        "this worker's Redis user may not use shadho:host:*"
+    ]

@@ -20,6 +20,7 @@ from shadho_celery.runner.protocol import (
     Reported,
     RunAttempt,
     Stop,
+    Threads,
     TimeUp,
     ToChild,
     decode_from_child,
@@ -48,6 +49,7 @@ ENDED = {"kind": "ended", "order": 1, "outcome": {"state": "COMPLETE", "loss": 0
         Recall(order=3),
         Stop(order=3),
         TimeUp(order=3),
+        Threads(threads=2),
     ],
     ids=lambda record: type(record).__name__,
 )

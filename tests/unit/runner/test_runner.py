@@ -46,7 +46,8 @@ def tell(params, context):
     assert isinstance(context.checkpoint_dir, Path)
     return {"loss": 0.0, "checkpoint_dir": str(context.checkpoint_dir),
             **{name: str(value) for name, value in vars(context).items()},
-            "visible": os.environ["CUDA_VISIBLE_DEVICES"], "threads": os.environ["OMP_NUM_THREADS"]}
+            "visible": os.environ["CUDA_VISIBLE_DEVICES"], "threads": os.environ["OMP_NUM_THREADS"],
+            "pid": os.getpid()}
 
 def reporting(params, context):
     for step in range(50):
@@ -546,6 +547,23 @@ def test_the_context_and_the_slots_environment_reach_the_objective(shared: Runne
     expected = {"trial": "4", "attempt": "2", "seed": "11", "checkpoint_dir": CHECKPOINTS, "device": "cpu"}
     assert metrics.items() >= {**expected, "compute_class": "gpu_large", "slot": "1", "budget": "None"}.items()
     assert (metrics["visible"], metrics["threads"]) == ("", "1")
+
+
+def test_the_number_of_threads_changes_between_two_trials_of_one_process_and_stays_in_the_next_process(
+    own: Runner,
+) -> None:
+    def trial(threads: int) -> tuple[object, object]:
+        own.set_threads(threads)
+        outcome = run(own, "tell")
+        assert outcome.warning is None
+        return outcome.metrics["pid"], outcome.metrics["threads"]
+
+    (first, before), (second, after) = trial(1), trial(3)
+    assert (before, after, first) == ("1", "3", second)
+    run(own, "unsettling")
+    assert run(own, "tell").metrics["threads"] == "3"
+    own.kill()
+    assert run(own, "tell").metrics["threads"] == "3"
 
 
 def test_a_budget_reaches_the_objective(shared: Runner) -> None:

@@ -1,0 +1,86 @@
+"""The cores of a process are those that its affinity, its control groups and SHADHO_CORES leave to it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from shadho_celery.core import cores
+from shadho_celery.core.cores import Cores, usable_cores
+
+#: as a container sees them, and as other processes do; of version 1, the one of its cpu controller counts
+CONTAINER, SERVICE, VERSION_1 = "0::/", "0::/a.slice/b.service", "5:memory:/other\n3:cpu,cpuacct:/docker/c\n0::/"
+
+
+@pytest.fixture
+def groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of the control groups of a machine of eight processors."""
+    monkeypatch.delenv("SHADHO_CORES", raising=False)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
+    monkeypatch.setattr(cores, "_GROUPS", tmp_path / "cgroup")
+    monkeypatch.setattr(cores, "_OWN_GROUPS", tmp_path / "own")
+    return tmp_path / "cgroup"
+
+
+def found(groups: Path, own: str, files: dict[str, str]) -> Cores:
+    """Return the cores of a process of the control groups `own`."""
+    (groups.parent / "own").write_text(own + "\n")
+    for name, text in files.items():
+        (groups / name).parent.mkdir(parents=True, exist_ok=True)
+        (groups / name).write_text(text + "\n")
+    return usable_cores()
+
+
+@pytest.mark.parametrize(
+    ("own", "files", "count"),
+    [
+        (CONTAINER, {}, 8),
+        (CONTAINER, {"cpu.max": "max 100000"}, 8),
+        (CONTAINER, {"cpu.max": "200000 100000"}, 2),
+        (CONTAINER, {"cpu.max": "50000 100000"}, 1),
+        (CONTAINER, {"cpu.max": "250000 100000"}, 3),
+        (CONTAINER, {"cpu.max": "6400000 100000"}, 8),
+        (SERVICE, {"a.slice/cpu.max": "300000 100000", "a.slice/b.service/cpu.max": "max 100000"}, 3),
+        (SERVICE, {"cpu.max": "400000 100000", "other/cpu.max": "100000 100000"}, 4),
+        (VERSION_1, {"cpu/docker/c/cpu.cfs_quota_us": "150000", "cpu/docker/c/cpu.cfs_period_us": "50000"}, 3),
+        (VERSION_1, {"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, 8),
+        (CONTAINER, {"cpu.max": "5"}, 8),
+        (CONTAINER, {"cpu.max": "much 0"}, 8),
+        (CONTAINER, {"cpu.max": "1 0"}, 1),
+        ("damaged", {}, 8),
+    ],
+)
+def test_the_narrowest_quota_of_the_control_groups_limits_the_cores(
+    groups: Path, own: str, files: dict[str, str], count: int
+) -> None:
+    assert found(groups, own, files).count == count
+
+
+def test_processes_share_cores_by_system_and_by_the_group_with_the_quota(
+    groups: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quota = {"a.slice/cpu.max": "300000 100000"}
+    free = found(groups, CONTAINER, {})
+    wide = found(groups, SERVICE, {"a.slice/b.service/cpu.max": "800000 100000"})
+    assert free.pool == wide.pool, "a quota that limits nothing"
+    first, second = (found(groups, f"0::/a.slice/{name}", quota) for name in "bc")
+    assert first.pool == second.pool != free.pool
+    monkeypatch.setattr(cores, "_GROUPS", groups / "a.slice")
+    assert found(groups, CONTAINER, {}).pool == first.pool, "the same group, seen from within"
+    monkeypatch.setattr(cores, "_BOOT_ID", tmp_path / "boot_id")
+    assert found(groups, CONTAINER, {}).pool, "a system without an id has its name"
+    (tmp_path / "boot_id").write_text("another system")
+    assert found(groups, CONTAINER, {}).pool not in (first.pool, free.pool)
+
+
+@pytest.mark.parametrize(("told", "count"), [("1", 1), ("5", 2)])
+def test_a_limit_of_ones_own_is_below_the_quota_and_of_the_same_cores(
+    groups: Path, monkeypatch: pytest.MonkeyPatch, told: str, count: int
+) -> None:
+    monkeypatch.setenv("SHADHO_CORES", told)
+    limited = found(groups, CONTAINER, {"cpu.max": "200000 100000"})
+    assert (limited.count, limited.is_limited) == (count, True)
+    monkeypatch.delenv("SHADHO_CORES")
+    assert usable_cores().pool == limited.pool
