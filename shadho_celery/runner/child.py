@@ -114,7 +114,8 @@ class Child:
 
         It is fit for none that is for another version of the code: a new process reads the files as they are now.
         """
-        self._change_threads(cleanup)
+        if self._wanted_threads != self._threads:
+            self._change_threads(cleanup)
         if not self._has(order):
             self._send(protocol.Refused(order=order.order, code=self._codes[order.module]))
             return False
@@ -150,10 +151,11 @@ class Child:
 
     def _change_threads(self, cleanup: Cleanup) -> None:
         """Give trials the number of threads that the worker has told last."""
-        if (wanted := self._wanted_threads) != self._threads:
-            change_threads(self._threads, wanted)
-            self._threads = wanted
-            cleanup.note()
+        wanted = self._wanted_threads
+        change_threads(self._threads, wanted)
+        self._threads = wanted
+        # The new number is the one to restore.
+        cleanup.note()
 
     def _listen(self) -> None:
         """Read the pipe; end this process when either end of it is closed."""
