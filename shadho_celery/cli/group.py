@@ -23,7 +23,7 @@ COMMANDS: Mapping[str, tuple[str, str, str]] = {
     "best": ("shadho_celery.cli.results", "best", "Print the best values."),
     "export": ("shadho_celery.cli.export", "export", "Write a study's trials as csv, json or parquet."),
     "rm": ("shadho_celery.cli.remove", "rm", "Delete a study with its files."),
-    "status": ("shadho_celery.cli.status", "status", "Show the fleet: classes, workers, queues."),
+    "status": ("shadho_celery.cli.status", "status", "Show what runs: studies, workers, queues."),
 }
 
 EPILOG = """

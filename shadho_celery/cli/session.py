@@ -29,7 +29,7 @@ from shadho_celery.core.code import CodeVersion, Sources
 from shadho_celery.core.folders import EMBEDDED, below
 from shadho_celery.core.objectives import refuse_others
 from shadho_celery.core.settings import BUDGETS, DEFAULT_TRIALS, StudySettings, continued
-from shadho_celery.core.trial import Trial
+from shadho_celery.core.trial import Trial, TrialState
 from shadho_celery.embedded.embedded import Embedded
 from shadho_celery.errors import NestedStart, NoSuccessfulTrial, ServiceError, UsageError
 from shadho_celery.fleet.executor import QueueExecutor
@@ -59,7 +59,7 @@ from shadho_celery.study.warm_start import Source, fit
 from shadho_celery.transport import urls
 from shadho_celery.transport.broker import Publisher
 from shadho_celery.transport.redis import connect
-from shadho_celery.transport.registry import able, start_command, unable
+from shadho_celery.transport.registry import Progress, able, start_command, unable
 from shadho_celery.transport.signing import Signer
 
 #: exit codes of a run that was stopped at once, as shells have them: 128 and the signal's number
@@ -238,6 +238,7 @@ class Session:
             signer=Signer.configured(),
             fence=self._study.fence,
             name=self._study.name,
+            progress=self._progress,
             code=self._code,
             sources=self._sources,
         )
@@ -246,6 +247,16 @@ class Session:
         enqueue(self._study, self._space, self._settings, self._options.points)
         self._scheduler = make_scheduler(self._space, self._study, self._executor, self._limits, self._settings)
         self._running = RunningStudy(self._store, self._study.record, self._space.evaluate, self._scheduler.stop)
+
+    def _progress(self) -> Progress:
+        """Return how far the study is, to be announced."""
+        count = self._study.count
+        return Progress(
+            ended=self._study.counted,
+            limit=self._limits.trials,
+            running=count(TrialState.RUNNING),
+            waiting=count(TrialState.WAITING, TrialState.QUEUED),
+        )
 
     def _taught(self) -> Sequence[Trial]:
         """Return the trials of elsewhere that teach a new study, and say which."""

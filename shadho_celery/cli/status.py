@@ -1,26 +1,28 @@
-"""Command that shows the fleet: `status`."""
+"""Command that shows what runs, on the fleet or in this folder: `status`."""
 
 from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
+from msgspec.structs import asdict
 
 from shadho_celery.cli import connection_options
 from shadho_celery.cli.messages import say
 from shadho_celery.cli.result_options import json_option, print_json
-from shadho_celery.core.checks import mask
+from shadho_celery.core.checks import mask, one_line
+from shadho_celery.errors import ServiceError
 from shadho_celery.transport import urls
 
 if TYPE_CHECKING:
-    from shadho_celery.transport.registry import Worker
+    from shadho_celery.transport.registry import StudyWants, Worker
 
 NO_FLEET = (
-    f"no fleet is named here: studies run on this machine alone, with workers of their own. To see a fleet give "
-    f"--broker and --redis, or set {urls.BROKER} and {urls.REDIS}"
+    f"no study runs in this folder with workers of its own, and no fleet is named; to see a fleet give --broker and "
+    f"--redis, or set {urls.BROKER} and {urls.REDIS}"
 )
 
 
@@ -28,6 +30,7 @@ NO_FLEET = (
     epilog=f"""
 \b
 Examples:
+  shadho-celery status
   {urls.BROKER}=amqp://127.0.0.1 {urls.REDIS}=redis://127.0.0.1/0 shadho-celery status
   shadho-celery status --url-file ~/fleet.urls
   shadho-celery status --url-file ~/fleet.urls --json
@@ -37,14 +40,46 @@ Examples:
 @connection_options.options
 @connection_options.refusals()
 def status(as_json: bool, **connection: str | None) -> None:
-    """Show the classes, workers, slots and queues of the fleet, with or without a study."""
+    """Show the studies that run on a fleet, and its classes, workers, slots and queues.
+
+    If no fleet is named, show the studies that run in this folder with workers of their own (embedded mode).
+    """
     named = connection_options.environment(**connection)
-    if not connection_options.is_fleet(named):
-        if as_json:
-            print_json({"fleet": None})
-        else:
-            say(NO_FLEET)
-        return
+    if connection_options.is_fleet(named):
+        found = _look(named)
+        places = [{"fleet": {"broker": mask(urls.url(urls.BROKER)), "redis": mask(urls.url(urls.REDIS))}} | found]
+    else:
+        places = _embedded()
+    if as_json:
+        print_json(places[0] if places and "fleet" in places[0] else {"fleet": None, "embedded": places})
+    elif places:
+        for place in places:
+            _show(place)
+    else:
+        say(NO_FLEET)
+    if places and all("trouble" in place for place in places):
+        raise SystemExit(ServiceError.exit_code)
+
+
+def _embedded() -> list[dict[str, Any]]:
+    """Return the facts of each study that runs in this folder with workers of its own."""
+    from shadho_celery.embedded.running import reached, running
+
+    found: list[dict[str, Any]] = []
+    for folder in running():
+        place: dict[str, Any] = {"folder": str(folder)}
+        try:
+            with reached(folder) as named:
+                found.append(place | _look(named))
+        except ServiceError as error:
+            silence = f"its Redis does not answer ({one_line(error.__cause__)}); see the logs there, or ask again"
+            # Not its own remedy, if a server has caused it: that is for a fleet's servers.
+            found.append(place | {"trouble": str(error) if error.__cause__ is None else silence})
+    return found
+
+
+def _look(named: Mapping[str, str]) -> dict[str, Any]:
+    """Return the facts of a fleet whose URLs are those in the environment with the `named` ones."""
     os.environ.update(named)
     # Late: Celery's libraries take half a second, and read the environment.
     from shadho_celery.transport.broker import depths, machine_queue
@@ -63,11 +98,7 @@ def status(as_json: bool, **connection: str | None) -> None:
         queues[worker.compute_class].add(machine_queue(worker.compute_class, worker.machine.host))
     waiting = depths({name for names in queues.values() for name in names})
     in_class = {name: _sum(waiting[each] for each in names) for name, names in queues.items()}
-    found = _facts(workers, in_class, len(studies), registry.refused + wanting.refused)
-    if as_json:
-        print_json(found)
-    else:
-        _show(found)
+    return _facts(workers, in_class, studies, registry.refused + wanting.refused)
 
 
 def _sum(depths: Iterable[int | None]) -> int | None:
@@ -77,17 +108,23 @@ def _sum(depths: Iterable[int | None]) -> int | None:
 
 
 def _facts(
-    workers: Mapping[str, Worker], queues: Mapping[str, int | None], studies: int, refused: int
+    workers: Mapping[str, Worker], queues: Mapping[str, int | None], studies: Mapping[str, StudyWants], refused: int
 ) -> dict[str, Any]:
-    """Return the facts of the fleet, by class."""
+    """Return the facts of the fleet: its studies by name, and its workers by class."""
     by_class: dict[str, list[Worker]] = defaultdict(list)
     for worker in workers.values():
         by_class[worker.compute_class].append(worker)
     return {
-        "fleet": {
-            name: mask(urls.url(variable)) for name, variable in (("broker", urls.BROKER), ("redis", urls.REDIS))
-        },
-        "studies": studies,
+        "studies": [
+            {
+                "key": key,
+                "name": one_line(study.name or key, 255),
+                "weight": study.weight,
+                "trials": None if study.progress is None else asdict(study.progress),
+                "wants": study.wants,
+            }
+            for key, study in sorted(studies.items(), key=lambda each: (each[1].name, each[0]))
+        ],
         "refused": refused,
         "codes": {module: found for module, found in _codes(workers).items() if len(found) > 1},
         "classes": {
@@ -116,22 +153,16 @@ def _codes(workers: Mapping[str, Worker]) -> dict[str, dict[str, list[str]]]:
 
 
 def _show(found: Mapping[str, Any]) -> None:
-    from rich.table import Table
-    from rich.text import Text
-
-    from shadho_celery.cli.views import make_console, right
-
-    say(f"broker {found['fleet']['broker']}, Redis {found['fleet']['redis']}; studies that run: {found['studies']}")
+    if "trouble" in found:
+        say(f"{found['folder']}: {found['trouble']}", err=True)
+        return
+    place = f"embedded workers in {found['folder']}" if "folder" in found else None
+    say(place or f"broker {found['fleet']['broker']}, Redis {found['fleet']['redis']}")
+    _show_studies(found["studies"])
     if found["classes"]:
-        figures = ("workers", "quarantined", "slots", "busy", "queue")
-        table = Table("class", *map(right, figures), "hosts", "modules")
-        for name, facts in found["classes"].items():
-            cells = ("-" if facts[figure] is None else str(facts[figure]) for figure in figures)
-            modules = [*facts["imports"], *(["any that is shipped"] if facts["accept_code"] else [])]
-            table.add_row(Text(name), *cells, Text(", ".join(facts["hosts"])), Text(", ".join(modules)))
-        make_console().print(table)
+        _show_classes(found["classes"])
     else:
-        say("no worker is live; start one on a machine: shadho-celery worker --import my_study")
+        say(f"no worker is live{'' if place else '; start one on a machine: shadho-celery worker --import my_study'}")
     for module, versions in found["codes"].items():
         parts = (f"{digest or 'one that fails'} on {', '.join(hosts)}" for digest, hosts in versions.items())
         say(f"{module} has {len(versions)} versions of its code, and a study uses one: {'; '.join(parts)}")
@@ -141,3 +172,40 @@ def _show(found: Mapping[str, Any]) -> None:
             "see --signing-key-file",
             err=True,
         )
+
+
+def _show_studies(studies: Sequence[Mapping[str, Any]]) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    from shadho_celery.cli.views import make_console, right
+
+    if not studies:
+        say("no study runs")
+        return
+    table = Table("study", *map(right, ("weight", "trials", "running", "waiting")))
+    for study in studies:
+        trials = study["trials"]
+        cells = ("-", "-", "-") if trials is None else (_of(trials), trials["running"], trials["waiting"])
+        table.add_row(Text(study["name"]), f"{study['weight']:.6g}", *map(str, cells))
+    make_console().print(table)
+
+
+def _of(trials: Mapping[str, int | None]) -> str:
+    """Return how many trials have ended, and of how many if there is a limit."""
+    return f"{trials['ended']}" if trials["limit"] is None else f"{trials['ended']} of {trials['limit']}"
+
+
+def _show_classes(classes: Mapping[str, Mapping[str, Any]]) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    from shadho_celery.cli.views import make_console, right
+
+    figures = ("workers", "quarantined", "slots", "busy", "queue")
+    table = Table("class", *map(right, figures), "hosts", "modules")
+    for name, facts in classes.items():
+        cells = ("-" if facts[figure] is None else str(facts[figure]) for figure in figures)
+        modules = [*facts["imports"], *(["any that is shipped"] if facts["accept_code"] else [])]
+        table.add_row(Text(name), *cells, Text(", ".join(facts["hosts"])), Text(", ".join(modules)))
+    make_console().print(table)

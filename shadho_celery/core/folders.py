@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 from functools import lru_cache
 from pathlib import Path
@@ -41,6 +42,24 @@ def study_folder(root: Path, study: str) -> Path:
     the trial's message.
     """
     return below(root, study, "logs").parent
+
+
+def is_locked(path: Path) -> bool:
+    """Return whether a living process keeps the lock of a file; False where the file system has no locks."""
+    try:
+        # A link would lead elsewhere, and a pipe without a writer would be waited for.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+    return False
 
 
 def holds_files(folder: Path) -> bool:

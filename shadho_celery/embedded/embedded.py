@@ -16,7 +16,6 @@ import site
 import subprocess
 import sys
 import sysconfig
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -27,18 +26,20 @@ import redis
 
 from shadho_celery.core.checks import one_line
 from shadho_celery.core.folders import LOCK
-from shadho_celery.embedded.plan import REDIS_LOG, REDIS_SECONDS, WORKER_SECONDS, Plan, open_log, remove_socket
+from shadho_celery.embedded.plan import (
+    REDIS_LOG,
+    REDIS_SECONDS,
+    WORKER_SECONDS,
+    Plan,
+    open_log,
+    remove_socket,
+    socket_path,
+)
 from shadho_celery.errors import ServiceError
 from shadho_celery.transport.registry import Registry, Worker
 
 #: log of the supervisor
 SUPERVISOR_LOG = "supervisor.log"
-
-#: longest path of a unix socket, with a margin
-MAX_SOCKET_PATH = 90
-
-#: paths without a character that an URL escapes, or that ends it
-_PLAIN = re.compile(r"[A-Za-z0-9_./-]*")
 
 #: seconds for Redis to answer
 START_SECONDS = 15.0
@@ -102,7 +103,7 @@ class Embedded:
             self._plan = Plan(
                 server=server_path(),
                 directory=str(self.directory),
-                socket=_socket_path(self.directory),
+                socket=socket_path(self.directory),
                 workers=workers,
                 imports=list(imports),
                 cores={name: max(1, cores * slots // total) for name, slots in workers.items()},
@@ -219,10 +220,3 @@ def _last_words(log: Path) -> str:
         # Its warnings begin with "pid:role date #".
         words = re.findall(r"^.*? # (.*)", log.read_text(errors="replace"), re.MULTILINE)
     return f": {words[-1].strip()[:200]}" if words else ""
-
-
-def _socket_path(directory: Path) -> str:
-    """Return a path that a socket can have, and that means the same in the URLs of every library."""
-    path = directory / "redis.sock"
-    fits = len(str(path)) <= MAX_SOCKET_PATH and _PLAIN.fullmatch(str(path))
-    return str(path if fits else Path(tempfile.mkdtemp(prefix="shadho-")) / path.name)

@@ -24,7 +24,7 @@ from shadho_celery.transport.broker import Publisher
 from shadho_celery.transport.channel import HOLD_SECONDS, SchedulerChannel
 from shadho_celery.transport.quarantine import Quarantine
 from shadho_celery.transport.redis import flush, is_outage, outages_pass, refusals, unusable
-from shadho_celery.transport.registry import ANY_CODE, Worker, of_other_protocols
+from shadho_celery.transport.registry import ANY_CODE, Progress, Worker, of_other_protocols
 from shadho_celery.transport.seats import SchedulerSeats
 from shadho_celery.transport.shipping import Shipping
 from shadho_celery.transport.signing import UNSIGNED, Signer
@@ -54,11 +54,12 @@ class QueueExecutor:
         signer: Signer = UNSIGNED,
         fence: int = 0,
         name: str = "",
+        progress: Callable[[], Progress | None] = lambda: None,
         code: CodeVersion = ANY_CODE,
         sources: Sources | None = None,
     ) -> None:
         """`study` is the study's key, `name` its name, `module` the one its workers must have been started with, `code`
-        the version of it. With `sources` workers that accept code get them.
+        the version of it. With `sources` workers that accept code get them. Others are told of its `progress`.
 
         `weight` is its part of the slots when several studies want them. With `adopt` attempts that an earlier
         scheduler left running are waited for; without, their workers are gone, and all workers are on one machine.
@@ -73,7 +74,9 @@ class QueueExecutor:
         self._channel = channel = SchedulerChannel(client, study, signer, fence)
         quarantine = Quarantine(client, study)
         self._breaker = CircuitBreaker(quarantine)
-        self._workers = workers = Workers(client, study, module, weight, signer, code=code)
+        self._workers = workers = Workers(
+            client, study, module, weight, signer, code=code, name=name, progress=progress
+        )
         self._in_flight = sent = InFlight()
         self._dispatch = Dispatch(
             *(study, module, publisher, channel, workers, sent, self._clock),

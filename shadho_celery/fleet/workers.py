@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from shadho_celery.core.code import CodeVersion
 from shadho_celery.core.hardware import ComputeClass, uses_gpus
@@ -13,6 +13,7 @@ from shadho_celery.transport.redis import Redis
 from shadho_celery.transport.registry import (
     ANNOUNCE_SECONDS,
     ANY_CODE,
+    Progress,
     Registry,
     StudyWants,
     Worker,
@@ -40,10 +41,13 @@ class Workers:
         signer: Signer = UNSIGNED,
         *,
         code: CodeVersion = ANY_CODE,
+        name: str = "",
+        progress: Callable[[], Progress | None] = lambda: None,
     ) -> None:
         """`module` is the one its workers must have been started with, `weight` its part of the slots.
 
-        `signer` has the key that they must sign with, `code` is the version of the module that they must have.
+        `signer` has the key that they must sign with, `code` is the version of the module that they must have. The
+        study's `name` and `progress` are announced, for people.
         """
         self._workers = Registry(client, Worker, signer)
         self._studies = Registry(client, StudyWants, signer)
@@ -51,6 +55,7 @@ class Workers:
         self._module = module
         self._code = code
         self._weight = weight
+        self._name, self._progress = name, progress
         self._fingerprint = signer.fingerprint
         #: announcements of all live workers, also of those that cannot run this study
         self.announced: Mapping[str, Worker] = {}
@@ -102,7 +107,8 @@ class Workers:
             for host, free in _free_by_host(workers, in_flight[name]).items():
                 self._note((name, host), free, now)
         # Redis forgets this announcement only with those of the workers, which take a moment to come again.
-        is_new = self._studies.announce(self._study, StudyWants(weight=self._weight, wants=wants))
+        announced = StudyWants(name=self._name, progress=self._progress(), weight=self._weight, wants=wants)
+        is_new = self._studies.announce(self._study, announced)
         if is_new or self._is_late(now):
             self._known_since = now
         self._looked_at = now

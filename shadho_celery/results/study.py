@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import fcntl
 import shutil
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from msgspec import Struct
 
 from shadho_celery.core.checks import short
-from shadho_celery.core.folders import CHECKPOINTS, EMBEDDED, FOLDERS, LOCK, below
+from shadho_celery.core.folders import CHECKPOINTS, EMBEDDED, FOLDERS, LOCK, below, is_locked
 from shadho_celery.core.trial import Params, Summary, Trial, TrialState
 from shadho_celery.errors import NoSuccessfulTrial, StoreError, StudyLocked, UsageError
 from shadho_celery.results.coverage import Coverage, coverage
@@ -281,7 +279,7 @@ class StudyResults:
             store.find(self.name)
             if (where := store.holder(self.key, time.time())) is not None:
                 raise StudyLocked(f"study {self.name!r} is run by the scheduler on {where}; stop it first")
-            if _is_locked(EMBEDDED / self.key / LOCK):
+            if is_locked(EMBEDDED / self.key / LOCK):
                 raise StudyLocked(f"the workers of study {self.name!r} are still ending; try again in some seconds")
             fence = store.lock(self.key, holder_name(), time.time())
             trials, hosts = sum(store.counts(self.key).values()), store.hosts(self.key)
@@ -354,16 +352,3 @@ def _summary(study: StudyResults) -> StudySummary:
         best_loss=None if best is None or not best.is_feasible else next(iter(best.losses.values()), best.loss),
         running_on=study.running_on,
     )
-
-
-def _is_locked(path: Path) -> bool:
-    """Return whether a living process keeps the lock of a file."""
-    try:
-        with path.open() as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        # There is no such file, or its file system has no locks.
-        pass
-    return False

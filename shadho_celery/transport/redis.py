@@ -195,5 +195,6 @@ def refusals() -> Iterator[None]:
 def unusable(error: redis.RedisError) -> ServiceError:
     """Return the error of Redis with its remedy."""
     return ServiceError(
-        f"Redis cannot be used at the moment ({one_line(error)}); check its server, its memory and its disk"
+        f"Redis cannot be used at the moment ({one_line(error)}); check its server, its memory, its disk, and what its "
+        "user may do"
     )

@@ -17,7 +17,7 @@ from msgspec import Meta, Struct
 from shadho_celery.core.checks import decoder
 from shadho_celery.core.code import MAX_PROBLEM, CodeVersion
 from shadho_celery.core.hardware import Machine
-from shadho_celery.core.trial import Clean, Name, Positive
+from shadho_celery.core.trial import Clean, Name, Number, Positive
 from shadho_celery.errors import ServiceError
 from shadho_celery.transport.broker import PROTOCOL
 from shadho_celery.transport.redis import Redis
@@ -60,9 +60,24 @@ class Worker(Struct, frozen=True, kw_only=True):
     quarantined: bool = False
 
 
-class StudyWants(Struct, frozen=True, kw_only=True):
-    """A study's announcement: the slots it wants, and its weight."""
+class Progress(Struct, frozen=True, kw_only=True):
+    """Trials of a study."""
 
+    #: that have ended, and count against the limit
+    ended: Number = 0
+    #: most that may end; None without a limit
+    limit: Number | None = None
+    running: Number = 0
+    #: that are drawn and have not begun
+    waiting: Number = 0
+
+
+class StudyWants(Struct, frozen=True, kw_only=True):
+    """A study's announcement: the slots it wants, and its weight; for people, its name and its trials."""
+
+    name: Name = ""
+    #: None if its scheduler does not tell
+    progress: Progress | None = None
     weight: Positive = 1.0
     #: wanted slots by compute class
     wants: dict[str, Annotated[float, Meta(ge=0, le=1e12)]] = {}

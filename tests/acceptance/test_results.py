@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +19,7 @@ from shadho_celery.core.hardware import Machine
 from shadho_celery.node.storage import TOKEN
 from shadho_celery.transport.broker import PROTOCOL
 from shadho_celery.transport.redis import connect
-from shadho_celery.transport.registry import Registry, Worker
+from shadho_celery.transport.registry import Progress, Registry, StudyWants, Worker
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -48,7 +50,7 @@ def test_results_are_there_while_a_study_runs_and_go_with_its_deletion(desk: Des
     assert (show.code, status.code, failed.code) == (0, 0, 0), desk.said()
     assert "running on " in show.out.splitlines()[-1]
     assert "what the objective got" in show.out
-    assert "no fleet" in status.out
+    assert re.search(r"│ mine +│ +1 │ +\d+ of 1000 │", status.out), desk.said()
     assert "AssertionError" in failed.out
     assert removal.code == 2
     assert "stop it first" in removal.err
@@ -73,7 +75,7 @@ def test_the_status_of_a_fleet_needs_no_study(desk: Desk, amqp_url: str, redis_u
     desk.study()
     nobody = typed(desk, "status", **urls).wait()
     assert nobody.code == 0, desk.said()
-    assert "no worker is live" in nobody.out
+    assert "no study runs\nno worker is live" in nobody.out
     typed(desk, "worker", "--class", "rack 7", "--slots", "3", "--import", "my_study", **urls)
     until(lambda: Registry(connect(redis_url), Worker).living(), 30, desk.said)
     shown, told = typed(desk, "status", **urls), typed(desk, "status", "--json", **urls)
@@ -95,3 +97,25 @@ def test_the_status_names_the_machines_that_have_other_code(amqp_url: str, redis
     told = f"3 versions of its code, and a study uses one: {'0' * 12} on a; {'1' * 12} on b, c; one that fails on d"
     assert told in shown.output
     assert "other has" not in shown.output
+
+
+def test_the_status_lists_studies_by_name_and_shows_no_terminal_what_it_would_obey(
+    amqp_url: str, redis_url: str
+) -> None:
+    client = connect(redis_url)
+    studies, workers = Registry(client, StudyWants), Registry(client, Worker)
+    progress = Progress(ended=3, limit=9, running=2, waiting=1)
+    studies.announce("k2", StudyWants(name="svm", weight=2.5, progress=progress))
+    studies.announce("k1", StudyWants(name="b\x9b31m\u202e", progress=Progress(ended=7)))
+    studies.announce("old\x1b[31m" + "x" * 1000, StudyWants())
+    workers.announce("w", Worker(protocol=PROTOCOL, compute_class="\x9bc", machine=Machine(host="\u202eh")))
+    urls = {"CELERY_BROKER_URL": amqp_url, "SHADHO_REDIS_URL": redis_url}
+    shown, told = (CliRunner().invoke(commands, ["status", *more], env=urls) for more in ([], ["--json"]))
+    assert (shown.exit_code, told.exit_code) == (0, 0)
+    assert (shown.output + told.output).replace("\n", "").isprintable()
+    rows = [line.strip("│ ").replace(" ", "").split("│") for line in shown.output.splitlines()]
+    assert ["svm", "2.5", "3of9", "2", "1"] in rows
+    assert ["b\\x9b31m\\u202e", "1", "7", "0", "0"] in rows
+    by_key = {study["key"]: study for study in json.loads(told.output)["studies"]}
+    assert by_key["k2"]["trials"] == {"ended": 3, "limit": 9, "running": 2, "waiting": 1}
+    assert by_key["k1"]["name"] == "b\\x9b31m\\u202e"

@@ -386,13 +386,14 @@ def test_a_study_that_runs_is_not_deleted(running: Study) -> None:
     assert "runs" in [each["name"] for each in found("studies")["studies"]]
 
 
-def test_without_a_fleet_the_status_says_how_to_name_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_fleet_the_status_says_how_to_name_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("CELERY_BROKER_URL", "")
     monkeypatch.setenv("SHADHO_REDIS_URL", "")
     shown = answer("status")
     assert "no fleet" in shown
     assert "--broker" in shown
-    assert found("status") == {"fleet": None}
+    assert found("status") == {"fleet": None, "embedded": []}
 
 
 def test_an_export_to_a_device_is_written_to_it_and_does_not_take_its_place(tmp_path: Path) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 from pathlib import Path
 
 import pytest
 
-from shadho_celery.core.folders import below
+from shadho_celery.core.folders import below, is_locked
 from shadho_celery.errors import UsageError
 
 
@@ -33,3 +35,13 @@ def test_links_lead_out_of_no_folder(tmp_path: Path) -> None:
     for parts in (("linked",), ("linked", "logs"), ("study", "..", "..", "other")):
         with pytest.raises(UsageError, match="leads out of"):
             below(root, *parts)
+
+
+def test_only_a_file_itself_is_locked_and_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    lock, link, pipe = (tmp_path / name for name in ("lock", "link", "pipe"))
+    link.symlink_to(lock)
+    os.mkfifo(pipe)
+    with lock.open("w") as file:
+        assert not is_locked(lock)
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert [is_locked(path) for path in (lock, link, pipe, tmp_path / "none")] == [True, False, False, False]

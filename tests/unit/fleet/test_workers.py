@@ -14,7 +14,7 @@ from shadho_celery.core.trial import Attempt, TrialState
 from shadho_celery.fleet.in_flight import Sent
 from shadho_celery.fleet.workers import Workers, allow
 from shadho_celery.transport.broker import PROTOCOL
-from shadho_celery.transport.registry import Worker
+from shadho_celery.transport.registry import Progress, StudyWants, Worker
 
 
 @pytest.mark.parametrize(
@@ -123,3 +123,14 @@ def test_an_attempt_for_a_machine_is_without_workers_once_that_machine_is() -> N
     fleet.announce("c1", "c")
     fleet.look(12.0)
     assert fleet.workers.are_gone(for_machine("b"), 12.0, 5.0), "it takes nothing"
+
+
+def test_a_study_announces_its_name_and_how_far_it_is_each_time() -> None:
+    client = MagicMock(**{"smembers.return_value": set()})
+    told = [Progress(ended=1, limit=5, running=2), Progress(ended=2, limit=5)]
+    workers = Workers(client, "k", "m", 2.0, name="svm", progress=iter(told).__next__)
+    for now in (0.0, 1.0):
+        workers.look(now, (), set())
+    sent = client.pipeline.return_value.__enter__.return_value.set.call_args_list
+    announced = [msgspec.json.decode(call.args[1], type=StudyWants) for call in sent]
+    assert announced == [StudyWants(name="svm", weight=2.0, progress=each) for each in told]
