@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import os
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
+from threading import RLock, get_ident
 from typing import Annotated, Any
 
 from msgspec import Meta, Struct
@@ -100,7 +102,8 @@ class Study(StudyResults):
                 study.tell(trial, trial.values["x"] ** 2)
         print(study.best.values)
 
-    It holds the study's lock until `close`; its results can be read afterwards, too.
+    It holds the study's lock until `close`; its results can be read afterwards, too. Several threads may ask and tell:
+    one at a time changes the study. A forked process has no part in it.
     """
 
     @python_words()
@@ -152,6 +155,11 @@ class Study(StudyResults):
         check_warm_start(warm_start, self._settings, resume=names.resume)
         self._warm_start = warm_start
         self._interrupts = Interrupts()
+        #: held by the thread that changes the study
+        self._lock = RLock()
+        #: the thread in which `run` is under way; None while it is not
+        self._run_by: int | None = None
+        self._process = os.getpid()
         with ExitStack() as opened:
             # An interrupted study is closed here: nobody has it yet.
             with self._interrupts:
@@ -211,9 +219,8 @@ class Study(StudyResults):
         proposed by the sampler. Nothing is enqueued if one of them is refused: raises UsageError with its place and the
         cause.
         """
-        self._refuse_if_closed()
         points = _listed(points)
-        with self._interrupts:
+        with self._changing(within_run=True):
             # Its shares and samplers count the trials when it is made.
             self._loop = None
             return known_points.enqueue(self._study, self._space, self._settings, points)
@@ -225,11 +232,10 @@ class Study(StudyResults):
         The search learns from all of them at once, far faster than it proposed them.
         Raises as `enqueue`.
         """
-        self._refuse_if_closed()
         points, outcomes = _listed(points), [self._outcome(result, None) for result in results]
         if len(points) != len(outcomes):
             raise UsageError(f"{len(points)} points cannot have {len(outcomes)} results; give one for each")
-        with self._interrupts:
+        with self._changing(within_run=True):
             # It learns from them when it is made.
             self._loop = None
             known_points.adopt(self._study, self._space, self._settings, points, outcomes)
@@ -240,8 +246,7 @@ class Study(StudyResults):
 
         Raises UsageError if, with rungs, the next trial depends on results that were not told yet.
         """
-        self._refuse_if_closed()
-        with self._interrupts:
+        with self._changing():
             attempt = self._ask()
         return AskedTrial(
             number=attempt.number,
@@ -279,23 +284,22 @@ class Study(StudyResults):
         warning says so; an answer may then come some reports later. Raises UsageError as `tell`, and for what is no
         such number.
         """
-        self._refuse_if_closed()
-        number = self._number_of(trial)
-        if number not in self._by_hand.fetched:
-            return True
-        try:
-            on_report = partial(self._by_hand.report, number)
-            thinning, objectives = self._thinnings[number], self._settings.objectives
-            LocalContext(on_report=on_report, thinning=thinning, objectives=objectives).report(step, loss)
-        except (TypeError, ValueError) as error:
-            raise UsageError(str(error)) from None
-        with self._interrupts:
+        with self._changing():
+            number = self._number_of(trial)
+            if number not in self._by_hand.fetched:
+                return True
+            try:
+                on_report = partial(self._by_hand.report, number)
+                thinning, objectives = self._thinnings[number], self._settings.objectives
+                LocalContext(on_report=on_report, thinning=thinning, objectives=objectives).report(step, loss)
+            except (TypeError, ValueError) as error:
+                raise UsageError(str(error)) from None
             self._scheduler().turn()
             if number not in self._by_hand.fetched:
                 self._scheduler().turn()
-        if has_ended := number not in self._by_hand.fetched:
-            self._thinnings.pop(number, None)
-        return has_ended
+            if has_ended := number not in self._by_hand.fetched:
+                self._thinnings.pop(number, None)
+            return has_ended
 
     @python_words()
     def tell(
@@ -308,21 +312,19 @@ class Study(StudyResults):
         reason of a failure: an exception, or a text.
         A trial that was pruned stays so. Raises UsageError for one that was told before, or is of another study.
         """
-        self._refuse_if_closed()
-        number = self._number_of(trial)
-        if number not in self._by_hand.fetched:
+        with self._changing():
+            number = self._number_of(trial)
+            if number in self._by_hand.fetched:
+                if result is None and error is not None:
+                    result = _NOTHING
+                if (result is _NOTHING) == (error is None):
+                    raise UsageError(f"tell trial {number} either a result or an error")
+                outcome = self._outcome(result, error)
+                thinned = self._thinnings.pop(number, Thinning()).warning
+                outcome = outcome if thinned is None else replace(outcome, warning=joined(outcome.warning, thinned))
+                self._by_hand.bring(number, outcome)
+                self._scheduler().turn()
             return self.trial(number)
-        if result is None and error is not None:
-            result = _NOTHING
-        if (result is _NOTHING) == (error is None):
-            raise UsageError(f"tell trial {number} either a result or an error")
-        outcome = self._outcome(result, error)
-        thinned = self._thinnings.pop(number, Thinning()).warning
-        outcome = outcome if thinned is None else replace(outcome, warning=joined(outcome.warning, thinned))
-        with self._interrupts:
-            self._by_hand.bring(number, outcome)
-            self._scheduler().turn()
-        return self.trial(number)
 
     def run(
         self,
@@ -348,17 +350,20 @@ class Study(StudyResults):
         after each turn of the loop.
         """
         with python_words():
-            self._refuse_if_closed()
             check_objective(objective, "the objective")
             bounds: dict[str, Any] = {"trials": trials, "seconds": seconds, "target": target}
             bounds |= {"max_failures": max_failures, "early_stop": early_stop, "objectives": self._settings.objectives}
             limits = Limits.of(as_record(bounds, StudySettings))
             if on_trial is not None:
                 check_on_trial(on_trial, "on_trial")
-            if self._by_hand.fetched:
-                raise UsageError(f"tell the results of {self._asked} first")
-            with self._interrupts:
-                self._run(objective, limits, progress, on_trial, on_turn)
+            with self._changing():
+                if self._by_hand.fetched:
+                    raise UsageError(f"tell the results of {self._asked} first")
+                self._run_by = get_ident()
+                try:
+                    self._run(objective, limits, progress, on_trial, on_turn)
+                finally:
+                    self._run_by = None
         return self
 
     def _run(
@@ -416,10 +421,12 @@ class Study(StudyResults):
     @python_words()
     def close(self) -> None:
         """Record what is left and unlock the study; trials that were never told wait for the next run."""
-        if not self._is_open:
+        if not self._is_open or self._process != os.getpid():
             return
-        self._is_open = False
-        with self._interrupts:
+        with self._changing(or_closed=True):
+            if not self._is_open:
+                return
+            self._is_open = False
             try:
                 self._leave()
             finally:
@@ -441,7 +448,7 @@ class Study(StudyResults):
 
     def __del__(self) -> None:
         # An error that leaves a loop must not keep the study locked for the rest of the program.
-        if getattr(self, "_is_open", False) and not sys.is_finalizing():
+        if getattr(self, "_is_open", False) and self._process == os.getpid() and not sys.is_finalizing():
             with suppress(StoreError):
                 self.close()
 
@@ -501,9 +508,22 @@ class Study(StudyResults):
             raise UsageError(f"trial {trial.number} was given back when its study was closed; ask again")
         return trial.number
 
-    def _refuse_if_closed(self) -> None:
-        if not self._is_open:
-            raise UsageError(f"study {self.name!r} is closed; open it again with Study(..., resume=True)")
+    @contextmanager
+    def _changing(self, *, within_run: bool = False, or_closed: bool = False) -> Iterator[None]:
+        """Let this thread alone change the study, and hold Ctrl-C back meanwhile.
+
+        Raises UsageError if the study is closed, unless it may be, belongs to the process that this one was forked
+        from, or is under way in `run`: `within_run` permits it to the thread that runs it, as in `on_trial`.
+        """
+        if self._process != os.getpid():
+            raise UsageError(f"study {self.name!r} was opened by process {self._process}, and is changed by that alone")
+        # Without the lock, which `run` holds to its end.
+        if self._run_by is not None and not (within_run and self._run_by == get_ident()):
+            raise UsageError(f"study {self.name!r} is under way in run(); call this after it has returned")
+        with self._lock, self._interrupts:
+            if not (self._is_open or or_closed):
+                raise UsageError(f"study {self.name!r} is closed; open it again with Study(..., resume=True)")
+            yield
 
 
 def _listed(points: object) -> list[Any]:

@@ -284,8 +284,9 @@ def _name(statement: str) -> str:
 
 def _sqlite_engine(url: sa.URL) -> sa.Engine:
     if url.database in {None, "", ":memory:"}:
-        # One connection for all threads: every further one would have an empty database of its own.
-        return sa.create_engine("sqlite://", poolclass=sa.StaticPool, connect_args={"check_same_thread": False})
+        # One connection, which one thread at a time has: every further one would have an empty database of its own.
+        arguments = {"check_same_thread": False}
+        return sa.create_engine("sqlite://", poolclass=sa.QueuePool, pool_size=1, max_overflow=0, connect_args=arguments)
     path = file_of(url)
     kind = file_system(path)
     if kind in NETWORK_FILE_SYSTEMS:
