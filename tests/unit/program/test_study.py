@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
 import sqlite3
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -49,6 +51,61 @@ def test_deleted_rows_of_trials_that_run_are_written_again_and_lost_results_are_
     assert "rows deleted from the store while the study ran are written again: trials 2, 3" in again
     assert "results were deleted from the store while the study ran: trial 1; restore" in lost
     assert [trial.number for trial in load_study(STORE, "s").trials] == [0, 2, 3]
+
+
+# Several threads
+
+
+@pytest.mark.parametrize("store", ["sqlite://", STORE])
+def test_eight_threads_ask_report_and_tell_and_all_of_it_is_recorded(store: str) -> None:
+    with Study(SPACE, store=store, sampler="random", seed=1) as study:
+
+        def work(_: int) -> tuple[int, float | None]:
+            trial = study.ask()
+            study.report(trial, 1, 0.5)
+            told = study.tell(trial, trial.values["x"] ** 2)
+            study.enqueue([{"x": 0.25}])
+            assert study.best.loss is not None
+            return told.number, told.loss
+
+        with ThreadPoolExecutor(8) as pool:
+            told = dict(pool.map(work, range(40)))
+        assert len(told) == 40
+        assert {trial.number: trial.loss for trial in study.trials if trial.loss is not None} == told
+
+
+def test_while_a_study_runs_only_its_own_thread_may_enqueue() -> None:
+    refused = []
+
+    def square(values: dict[str, float]) -> float:
+        return values["x"] ** 2
+
+    with Study(SPACE, seed=1) as study, ThreadPoolExecutor(1) as pool:
+
+        def on_trial(_: object, trial: Any) -> None:
+            if trial.number:
+                return
+            study.enqueue([{"x": 0.25}])
+            for call in (study.ask, lambda: study.run(square, trials=3), study.close):
+                with pytest.raises(UsageError, match=r"is under way in run\(\); call this after it has returned"):
+                    call()
+            for call in (study.ask, lambda: study.enqueue([{"x": 0.5}]), study.close):
+                refused.append(pool.submit(call).exception(timeout=60))
+
+        study.run(square, trials=5, on_trial=on_trial)
+        assert {"x": 0.25} in params(study)
+        assert [type(each) for each in refused] == [UsageError] * 3
+        assert study.tell(study.ask(), 0.5).number == 5
+
+
+def test_a_forked_process_does_not_change_a_study(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Study(SPACE) as study:
+        monkeypatch.setattr(os, "getpid", lambda parent=os.getpid(): parent + 1)
+        study.close()
+        with pytest.raises(UsageError, match="was opened by process"):
+            study.ask()
+        monkeypatch.undo()
+        assert study.ask().number == 0
 
 
 # Several losses, and constraints
