@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import os
+from typing import TYPE_CHECKING
+
 import click
 
-from shadho_celery.cli.connection_options import refusals
+from shadho_celery.cli import connection_options
 from shadho_celery.cli.messages import say
 from shadho_celery.cli.result_options import opened, store_option, study_argument
 from shadho_celery.core.checks import printable
-from shadho_celery.errors import StudyLocked, UsageError
+from shadho_celery.errors import ServiceError, StudyLocked, UsageError
+
+if TYPE_CHECKING:
+    from shadho_celery.results.study import Deleted
 
 
 @click.command(
@@ -22,12 +28,15 @@ Examples:
 @study_argument
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @store_option
-@refusals()
-def rm(name: str, yes: bool, store: str) -> None:
+@connection_options.options
+@connection_options.refusals()
+def rm(name: str, yes: bool, store: str, **connection: str | None) -> None:
     """Delete a study: its trials and reports, and its checkpoints, logs and state below this folder's .shadho.
 
-    A study that runs is refused. Files on the disks of other machines are named, not deleted.
+    A study that runs is refused. Files on the disks of other machines are named, not deleted. On a fleet that is named,
+    trials that still run are stopped, and those that wait in its queues will not run.
     """
+    named = connection_options.environment(**connection)
     with opened(store, name, exactly=True) as study:
         if (where := study.running_on) is not None:
             raise StudyLocked(f"study {study.name} is run by the scheduler on {where}; stop it first, by Ctrl-C there")
@@ -47,6 +56,23 @@ def rm(name: str, yes: bool, store: str) -> None:
             f"not deleted: {deleted.folder_there} below the working directory of its workers, on "
             f"{', '.join(deleted.hosts)}"
         )
+    if connection_options.is_fleet(named):
+        os.environ.update(named)
+        _leave_fleet(deleted)
+
+
+def _leave_fleet(deleted: Deleted) -> None:
+    """Remove what the fleet has of a deleted study; say what could not be done."""
+    # Late: Celery's libraries take half a second, and read the environment.
+    from shadho_celery.fleet.removal import remove
+
+    try:
+        dropped = remove(deleted.key, deleted.numbers, deleted.classes)
+    except ServiceError as error:
+        say(f"Warning: trials that the fleet runs, or that wait in its queues, go on: {error}", err=True)
+        return
+    if dropped:
+        say(f"dropped: {dropped} messages that waited in the fleet's queues for trials that have ended")
 
 
 def _confirms(question: str) -> bool:

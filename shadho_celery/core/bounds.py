@@ -16,6 +16,9 @@ BROKER_CONNECT_SECONDS = 3.0
 #: broker: each answer to the scheduler, to `status`, and to a worker that looks for messages in its queues
 BROKER_SECONDS = 5.0
 
+#: broker: the removal of refused messages at the end of a study, and by `rm`; workers drop what is left
+REMOVAL_SECONDS = 3.0
+
 #: broker, a worker's own connection to RabbitMQ: half of the silence after which it is given up, and made again
 BROKER_HEARTBEAT_SECONDS = 30.0
 

@@ -149,8 +149,7 @@ class Dispatch:
             together = [attempt for attempt in group if not _is_alone(attempt)]
             alone = [[attempt] for attempt in group if _is_alone(attempt)]
             for bundle in [*bundles(together, self.pace.seconds(name), slots.get(name, 1)), *alone]:
-                host = bundle[0].only_on
-                yield name if host is None else machine_queue(name, host), self._payload(bundle, self.timeout)
+                yield queue_of(bundle[0]), self._payload(bundle, self.timeout)
 
     def _payload(self, attempts: Sequence[Attempt], timeout: float | None) -> Payload:
         # The failures of a single worker tell nothing of it: there is no other to compare it with.
@@ -165,6 +164,12 @@ class Dispatch:
             timeout=timeout,
             watched=watched,
         )
+
+
+def queue_of(attempt: Attempt) -> str:
+    """Return the name of the queue that an attempt goes to."""
+    name = str(attempt.compute_class)
+    return name if attempt.only_on is None else machine_queue(name, attempt.only_on)
 
 
 def _is_alone(attempt: Attempt) -> bool:

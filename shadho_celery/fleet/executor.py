@@ -15,15 +15,16 @@ from shadho_celery.core.hardware import ComputeClass
 from shadho_celery.core.trial import WELL, Attempt, Event, GangEvent, Lost, Result, Started, TrialState
 from shadho_celery.errors import ServiceError
 from shadho_celery.fleet.circuit_breaker import CircuitBreaker
-from shadho_celery.fleet.dispatch import Dispatch
+from shadho_celery.fleet.dispatch import Dispatch, queue_of
 from shadho_celery.fleet.gangs import Gangs
 from shadho_celery.fleet.in_flight import InFlight, Sent
 from shadho_celery.fleet.lease_monitor import LOOK_SECONDS, LeaseMonitor
 from shadho_celery.fleet.workers import Workers
 from shadho_celery.transport.broker import Publisher
-from shadho_celery.transport.channel import HOLD_SECONDS, SchedulerChannel
+from shadho_celery.transport.channel import HOLD_SECONDS, SchedulerChannel, WorkerChannel
 from shadho_celery.transport.quarantine import Quarantine
 from shadho_celery.transport.redis import flush, is_outage, outages_pass, refusals, unusable
+from shadho_celery.transport.refused_messages import remove_refused
 from shadho_celery.transport.registry import ANY_CODE, Progress, Worker, of_other_protocols
 from shadho_celery.transport.seats import SchedulerSeats
 from shadho_celery.transport.shipping import Shipping
@@ -94,6 +95,9 @@ class QueueExecutor:
         self._is_new = True
         #: calls that take attempts back, pending while Redis does not answer
         self._unwanted: list[Callable[[], object]] = []
+        #: queues in which messages of attempts may lie that were taken back, and what tells whether they are refused
+        self._stale: set[str] = set()
+        self._are_refused = WorkerChannel(client).are_refused
         #: reason why Redis answers nothing at the moment; None while it does
         self._silence: ServiceError | None = None
         with refusals():
@@ -257,6 +261,9 @@ class QueueExecutor:
                     self._channel.unlock()
                 else:
                     self._channel.erase()
+                # On one machine the broker ends with its study.
+                if self._stale and self._adopt:
+                    remove_refused(self._publisher.connection, sorted(self._stale), self._are_refused)
         finally:
             self._publisher.close()
 
@@ -273,6 +280,8 @@ class QueueExecutor:
 
     def _take_back(self, attempts: Sequence[tuple[int, int]], *, running: bool, pruned: bool = False) -> None:
         """Take back (number, attempt) pairs now, or once Redis answers again."""
+        sent = [self._in_flight.find(*each) for each in attempts]
+        self._stale.update(queue_of(each.attempt) for each in sent if each is not None and not each.is_claimed)
         self._unwanted.append(partial(self._channel.cancel, attempts, running=running, pruned=pruned))
         flush(self._unwanted)
 

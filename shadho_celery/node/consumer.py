@@ -11,7 +11,7 @@ from typing import Any
 import celery.worker.consumer
 from celery.worker import state
 
-from shadho_celery.core.bounds import BROKER_CONNECT_SECONDS
+from shadho_celery.core.bounds import BROKER_CONNECT_SECONDS, BROKER_HEARTBEAT_SECONDS
 from shadho_celery.core.checks import short
 from shadho_celery.core.clock import Clock, SystemClock
 from shadho_celery.transport.broker import depths_on, opened
@@ -134,7 +134,10 @@ class Consumer:
             return []
 
     def _connection(self) -> Any:
-        return self._consumer.app.connection_for_read(heartbeat=0, connect_timeout=BROKER_CONNECT_SECONDS)
+        # By its heartbeat RabbitMQ notices that this machine is gone, and has messages that were only looked at again.
+        return self._consumer.app.connection_for_read(
+            heartbeat=BROKER_HEARTBEAT_SECONDS, connect_timeout=BROKER_CONNECT_SECONDS
+        )
 
 
 def _break() -> None:

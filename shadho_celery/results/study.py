@@ -53,7 +53,13 @@ class Deleted(Struct, frozen=True, kw_only=True):
     """What the deletion of a study removed, and what it could not."""
 
     name: str
+    #: the study's key
+    key: str
     trials: int
+    #: number from which on it had no trial
+    numbers: int
+    #: compute classes that its trials were sent to
+    classes: Sequence[str]
     #: folders of this machine that were removed
     folders: Sequence[str]
     #: folders of this machine that could not be removed
@@ -273,7 +279,8 @@ class StudyResults:
     def delete(self) -> Deleted:
         """Delete the study with its trials and reports, and its folders below this working directory.
 
-        Raises StudyLocked if it runs. What lies on the disks of other machines is named in the answer.
+        Raises StudyLocked if it runs. What lies on the disks of other machines is named in the answer. A fleet may
+        still have messages of its trials: `fleet.removal`, and with it `rm`, removes them.
         """
         with closing(SqlStore(self._store.url)) as store:
             store.find(self.name)
@@ -283,6 +290,7 @@ class StudyResults:
                 raise StudyLocked(f"the workers of study {self.name!r} are still ending; try again in some seconds")
             fence = store.lock(self.key, holder_name(), time.time())
             trials, hosts = sum(store.counts(self.key).values()), store.hosts(self.key)
+            numbers, classes = max(store.numbers(self.key), default=-1) + 1, store.classes(self.key)
             store.delete(self.key, fence)
         # Where its checkpoints are not here, workers of this machine have kept them in another folder.
         here = {"this process"} | ({socket.gethostname()} if (CHECKPOINTS / self.key).is_dir() else set())
@@ -293,7 +301,10 @@ class StudyResults:
                 shutil.rmtree(below(folder.parent, folder.name), ignore_errors=True)
         return Deleted(
             name=self.name,
+            key=self.key,
             trials=trials,
+            numbers=numbers,
+            classes=classes,
             folders=[str(folder) for folder in found if not folder.exists()],
             left=[str(folder) for folder in found if folder.exists()],
             hosts=[host for host in hosts if host not in here],

@@ -223,6 +223,11 @@ class SqlStore:
         query = sa.select(trials.c.host).where(trials.c.study == key, trials.c.host.is_not(None)).distinct()
         return sorted(row.host for row in self._fetched(query) if isinstance(row.host, str))
 
+    def classes(self, key: str) -> list[str]:
+        """Return the compute classes that trials of the study were sent to last."""
+        query = sa.select(trials.c.compute_class).where(trials.c.study == key).distinct()
+        return sorted(row.compute_class for row in self._fetched(query) if isinstance(row.compute_class, str))
+
     def delete(self, key: str, fence: int) -> None:
         """Delete a study that is locked, its trials and their reports. Raises LockLost if `fence` is old."""
         with self._begin() as connection:

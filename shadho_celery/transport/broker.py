@@ -199,14 +199,12 @@ def depths(names: Iterable[str]) -> dict[str, int | None]:
 
     Raises ServiceError if the broker cannot be used.
     """
-    settings = configuration()
-    url = settings["broker_url"]
-    connection = _connection(url, settings.get("broker_transport_options", {}), settings.get("broker_use_ssl", False))
+    connection = configured()
     try:
         with opened(connection):
             return depths_on(connection, names)
     except (*connection.connection_errors, *connection.channel_errors, KombuError, OSError, *_MISWRITTEN) as error:
-        raise _unusable(url, error) from error
+        raise _unusable(configuration()["broker_url"], error) from error
 
 
 def depths_on(connection: kombu.Connection, names: Iterable[str]) -> dict[str, int | None]:
@@ -232,6 +230,14 @@ def opened(connection: kombu.Connection) -> Iterator[None]:
         connection.collect()
         raise
     connection.release()
+
+
+def configured() -> kombu.Connection:
+    """Return a connection to the configured broker, to be opened, with the workers' settings."""
+    settings = configuration()
+    return _connection(
+        settings["broker_url"], settings.get("broker_transport_options") or {}, settings.get("broker_use_ssl", False)
+    )
 
 
 def _open(connection: kombu.Connection) -> None:
@@ -308,6 +314,11 @@ class Publisher:
                 if not self._is_blocked:
                     self._drop()
                 raise _unusable(self._url, again) from again
+
+    @property
+    def connection(self) -> kombu.Connection:
+        """Its connection to the broker; others are to be made like it."""
+        return self._connection
 
     def close(self) -> None:
         """Close the connection."""

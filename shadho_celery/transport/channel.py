@@ -54,6 +54,9 @@ KEPT_ENDED = 10_000
 #: ended trials that are moved to `done` at once
 SETTLE = 1000
 
+#: trials of a removed study that are marked as ended at most: a megabyte
+MAX_REMOVED = 2**23
+
 #: events read at once
 READ = 1000
 
@@ -418,6 +421,23 @@ class SchedulerChannel:
         self._client.delete(*keys(self._study, *gone))
         for kept in keys(self._study, "attempts", "breakers", "done"):
             self._client.expire(kept, ERASED_SECONDS)
+
+    def remove(self, numbers: int) -> str:
+        """Remove the study's keys, of which the store has no record any more; trials up to `numbers` count as ended.
+
+        So running trials are stopped, and messages that lie in a queue are refused. Returns the host and process of
+        the scheduler that runs the study, from another copy of the store; then nothing changes.
+        """
+        [holder, done] = keys(self._study, "holder", "done")
+        held = self._client.get(holder)
+        if held is not None and is_held(held.partition(":")[0], math.inf, 0.0):
+            return described(held)
+        whole, rest = divmod(min(numbers, MAX_REMOVED), 8)
+        with self._client.pipeline() as pipe:
+            pipe.delete(*(key.format(self._study) for key in _TYPES if "{}" in key))
+            pipe.set(done, whole * b"\xff" + bytes([0xFF00 >> rest & 0xFF]), ex=ERASED_SECONDS)
+            pipe.execute()
+        return ""
 
 
 def new_delivery() -> str:

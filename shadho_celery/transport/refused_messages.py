@@ -12,7 +12,8 @@ import math
 import struct
 import time
 from collections import defaultdict
-from collections.abc import Collection, Hashable, Mapping
+from collections.abc import Collection, Hashable, Iterable, Mapping
+from contextlib import suppress
 from typing import Any, Protocol, TypeVar
 
 import amqp
@@ -20,9 +21,11 @@ import kombu
 import redis
 from msgspec import Struct
 
+from shadho_celery.core.bounds import BROKER_HEARTBEAT_SECONDS, REMOVAL_SECONDS
 from shadho_celery.core.checks import decoder
 from shadho_celery.core.payload import StudyKey
 from shadho_celery.core.trial import Number, Place
+from shadho_celery.transport.broker import opened
 from shadho_celery.transport.redis import Redis, run_on
 
 
@@ -60,6 +63,21 @@ def drop_refused(connection: kombu.Connection, queue: str, are_refused: AreRefus
     dropped, end = 0, time.monotonic() + seconds
     while drop and time.monotonic() < end and (fresh := drop(connection, queue, are_refused)):
         dropped += fresh
+    return dropped
+
+
+def remove_refused(connection: kombu.Connection, queues: Iterable[str], are_refused: AreRefused) -> int:
+    """Drop the refused messages of these queues as far as it takes no longer than REMOVAL_SECONDS; return their number.
+
+    It opens another connection like this one. Every error ends it in silence: a scheduler's user may not be allowed to
+    read queues, and workers drop the messages that are left.
+    """
+    end, dropped = time.monotonic() + REMOVAL_SECONDS, 0
+    # As in the worker (`node.consumer`), the heartbeat returns the messages of a machine that is gone.
+    other = connection.clone(heartbeat=BROKER_HEARTBEAT_SECONDS)
+    with suppress(Exception), opened(other):
+        for queue in queues:
+            dropped += drop_refused(other, queue, are_refused, end - time.monotonic())
     return dropped
 
 

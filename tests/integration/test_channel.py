@@ -573,6 +573,23 @@ def test_a_schedulers_lock_passes_on_when_it_has_died_and_from_another_machine_w
     scheduler.lock()
 
 
+def test_no_trial_of_a_removed_study_goes_on_and_one_that_is_run_from_another_store_is_left_alone(
+    client: Any, worker: Channel, scheduler: SchedulerChannel
+) -> None:
+    worker.claim("k1", started(3))
+    holder_elsewhere(client)
+    assert scheduler.remove(11) == "elsewhere (process 1)"
+    assert worker.renew("k1", [(3, 1)]) == ["ok"]
+    client.delete("shadho:k1:holder")
+    assert scheduler.remove(11) == ""
+    assert worker.renew("k1", [(3, 1)]) == ["gone"]
+    attempts = [(number, attempt) for number in range(13) for attempt in (1, 2)]
+    assert worker.are_refused("k1", attempts) == [each for each in attempts if each[0] < 11]
+    assert not worker.claim("k1", started(10))
+    assert client.keys("shadho:k1:*") == ["shadho:k1:done"]
+    assert client.ttl("shadho:k1:done") > 0
+
+
 def test_a_scheduler_that_lost_its_lock_stops_and_removes_nothing(
     client: Any, worker: Channel, scheduler: SchedulerChannel
 ) -> None:

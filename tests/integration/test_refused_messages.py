@@ -17,6 +17,7 @@ from services.channels import Channel
 
 from shadho_celery.core.payload import Payload
 from shadho_celery.core.trial import Attempt, Outcome, ReplicaSeat, Result, Started, TrialState
+from shadho_celery.fleet.removal import remove
 from shadho_celery.transport import refused_messages
 from shadho_celery.transport.broker import Publisher, message, queue
 from shadho_celery.transport.channel import SchedulerChannel
@@ -163,6 +164,27 @@ def test_after_a_failure_the_next_attempt_is_not_dropped(client: Any) -> None:
     """It may be a copy, to which the scheduler leaves the trial in a moment."""
     ended(client, 0)
     assert Channel(client).are_refused("k1", [(0, 1), (0, 2), (1, 1)]) == [(0, 1)]
+
+
+@pytest.mark.parametrize("kind", ["redis", "amqp"])
+def test_the_messages_of_a_removed_study_are_removed_and_an_absent_broker_does_not_matter(
+    client: Any,
+    redis_url: str,
+    request: pytest.FixtureRequest,
+    unique: Callable[[str], str],
+    kind: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    name, url = unique("cpu"), request.getfixturevalue(f"{kind}_url")
+    monkeypatch.setenv("SHADHO_REDIS_URL", redis_url)
+    monkeypatch.setenv("CELERY_BROKER_URL", f"{kind}://127.0.0.1:1")
+    assert remove("k1", 3, [name]) == 0
+    monkeypatch.setenv("CELERY_BROKER_URL", url)
+    with kombu.Connection(url) as connection:
+        publish(connection, name, payload(0), payload(0, "k2"), payload(2))
+        assert remove("k1", 3, ["there-is-not", name]) == 2
+        assert left(connection, name) == [body(payload(0, "k2"))]
+        queue(name)(connection.default_channel).delete()
 
 
 @pytest.mark.timeout(180)

@@ -377,6 +377,15 @@ def test_a_study_is_deleted_with_its_folders_once_that_is_confirmed(here: Path) 
     assert numbers_of("svm") == list(range(TRIALS)), "the other study is whole"
 
 
+def test_a_study_is_deleted_although_its_fleet_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHADHO_REDIS_URL", "redis://127.0.0.1:1")
+    done = CliRunner().invoke(commands, ["rm", "svm-1a2b", "--yes"])
+    assert done.exit_code == 0
+    assert "deleted: study svm-1a2b" in done.stdout
+    assert "Warning: trials that the fleet runs" in done.stderr
+    assert "redis://127.0.0.1:1 cannot be used" in done.stderr
+
+
 def numbers_of(name: str) -> list[int]:
     return [trial["number"] for trial in found("trials", name)["trials"]]
 
