@@ -173,7 +173,7 @@ _positive = partial(click.option, type=click.FloatRange(min=0, min_open=True, ma
     help="Workers to embed; may be repeated.  [default: this machine's GPUs, and its cores as class cpu]",
 )
 @click.option("--demo", is_flag=True, help=f"Play the classes {', '.join(DEFAULT_CLASSES)} here, one slot each.")
-@_positive("--weight", help="Share of the slots beside other studies.  [default: 1]")
+@_positive("--weight", help="Share of the slot seconds beside other studies, also of a single slot.  [default: 1]")
 @_positive(
     "--trial-timeout",
     metavar="SECONDS",

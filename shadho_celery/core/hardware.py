@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 from collections.abc import Iterable, Mapping, Sequence
@@ -125,6 +126,9 @@ class ComputeClass:
     workers: int = 1
     #: slots for this study, beside other studies on the fleet; None for all
     allowance: float | None = None
+    #: slots that this study may take now beyond the whole ones of its share, 0 while it is the turn of other studies;
+    #: None for the share rounded up
+    turn: int | None = None
     #: trials to queue beyond the slots, so that a freed slot need not wait for the scheduler
     ahead: int = 0
     #: slots of this study's attempts on silent workers: not lost yet, they occupy no slot of the live workers
@@ -147,6 +151,11 @@ class ComputeClass:
     def share(self) -> float:
         """Slots for this study."""
         return self.slots if self.allowance is None else self.allowance
+
+    @property
+    def limit(self) -> int:
+        """Most slots that this study may take."""
+        return math.ceil(self.share) if self.turn is None else math.floor(self.share) + self.turn
 
     def bytes_of(self, memory: Memory) -> int:
         """Return the bytes of a kind of memory on the class's smallest machine."""

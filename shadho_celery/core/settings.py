@@ -148,7 +148,7 @@ class StudySettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         ),
     ] = None
     speculate: Annotated[bool, Meta(description="whether late trials are copied to idle slots: True or False")] = True
-    weight: Annotated[Positive, Meta(description="the study's part of the slots beside other studies")] = 1.0
+    weight: Annotated[Positive, Meta(description="the study's part of the slot seconds beside other studies")] = 1.0
     trial_timeout: Annotated[
         Positive | None, Meta(description="seconds after which a trial is stopped, more than 0")
     ] = None

@@ -14,14 +14,12 @@ from shadho_celery.core.payload import Payload
 from shadho_celery.core.trial import Attempt
 from shadho_celery.errors import ServiceError
 from shadho_celery.fleet.in_flight import InFlight
+from shadho_celery.fleet.shares import MESSAGE_SECONDS
 from shadho_celery.fleet.workers import Workers
 from shadho_celery.transport.broker import Publisher, machine_queue
 from shadho_celery.transport.channel import SchedulerChannel
 from shadho_celery.transport.redis import outages_pass
 from shadho_celery.transport.registry import ANY_CODE
-
-#: seconds that a message costs a worker
-MESSAGE_SECONDS = 0.001
 
 #: seconds of work that one message of short trials may carry; and the most attempts in it
 BUNDLE_SECONDS = 0.02
@@ -57,8 +55,14 @@ class Pace:
         return self._seconds.get(compute_class, unknown)
 
     def ahead(self, compute_class: ComputeClass) -> int:
-        """Return the number of trials to keep waiting: as many as the class runs while the scheduler takes its turn."""
-        return min(MAX_AHEAD, round(compute_class.share * AHEAD_SECONDS / self.seconds(compute_class.name)))
+        """Return the number of trials to keep waiting: as many as the class runs while the scheduler takes its turn.
+
+        While it is the turn of other studies, that is only enough to keep the study's own slots busy.
+        """
+        share, seconds = compute_class.share, AHEAD_SECONDS
+        if compute_class.turn == 0:
+            share, seconds = compute_class.limit, BUNDLE_SECONDS
+        return min(MAX_AHEAD, round(share * seconds / self.seconds(compute_class.name)))
 
     def turn(self, classes: Iterable[ComputeClass]) -> None:
         """Begin a turn: if the queues have work ahead, let some events gather first."""

@@ -112,7 +112,8 @@ class QueueExecutor:
         self._shipped_at = self._clock.now()
 
     def classes(self) -> Sequence[ComputeClass]:
-        return [replace(each, ahead=self._dispatch.pace.ahead(each)) for each in self._workers.classes]
+        known = self._workers.take_turns(self._clock.now(), self._in_flight)
+        return [replace(each, ahead=self._dispatch.pace.ahead(each)) for each in known]
 
     @property
     def trouble(self) -> ServiceError | None:
@@ -175,7 +176,8 @@ class QueueExecutor:
             with outages_pass():
                 self._confirm()
         for attempt in attempts:
-            self._in_flight.put(attempt.number, attempt.attempt, Sent(attempt, now))
+            began = now if attempt.state is TrialState.RUNNING else None
+            self._in_flight.put(attempt.number, attempt.attempt, Sent(attempt, now, began))
         if self._is_new and not self._adopt:
             orphans = [(attempt.number, attempt.attempt) for attempt in attempts]
             reason = "it ran on this machine, and ended with its scheduler"
@@ -297,29 +299,36 @@ class QueueExecutor:
 
     def _judged(self, event: Event) -> Event:
         """Return the event for the study, after an update of the attempts in flight."""
-        sent = self._in_flight.find(event.number, event.attempt)
+        sent, now = self._in_flight.find(event.number, event.attempt), self._clock.now()
         if isinstance(event, Started) and sent is not None:
             sent.attempt = sent.attempt.evolve(state=TrialState.RUNNING, worker=event.worker, host=event.host)
+            sent.began = now
         elif isinstance(event, Lost) and sent is not None:
+            self._workers.turns.end(sent, now)
             self._close(event, is_over=self._in_flight.lose(event.number, event.attempt))
         elif isinstance(event, Result):
             live = self._in_flight.of(event.number)
             if not all(event.is_of(each.attempt.params) for each in live.values()):
                 # The study refuses it; an attempt of ours that Redis has as ended by it is missing from now on.
                 return event
-            others = [(event.number, attempt) for attempt in live if attempt != event.attempt]
+            others = [each for each in live.values() if each is not sent]
             if sent is not None and self._adopt:
                 event = self._breaker.judge(event, self._workers.able)
             if sent is not None and event.retry is None:
                 # How soon a broken worker fails says nothing of how long trials take.
                 self._dispatch.pace.tell(str(sent.attempt.compute_class), event.outcome.seconds or 0.0)
+            if sent is not None:
+                self._workers.turns.end(sent, now, event.outcome.seconds)
             well = event.outcome.state in WELL
             is_over = self._in_flight.settle(event.number, event.attempt, well=well)
             if is_over and live:
                 self._channel.note_end(event.number, event.attempt)
             if is_over and others:
+                for each in others:
+                    self._workers.turns.end(each, now)
                 # For Redis one of them may have followed this one, if that was thought to be lost.
-                self._unwanted.append(partial(self._channel.give_up, others, "another attempt has ended its trial"))
+                keys = [each.key for each in others]
+                self._unwanted.append(partial(self._channel.give_up, keys, "another attempt has ended its trial"))
             self._close(event, is_over=is_over)
         return event
 

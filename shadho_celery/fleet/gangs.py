@@ -211,7 +211,7 @@ class Gangs:
     def _spare(self, compute_class: ComputeClass) -> int:
         """Return the slots of this study's part of a class that its trials leave for backup replicas."""
         attempts = [sent.attempt for sent in self._in_flight if sent.attempt.compute_class == compute_class.name]
-        return math.ceil(compute_class.share) - sum(attempt.slots for attempt in attempts)
+        return compute_class.limit - sum(attempt.slots for attempt in attempts)
 
     def _backups(self, compute_class: str) -> Iterator[tuple[_Gang, _Place]]:
         for gang in self._gangs.values():

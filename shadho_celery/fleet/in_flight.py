@@ -16,6 +16,8 @@ class Sent:
     attempt: Attempt
     #: moment of the clock at which it was sent (`Clock.now`)
     at: float
+    #: moment at which a worker claimed it, as far as this scheduler knows; None before
+    began: float | None = None
     #: looks in a row that found no trace of the claimed attempt in Redis
     unleased: int = 0
 
@@ -28,6 +30,10 @@ class Sent:
     def is_claimed(self) -> bool:
         """Return whether a worker runs it."""
         return self.attempt.state is TrialState.RUNNING
+
+    def slot_seconds(self, now: float) -> float:
+        """Return the seconds for which it has run, for each of its slots."""
+        return 0.0 if self.began is None else (now - self.began) * self.attempt.slots
 
 
 class InFlight(Attempts[Sent]):

@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from shadho_celery.core.code import CodeVersion
 from shadho_celery.core.hardware import ComputeClass, uses_gpus
 from shadho_celery.fleet.in_flight import Sent
+from shadho_celery.fleet.shares import Turns, allow
 from shadho_celery.transport.redis import Redis
 from shadho_celery.transport.registry import (
     ANNOUNCE_SECONDS,
@@ -27,6 +29,10 @@ _Place = tuple[str, str | None]
 
 #: seconds for which a worker has another code before it is spoken of: one that reads edited files anew needs a moment
 OTHER_CODE_SECONDS = 5.0
+
+#: seconds for which a class has had a free slot after which a study waits no longer for those that do not use their
+#: turns: what they have sent does not start
+UNUSED_TURN_SECONDS = 15.0
 
 
 class Workers:
@@ -56,6 +62,8 @@ class Workers:
         self._code = code
         self._weight = weight
         self._name, self._progress = name, progress
+        #: turns with the other studies
+        self.turns = Turns(weight)
         self._fingerprint = signer.fingerprint
         #: announcements of all live workers, also of those that cannot run this study
         self.announced: Mapping[str, Worker] = {}
@@ -66,6 +74,8 @@ class Workers:
         #: by name, what to say of those that have another code, and since when they do
         self._other_code: dict[str, tuple[str, float]] = {}
         self.classes: list[ComputeClass] = []
+        #: by class, the virtual times of other studies at which they did not use their turns
+        self._unused: dict[str, Mapping[str, float]] = {}
         #: classes all of whose workers are quarantined
         self._closed: set[str] = set()
         #: by place, the moment since which it has had a free slot, and at which it was last seen
@@ -91,27 +101,41 @@ class Workers:
         in_flight: dict[str, list[Sent]] = defaultdict(list)
         for each in sent:
             in_flight[str(each.attempt.compute_class)].append(each)
-        is_sending = bool(in_flight)
         self._closed = {ours[name].compute_class for name in self.quarantined} - by_class.keys()
         fellows = self._studies.living()
         fellows.pop(self._study, None)
-        self.classes, wants = [], {}
+        most = {known.name: known.limit + known.silent for known in self.classes}
+        self.classes, wants, turns = [], {}, {}
         for name, workers in by_class.items():
             others = [(fellow.weight, fellow.wants.get(name, 0)) for fellow in fellows.values()]
             known = self._class(name, workers, in_flight[name], others)
             self.classes.append(known)
             taken = sum(each.attempt.slots for each in in_flight[name])
-            has_room = is_sending and taken < math.ceil(known.share)
-            wants[name] = float(taken + 1 if has_room else known.slots)
+            # What it has left free since the last look it does not want; before the first one it had nothing.
+            is_wanting = taken >= most.get(name, 0)
+            wants[name] = float(known.slots if is_wanting else taken)
+            rivals = self._rivals(name, fellows, now)
+            virtual = self.turns.look(known, rivals, in_flight[name], now, is_wanting=is_wanting)
+            if is_wanting:
+                turns[name] = virtual
             self._note((name, None), known.slots - known.busy, now)
             for host, free in _free_by_host(workers, in_flight[name]).items():
                 self._note((name, host), free, now)
         # Redis forgets this announcement only with those of the workers, which take a moment to come again.
-        announced = StudyWants(name=self._name, progress=self._progress(), weight=self._weight, wants=wants)
+        announced = StudyWants(
+            name=self._name, progress=self._progress(), weight=self._weight, wants=wants, turns=turns
+        )
         is_new = self._studies.announce(self._study, announced)
         if is_new or self._is_late(now):
             self._known_since = now
         self._looked_at = now
+
+    def take_turns(self, now: float, sent: Iterable[Sent]) -> Sequence[ComputeClass]:
+        """Return the classes with the turns as of now: between two looks they change with what `sent` has used."""
+        turns = self.turns.extras(sent, now)
+        if turns or any(known.turn is not None for known in self.classes):
+            self.classes = [replace(known, turn=turns.get(known.name)) for known in self.classes]
+        return self.classes
 
     def known_for(self, now: float) -> float:
         """Return the seconds for which every live worker could announce itself; 0 while Redis cannot be used."""
@@ -141,6 +165,14 @@ class Workers:
     ) -> bool:
         """Return whether a class, or its workers on `host`, had a free slot for so many seconds since a moment."""
         return now - max(at, self._free_since.get((compute_class, host), now)) > seconds
+
+    def _rivals(self, name: str, fellows: Mapping[str, StudyWants], now: float) -> list[tuple[float, float]]:
+        """Return weight and virtual time of the other studies that want more slots of a class, and use their turns."""
+        virtual = {study: fellow.turns[name] for study, fellow in fellows.items() if name in fellow.turns}
+        if self.had_free_slot(name, -math.inf, now, UNUSED_TURN_SECONDS):
+            self._unused[name] = virtual
+        unused = self._unused.get(name, {})
+        return [(fellows[study].weight, each) for study, each in virtual.items() if each != unused.get(study)]
 
     def _note(self, place: _Place, free: int, now: float) -> None:
         """Note that a place has workers now, with so many free slots."""
@@ -199,17 +231,3 @@ def _storages(workers: Iterable[Worker]) -> dict[str, str]:
     for worker in workers:
         found[worker.machine.host].add(worker.storage)
     return {host: storages.pop() if len(storages) == 1 else "" for host, storages in found.items()}
-
-
-def allow(slots: int, weight: float, others: Sequence[tuple[float, float]]) -> float:
-    """Return the slots that a study of `weight` may fill beside `others`, pairs of weight and slots wanted.
-
-    Slots go by weight; the part of its slots that a study does not want goes to the others (water filling).
-    """
-    free, total = float(slots), weight + sum(other for other, _ in others)
-    # Studies that want least for their weight are served first, in full, as long as their part covers it.
-    for other, want in sorted(others, key=lambda pair: pair[1] / pair[0]):
-        part = min(want, free * other / total)
-        free -= part
-        total -= other
-    return free

@@ -179,6 +179,6 @@ class Promotions:
 
     def _wait(self, known: ComputeClass, load: Load, ahead: Mapping[str, int]) -> float:
         """Return the expected seconds until a slot of a class takes the trial after those that are `ahead` of it."""
-        slots = math.ceil(known.share)
+        slots = known.limit
         queue = ahead.get(known.name, 0) + 1 + min(0, load.taken(known.name) - slots)
         return queue * self._mean.get(known.name, math.inf) / max(slots, 1) if queue > 0 else 0.0

@@ -400,7 +400,7 @@ class Reservations:
     def free(self, compute_class: ComputeClass, ahead: int = 0) -> int:
         """Return the free slots of a class, with `ahead` places in the queue; below 0 if too many are taken."""
         taken = self._study.taken(compute_class.name)
-        return math.ceil(compute_class.share) + ahead + compute_class.silent - taken
+        return compute_class.limit + ahead + compute_class.silent - taken
 
     def is_reserved(self, compute_class: ComputeClass) -> bool:
         """Return True if the class keeps its slots for one trial."""

@@ -286,7 +286,9 @@ def _sqlite_engine(url: sa.URL) -> sa.Engine:
     if url.database in {None, "", ":memory:"}:
         # One connection, which one thread at a time has: every further one would have an empty database of its own.
         arguments = {"check_same_thread": False}
-        return sa.create_engine("sqlite://", poolclass=sa.QueuePool, pool_size=1, max_overflow=0, connect_args=arguments)
+        return sa.create_engine(
+            "sqlite://", poolclass=sa.QueuePool, pool_size=1, max_overflow=0, connect_args=arguments
+        )
     path = file_of(url)
     kind = file_system(path)
     if kind in NETWORK_FILE_SYSTEMS:

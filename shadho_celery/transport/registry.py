@@ -29,6 +29,9 @@ ANNOUNCE_SECONDS = 20.0
 #: most characters of an announcement
 MAX_ANNOUNCEMENT = 1_000_000
 
+#: greatest virtual time of a study's turns: slot seconds over its weight
+MAX_VIRTUAL = 1e18
+
 _Slots = Annotated[int, Meta(ge=0, le=10**6)]
 #: also the name of a queue, for which AMQP has 255 bytes
 _ClassName = Annotated[Clean, Meta(max_length=63)]
@@ -73,7 +76,10 @@ class Progress(Struct, frozen=True, kw_only=True):
 
 
 class StudyWants(Struct, frozen=True, kw_only=True):
-    """A study's announcement: the slots it wants, and its weight; for people, its name and its trials."""
+    """A study's announcement: the slots it wants, its weight and its turns; for people, its name and its trials.
+
+    Older versions announce only some of them.
+    """
 
     name: Name = ""
     #: None if its scheduler does not tell
@@ -81,6 +87,8 @@ class StudyWants(Struct, frozen=True, kw_only=True):
     weight: Positive = 1.0
     #: wanted slots by compute class
     wants: dict[str, Annotated[float, Meta(ge=0, le=1e12)]] = {}
+    #: virtual times of its turns (`fleet.shares`) by compute class, of those where it wants more slots than it has
+    turns: dict[str, Annotated[float, Meta(ge=0, le=MAX_VIRTUAL)]] = {}
 
 
 # At import: schedulers and workers decode them in more than one thread.

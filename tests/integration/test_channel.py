@@ -1000,7 +1000,7 @@ def facts(kind: type[Any]) -> list[Any]:
     if kind is Worker:
         machine = Machine(host="größe", cores=3, gpus=("0", "1"))
         return [Worker(slots=1, imports=["a", "b"], machine=machine), Worker(slots=2, quarantined=True)]
-    return [StudyWants(weight=1.5, wants={"größe": 1.0}), StudyWants(weight=0.5)]
+    return [StudyWants(weight=1.5, wants={"größe": 1.0}, turns={"größe": 0.1 + 0.2}), StudyWants(weight=0.5)]
 
 
 def test_who_announces_itself_lives_with_its_latest_facts(registry: Registry[Any], kind: type[Any]) -> None:

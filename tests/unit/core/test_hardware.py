@@ -6,6 +6,7 @@ import json
 import os
 import socket
 import sys
+from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
@@ -174,6 +175,12 @@ def test_a_study_alone_may_fill_every_slot() -> None:
     assert ComputeClass(name="c", slots=3).share == 3
     assert ComputeClass(name="c", slots=3, allowance=1.5).share == 1.5
     assert ComputeClass(name="c", slots=3, allowance=0.0).share == 0
+
+
+def test_a_study_may_fill_its_share_rounded_up_unless_it_takes_turns() -> None:
+    shared = ComputeClass(name="c", slots=3, allowance=1.5)
+    assert shared.limit == 2
+    assert [replace(shared, turn=turn).limit for turn in range(3)] == [1, 2, 3]
 
 
 # Detection

@@ -232,6 +232,7 @@ def test_as_many_trials_are_kept_waiting_as_a_class_runs_in_a_turn(rig: Rig) -> 
     settled(rig, AHEAD_SECONDS / 5)
     assert rig.dispatch.pace.ahead(cpu) == 4 * 5
     assert rig.dispatch.pace.ahead(ComputeClass(name="cpu", slots=4, allowance=2.0)) == 2 * 5
+    assert rig.dispatch.pace.ahead(ComputeClass(name="cpu", slots=40, allowance=20.5, turn=0)) == 20 // 2, "no more"
     settled(rig, 0.0)
     assert rig.dispatch.pace.ahead(ComputeClass(name="cpu", slots=1000)) == MAX_AHEAD
 

@@ -12,13 +12,13 @@ import pytest
 from services.clocks import MachineTime
 
 from shadho_celery.core.clock import Clock, ManualClock, SystemClock
-from shadho_celery.core.trial import Attempt, Event, Outcome, Result, Started, TrialState
+from shadho_celery.core.trial import Attempt, Event, Lost, Outcome, Result, Started, TrialState
 from shadho_celery.errors import LockLost
 from shadho_celery.fleet.executor import QueueExecutor
 from shadho_celery.transport.broker import PROTOCOL
 from shadho_celery.transport.channel import HOLD_SECONDS, seal
 from shadho_celery.transport.redis import _script
-from shadho_celery.transport.registry import Worker
+from shadho_celery.transport.registry import StudyWants, Worker
 from shadho_celery.transport.signing import UNSIGNED
 
 
@@ -145,6 +145,27 @@ def test_a_result_of_what_is_not_in_flight_is_passed_on_and_teaches_nothing(rig:
     for _ in range(30):
         assert list(rig.hear(late)) == [late]
     assert rig.ahead == 0
+
+
+def test_a_study_announces_its_slot_seconds_where_it_wants_more_slots(rig: Rig) -> None:
+    """Those of trials that ended, were lost, or run; over its weight, which is 1."""
+
+    def turns() -> dict[str, float]:
+        rig.clock.sleep(2.0)
+        rig.hear()
+        pipe = rig.client.pipeline.return_value.__enter__.return_value
+        return msgspec.json.decode(pipe.set.call_args.args[1], type=StudyWants).turns
+
+    rig.executor.classes()
+    assert turns() == {}, "it leaves ten slots free"
+    for number, seconds in enumerate((3.0, 0.0)):
+        rig.run(number, "good", done(seconds))
+    rig.executor.submit([queued(number) for number in range(2, 13)])
+    started = [Started(number=number, attempt=1, host="h", at=0.0, worker="good") for number in (2, 3)]
+    rig.hear(*started)
+    rig.clock.sleep(5.0)
+    rig.hear(Lost(number=3, attempt=1, reason="silence"))
+    assert turns() == {"cpu": pytest.approx(3.0 + 0.001 + 5.0 + 7.0)}
 
 
 @pytest.mark.parametrize("step", [-3600.0, 3600.0])
