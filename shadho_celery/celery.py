@@ -104,6 +104,9 @@ class _Printable(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         record.msg, record.args = printable(record.getMessage()), None
+        if record.msg.startswith("Couldn't ack"):
+            # The connection was lost, which has a line of its own. The message comes again, and its claim is refused.
+            record.exc_info = None
         if record.exc_info and not record.exc_text:
             record.exc_text = printable(logging.Formatter().formatException(record.exc_info))
         return True

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import pytest
-from celery.signals import celeryd_init
+from celery.signals import after_setup_logger, celeryd_init
+from kombu import Message
 
 from shadho_celery.celery import app
 from shadho_celery.node.worker_lines import ready, tell
@@ -35,3 +38,15 @@ def test_that_a_worker_is_ready_is_told_at_any_log_level(
     monkeypatch.setattr(logging.getLogger("shadho_celery"), "level", logging.CRITICAL)
     tell(ready("cpu@h.7.ab", "cpu", 2, ["cpu", "cpu,h"], "amqp://me:***@broker"))
     assert caplog.messages == ["cpu@h.7.ab is ready. Class cpu, 2 slots, queues cpu and cpu,h on amqp://me:***@broker"]
+
+
+def test_a_message_that_cannot_be_acknowledged_has_one_line_and_no_traceback() -> None:
+    written = io.StringIO()
+    logger = logging.Logger("celery.worker.request")
+    logger.addHandler(logging.StreamHandler(written))
+    after_setup_logger.send("celery", logger=logger, loglevel=logging.INFO)
+    message = Message(
+        delivery_tag=7, channel=MagicMock(basic_ack=MagicMock(side_effect=ConnectionError("it is closed")))
+    )
+    message.ack_log_error(logger, (ConnectionError,))
+    assert written.getvalue() == "Couldn't ack 7, reason:ConnectionError('it is closed')\n"
