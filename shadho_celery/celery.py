@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import sys
 import uuid
 from collections.abc import Iterable
@@ -124,6 +125,9 @@ def _open(sender: Any, **_: object) -> None:
     """Start the slots' processes, which get ready while Celery connects, and add the machine's queue to its class's."""
     # Its trials are of the same user, and are not to find the passwords of broker and Redis here.
     hide_memory()
+    # Celery executes these words anew at SIGHUP. Of a module that was started with -m they begin with its file, from
+    # whose folder Python would import this module as `celery`.
+    sys.argv = sys.orig_argv[1:]
     conf = sender.app.conf
     machine = hardware.detect()
     queues = sender.app.amqp.queues
@@ -171,6 +175,8 @@ def _ready(sender: Any, **_: object) -> None:
 
 @signals.worker_shutdown.connect  # type: ignore[untyped-decorator]
 def _close(sender: Any, **_: object) -> None:
+    # A worker that restarts inherits this, and is not ended by a second SIGHUP before it listens to it again.
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     sender.app.shadho_slots.close()
     sender.app.shadho_exit_code = sender.exitcode or 0
 

@@ -335,7 +335,7 @@ def test_clocks_that_are_set_neither_end_a_study_nor_keep_it_from_its_end(desk: 
 def test_a_worker_that_is_told_to_end_finishes_its_trials_and_told_again_gives_them_back(
     desk: Desk, on_rabbitmq: Fleet
 ) -> None:
-    """What is given back runs again at once, at no cost; a third Ctrl-C changes nothing."""
+    """What is given back runs again at once, at no cost; a third Ctrl-C changes nothing. SIGHUP restarts a worker."""
     fleet = on_rabbitmq
     is_long = "context.trial > 0 and context.attempt == 1"
     desk.study(seconds=1.0, body=f"import subprocess; {is_long} and subprocess.call(['sleep', '61'])")
@@ -354,14 +354,18 @@ def test_a_worker_that_is_told_to_end_finishes_its_trials_and_told_again_gives_t
         second.says(says)
     assert second.wait(30).code == 130, desk.said()
     assert not desk.pids("sleep", "61")
-    third = desk.worker(fleet.cpu, "-c", "1", SHADHO_IMPORTS="my_study")
+    third = desk.start(sys.executable, "-m", "shadho_celery.worker", *words, "--slots", "1")
+    desk.await_runs(4)
+    third.send(signal.SIGHUP)
     assert command.wait(60).code == 0, desk.said()
     assert Counter(run[:2] for run in desk.runs()) == Counter([(0, 1), (1, 1), (1, 2), (2, 1), (2, 2)])
     assert all(trial["lost"] == 0 for trial in desk.trials())
     for each in (worker, second, third):
         assert " is ready. Class " in each.err, "at any log level"
-        assert not each.out, "Celery's banner"
+        assert not each.out or each is third, "Celery's banner"
         assert "Traceback" not in each.err
+    assert third.err.count("1 slot, ") == 2, "before and after, with the same options"
+    assert third.code is None, "in the same process"
 
 
 def test_with_a_killed_worker_all_that_it_started_ends(desk: Desk, on_redis: Fleet) -> None:
