@@ -1,7 +1,9 @@
 """Every Celery setting of this project, each with its reason.
 
-A `celeryconfig.py` in the working directory overrides the one that is installed with the package, setting by setting.
-Celery reads the names in lower case; the environment says what differs between machines:
+A `celeryconfig.py` in the working directory of a fleet's worker or scheduler overrides the one that is installed with
+the package, setting by setting, but neither what trials depend on (serializers, acknowledgements, queues, the pool,
+Celery's own control), which is said, nor a variable that is set here. The names are in lower case; the environment says
+what differs between machines:
 
 CELERY_BROKER_URL   where the trials are queued; RabbitMQ, or Redis where that is enough
 SHADHO_REDIS_URL    where workers and schedulers meet, and results come back
@@ -9,6 +11,7 @@ SHADHO_IMPORTS      modules whose objectives a worker may run, joined by commas
 SHADHO_ACCEPT_CODE                              1 if studies may ship their code to this worker, signed (--code ship)
 SHADHO_SIGNING_KEY_FILE                         key that signs messages, results and announcements
 SHADHO_REMOTE_CONTROL                           1 if `celery inspect` and `celery control` may reach the workers
+SHADHO_IGNORE_CELERYCONFIG                      1 if the working directory's file is another project's, not to be read
 SHADHO_TLS_CA, SHADHO_TLS_CERT, SHADHO_TLS_KEY  authority to trust, and one's own certificate, for amqps:// and rediss://
 
 `broker_use_ssl` follows from these for a TLS URL, unless it is set here.

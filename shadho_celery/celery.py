@@ -16,6 +16,7 @@ from typing import Any
 from celery import Celery, Task, shared_task, signals
 from celery.exceptions import Reject
 
+from shadho_celery.cli.messages import readable_warnings
 from shadho_celery.core import hardware
 from shadho_celery.core.bounds import BROKER_CONNECT_SECONDS
 from shadho_celery.core.checks import mask, printable
@@ -44,7 +45,10 @@ def _refusal(message: str) -> SystemExit:
 
 app = Celery("shadho_celery", amqp=AMQP)
 try:
-    app.conf.update(configuration() | {"worker_consumer": CarefulConsumer})
+    with readable_warnings():
+        # Not by `conf.update`: Celery would begin with the module that CELERY_CONFIG_MODULE names, perhaps another
+        # project's.
+        app.config_from_object(configuration() | {"worker_consumer": CarefulConsumer})
 except ShadhoError as error:
     raise _refusal(str(error)) from None
 app.steps["worker"].add(Shutdown)

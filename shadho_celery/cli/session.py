@@ -58,6 +58,7 @@ from shadho_celery.study.study import Study
 from shadho_celery.study.warm_start import Source, fit
 from shadho_celery.transport import urls
 from shadho_celery.transport.broker import Publisher
+from shadho_celery.transport.celery_settings import file_of_folder
 from shadho_celery.transport.redis import connect
 from shadho_celery.transport.registry import Progress, able, start_command, unable
 from shadho_celery.transport.signing import Signer
@@ -225,7 +226,7 @@ class Session:
         if not self._options.fleet:
             self._embedded = opened.enter_context(closing(self._embed()))
             os.environ.update(self._embedded.urls)
-            client, publisher = connect(self._embedded.urls[urls.REDIS]), Publisher.configured()
+            client, publisher = connect(self._embedded.urls[urls.REDIS]), Publisher.configured(with_folder=False)
         self._executor = QueueExecutor(
             client,
             publisher,
@@ -280,6 +281,8 @@ class Session:
             close()
 
     def _embed(self) -> Embedded:
+        if file := file_of_folder():
+            say(f"{file} is not read: on this machine alone a study has a broker and workers of its own", err=True)
         machine = hardware.detect()
         workers = self._options.workers or self._default_workers(machine)
         if max(workers.values()) < self._widest:

@@ -7,6 +7,7 @@ import json
 import re
 import reprlib
 import sys
+import traceback
 from collections.abc import Callable, Collection, Mapping, Sequence
 from numbers import Integral, Real
 from typing import Any, TypeVar, get_type_hints
@@ -107,6 +108,12 @@ def short(value: object, most: int = 200) -> str:
     except Exception:
         text = f"<unprintable {type(value).__name__}>"
     return text if len(text) <= most else text[:most] + "..."
+
+
+def line_of(error: BaseException, path: str) -> str:
+    """Return the line of the file at `path` that led to `error`; "" if none did: a SyntaxError names its own."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
+    return f" ({path}, line {frames[-1].lineno}: {frames[-1].line})" if frames else ""
 
 
 def plain(value: object, levels: int = _LEVELS) -> object:

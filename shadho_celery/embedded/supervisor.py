@@ -23,6 +23,7 @@ import msgspec
 
 from shadho_celery.embedded.plan import REDIS_LOG, REDIS_SECONDS, WORKER_SECONDS, Plan, open_log, remove_socket
 from shadho_celery.runner.process_tree import PR_SET_PDEATHSIG, hide_memory, prctl
+from shadho_celery.transport import urls
 
 #: least seconds between two starts of a worker
 RESTART_SECONDS = 5.0
@@ -122,6 +123,8 @@ class Supervisor:
     def _start_worker(self, name: str) -> subprocess.Popen[bytes]:
         environment = {
             **self._plan.urls,
+            # A celeryconfig.py of the working directory is for workers of a fleet, or another project's.
+            urls.IGNORE: "1",
             "SHADHO_IMPORTS": ",".join(self._plan.imports),
             "SHADHO_CORES": str(self._plan.cores[name]),
         }

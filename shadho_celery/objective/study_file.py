@@ -7,7 +7,6 @@ import importlib
 import importlib.util
 import os
 import sys
-import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -18,7 +17,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from shadho_celery.core.checks import misfit, plain, short
+from shadho_celery.core.checks import line_of, misfit, plain, short
 from shadho_celery.core.code import CodeVersion
 from shadho_celery.core.late_import import OF_HYPEROPT, load_late
 from shadho_celery.core.settings import StudySettings
@@ -77,7 +76,7 @@ def load(module: str) -> StudyFile:
     except KeyboardInterrupt:
         raise
     except BaseException as error:
-        line = _line(error, str(spec.origin))
+        line = line_of(error, str(spec.origin))
         raise UsageError(f"{name} cannot be imported: {type(error).__name__}: {short(error, 1000)}{line}") from error
     finally:
         # Store and state lie in the folder of the command, also if the file changes the folder for its data.
@@ -253,9 +252,3 @@ def _checked(name: str, stated: object) -> dict[str, object]:
         key = misfit(error, stated, StudySettings)[0].partition(".")[0]
         wanted = StudySettings.meaning(key)
         raise UsageError(f"STUDY of {name} has {key!r}: {short(stated[key])}; it should be: {wanted}") from None
-
-
-def _line(error: BaseException, path: str) -> str:
-    """Return the line of the file at `path` that led to `error`; "" if none did: a SyntaxError names its own."""
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
-    return f" ({path}, line {frames[-1].lineno}: {frames[-1].line})" if frames else ""

@@ -1,8 +1,11 @@
-"""Celery settings in force: the package's own, overridden by those of the working directory."""
+"""Celery settings in force: the package's own, and what a celeryconfig.py of the working directory may override."""
 
 from __future__ import annotations
 
+import os
 import runpy
+import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -10,51 +13,127 @@ from typing import Any
 import kombu
 from kombu.transport import TRANSPORT_ALIASES, resolve_transport
 
-from shadho_celery.core.checks import mask
+from shadho_celery.core.checks import line_of, mask, short
 from shadho_celery.errors import UsageError
 from shadho_celery.transport import urls
 from shadho_celery.transport.tls import tls
 
+#: settings in a file that an environment variable precedes: it is of this run, and options of a command set it
+_NAMED: Mapping[str, str] = {
+    "broker_url": urls.BROKER,
+    "shadho_redis_url": urls.REDIS,
+    "shadho_imports": "SHADHO_IMPORTS",
+    "shadho_accept_code": "SHADHO_ACCEPT_CODE",
+}
 
-def configuration() -> dict[str, Any]:
+#: Celery's settings that a file may override, by the first word of their names. On the others depends which messages
+#: there are, who may send them, how often they are delivered and where they run.
+_FREE: Mapping[str, str] = {
+    "broker": "url use_ssl transport_options login_method failover_strategy heartbeat heartbeat_checkrate pool_limit "
+    "connection_timeout connection_retry connection_retry_on_startup connection_max_retries channel_error_retry",
+    "worker": "concurrency prefetch_multiplier soft_shutdown_timeout enable_soft_shutdown_on_idle send_task_events "
+    "hijack_root_logger redirect_stdouts redirect_stdouts_level log_color log_format log_datefmt task_log_format "
+    "task_log_datefmt",
+    "event": "exchange queue_durable queue_exclusive queue_expires queue_prefix queue_ttl",
+    "control": "exchange queue_durable queue_exclusive queue_expires queue_ttl",
+}
+
+
+def configuration(*, with_folder: bool = True) -> dict[str, Any]:
     """Return the package's settings, overridden by those of a celeryconfig.py in the working directory.
 
-    Raises UsageError if a file that they name cannot be read, or if no broker's URL begins like theirs.
+    Warns of settings there that are not taken. Without `with_folder` that file is not read. Raises UsageError if a file
+    cannot be read, or if no broker's URL begins like theirs.
     """
-    package = Path(__file__).parents[1]
-    # An installed package has the file inside, a checkout beside it.
-    files = (package / "celeryconfig.py", package.parent / "celeryconfig.py")
-    settings = _settings(next(file for file in files if file.exists()))
-    own = Path("celeryconfig.py").absolute()
-    if own.exists():
-        settings |= _settings(own)
-    _check_broker(str(settings["broker_url"]))
+    settings, origin = _settings(_packages_file()), urls.BROKER
+    if with_folder and (file := file_of_folder()):
+        own = _taken(file, settings)
+        settings |= own
+        if "broker_url" in own:
+            origin = f"broker_url of {file.name}"
+    _check_broker(settings["broker_url"], origin)
     # Only now is the broker known. Without these settings Celery would not verify its certificate.
     if secure := tls(settings["broker_url"]):
         settings.setdefault("broker_use_ssl", secure)
     return settings
 
 
-def _check_broker(url: str) -> None:
-    """Raise UsageError for a URL that Celery cannot use."""
-    urls.check(urls.BROKER, url)
+def file_of_folder() -> Path | None:
+    """Return the working directory's celeryconfig.py; None if there is none but the package's own."""
+    own = Path("celeryconfig.py").absolute()
+    if os.environ.get(urls.IGNORE) == "1" or not own.exists() or own.samefile(_packages_file()):
+        return None
+    return own
+
+
+def _packages_file() -> Path:
+    package = Path(__file__).parents[1]
+    # An installed package has the file inside, a checkout beside it.
+    files = (package / "celeryconfig.py", package.parent / "celeryconfig.py")
+    return next(file for file in files if file.exists())
+
+
+def _taken(file: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the working directory's file overrides of `settings`, and warn of what it does not."""
+    # Late: it takes a second, and a scheduler needs no more of Celery.
+    from celery.app.defaults import DEFAULTS
+
+    own = _read(file)
+    given = {name for name, variable in _NAMED.items() if os.environ.get(variable)}
+    if "broker_url" in own.keys() & given and own["broker_url"] != settings["broker_url"]:
+        # All that it says of a broker is of another one.
+        given |= {name for name in own if name.startswith("broker_")}
+    fixed = sorted(name for name in own.keys() & DEFAULTS.keys() if not _is_free(name))
+    if other := [name for name in fixed if own[name] != settings.get(name)]:
+        warnings.warn(
+            f"{file} is read, without {', '.join(other)}: trials depend on these; if the file is another "
+            f"project's, set {urls.IGNORE}=1",
+            stacklevel=2,
+        )
+    return {name: value for name, value in own.items() if name not in given and _is_free(name)}
+
+
+def _is_free(name: str) -> bool:
+    """Return whether the working directory's file may override this setting: one of `_FREE`, and ours."""
+    kind, _, what = name.partition("_")
+    return kind == "shadho" or what in _FREE.get(kind, "").split()
+
+
+def _read(file: Path) -> dict[str, Any]:
+    """Return the settings in the working directory's file. Raises UsageError, naming it, if it fails."""
+    try:
+        return _settings(file)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        raise UsageError(
+            f"{file} cannot be imported: {type(error).__name__}: {short(error, 1000)}{line_of(error, str(file))}; "
+            f"fix it, or set {urls.IGNORE}=1 if it is another project's"
+        ) from error
+
+
+def _check_broker(url: object, origin: str) -> None:
+    """Raise UsageError for a URL that Celery cannot use; `origin` says where it stands."""
+    if not isinstance(url, str):
+        raise UsageError(f"{origin} is no text; write one URL, such as amqp://127.0.0.1")
+    urls.check(origin, url)
     scheme, separator, _ = url.partition("://")
     # A scheme may say more after a plus: redis+socket.
     kind = scheme.partition("+")[0]
     if separator and kind not in TRANSPORT_ALIASES:
-        raise UsageError(f"CELERY_BROKER_URL begins with {scheme}://, as no broker's does; write amqp:// or redis://")
+        raise UsageError(f"{origin} begins with {scheme}://, as no broker's does; write amqp:// or redis://")
     try:
         resolve_transport(kind if separator else None)
         kombu.Connection(url)
     except ImportError as error:
         raise UsageError(
-            f"CELERY_BROKER_URL begins with {scheme}://, whose library is missing ({error}); install it, or write "
+            f"{origin} begins with {scheme}://, whose library is missing ({error}); install it, or write "
             "amqp:// or redis://"
         ) from None
     except (TypeError, ValueError):
         # Not their text, which may have a part of the password. TypeError: an option of the query is no option.
         raise UsageError(
-            f"CELERY_BROKER_URL {mask(url)} cannot be read; write amqp://USER:PASSWORD@HOST:PORT/VHOST, "
+            f"{origin} {mask(url)} cannot be read; write amqp://USER:PASSWORD@HOST:PORT/VHOST, "
             "with %40 for @ in the password, and so on"
         ) from None
 

@@ -1,4 +1,4 @@
-"""URLs of broker and Redis, from the environment."""
+"""URLs of broker and Redis, from the environment, and whether a file may name another broker."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from shadho_celery.errors import UsageError
 
 BROKER = "CELERY_BROKER_URL"
 REDIS = "SHADHO_REDIS_URL"
+#: is 1 if the working directory's celeryconfig.py is not to be read
+IGNORE = "SHADHO_IGNORE_CELERYCONFIG"
 DEFAULTS: Mapping[str, str] = {BROKER: "amqp://127.0.0.1", REDIS: "redis://127.0.0.1/0"}
 
 

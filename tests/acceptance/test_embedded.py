@@ -65,16 +65,18 @@ def tried(desk: Desk) -> Counter[str]:
 
 
 def test_a_study_runs_in_any_folder_and_under_any_name(no_orphans: None, tmp_path: Path) -> None:
-    """Paths that a socket cannot have, and names of which an URL would lose a part."""
+    """Paths that a socket cannot have, names of which an URL would lose a part, and another project's celeryconfig."""
     name = "a#b?c%25;d"
     folder = tmp_path / f"папка {name}" / ("x" * 200)
     folder.mkdir(parents=True)
     with open_desk(folder) as desk:
         desk.study(settings={"classes": ["cpu"]})
+        desk.write("celeryconfig.py", "import nothing_of_that_name\n")
         for trials, which in (("2", "--study"), ("3", "--resume")):
             command = desk.launch("my_study", "--trials", trials, which, name, "--json").wait(120)
             assert command.code == 0, desk.said()
             assert command.json()["trials"]["complete"] == int(trials)
+            assert command.err.count("celeryconfig.py is not read") == 1
 
 
 def test_a_study_finishes_without_any_server_and_stdout_is_one_json_object(desk: Desk) -> None:

@@ -120,12 +120,16 @@ def test_a_study_finishes_on_three_workers_started_by_hand(
 
 
 def test_every_way_to_start_a_worker(desk: Desk, on_redis: Fleet) -> None:
-    """Without -A beside a copy of celeryconfig.py; with -I; and as a module, with its own options."""
+    """Without -A beside a copy of celeryconfig.py; with -I; and as a module, with its own options.
+
+    Celery's own variable for another project's settings changes nothing.
+    """
     desk.study(seconds=0.1)
     shutil.copy(ROOT / "celeryconfig.py", desk.folder)
     fleet = on_redis
     desk.start("celery", "worker", "-Q", fleet.large, "-c", "1", SHADHO_IMPORTS="my_study")
-    desk.worker(fleet.small, "-c", "1", "-I", "my_study")
+    desk.write("theirs.py", "broker_read_url = 'amqp://127.0.0.1:1'\ntask_always_eager = True\n")
+    desk.worker(fleet.small, "-c", "1", "-I", "my_study", CELERY_CONFIG_MODULE="theirs")
     words = ("--class", fleet.cpu, "--slots", "2", "--import", "my_study")
     desk.start(sys.executable, "-m", "shadho_celery.worker", *words)
     fleet.await_workers(3)

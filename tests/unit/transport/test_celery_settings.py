@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from pathlib import Path
 
@@ -17,7 +18,13 @@ ROOT = Path(__file__).parents[3]
 
 @pytest.fixture(autouse=True)
 def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("CELERY_BROKER_URL", "SHADHO_REDIS_URL", "SHADHO_IMPORTS", "SHADHO_REMOTE_CONTROL"):
+    for name in (
+        "CELERY_BROKER_URL",
+        "SHADHO_REDIS_URL",
+        "SHADHO_IMPORTS",
+        "SHADHO_REMOTE_CONTROL",
+        "SHADHO_IGNORE_CELERYCONFIG",
+    ):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -40,11 +47,13 @@ def test_without_a_file_of_its_own_a_folder_has_the_packages_settings(elsewhere:
 
 def test_a_celeryconfig_in_the_working_directory_overrides_single_settings(elsewhere: Path) -> None:
     before = configuration()
-    (elsewhere / "celeryconfig.py").write_text("worker_prefetch_multiplier = 7\nbroker_heartbeat = 99\nnew_one = 'x'\n")
+    (elsewhere / "celeryconfig.py").write_text(
+        "worker_prefetch_multiplier = 7\nbroker_heartbeat = 99\nshadho_imports = ['x']\nhelper = 'y'\n"
+    )
     settings = configuration()
     assert before.keys() <= settings.keys()
     changed = {name for name in settings if settings[name] != before.get(name)}
-    assert changed == {"worker_prefetch_multiplier", "broker_heartbeat", "new_one"}
+    assert changed == {"worker_prefetch_multiplier", "broker_heartbeat", "shadho_imports"}
     assert settings["worker_prefetch_multiplier"] == 7
 
 
@@ -53,6 +62,70 @@ def test_the_checkouts_own_file_is_the_packages(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.chdir(ROOT)
     here = configuration()
     assert {name for name in here if here[name] != away.get(name)} == {"shadho_imports"}
+
+
+def test_what_trials_depend_on_is_not_overridden_and_this_is_said_by_name(elsewhere: Path) -> None:
+    before = configuration()
+    (elsewhere / "celeryconfig.py").write_text(
+        "accept_content = ['pickle']\ntask_serializer = 'json'\nworker_pool = 'prefork'\nimports = ['a']\n"
+        "task_routes = {}\nresult_backend = 'rpc://'\nbeat_schedule = {}\nworker_enable_remote_control = True\n"
+        "broker_read_url = 'amqp://elsewhere'\n"
+    )
+    names = (
+        "accept_content, beat_schedule, broker_read_url, imports, result_backend, task_routes, "
+        "worker_enable_remote_control, worker_pool:"
+    )
+    with pytest.warns(UserWarning, match=f"celeryconfig.py is read, without {names} .*SHADHO_IGNORE_CELERYCONFIG=1"):
+        assert configuration() == before
+
+
+def test_a_copy_of_the_packages_file_says_nothing_new(elsewhere: Path) -> None:
+    before = configuration()
+    shutil.copy(ROOT / "celeryconfig.py", elsewhere)
+    assert configuration() == before
+
+
+def test_the_environment_precedes_a_file_which_then_describes_another_broker(
+    elsewhere: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (elsewhere / "celeryconfig.py").write_text(
+        "broker_url = 'redis://theirs'\nbroker_use_ssl = True\nbroker_transport_options = {'global_keyprefix': 'x'}\n"
+        "shadho_redis_url = 'redis://theirs'\nshadho_imports = ['theirs']\nworker_concurrency = 3\n"
+    )
+    for name, value in (("CELERY_BROKER_URL", "redis://o"), ("SHADHO_REDIS_URL", "redis://r"), ("SHADHO_IMPORTS", "m")):
+        monkeypatch.setenv(name, value)
+    settings, plain = configuration(), configuration(with_folder=False)
+    assert {name for name in settings if settings[name] != plain.get(name)} == {"worker_concurrency"}
+    assert (plain["broker_url"], plain["shadho_redis_url"], plain["shadho_imports"]) == (
+        "redis://o",
+        "redis://r",
+        ["m"],
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("import os\nimport nothing_of_that_name", r"ModuleNotFoundError: .*nothing_of_that_name.* line 2: import"),
+        ("broker_url = (", r"SyntaxError: .*celeryconfig.py, line 1"),
+        ("1 / 0", r"ZeroDivisionError: .*line 1: 1 / 0"),
+        ("raise SystemExit(3)", r"SystemExit: 3 .*line 1"),
+        ("\0", r"(SyntaxError|ValueError): .*null bytes"),
+        ("broker_url = ['amqp://a']", r"broker_url of celeryconfig.py is no text"),
+        ("broker_url = 'http://a'", r"broker_url of celeryconfig.py begins with http://"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_refused_by_name_unless_it_is_not_to_be_read(
+    text: str, what: str, elsewhere: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (elsewhere / "celeryconfig.py").write_text(text)
+    with pytest.raises(UsageError, match=what) as refused:
+        configuration()
+    assert "celeryconfig.py" in str(refused.value)
+    assert "\n" not in str(refused.value)
+    assert configuration(with_folder=False)["broker_url"] == "amqp://127.0.0.1"
+    monkeypatch.setenv("SHADHO_IGNORE_CELERYCONFIG", "1")
+    assert configuration()["broker_url"] == "amqp://127.0.0.1"
 
 
 def test_the_environment_says_where_broker_redis_and_studies_are(

@@ -63,6 +63,7 @@ def test_celerys_settings_follow_from_the_broker_that_is_in_force(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("CELERY_BROKER_URL", "amqps://h")
     assert configuration()["broker_use_ssl"] == tls("amqps://h")
+    monkeypatch.delenv("CELERY_BROKER_URL")
     (tmp_path / "celeryconfig.py").write_text("broker_url = 'rediss://h'")
     assert configuration()["broker_use_ssl"] == tls("rediss://h")
     (tmp_path / "celeryconfig.py").write_text("broker_url = 'amqps://h'\nbroker_use_ssl = {'ca_certs': 'mine'}")
