@@ -421,7 +421,7 @@ class Study(StudyResults):
     @python_words()
     def close(self) -> None:
         """Record what is left and unlock the study; trials that were never told wait for the next run."""
-        if not self._is_open or self._process != os.getpid():
+        if self._process != os.getpid():
             return
         with self._changing(or_closed=True):
             if not self._is_open:

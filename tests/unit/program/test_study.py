@@ -100,7 +100,8 @@ def test_while_a_study_runs_only_its_own_thread_may_enqueue() -> None:
 
 def test_a_forked_process_does_not_change_a_study(monkeypatch: pytest.MonkeyPatch) -> None:
     with Study(SPACE) as study:
-        monkeypatch.setattr(os, "getpid", lambda parent=os.getpid(): parent + 1)
+        child = os.getpid() + 1
+        monkeypatch.setattr(os, "getpid", lambda: child)
         study.close()
         with pytest.raises(UsageError, match="was opened by process"):
             study.ask()
