@@ -130,7 +130,8 @@ def _facts(
         "classes": {
             name: {
                 "workers": len(by_class[name]),
-                "quarantined": sum(worker.quarantined for worker in by_class[name]),
+                "quarantined": sum(worker.quarantined and not worker.draining for worker in by_class[name]),
+                "draining": sum(worker.draining for worker in by_class[name]),
                 "slots": sum(worker.slots for worker in by_class[name]),
                 "busy": sum(worker.busy for worker in by_class[name]),
                 "queue": waiting,
@@ -202,7 +203,8 @@ def _show_classes(classes: Mapping[str, Mapping[str, Any]]) -> None:
 
     from shadho_celery.cli.views import make_console, right
 
-    figures = ("workers", "quarantined", "slots", "busy", "queue")
+    drains = any(facts["draining"] for facts in classes.values())
+    figures = ("workers", "quarantined", *["draining"] * drains, "slots", "busy", "queue")
     table = Table("class", *map(right, figures), "hosts", "modules")
     for name, facts in classes.items():
         cells = ("-" if facts[figure] is None else str(facts[figure]) for figure in figures)

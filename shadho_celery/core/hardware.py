@@ -131,7 +131,7 @@ class ComputeClass:
     turn: int | None = None
     #: trials to queue beyond the slots, so that a freed slot need not wait for the scheduler
     ahead: int = 0
-    #: slots of this study's attempts on silent workers: not lost yet, they occupy no slot of the live workers
+    #: slots of this study's attempts on workers that are silent or drain: they occupy no slot of the live workers
     silent: int = 0
     #: bytes of RAM of the class's smallest machine; 0 if unknown
     memory: int = 0

@@ -191,7 +191,8 @@ class Workers:
     ) -> ComputeClass:
         workers = named.values()
         slots = sum(worker.slots for worker in workers)
-        live = {"", *self.announced}
+        # The attempts of a worker that drains take slots that are announced no more, as those of a silent one do.
+        live = {"", *(worker for worker, announced in self.announced.items() if not announced.draining)}
         hosts: Counter[str] = Counter()
         for worker in workers:
             hosts[worker.machine.host] += worker.slots

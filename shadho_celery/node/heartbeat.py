@@ -49,6 +49,7 @@ class Heartbeat:
         self._leases = leases
         self._clock = clock
         self._is_announced = threading.Event()
+        self._is_draining = False
         self._announced_at = clock.now()
         self._consumer: Consumer | None = None
         self._lock = threading.Lock()
@@ -71,6 +72,12 @@ class Heartbeat:
         self._studies.living()
         self._meet_neighbours()
         self._workers.withdraw(self._name)
+
+    def drain(self) -> None:
+        """Announce from now on that this worker takes no more messages."""
+        self._is_draining = True
+        if self._is_announced.is_set():
+            self._announce_now()
 
     def withdraw(self) -> None:
         """Withdraw the announcement: the schedulers send nothing new."""
@@ -164,7 +171,9 @@ class Heartbeat:
 
     def _announce(self) -> None:
         with self._lock:
-            worker = replace(self._worker, busy=len(self._leases), quarantined=bool(self._breakers))
+            facts = {"quarantined": bool(self._breakers) or self._is_draining, "draining": self._is_draining}
+            studies = self._leases.studies()
+            worker = replace(self._worker, busy=sum(each.slots for each in studies.values()), studies=studies, **facts)
         self._workers.announce(self._name, worker)
 
     def _announce_now(self) -> None:

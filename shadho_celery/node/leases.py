@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 from shadho_celery.runner.runner import INTERRUPT_SECONDS, STOP_SECONDS, Runner
 from shadho_celery.transport.channel import WorkerChannel
+from shadho_celery.transport.registry import Share
 from shadho_celery.transport.seats import Seat, WorkerSeats
 
 #: what `stopped` says of an attempt that is given back: its worker ends
@@ -24,6 +26,8 @@ class Lease:
     attempt: int
     delivery: str
     runner: Runner
+    #: the study's name
+    name: str = ""
     #: of a replica, its place in the attempt's gang
     seat: Seat | None = None
     #: reason why it was stopped: ``cancel``, ``prune``, ``gone``, ``yield`` or GIVEN_BACK; "" while it was not
@@ -51,6 +55,13 @@ class Leases:
     def __len__(self) -> int:
         with self._lock:
             return len(self._live)
+
+    def studies(self) -> dict[str, Share]:
+        """Return by the study's key how many slots run trials of each study."""
+        with self._lock:
+            live = list(self._live.values())
+        slots = Counter(lease.study for lease in live)
+        return {lease.study: Share(name=lease.name, slots=slots[lease.study]) for lease in live}
 
     @contextmanager
     def holding(self, lease: Lease) -> Iterator[None]:

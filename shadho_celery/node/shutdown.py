@@ -61,7 +61,7 @@ class Shutdown(bootsteps.StartStopStep):  # type: ignore[misc]
 
     def _drain(self) -> None:
         tell("stopping: running trials finish first; Ctrl-C again gives them back and stops at once")
-        self._slots.withdraw()
+        self._slots.drain()
 
     def _end(self) -> None:
         limit = threading.Timer(END_SECONDS, os._exit, (self._worker.exitcode,))

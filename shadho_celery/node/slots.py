@@ -194,9 +194,9 @@ class Slots:
         """Announce this worker to the schedulers, until it is closed or withdrawn; `consumer` brings it messages."""
         self._heartbeat.announce(consumer)
 
-    def withdraw(self) -> None:
-        """Withdraw the announcement: the schedulers send nothing new, running trials go on."""
-        self._heartbeat.withdraw()
+    def drain(self) -> None:
+        """Announce that this worker drains: the schedulers send nothing new, running trials go on."""
+        self._heartbeat.drain()
 
     def close(self) -> None:
         """End the processes, and withdraw. The slots' threads give back the attempts that still run."""
@@ -206,7 +206,7 @@ class Slots:
         killers = [threading.Thread(target=runner.close) for runner in self._runners]
         for killer in killers:
             killer.start()
-        self.withdraw()
+        self._heartbeat.withdraw()
         for killer in killers:
             killer.join()
 
@@ -440,7 +440,15 @@ class Slots:
         Returns the outcome, and the reason why it was stopped, "" if it was not.
         """
         number, which, runner = attempt.number, attempt.attempt, self._runners[slot]
-        lease = Lease(study=payload.study, number=number, attempt=which, delivery=delivery, runner=runner, seat=seat)
+        lease = Lease(
+            study=payload.study,
+            name=payload.name,
+            number=number,
+            attempt=which,
+            delivery=delivery,
+            runner=runner,
+            seat=seat,
+        )
         unsent = 0
 
         def on_report(said: Reported) -> None:

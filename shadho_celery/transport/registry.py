@@ -37,6 +37,15 @@ _Slots = Annotated[int, Meta(ge=0, le=10**6)]
 _ClassName = Annotated[Clean, Meta(max_length=63)]
 
 
+class Share(Struct, frozen=True, kw_only=True):
+    """A study's part of a worker."""
+
+    #: the study's name, for people
+    name: Name = ""
+    #: slots that run its trials
+    slots: _Slots = 0
+
+
 class Worker(Struct, frozen=True, kw_only=True):
     """A worker's announcement. Every field has a default: a worker of another protocol may lack it."""
 
@@ -47,6 +56,8 @@ class Worker(Struct, frozen=True, kw_only=True):
     slots: _Slots = 0
     #: slots that run a trial
     busy: _Slots = 0
+    #: by the study's key, whose trials they are
+    studies: dict[str, Share] = {}
     #: modules whose objectives it runs
     imports: list[str] = []
     #: their code as its processes have imported it; without those that are not imported yet, or were edited since
@@ -61,6 +72,8 @@ class Worker(Struct, frozen=True, kw_only=True):
     storage: Name = ""
     #: True if it takes no messages: its circuit breaker is open for a study, or it is quarantined
     quarantined: bool = False
+    #: True if it takes no messages because it is to end: it finishes the trials that it runs
+    draining: bool = False
 
 
 class Progress(Struct, frozen=True, kw_only=True):
@@ -166,7 +179,7 @@ def able(
 ) -> dict[str, Worker]:
     """Return those of the live `workers` that run `module` in the version of `code`, with our protocol and key.
 
-    `fingerprint` is that of the signing key.
+    Those that drain are left out. `fingerprint` is that of the signing key.
     """
     return {
         name: worker
@@ -190,7 +203,7 @@ def _admitted(workers: Mapping[str, Worker], module: str, fingerprint: str, code
     return {
         name: worker
         for name, worker in workers.items()
-        if worker.protocol == PROTOCOL and worker.key == fingerprint
+        if worker.protocol == PROTOCOL and worker.key == fingerprint and not worker.draining
         if module in worker.imports or _gets(worker, code)
     }
 
@@ -225,6 +238,7 @@ def unable(
     if others := with_other_code(workers, module, fingerprint, code):
         first = others[min(others)]
         return ServiceError(f"no live worker has this study's code of {module}, and the study waits for one: {first}")
+    workers = {name: worker for name, worker in workers.items() if not worker.draining}
     if not (workers or refused):
         return ServiceError(f"no worker is live; start one on a node: {start_command('gpu_large', module)}")
     having = [worker for worker in workers.values() if module in worker.imports]

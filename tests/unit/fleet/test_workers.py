@@ -135,3 +135,11 @@ def test_a_study_announces_its_name_and_how_far_it_is_each_time() -> None:
     sent = client.pipeline.return_value.__enter__.return_value.set.call_args_list
     announced = [msgspec.json.decode(call.args[1], type=StudyWants) for call in sent]
     assert announced == [StudyWants(name="svm", weight=2.0, progress=each) for each in told]
+
+
+def test_a_worker_that_drains_gets_nothing_and_what_it_runs_takes_no_slot_of_the_others() -> None:
+    fleet = Fleet()
+    fleet.announce("a1", "a", draining=True)
+    fleet.announce("b1", "b")
+    found = fleet.look(0.0, running(1, "a1"), running(2, "b1"))
+    assert (found.names, found.slots, found.silent) == ({"b1"}, 1, 1)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from unittest.mock import MagicMock
 
 import pytest
 import redis
 from services.clocks import MachineTime
 
-from shadho_celery.core.clock import SystemClock
+from shadho_celery.core.clock import ManualClock, SystemClock
 from shadho_celery.core.hardware import Machine
 from shadho_celery.node.heartbeat import ANNOUNCE_EVERY, Heartbeat
-from shadho_celery.node.leases import Leases
+from shadho_celery.node.leases import Lease, Leases
 from shadho_celery.transport.registry import ANNOUNCE_SECONDS, Worker
 
 
@@ -46,3 +47,18 @@ def test_a_worker_whose_redis_user_may_not_look_for_neighbours_says_so_once_and_
     assert [record.getMessage().partition(",")[0] for record in caplog.records] == [
         "this worker's Redis user may not use shadho:host:*"
     ]
+
+
+def test_a_worker_that_drains_says_so_at_once_and_takes_nothing_for_a_scheduler_of_before() -> None:
+    client = MagicMock()
+    announced = client.pipeline.return_value.__enter__.return_value.set
+    leases = Leases(MagicMock(), MagicMock())
+    heartbeat = Heartbeat(client, "cpu@h.1", Worker(slots=2), leases, ManualClock())
+    lease = Lease(study="k", name="svm", number=1, attempt=1, delivery="d", runner=MagicMock())
+    with leases.holding(lease):
+        heartbeat.announce()
+        heartbeat.drain()
+    before, after = (json.loads(call.args[1]) for call in announced.call_args_list)
+    assert (before["draining"], before["quarantined"]) == (False, False)
+    assert (after["draining"], after["quarantined"]) == (True, True)
+    assert (after["busy"], after["studies"]) == (1, {"k": {"name": "svm", "slots": 1}})

@@ -7,6 +7,7 @@ from unittest.mock import MagicMock
 import pytest
 
 from shadho_celery.node.leases import GIVEN_BACK, Lease, Leases
+from shadho_celery.transport.registry import Share
 from shadho_celery.transport.seats import Seat
 
 
@@ -89,3 +90,13 @@ def test_once_closed_all_that_runs_or_begins_is_given_back_but_not_what_was_stop
         leases.close()
         with leases.holding(late):
             assert [each.stopped for each in (running, cancelled, late)] == [GIVEN_BACK, "cancel", GIVEN_BACK]
+
+
+def test_a_worker_tells_whose_trials_it_runs(leases: Leases) -> None:
+    held = [
+        Lease(study=key, name=f"study {key}", number=n, attempt=1, delivery=f"d{n}", runner=MagicMock())
+        for n, key in enumerate("aab")
+    ]
+    with leases.holding(held[0]), leases.holding(held[1]), leases.holding(held[2]):
+        assert leases.studies() == {"a": Share(name="study a", slots=2), "b": Share(name="study b", slots=1)}
+    assert leases.studies() == {}

@@ -31,7 +31,7 @@ def worker(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
 
 
 @pytest.mark.parametrize(
-    ("signals", "withdrawn", "closed", "code"),
+    ("signals", "drained", "closed", "code"),
     [
         ([INT], 1, 0, 0),
         ([TERM], 1, 0, 0),
@@ -44,7 +44,7 @@ def worker(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
     ],
 )
 def test_the_first_signal_drains_and_the_second_but_another_sigterm_gives_back(
-    worker: SimpleNamespace, signals: list[signal.Signals], withdrawn: int, closed: int, code: int
+    worker: SimpleNamespace, signals: list[signal.Signals], drained: int, closed: int, code: int
 ) -> None:
     for number in signals:
         signal.raise_signal(number)
@@ -52,5 +52,5 @@ def test_the_first_signal_drains_and_the_second_but_another_sigterm_gives_back(
         if thread.name == shutdown.THREAD:
             thread.join()
     slots = worker.app.shadho_slots
-    assert (slots.withdraw.call_count, slots.close.call_count) == (withdrawn, closed)
+    assert (slots.drain.call_count, slots.close.call_count) == (drained, closed)
     assert state.should_stop == worker.exitcode == code

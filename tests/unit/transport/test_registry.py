@@ -35,6 +35,7 @@ def test_a_worker_can_that_has_the_module_speaks_our_protocol_and_signs_with_our
         "another module": worker(imports=["other"]),
         "older": worker(protocol=PROTOCOL - 1),
         "with a key": worker(key="12345678"),
+        "draining": worker(draining=True),
     }
     assert able(workers, "my_study").keys() == {"good"}
     assert able(workers, "my_study", "12345678").keys() == {"with a key"}
@@ -45,6 +46,7 @@ def test_a_worker_can_that_has_the_module_speaks_our_protocol_and_signs_with_our
     ("workers", "fingerprint", "words"),
     [
         ({}, "", ["no worker is live", "SHADHO_IMPORTS=my_study"]),
+        ({"a": worker(draining=True)}, "", ["no worker is live", "SHADHO_IMPORTS=my_study"]),
         ({"a": worker(imports=[])}, "", ["no live worker has my_study", "-Q cpu"]),
         ({"a": worker(protocol=PROTOCOL - 1)}, "", [f"protocol {PROTOCOL - 1}", f"this scheduler {PROTOCOL}"]),
         (
