@@ -130,13 +130,19 @@ def show(name: str, store: str, as_json: bool) -> None:
         values = Values(record)
         running_on = database.holder(record.key, study.clock.wall())
         taught = len(database.warm_start(record.key))
-        trials = views.further_trials(record.settings.get("trials"), study.counted)
+        trials = views.further_trials(views.asked_trials(record), study.counted)
         again = (
             views.resume_command(record.module, record.name, database.safe_url, trials)
             if record.module
             else f"minimize(..., study={record.name!r}, resume=True)"
         )
-        views.summary(study, _Recorded(values.of), views.make_console(), None if running_on else again, has_run=False)
+        lines = [views.time_line(study.trials.active_seconds(), study.counted, has_run=False)] * bool(study.counted)
+        lines += views.place_lines(database.hosts(record.key), database.codes(record.key))
+        views.summary(
+            *(study, _Recorded(values.of), views.make_console(), None if running_on else again),
+            has_run=False,
+            run_lines=lines,
+        )
     if record.in_force:
         in_force = dict(record.in_force) | ({"objectives": in_words(record.objectives)} if record.objectives else {})
         shown = {name: UNNAMED.get(name) if value is None else value for name, value in in_force.items()}
@@ -318,7 +324,7 @@ def _chosen(
 def _trials_table(found: list[TrialResult], *, with_errors: bool) -> Table:
     from rich.text import Text
 
-    from shadho_celery.cli.views import NAME, brief, cut, make_console
+    from shadho_celery.cli.views import NAME, brief, cut, make_console, took
 
     has_room = make_console().width >= NARROW
     # A failure of code that was mended since is told by its version.
@@ -329,14 +335,14 @@ def _trials_table(found: list[TrialResult], *, with_errors: bool) -> Table:
     has_steps = any(each.step is not None for each in found)
     on_rung = [">budget"] * has_budgets + [">step"] * has_steps
     names = [">trial", "state", *(f">{one_line(name, NAME)}" for name in losses or ["loss"]), *on_rung]
-    names += [">seconds", *where]
+    names += [">time", *where]
     names += ["code"] if has_codes else []
     table = _table(*names, "error" if with_errors else "what the objective got")
     for each in found:
         words = str(read_failure(each.error)) if with_errors else brief(each.values)
         shown = [each.losses.get(name) for name in losses] or [each.loss]
         rung = [_number(each.budget)] * has_budgets + ["-" if each.step is None else str(each.step)] * has_steps
-        cells = (str(each.number), each.state.lower(), *map(_number, shown), *rung, _number(each.seconds, 3))
+        cells = (str(each.number), each.state.lower(), *map(_number, shown), *rung, took(each.seconds))
         facts = [each.compute_class or "-", each.host or "-"] if has_room else []
         facts += [each.code or "-"] if has_codes else []
         table.add_row(*cells, *map(Text, facts), cut(one_line(words, 1000)))
@@ -345,6 +351,8 @@ def _trials_table(found: list[TrialResult], *, with_errors: bool) -> Table:
 
 def _description(study: StudyResults, found: TrialResult) -> Iterator[str]:
     """Yield all that is known of a trial, a fact a line."""
+    from shadho_celery.cli.views import took
+
     yield f"study {study.name}, trial {found.number}: {found.state.lower()}"
     if found.loss is not None and not found.losses:
         yield f"loss: {found.loss!r}"
@@ -368,7 +376,7 @@ def _description(study: StudyResults, found: TrialResult) -> Iterator[str]:
         yield f"  attempt {each.attempt}: {each.state.lower()} on {each.host or each.compute_class}"
     yield f"asked: {moment(found.asked_at)}  started: {moment(found.started_at)}  ended: {moment(found.finished_at)}"
     if found.seconds is not None:
-        yield f"seconds: {found.seconds:.6g}"
+        yield f"time: {took(found.seconds)}"
     yield from _memory(found)
     if reports := found.reports:
         shown = f", the last {REPORTS}" if len(reports) > REPORTS else ""
@@ -453,8 +461,8 @@ def _study_json(study: StudyResults) -> dict[str, Any]:
     }
 
 
-def _number(value: float | None, digits: int = 6) -> str:
-    return "-" if value is None else f"{value:.{digits}g}"
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.6g}"
 
 
 def _table(*names: str) -> Table:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import platform
 import shlex
 import signal
 import sys
@@ -19,8 +20,11 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
+from shadho_celery import __version__
 from shadho_celery.cli import connection_options, views
+from shadho_celery.cli.conditions import Conditions
 from shadho_celery.cli.interrupts import INTERRUPTED
+from shadho_celery.cli.live import Fleet, LiveView, PlainView
 from shadho_celery.cli.messages import say
 from shadho_celery.cli.shown_output import ShownOutput
 from shadho_celery.core import hardware
@@ -158,6 +162,8 @@ class Session:
         #: warnings that were said, and the moment of the last look for them
         self._warned: set[str] = set()
         self._warned_at = -math.inf
+        #: what is wrong at the moment with servers, and with workers
+        self._outages, self._missing = Conditions(), Conditions()
         #: False while a turn of the loop may be incomplete
         self._is_whole = True
         #: the last moment at which all servers answered, or more was to be sent
@@ -314,10 +320,11 @@ class Session:
     def search(self) -> int:
         """Turn the loop to its end under a view; return the exit code."""
         is_terminal = self._console.is_terminal and not self._options.silent
+        fleet = Fleet(workers=lambda: self._executor.workers, module=self._file.module)
         view = (
-            views.LiveView(self._scheduler, self._space, self._console)
+            LiveView(self._scheduler, self._space, self._console, fleet)
             if is_terminal
-            else views.PlainView(self._scheduler)
+            else PlainView(self._scheduler, fleet)
         )
 
         shown = ShownOutput(self._study.record.key, view.note) if self._options.show_output else None
@@ -372,16 +379,23 @@ class Session:
         return called
 
     def _warn(self, say: Callable[[str], None]) -> None:
-        """Say each new warning once."""
-        found = [f"Warning: {each}; trying again" for each in (self._study.trouble, self._executor.trouble) if each]
+        """Say each new warning once, and when servers answer again or the workers that were missing have come."""
         now = time.monotonic()
-        if now - self._warned_at >= WARN_SECONDS:
-            self._warned_at = now
-            found += self._warnings()
-        for warning in found:
+        outages = {"store": self._study.trouble, "servers": self._executor.trouble}
+        found = {name: f"Warning: {each}; trying again" for name, each in outages.items() if each is not None}
+        for line in self._outages.see(found, now):
+            say(line)
+        if now - self._warned_at < WARN_SECONDS:
+            return
+        self._warned_at = now
+        for warning in self._warnings():
             if warning not in self._warned:
                 self._warned.add(warning)
                 say(warning)
+        # Workers announce themselves again after an outage, or once Redis has lost its data.
+        if self._executor.known_for >= MISSING_SECONDS:
+            for line in self._missing.see(dict(self._missing_workers()), now):
+                say(line)
 
     def _give_up_at_limit(self) -> None:
         """Raise ServiceError once nothing can end for a while, because a server is away, and the limit is reached."""
@@ -429,7 +443,7 @@ class Session:
             where = self._file.module, self._study.name, self._store.safe_url
             trials = views.further_trials(self._limits.trials, self._study.counted)
             resume = views.resume_command(*where, trials, self._options.workers)
-            views.summary(self._study, self._space, self._console, resume, refused)
+            views.summary(self._study, self._space, self._console, resume, refused, run_lines=self._run_lines())
             if forged := self._executor.forged:
                 say(f"records in Redis refused, unsigned or malformed: {forged}", err=True)
         if self._options.fleet and not self._disk.edited(self._code):
@@ -463,8 +477,15 @@ class Session:
         if self._study.best is None and not self._scheduler.hopeless:
             say(str(NoSuccessfulTrial()) if self._study.counted else "No trial has ended.", err=True)
 
+    def _run_lines(self) -> list[str]:
+        """Return lines on this run: its time and rate, the machines of the study, and the versions."""
+        key, trials = self._study.record.key, self._study.counted - self._counted_before
+        versions = f"shadho_celery {__version__}", f"Python {platform.python_version()}"
+        time_line = views.time_line(time.monotonic() - self._began, trials)
+        return [time_line, *views.place_lines(self._store.hosts(key), self._store.codes(key), versions)]
+
     def _warnings(self) -> Iterator[str]:
-        """Yield the present warnings of failures, classes and workers."""
+        """Yield the present warnings of failures, classes, code and workers."""
         yield from self._executor.notices()
         yield from (f"Warning: {each}" for each in [*self._study.deletions(), *self._scheduler.notices()])
         if self._study.best is not None:
@@ -474,9 +495,9 @@ class Session:
             yield self._edited(edited)
         else:
             yield from self._executor.other_code()
-        # Workers announce themselves again after an outage, or once Redis has lost its data.
-        if self._executor.known_for < MISSING_SECONDS:
-            return
+
+    def _missing_workers(self) -> Iterator[tuple[str, str]]:
+        """Yield a warning for each thing that workers lack at present, by a name of it."""
         live, wanted = self._executor.workers, (self._file.module, Signer.configured().fingerprint, self._code)
         served: Counter[str] = Counter()
         for worker in able(live, *wanted).values():
@@ -486,22 +507,25 @@ class Session:
             expected = () if self._options.workers else self._settings.classes
             yield from _embedded_warnings(self._embedded, expected, {worker.compute_class for worker in live.values()})
             return
+        live = {name: worker for name, worker in live.items() if not worker.draining}
         trouble = unable(live, *wanted, refused=self._executor.unsigned)
-        if trouble is not None and not edited:
-            yield f"Warning: {trouble}"
+        if trouble is not None and not self._disk.edited(self._code):
+            yield "able", f"Warning: {trouble}"
             if any(self._file.module in worker.imports for worker in live.values()):
                 # They are not missing.
                 return
         if served and max(served.values()) < self._widest:
             yield (
+                "slots",
                 f"Warning: trials take up to {self._widest} slots of one class, and no class has as many; "
-                "start more workers of one class, or with more slots"
+                "start more workers of one class, or with more slots",
             )
         # A class whose workers have other modules is served; the line above is about them.
         there = {worker.compute_class for worker in live.values()}
         for name in self._settings.classes:
             if name not in there:
-                yield f"Warning: no worker serves the queue {name}; start one: {start_command(name, self._file.module)}"
+                start = start_command(name, self._file.module)
+                yield f"class {name}", f"Warning: no worker serves the queue {name}; start one: {start}"
 
     def _edited(self, path: str) -> str:
         """Return the warning that a file of the study is not any more as this run has read it."""
@@ -559,15 +583,17 @@ def _shipped(code: CodeVersion) -> Sources:
         raise UsageError(f"the study's code cannot be shipped: {error}; copy its files to the workers") from None
 
 
-def _embedded_warnings(embedded: Embedded, expected: Sequence[str], live: Collection[str]) -> Iterator[str]:
+def _embedded_warnings(embedded: Embedded, expected: Sequence[str], live: Collection[str]) -> Iterator[tuple[str, str]]:
     """Yield a warning for each class without a live worker; on one machine no other can be started by hand."""
     for name in embedded.workers:
         if name not in live:
-            yield f"Warning: the embedded worker of class {name} does not answer; see its log in {embedded.directory}"
+            where = f"see its log in {embedded.directory}"
+            yield f"class {name}", f"Warning: the embedded worker of class {name} does not answer; {where}"
     if missing := [name for name in expected if name not in embedded.workers]:
         slots = {**embedded.workers, **dict.fromkeys(missing, 1)}
         wanted = ",".join(f"{name}={count}" for name, count in slots.items())
         yield (
+            "classes",
             f"Warning: STUDY['classes'] names {', '.join(missing)}, which no embedded worker serves; trials run on "
-            f"{', '.join(embedded.workers)} alone, unless you give --workers {shlex.quote(wanted)}"
+            f"{', '.join(embedded.workers)} alone, unless you give --workers {shlex.quote(wanted)}",
         )

@@ -1,4 +1,4 @@
-"""Views of a study: live while it runs, in tables at its end, and as JSON for scripts."""
+"""Views of a study: in tables at its end, and as JSON for scripts."""
 
 from __future__ import annotations
 
@@ -7,22 +7,17 @@ import os
 import shlex
 import statistics
 import sys
-from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import dropwhile, islice
+from itertools import dropwhile
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from msgspec import to_builtins
-from rich.console import Console, Group
-from rich.live import Live
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
 from shadho_celery.cli.console import PrintableConsole
-from shadho_celery.cli.messages import say
 from shadho_celery.core.checks import one_line
-from shadho_celery.core.hardware import ComputeClass
 from shadho_celery.core.objectives import turned, turned_first
 from shadho_celery.core.settings import NO_PRUNER
 from shadho_celery.core.trial import Params, Trial, TrialState
@@ -31,12 +26,11 @@ from shadho_celery.placement.shares import only_fails
 from shadho_celery.results.coverage import coverage
 from shadho_celery.results.preferences import Preference, preferences
 from shadho_celery.results.values import Values
-from shadho_celery.store.base import DEFAULT_STORE
+from shadho_celery.store.base import DEFAULT_STORE, StudyRecord
 from shadho_celery.study.failures import Failures
 from shadho_celery.study.rungs import RungSummary
 
 if TYPE_CHECKING:
-    from shadho_celery.scheduler.scheduler import Scheduler
     from shadho_celery.study.study import Study
 
 #: rows of the table of the best trials, and of that of a front
@@ -48,32 +42,26 @@ NAME = 14
 #: rows of the table of subspaces and classes
 PLACED = 12
 
-#: seconds between two lines of the plain view
-PLAIN_SECONDS = 5.0
-
 #: failures and warnings that the summary shows
 MESSAGES = 3
+
+#: machines that the summary names, and versions of the code
+HOSTS = 8
 
 #: steps at which trials were pruned that a line names
 STEPS = 8
 
-#: latest trials whose placement is looked at, and seconds between two looks in the live view
-LATEST, LOOK_SECONDS = 2000, 30.0
-
-#: running trials in the live view
-RUNNING = 4
-
-#: seconds between two pictures of the live view
-REFRESH_SECONDS = 0.25
-
-#: seconds that the rate of trials is taken over
-PACE_SECONDS = 120.0
+#: latest trials whose placement is looked at
+LATEST = 2000
 
 #: least characters of a table's last column
 LEAST_WIDTH = 12
 
 #: columns of a result without a terminal
 PLAIN_WIDTH = 120
+
+#: styles of what is wrong: it has failed or stands still, or needs attention
+BAD, WARN = "red", "yellow"
 
 _S = TrialState
 T = TypeVar("T")
@@ -90,6 +78,12 @@ def make_console(*, stderr: bool = False) -> Console:
     """Return the console for results: as wide as the terminal, and without one as wide as a file can be read."""
     is_plain = not sys.stdout.isatty() and "COLUMNS" not in os.environ
     return PrintableConsole(stderr=stderr, width=PLAIN_WIDTH if is_plain else None)
+
+
+def asked_trials(record: StudyRecord) -> int | None:
+    """Return the limit on trials of a study's latest run; None without one, and where it was not recorded."""
+    limit: int | None = (record.in_force or {}).get("trials") or record.settings.get("trials")
+    return limit
 
 
 def further_trials(asked: int | None, counted: int) -> int:
@@ -109,145 +103,6 @@ def resume_command(module: str, name: str, store: str, trials: int, workers: Map
     return shlex.join([*words, "--trials", str(trials)])
 
 
-class Pace:
-    """Rate of finished trials over the last PACE_SECONDS."""
-
-    def __init__(self, now: float, counted: int) -> None:
-        self._seen = deque([(now, counted)])
-
-    def note(self, now: float, counted: int) -> None:
-        """Note the number of finished trials at a moment."""
-        self._seen.append((now, counted))
-        while now - self._seen[0][0] > PACE_SECONDS:
-            self._seen.popleft()
-
-    @property
-    def a_minute(self) -> float:
-        """Trials a minute; 0 before the first one has finished."""
-        (began, before), (now, counted) = self._seen[0], self._seen[-1]
-        return 60 * (counted - before) / (now - began) if now > began else 0.0
-
-
-class LiveView:
-    """View on a terminal: progress, the best trial so far, the state of every class, what runs and what failed."""
-
-    def __init__(self, scheduler: Scheduler, space: Evaluator, console: Console) -> None:
-        self._scheduler = scheduler
-        self._space = space
-        self._console = console
-        self._began = self._shown_at = now = scheduler.study.clock.now()
-        self._pace = Pace(now, scheduler.study.counted)
-        #: lines on the placement of late, and the moment of that look
-        self._preferred: list[str] = []
-        self._looked_at = now
-        #: number and values of the best trial
-        self._best: tuple[int, str] = (-1, "")
-        description = TextColumn("{task.description}", style="bold", markup=False)
-        self._progress = Progress(description, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=console)
-        self._task = self._progress.add_task(scheduler.study.name, total=scheduler.limits.trials)
-        self._live = Live(self.picture(), console=console, refresh_per_second=4, transient=True)
-
-    def __enter__(self) -> LiveView:
-        self._live.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._live.stop()
-
-    def update(self) -> None:
-        """Show the present state."""
-        now = self._scheduler.study.clock.now()
-        if now - self._shown_at >= REFRESH_SECONDS:
-            self._shown_at = now
-            self._live.update(self.picture())
-
-    def note(self, text: str) -> None:
-        """Print a message once, above the view; soft, so that a command in it can be copied."""
-        self._live.console.print(Text(text), soft_wrap=True)
-
-    def picture(self) -> Group:
-        """Return the view of the present state."""
-        study = self._scheduler.study
-        self._pace.note(study.clock.now(), study.counted)
-        self._progress.update(self._task, completed=study.counted)
-        lines = [best_line(study), self._values(), pace_line(self._scheduler, self._pace, self._began)]
-        if study.clock.now() - self._looked_at >= LOOK_SECONDS:
-            self._looked_at = study.clock.now()
-            self._preferred = preference_lines(study)
-        below = [
-            *self._preferred,
-            *choice_lines(study),
-            *rung_lines(study),
-            *running_lines(study),
-            *(f"failed: {one_line(each)}" for each in study.failures.common()[:MESSAGES]),
-        ]
-        # A line is cut at the terminal's edge: a wrapped one would make the view jump.
-        head, foot = (
-            [Text(line, no_wrap=True, overflow="ellipsis") for line in part if line] for part in (lines, below)
-        )
-        return Group(self._progress, *head, class_table(self._scheduler), *foot)
-
-    def _values(self) -> str:
-        """Return what the objective got in the best trial."""
-        best = self._scheduler.study.best
-        if best is not None and best.number != self._best[0]:
-            self._best = (best.number, f"with {given(self._space, best)}")
-        return self._best[1]
-
-
-class PlainView:
-    """View without a terminal: a line every few seconds."""
-
-    def __init__(self, scheduler: Scheduler) -> None:
-        self._scheduler = scheduler
-        self._began = self._shown_at = now = scheduler.study.clock.now()
-        self._pace = Pace(now, scheduler.study.counted)
-
-    def __enter__(self) -> PlainView:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-    def update(self) -> None:
-        """Print a line if the last one is old enough."""
-        now = self._scheduler.study.clock.now()
-        if now - self._shown_at >= PLAIN_SECONDS:
-            self._shown_at = now
-            self._pace.note(now, self._scheduler.study.counted)
-            self.note(f"{progress_line(self._scheduler)}; {pace_line(self._scheduler, self._pace, self._began)}")
-
-    def note(self, text: str) -> None:
-        """Print a line on standard error: standard output is for results."""
-        say(text, err=True)
-
-
-def progress_line(scheduler: Scheduler) -> str:
-    """Return the state of the study in one line."""
-    study = scheduler.study
-    limit = f"/{scheduler.limits.trials}" if scheduler.limits.trials else ""
-    taken = busy_slots(study)
-    busy = [f"{c.name} {taken[c.name]}/{held_slots(c, taken[c.name])} busy" for c in scheduler.classes]
-    if busy:
-        live = {c.name for c in scheduler.classes}
-        busy += [f"{name} has no worker" for name in study.compute_classes if name not in live]
-    pruned = f"; {study.count(_S.PRUNED)} pruned" if study.count(_S.PRUNED) else ""
-    failed = study.count(_S.FAILED)
-    kinds = study.failures.common()
-    worst = "".join(f"{', mostly' if len(kinds) > 1 else ':'} {one_line(each.failure, 120)}" for each in kinds[:1])
-    failures = f"; {failed} failed{worst}" if failed else ""
-    return f"{study.counted}{limit} trials; {best_line(study)}; {', '.join(busy) or 'no live worker'}{pruned}{failures}"
-
-
-def pace_line(scheduler: Scheduler, pace: Pace, began: float) -> str:
-    """Return trials a minute, and the time that is left until the first limit at this pace, of a run since `began`."""
-    study, limits = scheduler.study, scheduler.limits
-    minutes = limits.trials_left(study.counted) / pace.a_minute if pace.a_minute else math.inf
-    left = min(60 * minutes, limits.seconds_left(began, study.clock.now()))
-    rate = f"{pace.a_minute:.3g} trials a minute" if pace.a_minute else "no trial has ended yet"
-    return rate if math.isinf(left) else f"{rate}, about {duration(max(0.0, left))} left"
-
-
 def duration(seconds: float) -> str:
     """Return a time in its two largest units."""
     minutes, seconds = divmod(round(seconds), 60)
@@ -257,30 +112,13 @@ def duration(seconds: float) -> str:
     return " ".join(f"{count} {unit}" for count, unit in parts[:2] if count) or "0 s"
 
 
-def running_lines(study: Study) -> list[str]:
-    """Return a line for each of the first few running trials, with its machine."""
-    now = study.clock.wall()
-    running = islice((attempt for attempt in study.attempts if attempt.state is _S.RUNNING), RUNNING)
-    return [
-        f"trial {each.number} runs on {each.host} ({each.compute_class}), "
-        f"{duration(max(0.0, now - (each.started_at or now)))}: {each.subspace}"
-        for each in running
-    ]
-
-
-def busy_slots(study: Study) -> Counter[str | None]:
-    """Return the busy slots by class: each running attempt counts with the width of its trial."""
-    busy: Counter[str | None] = Counter()
-    for attempt in study.attempts:
-        if attempt.state is _S.RUNNING:
-            busy[attempt.compute_class] += attempt.slots
-    return busy
-
-
-def held_slots(compute_class: ComputeClass, busy: int) -> int:
-    """Return the slots of a class, with those of silent workers whose leases have not run out; never below `busy`."""
-    # Below it if a worker is quarantined or leaves: its trials go on, and its slots are none for new ones.
-    return max(compute_class.slots + compute_class.silent, busy)
+def took(seconds: float | None) -> str:
+    """Return the time that something took: to three digits in s or ms, a longer one in its two largest units."""
+    if not seconds:
+        return "-" if seconds is None else "0 s"
+    if seconds >= 99.95:
+        return duration(seconds)
+    return f"{seconds:.3g} s" if seconds >= 0.9995 else f"{1000 * seconds:.3g} ms"
 
 
 def best_line(study: Study) -> str:
@@ -312,30 +150,6 @@ def cut(text: str) -> Text:
     return Text(text, no_wrap=True, overflow="ellipsis")
 
 
-def class_table(scheduler: Scheduler) -> Table:
-    """Return one row for each compute class: the live ones, and others with trials."""
-    study = scheduler.study
-    live = {c.name: c for c in scheduler.classes}
-    busy = busy_slots(study)
-    table = Table("class", *map(right, ("workers", "busy", "slots", "waiting", "done", "failed")), "state")
-    for name in dict.fromkeys([*live, *study.compute_classes]):
-        shown = live.get(name) or ComputeClass(name=name, slots=0, workers=0)
-        slots = held_slots(shown, busy[name])
-        waiting = study.count(_S.QUEUED, compute_class=name)
-        done = study.count(_S.COMPLETE, _S.PRUNED, compute_class=name)
-        failed = study.count(_S.FAILED, compute_class=name)
-        figures = (shown.workers, busy[name], slots, waiting, done, failed)
-        table.add_row(Text(name), *map(str, figures), class_state(shown, busy[name]))
-    return table
-
-
-def class_state(shown: ComputeClass, busy: int) -> str:
-    """Return the state of a class: busy, idle, silent (its workers' leases run out) or without a worker."""
-    if shown.workers:
-        return "busy" if busy else "idle"
-    return "silent" if busy else "no worker"
-
-
 def summary(
     study: Study,
     space: Evaluator,
@@ -344,11 +158,12 @@ def summary(
     refused: int = 0,
     *,
     has_run: bool = True,
+    run_lines: Sequence[str] = (),
 ) -> None:
     """Print the best trials, failures and warnings, the store, and the command to continue, if there is one.
 
     `refused` is the number of results that were refused: late ones, and those of other params. Without `has_run` the
-    study is only looked at.
+    study is only looked at. `run_lines` tell how long the search took, and where.
     """
     if front := study.trials.front:
         console.print(best_table(spread_out(front), space, study.objectives))
@@ -364,27 +179,54 @@ def summary(
     failures = ours or Failures(study.trials.of_state(_S.FAILED)).common()
     when = "failed" if ours or not has_run else "failed before this run"
     lines = [*preferred, *choice_lines(study), *pruner_lines(study), *budget_lines(study), *share_lines(study)]
-    lines += [f"{when}: {one_line(each, 400)}" for each in failures[:MESSAGES]]
+    wrong = [f"{when}: {one_line(each, 400)}" for each in failures[:MESSAGES]]
     if len(failures) > MESSAGES:
-        lines += [f"{when} in other ways: {sum(each.trials for each in failures[MESSAGES:])}"]
+        wrong += [f"{when} in other ways: {sum(each.trials for each in failures[MESSAGES:])}"]
+    lines += wrong
     if failures:
         name = shlex.quote(study.name)
         lines += [
             f"traceback: shadho-celery trial {name} {failures[0].first}; all: shadho-celery trials {name} --failed"
         ]
-    lines += _warnings(study.trials.warned())
-    lines += _faults(study, refused, has_ended=resume_command is not None)
-    pruned = f", {study.count(_S.PRUNED)} pruned" if study.count(_S.PRUNED) else ""
-    counts = f"{study.count(_S.COMPLETE)} complete{pruned}, {study.count(_S.FAILED)} failed"
+    warned = [*_warnings(study.trials.warned()), *_faults(study, refused, has_ended=resume_command is not None)]
+    lines += warned
     if study.best is not None:
-        lines += [f"best: {given(space, study.best)}"]
-    lines += [f"study {study.name}: {counts}; {best_line(study)}", *front_lines(study)]
-    lines += [f"store: {study.store.safe_url}"]
+        lines += [f"best: {best_values(space, study.best, study.name)}"]
+    lines += [f"study {study.name}: {counts_line(study)}; {best_line(study)}", *front_lines(study)]
+    lines += [*run_lines, f"store: {study.store.safe_url}"]
     then = "once it is mended" if study.best is None and failures else "more trials of it"
     lines += [f"{then}: {resume_command}"] if resume_command else []
+    styles = {**dict.fromkeys(wrong, BAD), **dict.fromkeys(warned, WARN)}
     for line in lines:
         # Soft: lines to copy from must not be wrapped at the width of a file.
-        console.print(Text(line), soft_wrap=True)
+        console.print(Text(line, style=styles.get(line, "")), soft_wrap=True)
+
+
+def counts_line(study: Study) -> str:
+    """Return how many trials have ended, of how many, and how."""
+    limit = asked_trials(study.record)
+    pruned = f", {study.count(_S.PRUNED)} pruned" if study.count(_S.PRUNED) else ""
+    counts = f"{study.count(_S.COMPLETE)} complete{pruned}, {study.count(_S.FAILED)} failed"
+    return f"{study.counted} of {limit} trials, {counts}" if limit else counts
+
+
+def time_line(seconds: float, trials: int, *, has_run: bool = True) -> str:
+    """Return how long so many trials took together, in this run or in all of them, and their rate."""
+    rate = f", {60 * trials / seconds:.3g} trials a minute" if trials and seconds > 0 else ""
+    words = f"{trials} {'trial' if trials == 1 else 'trials'}{rate}"
+    return f"{'this run took' if has_run else 'ran for about'} {took(seconds)}: {words}"
+
+
+def place_lines(hosts: Mapping[str, int], codes: Iterable[str], versions: Iterable[str] = ()) -> list[str]:
+    """Return lines on the machines, with the trials of each, and on the versions of the code that ran there."""
+    named = [f"{host} ({count})" for host, count in sorted(hosts.items(), key=lambda pair: -pair[1])]
+    more = f" and {len(named) - HOSTS} more" if len(named) > HOSTS else ""
+    code = [*codes]
+    found = [*versions, *([f"code {', '.join(code[:HOSTS])}"] if code else [])]
+    return [
+        *([f"trials by host: {', '.join(named[:HOSTS])}{more}"] if named else []),
+        *([f"versions: {', '.join(found)}"] if found else []),
+    ]
 
 
 def best_table(trials: Sequence[Trial], space: Evaluator, objectives: Mapping[str, str] | None = None) -> Table:
@@ -428,7 +270,7 @@ def placement_table(study: Study) -> Table:
     classes = sorted({compute_class for _, compute_class in [*seconds, *pruned]})
     best = {name: study.best_of(name) for name in study.subspaces}
     name = one_line(next(iter(study.objectives), "loss"), NAME)
-    title = "complete x median seconds" + (" + pruned" if pruned else "")
+    title = "complete x median time" + (" + pruned" if pruned else "")
     table = Table(title, *map(right, [*classes, f"best {name}"]))
     for subspace in sorted(best, key=lambda name: (best[name] is None, best[name] or 0.0))[:PLACED]:
         done = [seconds.get((subspace, name), []) for name in classes]
@@ -447,7 +289,7 @@ def rung_table(rungs: Sequence[RungSummary]) -> Table:
     """
     classes = sorted({name for rung in rungs for name in rung.classes})
     has_pruned = any(each.pruned for rung in rungs for each in rung.classes.values())
-    title = "complete x median seconds" + (" + pruned" if has_pruned else "")
+    title = "complete x median time" + (" + pruned" if has_pruned else "")
     table = Table(title, *map(right, [*classes, "failed", "ranks agree"]))
     for rung in rungs:
         placed = [rung.classes.get(name) for name in classes]
@@ -459,9 +301,14 @@ def rung_table(rungs: Sequence[RungSummary]) -> Table:
 
 
 def _placed(complete: int, seconds: float | None, pruned: int) -> str:
-    """Return a cell of complete trials with their median seconds, and of pruned ones, such as ``3 x 20.5 + 4``."""
-    parts = [f"{complete} x {seconds:.3g}"] if seconds is not None else []
+    """Return a cell of complete trials with their median time, and of pruned ones, such as ``3 x 20.5 s + 4``."""
+    parts = [f"{complete} x {took(seconds)}"] if seconds is not None else []
     return " ".join([*parts, *([f"+ {pruned}"] if pruned else [])]) or "-"
+
+
+def first_loss(study: Study, loss: float) -> tuple[str, float]:
+    """Return the name of the first loss, and that of a report as the objective reported it."""
+    return one_line(next(iter(study.objectives), "loss"), NAME), turned_first(loss, study.objectives)
 
 
 def _own(study: Study, loss: float | None) -> float | None:
@@ -564,6 +411,31 @@ def _faults(study: Study, refused: int, *, has_ended: bool) -> list[str]:
         f"trials that wait to be run by --resume: {waiting}": waiting,
     }
     return [line for line, count in counts.items() if count]
+
+
+def best_values(space: Evaluator, trial: Trial, study: str = "") -> str:
+    """Return what the objective got in the best trial in short form, and whether that is rounded.
+
+    With the name of its `study` also whether its loss is, and by which command both are shown in full precision.
+    """
+    try:
+        words = "rounded" if _is_rounded(space.evaluate(trial.params)) else ""
+    except Exception:  # as in `given`
+        words = ""
+    losses = [trial.loss or 0.0, *trial.losses.values()]
+    if study and not words and any(float(f"{loss:.6g}") != loss for loss in losses):
+        words = "its loss is rounded"
+    exact = f"; in full precision: shadho-celery best {shlex.quote(study)}" if study else ""
+    return given(space, trial) + (f" ({words}{exact})" if words else "")
+
+
+def _is_rounded(value: object) -> bool:
+    """Return whether `brief` does not show all digits of a number in a value."""
+    if isinstance(value, float):
+        return math.isfinite(value) and float(brief(value)) != value
+    if isinstance(value, dict):
+        value = [*value.values()]
+    return isinstance(value, (tuple, list)) and any(map(_is_rounded, value))
 
 
 def given(space: Evaluator, trial: Trial) -> str:

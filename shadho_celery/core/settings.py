@@ -79,7 +79,8 @@ def continued(in_force: Mapping[str, Any], given: Collection[str]) -> dict[str, 
             "this study was begun with a sampler of its own: pass that function again, as STUDY['sampler'] in a study "
             "file, or name one, see --sampler"
         )
-    return {name: value for name, value in in_force.items() if value is not None}
+    # A limit is that of one run: it is kept to be shown.
+    return {name: value for name, value in in_force.items() if value is not None and name != "trials"}
 
 
 def other_sampler(before: Any, now: Any, trials: int) -> str | None:
@@ -171,6 +172,7 @@ class StudySettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         """Return the settings that a study keeps as they are in force."""
         own: dict[str, Any] = {"sampler": None} if callable(self.sampler) else {}
         own |= {"objectives": dict(self.objectives)} if self.objectives else {}
+        own |= {} if self.trials is None else {"trials": self.trials}
         own |= {name: dict(given) for name in BUDGETS if (given := getattr(self, name))}
         return {name: getattr(self, name) for name in IN_FORCE} | {"shares": self.shares_in_force} | own
 

@@ -218,10 +218,12 @@ class SqlStore:
             start += len(numbers)
         return None
 
-    def hosts(self, key: str) -> list[str]:
-        """Return the machines that ran trials of the study."""
-        query = sa.select(trials.c.host).where(trials.c.study == key, trials.c.host.is_not(None)).distinct()
-        return sorted(row.host for row in self._fetched(query) if isinstance(row.host, str))
+    def hosts(self, key: str) -> dict[str, int]:
+        """Return the number of the study's trials by the machine that they ran on last, where they ran."""
+        query = sa.select(trials.c.host, sa.func.count().label("trials"))
+        query = query.where(trials.c.study == key, trials.c.host.is_not(None))
+        found = self._fetched(query.group_by(trials.c.host).order_by(trials.c.host))
+        return {row.host: row.trials for row in found if isinstance(row.host, str)}
 
     def classes(self, key: str) -> list[str]:
         """Return the compute classes that trials of the study were sent to last."""

@@ -53,6 +53,9 @@ MAX_AVOIDING = 30
 #: numbers of trials in a message
 SHOWN = 10
 
+#: lost attempts that are kept for who shows them
+MAX_LOSSES = 1000
+
 #: seconds after which the lock is renewed although nothing has changed
 RENEW_SECONDS = 5.0
 
@@ -108,6 +111,8 @@ class Study:
         self._waiting_slots: Counter[tuple[str, int]] = Counter()
         #: failures of this run
         self.failures = Failures()
+        #: attempts of this run that were lost while they ran, with the reasons, until they are taken from here
+        self.losses: deque[tuple[Attempt, str]] = deque(maxlen=MAX_LOSSES)
         self._counts = Counts()
         #: slots that live attempts take, by every class that attempts were sent to
         self._taken: Counter[str] = Counter()
@@ -322,6 +327,10 @@ class Study:
         """Return the number of slots of a class that live attempts take."""
         return self._taken[compute_class]
 
+    def last_report(self, number: int) -> Report | None:
+        """Return the report of the greatest step of a trial that has not finished; None without one."""
+        return self._last_reports.get(number)
+
     def running(self) -> Mapping[str, int]:
         """Return by machine the slots of live attempts that run there, or are to run nowhere else."""
         slots: Counter[str] = Counter()
@@ -469,7 +478,7 @@ class Study:
         Those that still run are written again; ended ones cannot be, and are looked for `at_end`.
         """
         if self.rewritten:
-            yield f"rows deleted from the store while the study ran are written again: {_listed(self.rewritten)}"
+            yield f"rows deleted from the store while the study ran are written again: {listed(self.rewritten)}"
         if not at_end:
             return
         # Arrays: sets of a million numbers would take more memory than the study.
@@ -477,7 +486,7 @@ class Study:
         missing = np.setdiff1d(np.array(self.trials.numbers, np.int64), stored, assume_unique=True).tolist()
         if gone := [number for number in missing if number not in self._unwritten]:
             yield (
-                f"results were deleted from the store while the study ran: {_listed(gone)}; restore the store from a "
+                f"results were deleted from the store while the study ran: {listed(gone)}; restore the store from a "
                 f"copy, or give --resume {self.name} --repair to continue without them"
             )
 
@@ -571,6 +580,8 @@ class Study:
         if attempt is None:
             return None
         self._count_attempt(attempt, -1)
+        if attempt.state is _S.RUNNING and retry is None and trial.step is None:
+            self.losses.append((attempt, event.reason))
         trial = replace(trial, lost=trial.lost + event.claimed)
         if retry is not None and retry.outgrown is not None:
             trial = replace(
@@ -676,7 +687,7 @@ class Study:
                 self._put_attempt(attempt)
 
 
-def _listed(numbers: Collection[int]) -> str:
+def listed(numbers: Collection[int]) -> str:
     """Return the numbers of some trials in words."""
     shown = sorted(numbers)[:SHOWN]
     more = f" and {len(numbers) - SHOWN} more" if len(numbers) > SHOWN else ""

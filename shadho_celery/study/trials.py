@@ -20,6 +20,9 @@ from shadho_celery.study.rungs import LATEST, OnClass, RungSummary, agreement
 #: reads trials by number, in any order
 Read = Callable[[Sequence[int]], Iterable[Trial]]
 
+#: seconds between two trials in which none ran, beyond which they are of two runs
+PAUSE_SECONDS = 60.0
+
 #: trials that are read at a time
 BLOCK = 2000
 
@@ -259,6 +262,26 @@ class FinishedTrials:
             (str(self._names[subspace]), str(self._names[compute_class])): table["seconds"][inverse == place].tolist()
             for place, (subspace, compute_class) in enumerate(pairs.tolist())
         }
+
+    def active_seconds(self) -> float:
+        """Return the seconds in which trials ran, together; a pause of more than PAUSE_SECONDS is one between runs."""
+        table = self._table()
+        if not len(table):
+            return 0.0
+        starts = table["finished_at"] - np.nan_to_num(table["seconds"])
+        order = np.argsort(starts)
+        starts, ends = starts[order], np.maximum.accumulate(table["finished_at"][order])
+        pauses = starts[1:] - ends[:-1]
+        return float(ends[-1] - starts[0] - pauses[pauses > PAUSE_SECONDS].sum())
+
+    def seconds_since(self, start: int) -> dict[str, list[float]]:
+        """Return by class the seconds of the trials that ended well or FAILED after the first `start` results."""
+        table = self._table()[start:]
+        ended = table[~np.isnan(table["seconds"]) & (table["state"] != _PLACES[TrialState.CANCELLED])]
+        found: dict[str, list[float]] = {}
+        for place, seconds in ended[["compute_class", "seconds"]].tolist():
+            found.setdefault(str(self._names[place]), []).append(seconds)
+        return found
 
     def last_steps(self) -> list[tuple[int, int]]:
         """Return the number of PRUNED trials by the step of their last report, the least step first."""

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from shadho_celery.cli import views
+from shadho_celery.cli import live, views
 from shadho_celery.embedded.embedded import Embedded
 from shadho_celery.fleet.executor import QueueExecutor
 from shadho_celery.objective import study_file
@@ -41,7 +41,7 @@ def main(target: Path, trials: int = 60) -> None:
             client, publisher = connect(fleet.urls[urls.REDIS]), Publisher.configured()
             executor = QueueExecutor(client, publisher, study.record.key, file.module)
             scheduler = make_scheduler(space, study, executor, Limits(trials=trials))
-            view = views.LiveView(scheduler, space, console)
+            view = live.LiveView(scheduler, space, console)
             drawn: list[bool] = []
 
             def look() -> None:

@@ -149,6 +149,9 @@ def test_a_study_is_shown_as_its_run_has_ended() -> None:
     for text in ("what the objective got", "best: {", "svm-1a2b: 9 complete, 3 failed", "store: sqlite:///shadho.db"):
         assert text in shown
     assert "cannot be" in shown
+    assert re.search(r"\nran for about \S+ m?s: 12 trials, \S+ trials a minute\n", shown)
+    assert "trials by host: this process (12)" in shown
+    assert "(rounded; in full precision: shadho-celery best svm-1a2b)" in shown or "its loss is rounded" in shown
     assert shown.splitlines()[-2:] == [
         "settings: sampler auto, policy cost, shares promise, pool by the number of slots",
         "ended",
@@ -240,7 +243,7 @@ def test_in_a_narrow_terminal_the_values_give_way_and_not_the_facts(
     monkeypatch.setenv("COLUMNS", columns)
     shown = answer("trials", "svm-1a", "--failed")
     assert "ValueError" in shown
-    assert re.search(r"│ +7 │ failed │ +- │ +\S+ │", shown)
+    assert re.search(r"│ +7 │ failed │ +- │ +\S+ m?s │", shown)
     assert shown.count("class") == machines
     assert re.search(r"│ +0 │ +0\.\d+ │ local │ ", answer("show", "svm-1a"))
 

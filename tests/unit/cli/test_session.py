@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from shadho_celery.cli.conditions import Conditions
 from shadho_celery.cli.session import GIVE_UP_SECONDS, MISSING_SECONDS, WARN_SECONDS, Session
 from shadho_celery.core.code import CodeVersion
 from shadho_celery.core.settings import StudySettings
@@ -52,7 +53,8 @@ def warnings(
         _limits=Limits(trials=1),
         _study=SimpleNamespace(best=None, deletions=list),
     )
-    return list(Session._warnings(session))
+    missing = Session._missing_workers(session) if known_for >= MISSING_SECONDS else ()
+    return [*Session._warnings(session), *(text for _, text in missing)]
 
 
 def test_missing_workers_are_warned_of_once_they_have_had_the_time_to_announce_themselves() -> None:
@@ -94,11 +96,12 @@ def test_a_warning_is_said_once_an_outage_at_once_and_workers_are_looked_at_once
 ) -> None:
     looks = [["a"], ["a", "b", "b"]]
     said: list[str] = []
-    executor = SimpleNamespace(trouble=None)
+    executor = SimpleNamespace(trouble=None, known_for=0.0)
     session: Any = SimpleNamespace(
         _warned=set(),
         _warned_at=-math.inf,
         _warnings=lambda: looks.pop(0),
+        _outages=Conditions(),
         _study=SimpleNamespace(trouble=None),
         _executor=executor,
     )
@@ -107,6 +110,14 @@ def test_a_warning_is_said_once_an_outage_at_once_and_workers_are_looked_at_once
         monkeypatch.setattr("shadho_celery.cli.session.time.monotonic", lambda now=now: now)
         Session._warn(session, said.append)
     assert (said, looks) == (["a", "Warning: Redis is full; trying again", "b"], [])
+    executor.known_for, session._missing = MISSING_SECONDS, Conditions()
+    missing = [("class cpu", "Warning: cpu is missing; start it")]
+    session._warnings, session._missing_workers = list, lambda: missing
+    for second in range(2, 12):
+        missing = missing if second < 4 else []
+        monkeypatch.setattr("shadho_celery.cli.session.time.monotonic", lambda now=float(second): now)
+        Session._warn(session, said.append)
+    assert said[3:] == ["Warning: cpu is missing; start it", "over: Redis is full", "over: cpu is missing"]
 
 
 def test_a_study_at_its_limit_does_not_wait_for_ever_for_a_server_that_is_away(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,70 +6,32 @@ import io
 import json
 import math
 import re
-from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hyperopt import hp
 from rich.console import Console
+from services.played import console, play, searched
 
 from shadho_celery.cli import views
-from shadho_celery.core.clock import ManualClock
+from shadho_celery.cli.live import (
+    PLAIN_SECONDS,
+    LiveView,
+    PlainView,
+    busy_slots,
+    class_state,
+    class_table,
+    progress_line,
+)
 from shadho_celery.core.hardware import ComputeClass
-from shadho_celery.core.settings import StudySettings
 from shadho_celery.core.trial import Attempt, Lost, Outcome, Report, Result, Started, Trial, TrialState
-from shadho_celery.executors.simulated import SimulatedExecutor
-from shadho_celery.scheduler.build import make_scheduler
-from shadho_celery.scheduler.scheduler import Scheduler
 from shadho_celery.space.compile import Space, compile_space
 from shadho_celery.store.base import DEFAULT_STORE
-from shadho_celery.store.sql import SqlStore
-from shadho_celery.study.limits import Limits
-from shadho_celery.study.open import open_study
 from shadho_celery.study.study import Study
 
 S = TrialState
-
-
-def two_models() -> Space:
-    return compile_space(
-        hp.choice(
-            "model",
-            [
-                {"name": "net", "rate": 10 ** hp.uniform("exponent", -4, -3)},
-                {"name": "[/red] forest", "depth": hp.randint("depth", 3)},
-            ],
-        )
-    )
-
-
-def play(attempt: Attempt, compute_class: str) -> Outcome:
-    if attempt.number % 5 == 3:
-        return Outcome(
-            state=S.FAILED, error="Traceback (most recent call last)\n  line\nValueError: [/bad] depth", seconds=1.0
-        )
-    return Outcome(state=S.COMPLETE, loss=1.0 / (1 + attempt.number), seconds=1.0)
-
-
-def searched(
-    space: Space | None = None, trials: int = 10, name: str = "s", play: Callable[..., Outcome] = play, turns: int = 999
-) -> tuple[Study, Scheduler, Space]:
-    space = space or two_models()
-    clock = ManualClock(1000.0)
-    study = open_study(SqlStore("sqlite://"), space.describe(), name=name, seed=1, clock=clock)
-    executor = SimulatedExecutor({"gpu": 1, "[/cpu]": 2}, play, clock)
-    scheduler = make_scheduler(space, study, executor, Limits(trials=trials), StudySettings(sampler="random"))
-    for _ in range(turns):
-        if scheduler.done:
-            break
-        scheduler.turn()
-    return study, scheduler, space
-
-
-def console() -> tuple[Console, io.StringIO]:
-    text = io.StringIO()
-    return Console(file=text, width=200, force_terminal=False), text
 
 
 # JSON
@@ -271,7 +233,7 @@ def test_nothing_in_a_study_is_taken_for_markup() -> None:
         assert part in text.getvalue()
     assert "[/red] value" in text.getvalue() or "[red]other" in text.getvalue()
     screen, text = console()
-    view = views.LiveView(scheduler, space, screen)
+    view = LiveView(scheduler, space, screen)
     screen.print(view.picture())
     for part in ("[/cpu]", "study [red] [bold]"):
         assert part in text.getvalue()
@@ -346,7 +308,7 @@ def test_what_the_objective_got_is_shown_short(value: Any, shown: str) -> None:
 def test_the_view_shows_every_class_with_what_it_does() -> None:
     slow = Outcome(state=S.COMPLETE, loss=0.5, seconds=100.0)
     study, scheduler, _ = searched(play=lambda attempt, name: slow, turns=2)
-    line = views.progress_line(scheduler)
+    line = progress_line(scheduler)
     assert "gpu 1/1 busy" in line
     assert "[/cpu] 2/2 busy" in line
     assert line.startswith("0/10 trials; no loss yet")
@@ -355,7 +317,7 @@ def test_the_view_shows_every_class_with_what_it_does() -> None:
 
 def test_a_trial_is_busy_in_as_many_slots_as_it_is_wide_and_each_of_its_attempts_is() -> None:
     study, scheduler, _ = searched(turns=1)
-    before = views.busy_slots(study)
+    before = busy_slots(study)
     gang = study.send(study.add("model=net", {}, seed=1, slots=3), "[/cpu]")
     copied = study.send(study.add("model=net", {}, seed=1), "gpu")
     waits = study.send(study.add("model=net", {}, seed=1, slots=2), "gpu")
@@ -364,11 +326,11 @@ def test_a_trial_is_busy_in_as_many_slots_as_it_is_wide_and_each_of_its_attempts
     copy = study.send(study.trial(copied.number), "[/cpu]")
     study.tell(Started(number=copy.number, attempt=copy.attempt, host="h", at=1e9))
     assert waits.state is S.QUEUED
-    assert views.busy_slots(study) - before == {"[/cpu]": 4, "gpu": 1}
+    assert busy_slots(study) - before == {"[/cpu]": 4, "gpu": 1}
     busy = 4 + before["[/cpu]"]
-    assert f"[/cpu] {busy}/{busy} busy" in views.progress_line(scheduler)
+    assert f"[/cpu] {busy}/{busy} busy" in progress_line(scheduler)
     screen, text = console()
-    screen.print(views.class_table(scheduler))
+    screen.print(class_table(scheduler))
     [row] = [line for line in text.getvalue().splitlines() if "[/cpu]" in line]
     assert row.split("│")[3].strip() == str(busy)
 
@@ -382,17 +344,17 @@ def test_a_dead_workers_slots_leave_the_view_with_its_leases_so_that_no_more_slo
     def shown(**live: int) -> list[str]:
         scheduler.classes = [ComputeClass(name="gpu", **live)] if live else []
         screen, text = console()
-        screen.print(views.class_table(scheduler))
+        screen.print(class_table(scheduler))
         [row] = [line for line in text.getvalue().splitlines() if "gpu" in line]
         return [cell.strip() for cell in row.split("│")[3:5]]
 
     assert shown(slots=8, silent=0) == ["7", "8"]
     # One of its workers has died; an attempt of it is not lost yet.
     assert shown(slots=7, silent=1) == ["7", "8"]
-    assert "gpu 7/8 busy" in views.progress_line(scheduler)
+    assert "gpu 7/8 busy" in progress_line(scheduler)
     # One is quarantined, and its trial goes on.
     assert shown(slots=6, silent=0) == ["7", "7"]
-    assert "gpu 7/7 busy" in views.progress_line(scheduler)
+    assert "gpu 7/7 busy" in progress_line(scheduler)
     assert shown() == ["7", "7"]
 
 
@@ -400,25 +362,25 @@ def test_a_class_that_is_gone_stays_in_the_table_and_without_any_the_line_says_s
     _, scheduler, _ = searched()
     scheduler.classes = []
     screen, text = console()
-    screen.print(views.class_table(scheduler))
+    screen.print(class_table(scheduler))
     assert "gpu" in text.getvalue()
-    assert "no live worker" in views.progress_line(scheduler)
+    assert "no live worker" in progress_line(scheduler)
 
 
 def test_without_a_terminal_a_line_comes_now_and_then_on_standard_error(capsys: pytest.CaptureFixture[str]) -> None:
     study, scheduler, _ = searched(turns=0)
     clock = study.clock
-    with views.PlainView(scheduler) as view:
+    with PlainView(scheduler) as view:
         view.update()
         assert capsys.readouterr() == ("", "")
-        clock.sleep(views.PLAIN_SECONDS)
+        clock.sleep(PLAIN_SECONDS)
         view.update()
         view.update()
         view.note("a note")
     out, err = capsys.readouterr()
     assert out == ""
     line, note = err.splitlines()
-    assert line.startswith(f"{views.progress_line(scheduler)}; ")
+    assert line.startswith(f"{progress_line(scheduler)}; ")
     assert note == "a note"
 
 
@@ -427,14 +389,14 @@ def test_the_table_of_classes_counts_the_pruned_trials_beside_the_complete_ones(
         state = S.PRUNED if attempt.number % 2 else S.COMPLETE
         return Outcome(state=state, loss=1.0 / (1 + attempt.number), seconds=1.0)
 
-    for played, title in ((play_pruned, "complete x median seconds + pruned"), (play, "complete x median seconds")):
+    for played, title in ((play_pruned, "complete x median time + pruned"), (play, "complete x median time")):
         study, *_ = searched(play=played)
         table = views.placement_table(study)
         assert table.columns[0].header == title
         cells = [cell for column in table.columns[1:-1] for cell in column.cells]
         counts = [[part.split(" x ")[0] for part in str(cell).split("+") if part] for cell in cells if cell != "-"]
         assert sum(int(count) for parts in counts for count in parts) == study.count(S.COMPLETE, S.PRUNED)
-    assert views._placed(3, 2.0, 4) == "3 x 2 + 4"
+    assert views._placed(3, 2.0, 4) == "3 x 2 s + 4"
     assert views._placed(0, None, 4) == "+ 4"
     assert views._placed(0, None, 0) == "-"
 
@@ -442,7 +404,7 @@ def test_the_table_of_classes_counts_the_pruned_trials_beside_the_complete_ones(
 def test_the_live_view_opens_notes_and_closes() -> None:
     _, scheduler, space = searched(turns=2)
     screen, text = console()
-    with views.LiveView(scheduler, space, screen) as view:
+    with LiveView(scheduler, space, screen) as view:
         view.note("[/a] note")
         view.update()
     assert "[/a] note" in text.getvalue()
@@ -456,14 +418,14 @@ def test_the_live_view_shows_what_the_best_got_the_pace_what_runs_and_what_faile
 
     study, scheduler, space = searched(turns=0, play=play_slowly)
     screen, text = console()
-    view = views.LiveView(scheduler, space, screen)
+    view = LiveView(scheduler, space, screen)
     for _ in range(12):
         scheduler.turn()
     screen.print(view.picture())
     shown = text.getvalue()
     assert study.best is not None
     assert views.given(space, study.best) in shown
-    assert "trials a minute, about" in shown
+    assert "trials a minute\n" in shown, "trials that run for far longer than those before leave the rest unknown"
     assert "failed: 1 x ValueError: [/bad] depth; the first is trial 3" in shown
     [*running] = [attempt.number for attempt in study.attempts if attempt.state is S.RUNNING]
     assert len(running) == 3
@@ -473,7 +435,7 @@ def test_the_live_view_shows_what_the_best_got_the_pace_what_runs_and_what_faile
 
 def test_a_class_that_could_work_differs_from_one_that_nobody_serves() -> None:
     def state(busy: int, **live: int) -> str:
-        return views.class_state(ComputeClass(name="c", **{"slots": 0, "workers": 0, **live}), busy)
+        return class_state(ComputeClass(name="c", **{"slots": 0, "workers": 0, **live}), busy)
 
     assert state(0, slots=2, workers=1) == "idle"
     assert state(1, slots=2, workers=1) == "busy"
@@ -481,19 +443,9 @@ def test_a_class_that_could_work_differs_from_one_that_nobody_serves() -> None:
     assert state(0) == "no worker"
     _, scheduler, _ = searched()
     scheduler.classes = [each for each in scheduler.classes if each.name != "gpu"]
-    line = views.progress_line(scheduler)
+    line = progress_line(scheduler)
     assert "[/cpu] 0/2 busy" in line
-    assert "gpu has no worker" in line
-
-
-def test_the_pace_is_that_of_the_last_minutes() -> None:
-    pace = views.Pace(100.0, 40)
-    assert pace.a_minute == 0.0
-    pace.note(160.0, 50)
-    assert pace.a_minute == 10.0
-    for second in range(161, 161 + int(views.PACE_SECONDS)):
-        pace.note(second, 50 + (second - 160))
-    assert pace.a_minute == pytest.approx(60.0, rel=0.02)
+    assert "gpu: no worker" in line
 
 
 @pytest.mark.parametrize(
@@ -573,9 +525,9 @@ def test_the_summary_counts_trials_by_budget_with_the_agreement_of_ranks() -> No
     out, text = console()
     views.summary(study, space, out, "again")
     rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in text.getvalue().splitlines() if "│" in line]
-    assert ["budget 1", "3 x 2", "0", "100%"] in rows, "a later trial has a lower loss, on each rung"
-    assert ["budget 3", "2 x 2", "0", "-"] in rows
-    assert ["budget 9", "1 x 2", "0", "-"] in rows
+    assert ["budget 1", "3 x 2 s", "0", "100%"] in rows, "a later trial has a lower loss, on each rung"
+    assert ["budget 3", "2 x 2 s", "0", "-"] in rows
+    assert ["budget 9", "1 x 2 s", "0", "-"] in rows
     assert "at budget 9 (trial" in text.getvalue()
     assert "no trial has come to the budget" not in text.getvalue()
     found = views.as_json(study, 1.0, [], {})
@@ -603,3 +555,59 @@ def test_pruned_trials_are_counted_by_the_step_of_their_last_report() -> None:
 def test_the_live_view_has_a_line_on_the_budgets() -> None:
     assert views.rung_lines(on_rungs(9)[0]) == ["budgets: 3 at 1, 2 at 3, 1 at 9"]
     assert views.rung_lines(searched(trials=1)[0]) == []
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [
+        (None, "-"),
+        (0.0, "0 s"),
+        (0.000193, "0.193 ms"),
+        (0.9996, "1 s"),
+        (13.5, "13.5 s"),
+        (99.96, "1 min 40 s"),
+        (7260.0, "2 h 1 min"),
+    ],
+)
+def test_a_time_has_its_unit(seconds: float | None, shown: str) -> None:
+    assert views.took(seconds) == shown
+
+
+def test_the_report_says_how_long_the_search_took_where_and_with_what_and_of_how_many_trials() -> None:
+    study, _, space = searched()
+    study.record = replace(study.record, in_force={"trials": 60})
+    lines = [views.time_line(80.0, 10), *views.place_lines({"a": 3, "b": 7}, ["12ab"], ["shadho_celery 1", "Python 3"])]
+    screen, text = console()
+    views.summary(study, space, screen, None, run_lines=lines)
+    assert lines == [
+        "this run took 80 s: 10 trials, 7.5 trials a minute",
+        "trials by host: b (7), a (3)",
+        "versions: shadho_celery 1, Python 3, code 12ab",
+    ]
+    assert all(line in text.getvalue() for line in lines)
+    assert "study s: 10 of 60 trials, 8 complete, 2 failed; best loss" in text.getvalue()
+    assert views.time_line(0.0, 0) == "this run took 0 s: 0 trials"
+    hosts = {f"h{n}": 1 for n in range(views.HOSTS + 2)}
+    assert views.place_lines(hosts, [])[0].endswith("and 2 more")
+
+
+def test_a_best_value_that_is_rounded_says_so_with_the_command_that_shows_all_digits() -> None:
+    def shown(values: Any, loss: float) -> str:
+        space: Any = SimpleNamespace(evaluate=lambda params: values)
+        outcome = Outcome(state=S.COMPLETE, loss=loss)
+        return views.best_values(space, Trial(number=0, subspace="", params={}, outcome=outcome), "s")
+
+    exact = "in full precision: shadho-celery best s"
+    assert shown({"x": [1.5, 2], "y": math.inf}, 0.5) == "{x: (1.5, 2), y: inf}"
+    assert shown({"x": [1 / 3]}, 0.5) == f"{{x: (0.33333)}} (rounded; {exact})"
+    assert shown({"x": 1.5}, 1 / 3) == f"{{x: 1.5}} (its loss is rounded; {exact})"
+
+
+def test_the_time_in_which_trials_ran_leaves_out_the_pauses_between_runs() -> None:
+    study, _, _ = searched(turns=0)
+    clock: Any = study.clock
+    assert study.trials.active_seconds() == 0.0
+    for pause in (0.0, 5.0, 3600.0):
+        clock.sleep(pause + 2.0)
+        end(study, study.add("model=net", {}, 1), S.COMPLETE)
+    assert study.trials.active_seconds() == pytest.approx(2.0 + 5.0 + 2.0 + 2.0)

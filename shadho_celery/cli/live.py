@@ -1,0 +1,402 @@
+"""Views of a study while it runs: a picture on a terminal, and a line now and then without one."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+from shadho_celery.cli.messages import say
+from shadho_celery.cli.pace import PACE_SECONDS, Pace
+from shadho_celery.cli.views import (
+    BAD,
+    MESSAGES,
+    WARN,
+    Evaluator,
+    best_line,
+    best_values,
+    choice_lines,
+    cut,
+    duration,
+    first_loss,
+    last,
+    preference_lines,
+    right,
+    rung_lines,
+)
+from shadho_celery.core.checks import one_line
+from shadho_celery.core.hardware import ComputeClass
+from shadho_celery.core.trial import Attempt, TrialState
+from shadho_celery.scheduler.scheduler import Scheduler
+from shadho_celery.study.study import Study, listed
+from shadho_celery.transport.registry import Worker
+
+#: seconds between two lines of the plain view, between two pictures, and between two looks at the placement of late
+PLAIN_SECONDS, REFRESH_SECONDS, LOOK_SECONDS = 5.0, 0.25, 30.0
+
+#: running trials that the picture names, and other studies in the state of a class
+RUNNING, STUDIES = 4, 2
+
+_S = TrialState
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fleet:
+    """The live workers as they announce themselves, also those that cannot run the study."""
+
+    workers: Callable[[], Mapping[str, Worker]] = dict
+    #: the module that the study's workers must have
+    module: str = ""
+
+    def of(self, compute_class: str) -> list[Worker]:
+        """Return the live workers of a class."""
+        return [worker for worker in self.workers().values() if worker.compute_class == compute_class]
+
+    def has_module(self, worker: Worker) -> bool:
+        """Return whether a worker has the study's module, or takes it from the study."""
+        return self.module in worker.imports or worker.accepts_code
+
+    @property
+    def lack(self) -> str:
+        """The reason why no live worker may run the study's trials."""
+        live = self.workers().values()
+        taking = [worker for worker in live if not worker.draining]
+        if not taking:
+            return "all live workers are draining" if live else "no live worker"
+        able = any(map(self.has_module, taking))
+        return "no live worker can run this study" if able else f"no live worker has {self.module}"
+
+
+class LostTrials:
+    """Trials that were lost with their workers in this run, until they run again or have ended."""
+
+    def __init__(self, study: Study) -> None:
+        self._study = study
+        self._lost: set[int] = set()
+
+    def news(self) -> Iterator[str]:
+        """Yield a line on the trials that each worker has lost since the last call, and on those that run again."""
+        lost: defaultdict[str, list[int]] = defaultdict(list)
+        while self._study.losses:
+            attempt, reason = self._study.losses.popleft()
+            where = attempt.worker or attempt.host or attempt.compute_class
+            lost[f"on worker {where}: {reason}"].append(attempt.number)
+        for why, numbers in lost.items():
+            self._lost.update(numbers)
+            yield f"Warning: {_were(numbers)} lost {why}"
+        found: defaultdict[str, list[int]] = defaultdict(list)
+        for number in sorted(self._lost):
+            trial = self._study.find_open(number)
+            if trial is None:
+                found[f"ended: {self._study.trial(number).state.lower()}"].append(number)
+            elif trial.state is _S.RUNNING:
+                found[f"running again on {trial.host} ({trial.compute_class})"].append(number)
+        for how, numbers in found.items():
+            self._lost.difference_update(numbers)
+            yield f"{listed(numbers)}, lost before, {'is' if len(numbers) == 1 else 'are'} {how}"
+
+    @property
+    def lines(self) -> list[str]:
+        """A line on the lost trials that wait to run again, if there are any."""
+        return [f"{_were(self._lost)} lost; waiting for a free slot to run again"] if self._lost else []
+
+
+def _were(numbers: Iterable[int]) -> str:
+    found = sorted(numbers)
+    return f"{listed(found)} {'was' if len(found) == 1 else 'were'}"
+
+
+class LiveView:
+    """View on a terminal: progress, the best trial so far, the state of every class, what runs and what failed."""
+
+    def __init__(self, scheduler: Scheduler, space: Evaluator, console: Console, fleet: Fleet | None = None) -> None:
+        self._scheduler = scheduler
+        self._space = space
+        self._console = console
+        self._fleet = fleet or Fleet()
+        self._began = self._shown_at = now = scheduler.study.clock.now()
+        self._pace = Pace(scheduler.study, scheduler.limits)
+        self._lost = LostTrials(scheduler.study)
+        #: lines on the placement of late, and the moment of that look
+        self._preferred: list[str] = []
+        self._looked_at = now
+        #: number and values of the best trial
+        self._best: tuple[int, str] = (-1, "")
+        description = TextColumn("{task.description}", style="bold", markup=False)
+        self._progress = Progress(description, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=console)
+        self._task = self._progress.add_task(scheduler.study.name, total=scheduler.limits.trials)
+        self._live = Live(self.picture(), console=console, refresh_per_second=4, transient=True)
+
+    def __enter__(self) -> LiveView:
+        self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._live.stop()
+
+    def update(self) -> None:
+        """Show the present state."""
+        now = self._scheduler.study.clock.now()
+        if now - self._shown_at >= REFRESH_SECONDS:
+            self._shown_at = now
+            for line in self._lost.news():
+                self.note(line)
+            self._live.update(self.picture())
+
+    def note(self, text: str) -> None:
+        """Print a message once, above the view; soft, so that a command in it can be copied."""
+        self._live.console.print(Text(text, style=WARN if text.startswith("Warning") else ""), soft_wrap=True)
+
+    def picture(self) -> Group:
+        """Return the view of the present state."""
+        study = self._scheduler.study
+        self._pace.note()
+        self._progress.update(self._task, completed=study.counted)
+        lines = [best_line(study), self._values(), pace_line(self._scheduler, self._pace, self._began)]
+        if study.clock.now() - self._looked_at >= LOOK_SECONDS:
+            self._looked_at = study.clock.now()
+            self._preferred = preference_lines(study)
+        below = [*self._preferred, *choice_lines(study), *rung_lines(study), *running_lines(study, self._fleet)]
+        failures = study.failures.common()
+        failed = [f"failed: {one_line(each)}" for each in failures[:MESSAGES]]
+        if len(failures) > MESSAGES:
+            failed += [f"failed in other ways: {sum(each.trials for each in failures[MESSAGES:])}"]
+        table = class_table(self._scheduler, self._fleet)
+        return Group(
+            self._progress, *_lines(lines), table, *_lines(below), *_lines(self._lost.lines, WARN), *_lines(failed, BAD)
+        )
+
+    def _values(self) -> str:
+        """Return what the objective got in the best trial."""
+        best = self._scheduler.study.best
+        if best is not None and best.number != self._best[0]:
+            self._best = (best.number, f"with {best_values(self._space, best)}")
+        return self._best[1]
+
+
+def _lines(lines: Iterable[str], style: str = "") -> Iterator[Text]:
+    """Yield lines that are cut at the terminal's edge: a wrapped one would make the view jump."""
+    yield from (Text(line, style=style, no_wrap=True, overflow="ellipsis") for line in lines if line)
+
+
+class PlainView:
+    """View without a terminal: a line every few seconds."""
+
+    def __init__(self, scheduler: Scheduler, fleet: Fleet | None = None) -> None:
+        self._scheduler = scheduler
+        self._fleet = fleet or Fleet()
+        self._began = self._shown_at = self._noted_at = scheduler.study.clock.now()
+        self._pace = Pace(scheduler.study, scheduler.limits)
+        self._lost = LostTrials(scheduler.study)
+
+    def __enter__(self) -> PlainView:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def update(self) -> None:
+        """Print a line if the last one is old enough."""
+        now = self._scheduler.study.clock.now()
+        if now - self._noted_at >= REFRESH_SECONDS:
+            self._noted_at = now
+            self._pace.note()
+            for line in self._lost.news():
+                self.note(line)
+        if now - self._shown_at >= PLAIN_SECONDS:
+            self._shown_at = now
+            pace = pace_line(self._scheduler, self._pace, self._began)
+            self.note(f"{progress_line(self._scheduler, self._fleet)}; {pace}")
+
+    def note(self, text: str) -> None:
+        """Print a line on standard error: standard output is for results."""
+        say(text, err=True)
+
+
+def progress_line(scheduler: Scheduler, fleet: Fleet | None = None) -> str:
+    """Return the state of the study in one line."""
+    study, fleet = scheduler.study, fleet or Fleet()
+    limit = f"/{scheduler.limits.trials}" if scheduler.limits.trials else ""
+    busy = [
+        f"{row.name} {row.busy}/{row.slots} busy{''.join(f' ({each})' for each in (*row.others, row.leaving) if each)}"
+        if row.is_live
+        else f"{row.name}: {row.state}"
+        for row in class_rows(scheduler, fleet)
+        if row.is_live or scheduler.classes
+    ]
+    pruned = f"; {study.count(_S.PRUNED)} pruned" if study.count(_S.PRUNED) else ""
+    failed = study.count(_S.FAILED)
+    kinds = study.failures.common()
+    worst = "".join(f"{', mostly' if len(kinds) > 1 else ':'} {one_line(each.failure, 120)}" for each in kinds[:1])
+    failures = f"; {failed} failed{worst}" if failed else ""
+    return f"{study.counted}{limit} trials; {best_line(study)}; {', '.join(busy) or fleet.lack}{pruned}{failures}"
+
+
+def pace_line(scheduler: Scheduler, pace: Pace, began: float) -> str:
+    """Return trials a minute, and the time until the first limit of a run since `began`, as far as it is known."""
+    study, limits = scheduler.study, scheduler.limits
+    if not pace.ended:
+        rate = "no trial has ended yet" + (" in this run" if study.counted else "")
+    else:
+        rate = f"{pace.a_minute:.3g} trials a minute"
+    if pace.since_last > PACE_SECONDS and pace.ended:
+        rate += f", none for {duration(pace.since_last)}"
+    if scheduler.stopping:
+        return rate
+    at_most = limits.seconds_left(began, study.clock.now())
+    left = pace.seconds_left()
+    if left is None:
+        return rate if math.isinf(at_most) else f"{rate}, at most {duration(max(0.0, at_most))} left"
+    shortest = min(left, at_most)
+    return rate if math.isinf(shortest) else f"{rate}, about {duration(max(0.0, shortest))} left"
+
+
+def running_lines(study: Study, fleet: Fleet | None = None) -> list[str]:
+    """Return a line for each of the first few running trials, and their number if there are more."""
+    running = [attempt for attempt in study.attempts if attempt.state is _S.RUNNING]
+    workers = fleet.workers() if fleet is not None else {}
+    lines = [_running_line(study, each, workers) for each in running[:RUNNING]]
+    more = len(running) - RUNNING
+    return lines + [f"and {more} more {'runs' if more == 1 else 'run'}"] * (more > 0)
+
+
+def _running_line(study: Study, attempt: Attempt, workers: Mapping[str, Worker]) -> str:
+    """Return where a trial runs, for how long, and its last report."""
+    now = study.clock.wall()
+    seconds = duration(max(0.0, now - (attempt.started_at or now)))
+    facts = [f"trial {attempt.number} runs on {attempt.host} ({attempt.compute_class}), {seconds}"]
+    report = study.last_report(attempt.number)
+    if report is not None:
+        name, loss = first_loss(study, report.loss)
+        facts.append(f"step {report.step}, {name} {loss:.5g}")
+    if workers and attempt.worker:
+        worker = workers.get(attempt.worker)
+        facts += ["its worker is silent"] if worker is None else ["its worker is draining"] * worker.draining
+    return f"{', '.join(facts)}: {attempt.subspace}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassRow:
+    """What is known of a compute class."""
+
+    name: str
+    #: True if its workers take trials of the study
+    is_live: bool
+    workers: int
+    #: slots that run trials of the study, and all of them
+    busy: int
+    slots: int
+    #: what its workers do in one word or a few
+    state: str
+    #: slots that other studies have, and how many workers leave
+    others: tuple[str, ...] = ()
+    leaving: str = ""
+
+    @property
+    def words(self) -> str:
+        """Its state, with what else is to be known; slots that others have are not idle."""
+        state = "" if self.state == "idle" and self.others else self.state
+        return "; ".join(filter(None, (state, *self.others, self.leaving)))
+
+    @property
+    def style(self) -> str:
+        """Colour of its state."""
+        return "" if self.state in ("busy", "idle") else WARN if self.busy or self.state == "draining" else BAD
+
+
+def class_rows(scheduler: Scheduler, fleet: Fleet) -> list[ClassRow]:
+    """Return what is known of each compute class: the live ones, and others with trials."""
+    live = {c.name: c for c in scheduler.classes}
+    busy = busy_slots(scheduler.study)
+    return [
+        _class_row(live.get(name), name, busy[name], scheduler.study, fleet)
+        for name in dict.fromkeys([*live, *scheduler.study.compute_classes])
+    ]
+
+
+def _class_row(known: ComputeClass | None, name: str, busy: int, study: Study, fleet: Fleet) -> ClassRow:
+    shown = known or ComputeClass(name=name, slots=0, workers=0)
+    workers = fleet.of(name)
+    others = _other_studies(workers, study.record.key)
+    draining = sum(worker.draining for worker in workers)
+    state = class_state(shown, busy, workers, fleet)
+    leaving = f"{draining} {'worker is' if draining == 1 else 'workers are'} draining" if draining else ""
+    return ClassRow(
+        name=name,
+        is_live=known is not None,
+        workers=shown.workers,
+        busy=busy,
+        slots=held_slots(shown, busy),
+        state=state,
+        others=tuple(others),
+        leaving="" if state == "draining" else leaving,
+    )
+
+
+def _other_studies(workers: Iterable[Worker], ours: str) -> list[str]:
+    """Return how many slots of these workers run trials of the first few studies other than `ours`."""
+    names, slots = dict[str, str](), Counter[str]()
+    for worker in workers:
+        for key, share in worker.studies.items():
+            if key != ours:
+                names[key] = one_line(share.name or key, 60)
+                slots[key] += share.slots
+    parts = [f"study {names[key]} has {n} {'slot' if n == 1 else 'slots'}" for key, n in slots.most_common(STUDIES)]
+    return parts + [f"{len(slots) - STUDIES} more"] * (len(slots) > STUDIES)
+
+
+def class_state(shown: ComputeClass, busy: int, workers: Iterable[Worker] = (), fleet: Fleet | None = None) -> str:
+    """Return the state of a class with `busy` slots of the study, of which these are the live `workers`.
+
+    It is busy or idle; else its workers drain, are quarantined, silent (their leases run out), lack the module, or
+    there is none.
+    """
+    if shown.workers:
+        return "busy" if busy else "idle"
+    workers = [*workers]
+    if any(worker.draining for worker in workers):
+        return "draining"
+    if any(worker.quarantined for worker in workers):
+        return "quarantined"
+    if busy:
+        return "silent"
+    if workers and fleet is not None and not any(map(fleet.has_module, workers)):
+        return f"no worker has {fleet.module}"
+    return "no able worker" if workers else "no worker"
+
+
+def class_table(scheduler: Scheduler, fleet: Fleet | None = None) -> Table:
+    """Return one row for each compute class: the live ones, and others with trials."""
+    study = scheduler.study
+    table = Table("class", *map(right, ("workers", "busy", "slots", "waiting", "done", "failed")), last("state"))
+    for row in class_rows(scheduler, fleet or Fleet()):
+        waiting = study.count(_S.QUEUED, compute_class=row.name)
+        done = study.count(_S.COMPLETE, _S.PRUNED, compute_class=row.name)
+        failed = study.count(_S.FAILED, compute_class=row.name)
+        state = cut(row.words)
+        state.stylize(row.style, 0, len(row.state) if row.style else 0)
+        figures = (row.workers, row.busy, row.slots, waiting, done)
+        table.add_row(Text(row.name), *map(str, figures), Text(str(failed), style=BAD if failed else ""), state)
+    return table
+
+
+def busy_slots(study: Study) -> Counter[str | None]:
+    """Return the busy slots by class: each running attempt counts with the width of its trial."""
+    busy: Counter[str | None] = Counter()
+    for attempt in study.attempts:
+        if attempt.state is _S.RUNNING:
+            busy[attempt.compute_class] += attempt.slots
+    return busy
+
+
+def held_slots(compute_class: ComputeClass, busy: int) -> int:
+    """Return the slots of a class, with those of silent workers whose leases have not run out; never below `busy`."""
+    # Below it if a worker is quarantined or leaves: its trials go on, and its slots are none for new ones.
+    return max(compute_class.slots + compute_class.silent, busy)

@@ -1,0 +1,146 @@
+"""How fast a study's trials end in this run, and how long it takes until its limit, once that can be told."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from statistics import fmean
+from typing import NamedTuple
+
+from shadho_celery.core.trial import TrialState
+from shadho_celery.study.limits import Limits
+from shadho_celery.study.study import Study
+
+#: least seconds, and trials that have ended, over which the rate is taken
+PACE_SECONDS, PACE_TRIALS = 120.0, 10
+
+#: ended trials of this run below which the time left is not told, and those that it is told by, the latest
+LEAST_ENDED, MOST_ENDED = 10, 1000
+
+#: standard deviations of a normal law that 90 % lie within
+DEVIATIONS = 1.645
+
+#: greatest part by which the time left may be wrong: within a factor of two of it
+MOST_WRONG = 0.4
+
+
+class _Sample(NamedTuple):
+    at: float
+    #: trials that have ended
+    counted: int
+    #: the same, with the expected parts of the running ones
+    progress: float
+
+
+class Durations(NamedTuple):
+    """Expected seconds of trials by class, and how much they differ."""
+
+    means: dict[str, float]
+    #: mean over all classes
+    mean: float
+    #: variance within a class, in squares of its mean
+    spread: float
+
+    def of(self, compute_class: str | None) -> float:
+        """Return the expected seconds of a trial of a class."""
+        return self.means.get(str(compute_class), self.mean)
+
+
+class Pace:
+    """Rate of the trials of one run, from the moment at which its first trial began."""
+
+    def __init__(self, study: Study, limits: Limits) -> None:
+        self._study = study
+        self._limits = limits
+        #: moment of the start, results and counted trials of earlier runs
+        self._began = study.clock.now()
+        self._first, self._before = len(study.trials), study.counted
+        self._ended_at = self._began
+        self._samples = deque([_Sample(self._began, self._before, self._before)])
+
+    def note(self) -> None:
+        """Note how many trials have ended by now; to be called a few times a second."""
+        now, counted = self._study.clock.now(), self._study.counted
+        if counted == self._before and not self._study.count(TrialState.RUNNING):
+            # Workers are starting: that says nothing of what follows.
+            self._samples = deque([_Sample(now, counted, counted)])
+            return
+        if counted == self._samples[-1].counted:
+            return
+        self._ended_at = now
+        self._samples.append(_Sample(now, counted, self._progress(self._durations())))
+        second = self._samples[1]
+        while now - second.at > PACE_SECONDS and counted - second.counted >= PACE_TRIALS:
+            self._samples.popleft()
+            second = self._samples[1]
+
+    @property
+    def ended(self) -> int:
+        """Trials of this run that have ended."""
+        return self._study.counted - self._before
+
+    @property
+    def since_last(self) -> float:
+        """Seconds since the last trial has ended, or since the start."""
+        return self._study.clock.now() - self._ended_at
+
+    @property
+    def a_minute(self) -> float:
+        """Trials a minute of late; 0 before the first one has ended."""
+        oldest, seconds = self._samples[0], self._study.clock.now() - self._samples[0].at
+        return 60 * (self._study.counted - oldest.counted) / seconds if seconds > 0 else 0.0
+
+    def seconds_left(self) -> float | None:
+        """Return the time until the limit on trials, None where it is not known within a factor of two.
+
+        It is the work that is left by the rate of the work that was done; a running trial counts by its part of the
+        mean seconds of its class. The error is that of a mean of so many trials, of those that have ended and those to
+        come. Trials that run for longer than the mean are samples, too: else the quick ones alone would tell.
+        """
+        left = self._limits.trials_left(self._study.counted)
+        if math.isinf(left):
+            return math.inf
+        found = self._durations()
+        if found is None or left <= 0:
+            return None
+        error = DEVIATIONS * math.sqrt(found.spread * (1 / self.ended + 1 / left))
+        running = self._running()
+        is_late = len(running) >= left and any(seconds > 2 * found.of(name) for name, seconds in running)
+        now, oldest, progress = self._study.clock.now(), self._samples[0], self._progress(found)
+        if error > MOST_WRONG or is_late or now <= oldest.at or progress <= oldest.progress:
+            return None
+        rate = (progress - oldest.progress) / (now - oldest.at)
+        longest = max((found.of(name) - seconds for name, seconds in running), default=0.0)
+        return max((left - (progress - self._study.counted)) / rate, longest)
+
+    def _durations(self) -> Durations | None:
+        """Return the expected seconds of trials; None as long as too few have ended."""
+        trials = self._study.trials
+        ended = trials.seconds_since(max(self._first, len(trials) - MOST_ENDED))
+        if sum(map(len, ended.values())) < LEAST_ENDED:
+            return None
+        mean = fmean(seconds for each in ended.values() for seconds in each)
+        for name, seconds in self._running():
+            if seconds > (fmean(ended[name]) if name in ended else mean):
+                # It is expected to run as long again.
+                ended.setdefault(name, []).append(2 * seconds)
+        means = {name: fmean(each) for name, each in ended.items()}
+        squares = [(seconds / means[name] - 1) ** 2 for name, each in ended.items() for seconds in each if means[name]]
+        freedom = sum(map(len, ended.values())) - len(ended)
+        return Durations(means, mean, sum(squares) / freedom) if freedom else None
+
+    def _progress(self, found: Durations | None) -> float:
+        """Return the trials that have ended, and the expected parts of those that run."""
+        parts = 0.0
+        if found is not None:
+            parts = sum(min(1.0, seconds / max(found.of(name), 1e-9)) for name, seconds in self._running())
+        return self._study.counted + parts
+
+    def _running(self) -> list[tuple[str, float]]:
+        """Return class, and seconds until now, of each running trial."""
+        study, now = self._study, self._study.clock.now()
+        return [
+            (str(trial.compute_class), now - study.running_since(trial))
+            for trial in study.sent
+            if trial.state is TrialState.RUNNING
+        ]

@@ -1,0 +1,231 @@
+"""What the live view says of the pace, of workers and of lost trials holds."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+from rich.style import Style
+from services.played import S, console, searched, two_models
+
+from shadho_celery.cli.conditions import OVER_SECONDS, Conditions
+from shadho_celery.cli.live import Fleet, LiveView, class_rows, class_table, pace_line, progress_line, running_lines
+from shadho_celery.cli.pace import LEAST_ENDED, PACE_SECONDS, Pace
+from shadho_celery.core.clock import ManualClock
+from shadho_celery.core.settings import StudySettings
+from shadho_celery.core.trial import Attempt, Lost, Outcome, Report, Result, Started
+from shadho_celery.executors.simulated import SimulatedExecutor
+from shadho_celery.scheduler.build import make_scheduler
+from shadho_celery.scheduler.scheduler import Scheduler
+from shadho_celery.store.sql import SqlStore
+from shadho_celery.study.limits import Limits
+from shadho_celery.study.open import open_study
+from shadho_celery.study.study import Study
+from shadho_celery.transport.registry import Share, Worker
+
+# The time that is left
+
+
+def told(
+    seconds: Callable[[random.Random, int], float], trials: int, slots: int = 4
+) -> tuple[list[float | None], float]:
+    """Return by turn the ratio of the time left that is told to the real one; and the part of turns that tell it."""
+    chance, drawn, clock = random.Random(0), dict[int, float](), ManualClock(1000.0)
+
+    def play(attempt: Attempt, _: str) -> Outcome:
+        drawn.setdefault(attempt.number, seconds(chance, attempt.number))
+        return Outcome(state=S.COMPLETE, loss=1.0, seconds=drawn[attempt.number])
+
+    space = two_models()
+    study = open_study(SqlStore("sqlite://"), space.describe(), name="s", seed=1, clock=clock)
+    executor = SimulatedExecutor({"cpu": 4}, play, clock)
+    scheduler = make_scheduler(space, study, executor, Limits(trials=trials), StudySettings(sampler="random"))
+    pace = Pace(study, scheduler.limits)
+    # Workers take their time to start.
+    clock.sleep(30.0)
+    said: list[tuple[float, float | None]] = []
+    while not scheduler.done:
+        scheduler.turn()
+        pace.note()
+        said.append((clock.now(), pace.seconds_left()))
+    ratios = [None if left is None else left / max(1.0, clock.now() - at) for at, left in said[:-4]]
+    return ratios, sum(each is not None for each in ratios) / len(ratios)
+
+
+@pytest.mark.parametrize(
+    ("law", "part"),
+    [
+        (lambda chance, _: 10.0, 0.75),
+        (lambda chance, _: chance.expovariate(0.1), 0.3),
+        (lambda chance, _: 10 * chance.lognormvariate(0.0, 0.5), 0.6),
+    ],
+    ids=["equal", "exponential", "lognormal"],
+)
+def test_the_time_left_is_right_within_a_factor_of_two(law: Callable[[random.Random, int], float], part: float) -> None:
+    ratios, known = told(law, 60)
+    found = [each for each in ratios if each is not None]
+    assert known > part
+    assert sum(0.5 <= each <= 2.0 for each in found) >= 0.9 * len(found)
+
+
+def test_the_time_left_is_not_told_while_trials_run_that_take_far_longer_than_those_before() -> None:
+    """Quick trials end first, so that they alone are seen at the start."""
+    ratios, known = told(lambda _, number: 1.0 if number % 4 else 60.0, 20)
+    assert known < 0.1
+    ratios, _ = told(lambda _, number: 1.0 if number < 19 else 60.0, 20)
+    assert ratios[-1] is None, "the last trial runs for longer than any before"
+
+
+def test_the_pace_is_that_of_the_last_minutes_and_begins_with_the_first_trial() -> None:
+    study, scheduler, _ = searched(turns=0, trials=1000)
+    clock: Any = study.clock
+    pace = Pace(study, scheduler.limits)
+    clock.sleep(300.0)
+    pace.note()
+    assert (pace.ended, pace.a_minute) == (0, 0.0)
+    for _ in range(20):
+        end(study)
+        clock.sleep(1.0)
+        pace.note()
+    assert pace.a_minute == pytest.approx(60.0)
+    for _ in range(int(PACE_SECONDS)):
+        end(study)
+        clock.sleep(2.0)
+        pace.note()
+    assert pace.a_minute == pytest.approx(30.0, rel=0.02)
+
+
+def end(study: Study) -> None:
+    attempt = study.send(study.add("model=net", {}, seed=1), "gpu")
+    outcome = Outcome(state=S.COMPLETE, loss=0.5, seconds=1.0)
+    study.tell(Result(number=attempt.number, attempt=1, outcome=outcome, at=study.clock.wall()))
+
+
+def test_a_resumed_study_is_not_said_to_have_no_trial_that_has_ended() -> None:
+    study, scheduler, _ = searched(trials=10, turns=8)
+    assert study.counted
+    scheduler.stopping = False
+    pace = Pace(study, scheduler.limits)
+    assert pace_line(scheduler, pace, study.clock.now()) == "no trial has ended yet in this run"
+    scheduler.limits = Limits(seconds=90.0, trials=1000)
+    assert pace_line(scheduler, pace, study.clock.now()).endswith("in this run, at most 1 min 30 s left")
+    assert LEAST_ENDED > 1
+
+
+# Workers
+
+
+def running(*workers: str) -> tuple[Study, Scheduler]:
+    """A study whose trials run on these workers, one each, in class gpu."""
+    study, scheduler, _ = searched(turns=0)
+    for worker in workers:
+        attempt = study.send(study.add("model=net", {}, seed=1), "gpu")
+        study.tell(Started(number=attempt.number, attempt=1, host="h", at=study.clock.wall(), worker=worker))
+    return study, scheduler
+
+
+def fleet(**workers: Worker) -> Fleet:
+    return Fleet(workers=lambda: workers, module="m")
+
+
+def worker(**facts: Any) -> Worker:
+    return Worker(**{"compute_class": "gpu", "slots": 2, "imports": ["m"], **facts})
+
+
+def state(scheduler: Scheduler, known: Fleet) -> str:
+    screen, text = console()
+    screen.print(class_table(scheduler, known))
+    [row] = [line for line in text.getvalue().splitlines() if "gpu" in line]
+    return row.split("│")[-2].strip()
+
+
+def test_the_state_of_a_class_without_a_worker_for_new_trials_says_why() -> None:
+    study, scheduler = running("a")
+    scheduler.classes = []
+    for known, words in (
+        (fleet(), "silent"),
+        (fleet(a=worker(draining=True, quarantined=True)), "draining"),
+        (fleet(a=worker(quarantined=True)), "quarantined"),
+    ):
+        assert state(scheduler, known) == words
+    study.tell(Lost(number=0, attempt=1, reason="r"))
+    for known, words, line in (
+        (fleet(), "no worker", "no live worker"),
+        (fleet(b=worker(imports=["x"])), "no worker has m", "no live worker has m"),
+        (fleet(b=worker(protocol=1)), "no able worker", "no live worker can run this study"),
+        (fleet(a=worker(draining=True)), "draining", "all live workers are draining"),
+    ):
+        assert state(scheduler, known) == words
+        assert f"; {line}" in progress_line(scheduler, known)
+
+
+def test_slots_that_other_studies_have_are_not_idle_and_it_is_said_whose_they_are() -> None:
+    study, scheduler, _ = searched(turns=1)
+    scheduler.classes = [each for each in scheduler.classes if each.name == "gpu"]
+    ours = Share(name="s", slots=1)
+    theirs = {f"k{n}": Share(name=f"their {n}", slots=n) for n in (1, 2, 3)}
+    assert state(scheduler, fleet(a=worker(studies={study.record.key: ours}))) in ("idle", "busy")
+    for attempt in list(study.attempts):
+        study.tell(Lost(number=attempt.number, attempt=1, reason="r"))
+    shown = state(scheduler, fleet(a=worker(studies=theirs), b=worker(studies={"k3": Share(name="their 3", slots=2)})))
+    assert shown == "study their 3 has 5 slots; study their 2 has 2 slots; 1 more"
+    assert "(study their 1 has 1 slot)" in progress_line(scheduler, fleet(a=worker(studies={"k1": theirs["k1"]})))
+    some = fleet(a=worker(draining=True), b=worker())
+    assert state(scheduler, some) == "idle; 1 worker is draining"
+
+
+def test_the_state_of_what_is_wrong_has_a_colour() -> None:
+    _, scheduler = running("a")
+    scheduler.classes = []
+    [row, *_] = class_rows(scheduler, fleet(a=worker(draining=True)))
+    assert (row.state, row.style) == ("draining", "yellow")
+    assert Style.parse(class_rows(scheduler, fleet())[0].style)
+
+
+# Trials
+
+
+def test_running_trials_are_counted_beyond_the_first_and_tell_their_step_loss_and_worker() -> None:
+    study, _ = running(*"abcdef")
+    study.tell(Report(number=1, attempt=1, step=7, loss=0.123456789, at=1e9))
+    lines = running_lines(study, fleet(a=worker(), b=worker(draining=True)))
+    assert len(lines) == 5
+    assert lines[0] == "trial 0 runs on h (gpu), 0 s: model=net"
+    assert lines[1] == "trial 1 runs on h (gpu), 0 s, step 7, loss 0.12346, its worker is draining: model=net"
+    assert "its worker is silent" in lines[2]
+    assert lines[4] == "and 2 more run"
+
+
+def test_lost_trials_are_named_until_they_run_again() -> None:
+    study, scheduler = running("a", "a", "b")
+    screen, text = console()
+    view = LiveView(scheduler, two_models(), screen)
+    for number in (0, 1):
+        study.tell(Lost(number=number, attempt=1, reason="its worker fell silent"))
+    lost = view._lost
+    assert [*lost.news()] == ["Warning: trials 0, 1 were lost on worker a: its worker fell silent"]
+    screen.print(view.picture())
+    assert "trials 0, 1 were lost; waiting for a free slot to run again" in text.getvalue()
+    again = study.send(study.trial(0), "cpu")
+    assert [*lost.news()] == [], "it is not running yet"
+    study.tell(Started(number=0, attempt=again.attempt, host="h2", at=1e9, worker="c"))
+    assert [*lost.news()] == ["trial 0, lost before, is running again on h2 (cpu)"]
+    assert lost.lines == ["trial 1 was lost; waiting for a free slot to run again"]
+
+
+# Warnings
+
+
+def test_what_was_warned_of_is_said_to_be_over_once_it_is() -> None:
+    conditions, missing = Conditions(), {"class cpu": "Warning: cpu does not answer; see its log"}
+
+    def see(found: Mapping[str, str], now: float) -> list[str]:
+        return [*conditions.see(found, now)]
+
+    assert see(missing, 0.0) == [*missing.values()]
+    assert see(missing, 1.0) == []
+    assert see({}, 2.0) == see(missing, 3.0) == see({}, 3.0 + OVER_SECONDS - 0.1) == []
+    assert see({}, 3.0 + OVER_SECONDS) == ["over: cpu does not answer"]
+    assert see(missing, 20.0) == [*missing.values()], "it has begun anew"
