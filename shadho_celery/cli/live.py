@@ -272,7 +272,7 @@ def _running_line(study: Study, attempt: Attempt, workers: Mapping[str, Worker])
     now = study.clock.wall()
     seconds = duration(max(0.0, now - (attempt.started_at or now)))
     facts = [f"trial {attempt.number} runs on {attempt.host} ({attempt.compute_class}), {seconds}"]
-    report = study.last_report(attempt.number)
+    report = study.last_report(attempt)
     if report is not None:
         name, loss = first_loss(study, report.loss)
         facts.append(f"step {report.step}, {name} {loss:.5g}")
@@ -324,7 +324,8 @@ def class_rows(scheduler: Scheduler, fleet: Fleet) -> list[ClassRow]:
 def _class_row(known: ComputeClass | None, name: str, busy: int, study: Study, fleet: Fleet) -> ClassRow:
     shown = known or ComputeClass(name=name, slots=0, workers=0)
     workers = fleet.of(name)
-    others = _other_studies(workers, study.record.key)
+    slots = held_slots(shown, busy)
+    others = _other_studies(workers, study.record.key, slots - busy)
     draining = sum(worker.draining for worker in workers)
     state = class_state(shown, busy, workers, fleet)
     leaving = f"{draining} {'worker is' if draining == 1 else 'workers are'} draining" if draining else ""
@@ -333,22 +334,28 @@ def _class_row(known: ComputeClass | None, name: str, busy: int, study: Study, f
         is_live=known is not None,
         workers=shown.workers,
         busy=busy,
-        slots=held_slots(shown, busy),
+        slots=slots,
         state=state,
         others=tuple(others),
         leaving="" if state == "draining" else leaving,
     )
 
 
-def _other_studies(workers: Iterable[Worker], ours: str) -> list[str]:
-    """Return how many slots of these workers run trials of the first few studies other than `ours`."""
+def _other_studies(workers: Iterable[Worker], ours: str, most: int) -> list[str]:
+    """Return how many slots of these workers, `most` at most, run trials of the first few studies but `ours`.
+
+    Announcements are seconds old: a slot that has changed hands is ours by what we know of our own trials.
+    """
     names, slots = dict[str, str](), Counter[str]()
     for worker in workers:
         for key, share in worker.studies.items():
             if key != ours:
                 names[key] = one_line(share.name or key, 60)
                 slots[key] += share.slots
-    parts = [f"study {names[key]} has {n} {'slot' if n == 1 else 'slots'}" for key, n in slots.most_common(STUDIES)]
+    parts = []
+    for key, count in slots.most_common(STUDIES):
+        shown, most = min(count, most), most - count
+        parts += [f"study {names[key]} has {shown} {'slot' if shown == 1 else 'slots'}"] * (shown > 0)
     return parts + [f"{len(slots) - STUDIES} more"] * (len(slots) > STUDIES)
 
 

@@ -207,7 +207,7 @@ def counts_line(study: Study) -> str:
     limit = asked_trials(study.record)
     pruned = f", {study.count(_S.PRUNED)} pruned" if study.count(_S.PRUNED) else ""
     counts = f"{study.count(_S.COMPLETE)} complete{pruned}, {study.count(_S.FAILED)} failed"
-    return f"{study.counted} of {limit} trials, {counts}" if limit else counts
+    return f"{counts} of {limit} trials" if limit else counts
 
 
 def time_line(seconds: float, trials: int, *, has_run: bool = True) -> str:

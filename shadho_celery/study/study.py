@@ -125,6 +125,8 @@ class Study:
         self._reports: list[Report] = []
         #: by trial that has not finished, its report of the greatest step
         self._last_reports: dict[int, Report] = {}
+        #: by such a trial and its attempts, the latest one
+        self._latest: defaultdict[int, dict[int, Report]] = defaultdict(dict)
         self._written_at = self.clock.now()
         #: trials that somebody has deleted from the store in this run, and that were written again
         self.rewritten: set[int] = set()
@@ -327,9 +329,9 @@ class Study:
         """Return the number of slots of a class that live attempts take."""
         return self._taken[compute_class]
 
-    def last_report(self, number: int) -> Report | None:
-        """Return the report of the greatest step of a trial that has not finished; None without one."""
-        return self._last_reports.get(number)
+    def last_report(self, attempt: Attempt) -> Report | None:
+        """Return the latest report of an attempt whose trial has not finished; None without one."""
+        return self._latest[attempt.number].get(attempt.attempt) if attempt.number in self._latest else None
 
     def running(self) -> Mapping[str, int]:
         """Return by machine the slots of live attempts that run there, or are to run nowhere else."""
@@ -432,6 +434,7 @@ class Study:
         if not self.is_current(event.number, event.attempt):
             return None
         self._reports.append(event)
+        self._latest[event.number][event.attempt] = event
         last = self._last_reports.get(event.number)
         if last is None or event.step > last.step:
             self._last_reports[event.number] = event
@@ -642,6 +645,7 @@ class Study:
         if trial.state.is_finished:
             self._running_since.pop(trial.number, None)
             self._last_reports.pop(trial.number, None)
+            self._latest.pop(trial.number, None)
             self._pending[trial.subspace].pop(trial.number, None)
             self.trials.add(trial)
         else:

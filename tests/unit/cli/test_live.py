@@ -14,6 +14,7 @@ from shadho_celery.cli.conditions import OVER_SECONDS, Conditions
 from shadho_celery.cli.live import Fleet, LiveView, class_rows, class_table, pace_line, progress_line, running_lines
 from shadho_celery.cli.pace import LEAST_ENDED, PACE_SECONDS, Pace
 from shadho_celery.core.clock import ManualClock
+from shadho_celery.core.hardware import ComputeClass
 from shadho_celery.core.settings import StudySettings
 from shadho_celery.core.trial import Attempt, Lost, Outcome, Report, Result, Started
 from shadho_celery.executors.simulated import SimulatedExecutor
@@ -163,7 +164,7 @@ def test_the_state_of_a_class_without_a_worker_for_new_trials_says_why() -> None
 
 def test_slots_that_other_studies_have_are_not_idle_and_it_is_said_whose_they_are() -> None:
     study, scheduler, _ = searched(turns=1)
-    scheduler.classes = [each for each in scheduler.classes if each.name == "gpu"]
+    scheduler.classes = [ComputeClass(name="gpu", slots=8)]
     ours = Share(name="s", slots=1)
     theirs = {f"k{n}": Share(name=f"their {n}", slots=n) for n in (1, 2, 3)}
     assert state(scheduler, fleet(a=worker(studies={study.record.key: ours}))) in ("idle", "busy")
@@ -172,6 +173,9 @@ def test_slots_that_other_studies_have_are_not_idle_and_it_is_said_whose_they_ar
     shown = state(scheduler, fleet(a=worker(studies=theirs), b=worker(studies={"k3": Share(name="their 3", slots=2)})))
     assert shown == "study their 3 has 5 slots; study their 2 has 2 slots; 1 more"
     assert "(study their 1 has 1 slot)" in progress_line(scheduler, fleet(a=worker(studies={"k1": theirs["k1"]})))
+    scheduler.classes = [ComputeClass(name="gpu", slots=6)]
+    shown = state(scheduler, fleet(a=worker(studies=theirs), b=worker(studies={"k3": Share(name="their 3", slots=2)})))
+    assert shown == "study their 3 has 5 slots; study their 2 has 1 slot; 1 more", "no more than there are free ones"
     some = fleet(a=worker(draining=True), b=worker())
     assert state(scheduler, some) == "idle; 1 worker is draining"
 
@@ -190,6 +194,7 @@ def test_the_state_of_what_is_wrong_has_a_colour() -> None:
 def test_running_trials_are_counted_beyond_the_first_and_tell_their_step_loss_and_worker() -> None:
     study, _ = running(*"abcdef")
     study.tell(Report(number=1, attempt=1, step=7, loss=0.123456789, at=1e9))
+    study.tell(Report(number=1, attempt=2, step=9, loss=0.1, at=1e9))
     lines = running_lines(study, fleet(a=worker(), b=worker(draining=True)))
     assert len(lines) == 5
     assert lines[0] == "trial 0 runs on h (gpu), 0 s: model=net"
