@@ -6,6 +6,7 @@ hyperopt alone takes more than a second.
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -51,6 +52,8 @@ _LAZY = {
     **dict.fromkeys(("list_studies", "load_study"), "shadho_celery.program.results"),
     "minimize": "shadho_celery.program.search",
     "Study": "shadho_celery.program.study",
+    # `celery -A shadho_celery` looks for this name first, and drops the error of an import that fails.
+    "app": "shadho_celery.celery",
 }
 
 
@@ -60,7 +63,18 @@ if not TYPE_CHECKING:
     def __getattr__(name: str) -> Any:
         if name not in _LAZY:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        found = globals()[name] = getattr(import_module(_LAZY[name]), name)
+        try:
+            found = globals()[name] = getattr(import_module(_LAZY[name]), name)
+        except (ImportError, AttributeError, TypeError) as error:
+            from shadho_celery.core.libraries import failed_import
+
+            if (told := failed_import(error)) is None:
+                raise
+            if not hasattr(sys.modules["__main__"], "__file__"):
+                # A notebook, or Python's prompt, goes on.
+                raise ImportError(told) from error
+            sys.stderr.write(f"shadho_celery: {told}\n")
+            raise SystemExit(2) from None
         return found
 
 

@@ -26,7 +26,7 @@ from shadho_celery.node.consumer import CarefulConsumer, Consumer
 from shadho_celery.node.shutdown import Shutdown
 from shadho_celery.node.slots import NotMine, Slots
 from shadho_celery.node.worker_lines import ready, tell
-from shadho_celery.objective.study_file import cores_per_trial, module_name, refuse_nested
+from shadho_celery.objective.study_file import cores_per_trial, module_name, refuse_libraries, refuse_nested
 from shadho_celery.runner.process_tree import hide_memory
 from shadho_celery.transport import broker
 from shadho_celery.transport.celery_settings import configuration
@@ -79,6 +79,7 @@ def _set_up(sender: str, instance: Any, conf: Any, options: dict[str, Any], **_:
     instance.quiet = True
     try:
         refuse_nested()
+        refuse_libraries(_imports(conf, options))
     except ShadhoError as error:
         raise _refusal(str(error)) from None
     machine = hardware.detect()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from shadho_celery.cli.interrupts import end_quietly
-from shadho_celery.cli.messages import say
 
 if __name__ == "__main__":
     end_quietly()
@@ -21,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from shadho_celery.cli import connection_options
+from shadho_celery.cli.messages import say
 from shadho_celery.core.files import replacing
 from shadho_celery.core.settings import MAX_POOL, POLICIES, SHARES, StudySettings
 from shadho_celery.errors import UsageError

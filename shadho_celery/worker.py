@@ -6,7 +6,6 @@ The same as ``celery -A shadho_celery worker -Q CLASS`` with the machine's own c
 from __future__ import annotations
 
 from shadho_celery.cli.interrupts import end_quietly
-from shadho_celery.cli.messages import say
 
 if __name__ == "__main__":
     end_quietly()
@@ -16,6 +15,7 @@ import os
 import click
 
 from shadho_celery.cli import connection_options
+from shadho_celery.cli.messages import say
 from shadho_celery.core import hardware
 
 EXAMPLES = """

@@ -20,6 +20,7 @@ from msgspec.structs import replace
 from shadho_celery.core.checks import line_of, misfit, plain, short
 from shadho_celery.core.code import CodeVersion
 from shadho_celery.core.late_import import OF_HYPEROPT, load_late
+from shadho_celery.core.libraries import hides, installed_file, is_installed, library_named
 from shadho_celery.core.settings import StudySettings
 from shadho_celery.errors import NestedStart, UsageError
 from shadho_celery.objective import sources
@@ -54,6 +55,7 @@ def load(module: str) -> StudyFile:
     """Import `module` and read it. Raises UsageError, naming cause and remedy, if it is no study file."""
     name = module_name(module)
     _refuse_no_module(name)
+    refuse_libraries([name])
     spec = _found(name)
     if spec is None:
         raise UsageError(f"there is no module {name} here; run from the folder that holds it, or set PYTHONPATH")
@@ -213,6 +215,31 @@ def _refuse_no_module(name: str) -> None:
             f"{short(name, 200)} is no name of a module{because}; rename the file so that it has letters, digits and "
             "underscores only, such as my_study.py"
         )
+
+
+def refuse_libraries(modules: Iterable[str]) -> None:
+    """Raise UsageError for a study that has the name of a library: one of them would be imported for the other."""
+    for name in modules:
+        top = name.partition(".")[0]
+        if (library := library_named(top)) and (file := _own_file(name)) and not _is_copy(name, file):
+            # Of a study in a package, the package's folder.
+            place = file if name == top else next(each for each in file.parents if each.name == top)
+            raise UsageError(hides(place, library))
+
+
+def _own_file(name: str) -> Path | None:
+    """Return the file of a study in the working directory, else the one that is imported if it is not installed."""
+    path = Path.cwd().joinpath(*name.split("."))
+    files = [path.with_name(f"{path.name}.py"), path / "__init__.py"]
+    if (spec := _found(name)) and spec.origin and spec.has_location:
+        files.append(Path(spec.origin))
+    return next((file for file in files if file.is_file() and not is_installed(file)), None)
+
+
+def _is_copy(name: str, file: Path) -> bool:
+    """Return whether a study is installed, too, from an earlier state of its folder perhaps."""
+    installed = installed_file(name)
+    return bool(installed and ("." in name or installed.read_bytes() == file.read_bytes()))
 
 
 def _found(name: str) -> ModuleSpec | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -26,7 +27,8 @@ def test_type_checkers_see_the_same_names() -> None:
     [checked] = [node for node in tree.body if isinstance(node, ast.If) and isinstance(node.test, ast.Name)]
     imports = [each for each in checked.body if isinstance(each, ast.ImportFrom)]
     seen = {alias.name for each in imports for alias in each.names}
-    assert seen == set(shadho_celery._LAZY) == {*shadho_celery.__all__} - {"__version__"}
+    # Only Celery's command looks for the application.
+    assert seen == set(shadho_celery._LAZY) - {"app"} == {*shadho_celery.__all__} - {"__version__"}
 
 
 def test_another_name_is_no_attribute() -> None:
@@ -39,3 +41,26 @@ def test_hp_alone_imports_no_scheduler() -> None:
     code = "import sys; from shadho_celery import hp; print('sqlalchemy' in sys.modules, 'hyperopt' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False", "True"]
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("queue", ["queue.py"]),
+        ("redis", ["-m", "shadho_celery.worker", "--import", "redis"]),
+        ("redis", ["-m", "celery", "-A", "shadho_celery", "worker"]),
+        ("click", ["-m", "shadho_celery", "run", "click"]),
+    ],
+)
+def test_a_file_that_hides_a_library_is_named_in_one_line_however_it_is_met(
+    name: str, words: list[str], tmp_path: Path
+) -> None:
+    (tmp_path / f"{name}.py").write_text("from shadho_celery import minimize\n")
+    environment = {**os.environ, "PYTHONPATH": str(Path(shadho_celery.__file__).parents[1])}
+    done = subprocess.run(
+        [sys.executable, *words], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2, done.stderr
+    [line] = [line for line in done.stderr.splitlines() if "serving class" not in line]
+    assert f"{tmp_path / name}.py has the name of " in line
+    assert f"rename it, such as to my_{name}.py" in line

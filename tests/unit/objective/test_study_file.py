@@ -17,6 +17,7 @@ from shadho_celery.objective.study_file import (
     is_program,
     load,
     module_name,
+    refuse_libraries,
     refuse_nested,
     within,
 )
@@ -166,6 +167,37 @@ def test_a_name_that_no_import_can_have_is_refused(name: str) -> None:
 
 def test_a_file_outside_of_the_folder_is_refused_with_the_place_to_go_to() -> None:
     assert "go to ../mine and give model.py" in refusal("../mine/model.py")
+
+
+@pytest.mark.parametrize(("name", "place"), [("redis", "redis.py"), ("queue", "queue.py"), ("numpy.mine", "numpy")])
+def test_a_study_that_has_the_name_of_a_library_is_refused_naming_both(
+    name: str, place: str, write: Callable[..., str], tmp_path: Path
+) -> None:
+    (tmp_path / "numpy").mkdir()
+    (tmp_path / f"{name.replace('.', '/')}.py").write_text("SPACE = objective = None\n")
+    message = refusal(name)
+    assert f"{tmp_path / place} has the name of " in message
+    assert f" {name.partition('.')[0]}" in message
+    assert f"rename it, such as to my_{place}" in message
+
+
+def test_a_study_may_be_installed_as_well_as_lie_here(
+    write: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = write(GOOD)
+    site = tmp_path / "site-packages"
+    (site / "mine").mkdir(parents=True)
+    (tmp_path / "mine").mkdir()
+    monkeypatch.syspath_prepend(site)
+    text = (tmp_path / f"{module}.py").read_text()
+    for folder in (site, tmp_path):
+        (folder / f"{module}.py").write_text(text)
+        (folder / "mine/__init__.py").write_text("")
+        (folder / "mine/study.py").write_text(text + f"# {folder}\n")
+    refuse_libraries([module, "mine.study"])
+    (site / f"{module}.py").write_text("another = 1\n")
+    with pytest.raises(UsageError, match=f"has the name of the library {module} "):
+        refuse_libraries([module])
 
 
 def test_an_objective_that_takes_no_values_is_refused(write: Callable[..., str]) -> None:

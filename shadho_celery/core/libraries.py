@@ -1,0 +1,93 @@
+"""Files that hide a library: Python imports a `redis.py` of the working directory in place of Redis's client.
+
+It imports little, because such a file may be the reason why something else cannot be imported.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+#: modules of Python that no library imports: a study may have their names
+_UNUSED = frozenset({"antigravity", "idlelib", "test", "this", "turtle", "turtledemo"})
+
+
+def library_named(name: str) -> str | None:
+    """Return the library, in words, that an `import` of this name is to get; None if there is none."""
+    if name in sys.stdlib_module_names - _UNUSED:
+        return f"Python's own module {name}"
+    file = installed_file(name)
+    return f"the library {name} ({file})" if file else None
+
+
+def installed_file(name: str) -> Path | None:
+    """Return the file of an installed module; None if there is none."""
+    for folder in _installed():
+        path = Path(folder, *name.split("."))
+        for file in (path / "__init__.py", path.with_name(f"{path.name}.py")):
+            if file.is_file():
+                return file
+    return None
+
+
+def is_installed(file: str | Path) -> bool:
+    """Return whether a file is part of Python or of what is installed there."""
+    # Resolved, for environments that are reached through links.
+    path = Path(file).resolve()
+    return any(path.is_relative_to(Path(folder).resolve()) for folder in (_STANDARD, *_installed()))
+
+
+def hides(file: str | Path, library: str) -> str:
+    """Return what to tell the user of a file that hides a library."""
+    path = Path(file)
+    path = path.parent if path.name == "__init__.py" else path
+    text = f"{path} has the name of {library}, and is imported in its place; rename it, such as to my_{path.name}"
+    return text if text.isprintable() else ascii(text)
+
+
+def is_import(error: BaseException) -> bool:
+    """Return whether an exception comes from the body of a module that was being imported."""
+    frames = [name for name, _, _ in _frames(error)]
+    # The program's own body is the first one, and all that it does runs within.
+    return frames.count(_BODY) > 1 or frames[-1:] == [_BODY]
+
+
+def failed_import(error: BaseException) -> str | None:
+    """Return what to tell the user of a file that hides a library, and so may have failed an import; else None."""
+    if not isinstance(error, (ImportError, AttributeError, TypeError)):
+        return None
+    # A module whose import has failed is in the traceback alone.
+    modules = [(name, file) for code, name, file in _frames(error) if code == _BODY]
+    modules += [(name, getattr(module, "__file__", None)) for name, module in [*sys.modules.items()]]
+    for name, file in modules:
+        if "." in name or name == _OURS or not isinstance(file, str) or is_installed(file):
+            continue
+        if library := library_named(name):
+            return hides(file, library)
+    return None
+
+
+def _frames(error: BaseException) -> list[tuple[str, str, str | None]]:
+    """Return the names of code and module, and the file, of each frame that an exception has passed."""
+    found, trace = [], error.__traceback__
+    while trace is not None:
+        frame = trace.tb_frame
+        found.append((frame.f_code.co_name, str(frame.f_globals.get("__name__")), frame.f_globals.get("__file__")))
+        trace = trace.tb_next
+    return found
+
+
+def _installed() -> list[str]:
+    """Return the folders with installed packages that Python searches."""
+    return [each for each in sys.path if Path(each).name in {"site-packages", "dist-packages"}]
+
+
+#: this package, which may be a checkout and installed as well
+_OURS = __name__.partition(".")[0]
+
+#: name of the code that is a module's body
+_BODY = "<module>"
+
+#: folder of Python's own modules
+_STANDARD = str(Path(os.__file__).parent)
