@@ -425,7 +425,7 @@ class Study(StudyResults):
             return
         with self._changing(or_closed=True):
             if not self._is_open:
-                return  # type: ignore[unreachable]  # another thread has closed it meanwhile
+                return
             self._is_open = False
             try:
                 self._leave()
