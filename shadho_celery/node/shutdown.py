@@ -6,6 +6,7 @@ and know nothing of the slots' processes and of claimed attempts.
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
 import threading
@@ -14,6 +15,7 @@ from contextlib import suppress
 from typing import Any
 
 from celery import bootsteps
+from celery.apps.worker import _reload_current_worker
 from celery.worker import state
 
 from shadho_celery.node.slots import Slots
@@ -41,6 +43,8 @@ class Shutdown(bootsteps.StartStopStep):  # type: ignore[misc]
             signal.signal(number, self._handle)
 
     def _handle(self, number: int, frame: object) -> None:
+        # After a SIGHUP Celery would restart the worker at its end.
+        atexit.unregister(_reload_current_worker)
         is_second = number == signal.SIGQUIT or (number == signal.SIGINT and self._is_stopping)
         if is_second and not self._is_ending:
             self._is_stopping = self._is_ending = True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import signal
 import threading
 from collections.abc import Iterator
@@ -9,6 +10,7 @@ from types import SimpleNamespace
 from unittest.mock import MagicMock
 
 import pytest
+from celery.apps.worker import _reload_current_worker
 from celery.worker import state
 
 from shadho_celery.node import shutdown
@@ -54,3 +56,13 @@ def test_the_first_signal_drains_and_the_second_but_another_sigterm_gives_back(
     slots = worker.app.shadho_slots
     assert (slots.drain.call_count, slots.close.call_count) == (drained, closed)
     assert state.should_stop == worker.exitcode == code
+
+
+def test_a_worker_that_is_told_to_end_does_not_restart_as_it_was_told_before(
+    worker: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Celery registers the restart that a SIGHUP asks for, to be done at the process's end."""
+    unregister = MagicMock()
+    monkeypatch.setattr(atexit, "unregister", unregister)
+    signal.raise_signal(TERM)
+    unregister.assert_called_with(_reload_current_worker)
