@@ -61,7 +61,7 @@ def drop_refused(connection: kombu.Connection, queue: str, are_refused: AreRefus
     """
     drop = _DROP.get(connection.transport.driver_type)
     dropped, end = 0, time.monotonic() + seconds
-    while drop and time.monotonic() < end and (fresh := drop(connection, queue, are_refused)):
+    while drop and time.monotonic() < end and (fresh := drop(connection, queue, are_refused, end)):
         dropped += fresh
     return dropped
 
@@ -81,7 +81,7 @@ def remove_refused(connection: kombu.Connection, queues: Iterable[str], are_refu
     return dropped
 
 
-def _drop_from_redis(connection: kombu.Connection, queue: str, are_refused: AreRefused) -> int:
+def _drop_from_redis(connection: kombu.Connection, queue: str, are_refused: AreRefused, _: float) -> int:
     channel = connection.default_channel
     client: Redis = redis.Redis(connection_pool=channel.pool)
     key = channel.global_keyprefix + queue
@@ -90,37 +90,35 @@ def _drop_from_redis(connection: kombu.Connection, queue: str, are_refused: AreR
     return int(run_on(client, "drop", [key], len(items), *stale)) if stale else 0
 
 
-def _drop_from_rabbitmq(connection: kombu.Connection, queue: str, are_refused: AreRefused) -> int:
+def _drop_from_rabbitmq(connection: kombu.Connection, queue: str, are_refused: AreRefused, end: float) -> int:
     # A channel of its own: when it closes, all messages that were not acknowledged return to their places at once.
     channel = connection.channel()
     try:
-        found = _next_messages(connection, channel, queue)
-        stale = _refused({tag: _read(body) for tag, body in found.items()}, are_refused)
-        if len(stale) == len(found) > 0:
-            channel.basic_ack(stale[-1], multiple=True)
-        else:
-            for tag in stale:
-                channel.basic_ack(tag)
-        return len(stale)
+        try:
+            waiting = channel.queue_declare(queue, passive=True).message_count
+        except amqp.NotFound:
+            return 0
+        # RabbitMQ sends the next ones while these are looked at.
+        channel.basic_qos(0, 2 * LOOK, False)
+        # Messages that come after those that are waited for return to their places, too.
+        consumer = channel.basic_consume(queue, callback=lambda _: None)
+        dropped, goes_on = 0, True
+        while goes_on:
+            found = _deliveries(connection.connection, min(LOOK, waiting - dropped))
+            stale = _refused({tag: _read(body) for tag, body in found.items()}, are_refused)
+            goes_on = len(stale) == len(found) > 0 and dropped + len(stale) < waiting and time.monotonic() < end
+            if not goes_on:
+                # Before the last acknowledgement, which would bring more messages.
+                channel.basic_cancel(consumer)
+            if len(stale) == len(found) > 0:
+                channel.basic_ack(stale[-1], multiple=True)
+            else:
+                for tag in stale:
+                    channel.basic_ack(tag)
+            dropped += len(stale)
+        return dropped
     finally:
         channel.close()
-
-
-def _next_messages(connection: kombu.Connection, channel: Any, queue: str) -> dict[int, bytes]:
-    """Return delivery tag and body of the next messages of RabbitMQ's queue, not acknowledged."""
-    try:
-        count = min(LOOK, channel.queue_declare(queue, passive=True).message_count)
-    except amqp.NotFound:
-        return {}
-    if not count:
-        return {}
-    channel.basic_qos(0, count, False)
-    # Messages that come after those that were waited for return to their places, too.
-    consumer = channel.basic_consume(queue, callback=lambda _: None)
-    found = _deliveries(connection.connection, count)
-    # Before the first acknowledgement, which would bring the next message.
-    channel.basic_cancel(consumer)
-    return found
 
 
 def _deliveries(connection: amqp.Connection, count: int) -> dict[int, bytes]:
