@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
+import time
 from io import StringIO
 from pathlib import Path
 
@@ -34,14 +35,18 @@ def main(target: Path, trials: int = 60) -> None:
     os.environ["PYTHONPATH"] = str(Path.cwd())
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
-        study = open_study(SqlStore(), space.describe(), module=file.module, name="digits", seed=0)
+        store = SqlStore()
+        study = open_study(store, space.describe(), module=file.module, name="digits", seed=0)
         fleet = Embedded(Path(folder), {"gpu_large": 1, "gpu_small": 1, "cpu": 1}, [file.module], os.cpu_count() or 1)
         try:
             os.environ.update(fleet.urls)
             client, publisher = connect(fleet.urls[urls.REDIS]), Publisher.configured()
             executor = QueueExecutor(client, publisher, study.record.key, file.module)
             scheduler = make_scheduler(space, study, executor, Limits(trials=trials))
-            view = live.LiveView(scheduler, space, console)
+            view = live.LiveView(
+                scheduler, space, console, live.Fleet(workers=lambda: executor.workers, module=file.module)
+            )
+            began = time.monotonic()
             drawn: list[bool] = []
 
             def look() -> None:
@@ -52,8 +57,13 @@ def main(target: Path, trials: int = 60) -> None:
 
             scheduler.run(look)
             console.print("\n... and at the end:\n")
+            again = "python -m shadho_celery.launch tasks.svm --resume digits --trials 120"
             views.summary(
-                study, space, console, "python -m shadho_celery.launch tasks.svm --resume digits --trials 120"
+                *(study, space, console, again),
+                run_lines=[
+                    views.time_line(time.monotonic() - began, study.counted),
+                    *views.place_lines(store.hosts(study.record.key), store.codes(study.record.key)),
+                ],
             )
         finally:
             fleet.close()
