@@ -50,6 +50,7 @@ from shadho_celery.scheduler.build import (
 from shadho_celery.scheduler.known_points import completed
 from shadho_celery.scheduler.scheduler import Scheduler
 from shadho_celery.space.compile import compile_space
+from shadho_celery.space.split import renamed
 from shadho_celery.space.stored import to_json
 from shadho_celery.store.sql import SqlStore
 from shadho_celery.study.limits import Limits
@@ -181,6 +182,7 @@ class Study(StudyResults):
             settle=self._settle,
             tree=to_json(self._space),
             describe=self._space.describe,
+            renamed=partial(renamed, self._space),
             warm_start=taught,
         )
         super().__init__(self._database, self._study.record, self._space.evaluate)

@@ -14,12 +14,20 @@ from shadho_celery.space.literals import LONG_INT, digest, earlier_text, literal
 from shadho_celery.space.tree import Call, Dict, Literal, Node, Param, Sequence, Switch, nodes, unshared
 
 #: version of these texts, which a store has beside them: 0 does not tell all constants apart
-VERSION = 1
+VERSION = 2
+#: version from which on options without a tag are named by their texts, not by indexes
+NAMED = 2
 
 #: a longer text is replaced by its beginning and its hash
 MAX_TEXT = 200
 #: nested tuples and dicts that are shown of an option
 MAX_LEVELS = 5
+#: most characters of an option's name
+MAX_NAME = 40
+#: text of what is drawn
+_DRAWN = "..."
+#: constants that may name an option
+_SCALARS = (str, int, float, np.number, np.bool_)
 
 
 def structure(root: Node, version: int = VERSION) -> dict[Node, str]:
@@ -85,21 +93,21 @@ def _node_text(node: Node, texts: dict[Node, str], constant: Callable[[object], 
 
 def option_text(option: Node) -> str:
     """Return an option as a person reads it: constants as Python writes them, and an ellipsis for what is drawn."""
-    return _cut(_option_text(unshared(option), MAX_LEVELS))
+    return _cut(_option_text(unshared(option), MAX_LEVELS, lambda _: _DRAWN))
 
 
-def _option_text(node: Node, levels: int) -> str:
+def _option_text(node: Node, levels: int, drawn: Callable[[Node], str]) -> str:
     match node:
         case Literal(value=value):
             return literal_text(value.item() if isinstance(value, np.generic) else value)
         case Sequence(items=items) if levels:
-            parts = [_option_text(unshared(item), levels - 1) for item in items]
+            parts = [_option_text(unshared(item), levels - 1, drawn) for item in items]
             return f"({parts[0]},)" if len(parts) == 1 else f"({', '.join(parts)})"
         case Dict(items=items) if levels:
-            pairs = [f"{key!r}: {_option_text(unshared(item), levels - 1)}" for key, item in items]
+            pairs = [f"{key!r}: {_option_text(unshared(item), levels - 1, drawn)}" for key, item in items]
             return f"{{{', '.join(pairs)}}}"
         case _:
-            return "..."
+            return drawn(node)
 
 
 def unlike(shown: SequenceOf[Any], options: SequenceOf[Node]) -> tuple[list[Any], list[int]]:
@@ -121,23 +129,59 @@ def _cut(text: str) -> str:
     return text if len(text) <= MAX_TEXT else f"{text[: MAX_TEXT - 20]}... {digest(text)}"
 
 
-def option_names(label: str, options: SequenceOf[Node]) -> tuple[str, ...]:
-    """Return a name for each option: its literal tag if no other option has the same, else its index.
+def option_names(label: str, options: SequenceOf[Node], version: int = VERSION) -> tuple[str, ...]:
+    """Return a name for each option: its tag (`option_tags`), else its text as a person reads it, else its index.
 
-    The tag is the option itself if that is a string, number, bool or None; a tuple's first item if that is a string; in
-    a dict the string under the choice's own label, else under the first key that tells all the dicts apart, else its
-    first.
+    Long names are shortened in the middle. Names of a `version` before 2 are tags that are strings, and indexes.
     """
-    plain = [unshared(option) for option in options]
-    key = _telling_key(label, [_strings(option) for option in plain if isinstance(option, Dict)])
-    tags = [_tag(option, key) for option in plain]
-    counts = Counter(tags)
-    names = [
-        tag if tag is not None and counts[tag] == 1 and _is_storable(tag) else str(place)
-        for place, tag in enumerate(tags)
-    ]
+    tags = option_tags(label, options, with_numbers=version >= NAMED)
+    if version < NAMED:
+        names = [str(place) if tag is None else tag for place, tag in enumerate(tags)]
+    else:
+        texts = [
+            _shortened(_name_of(option) if tag is None else tag) for option, tag in zip(options, tags, strict=True)
+        ]
+        counts = Counter(texts)
+        names = [text if text and counts[text] == 1 else str(place) for place, text in enumerate(texts)]
     # a tag may look like another option's index
     return tuple(names) if len(set(names)) == len(names) else tuple(map(str, range(len(names))))
+
+
+def option_tags(label: str, options: SequenceOf[Node], *, with_numbers: bool = False) -> list[str | None]:
+    """Return a word for each option; None for one that has none, or the same one as another.
+
+    It is the option itself if that is a string, number, bool or None; a tuple's first item if that is a string; in a
+    dict the string under the choice's own label, else under the first key that tells all the dicts apart, else its
+    first; `with_numbers` a number or bool that tells the dicts apart where no string does.
+    """
+    plain = [unshared(option) for option in options]
+    dicts = [option for option in plain if isinstance(option, Dict)]
+    kind: tuple[type, ...] = (str,)
+    key = _telling_key(label, [_texts(option, kind) for option in dicts])
+    if key is None and with_numbers:
+        kind = _SCALARS
+        key = _telling_key(label, [_texts(option, kind) for option in dicts])
+    tags = [_tag(option, key, kind) for option in plain]
+    counts = Counter(tags)
+    return [tag if tag is not None and counts[tag] == 1 and _is_storable(tag) else None for tag in tags]
+
+
+def _name_of(option: Node) -> str:
+    """Return an option's text with labels for what is drawn; none for one that has neither constants nor labels."""
+    text = _option_text(unshared(option), MAX_LEVELS, _drawn_label)
+    return text if _is_storable(text) and text != _DRAWN else ""
+
+
+def _drawn_label(node: Node) -> str:
+    """Return the label that a node is drawn by, if it is one alone."""
+    if isinstance(node, Switch):
+        node = node.index
+    labels = {each.label for each in nodes(node) if isinstance(each, Param)}
+    return labels.pop() if len(labels) == 1 else _DRAWN
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= MAX_NAME else f"{text[: MAX_NAME // 2 - 2]}...{text[-(MAX_NAME // 2 - 1) :]}"
 
 
 def _is_storable(tag: str) -> bool:
@@ -145,31 +189,37 @@ def _is_storable(tag: str) -> bool:
     return "\0" not in tag and tag == tag.encode("utf-8", "replace").decode()
 
 
-def _tag(option: Node, key: str | None) -> str | None:
+def _tag(option: Node, key: str | None, kind: tuple[type, ...]) -> str | None:
     match option:
-        case Literal(value=int() as value) if value.bit_length() > LONG_INT:
-            return None
-        case Literal(value=None | str() | int() | float() | np.number() | np.bool_() as value):
-            return str(value)
+        case Literal(value=None):
+            return "None"
+        case Literal():
+            return _text(option, _SCALARS)
         case Sequence(items=(first, *_)):
-            return _string(first)
+            return _text(first, (str,))
         case Dict():
-            strings = _strings(option)
-            return strings.get(key) if key in strings else next(iter(strings.values()), None)
+            texts = _texts(option, kind)
+            return texts.get(key) if key in texts else next(iter(_texts(option, (str,)).values()), None)
     return None
 
 
 def _telling_key(label: str, dicts: list[dict[str, str]]) -> str | None:
-    """Return the key under which every dict has a string of its own; the choice's own label comes first."""
+    """Return the key under which every dict has a text of its own; the choice's own label comes first."""
     keys = [label, *dicts[0]] if dicts else []
     return next((key for key in keys if len({found[key] for found in dicts if key in found}) == len(dicts)), None)
 
 
-def _strings(option: Dict) -> dict[str, str]:
-    found = ((key, _string(item)) for key, item in option.items)
+def _texts(option: Dict, kind: tuple[type, ...]) -> dict[str, str]:
+    """Return the constants of some kinds in a dict, as texts."""
+    found = ((key, _text(item, kind)) for key, item in option.items)
     return {key: text for key, text in found if text is not None}
 
 
-def _string(node: Node) -> str | None:
+def _text(node: Node, kind: tuple[type, ...]) -> str | None:
     node = unshared(node)
-    return node.value if isinstance(node, Literal) and isinstance(node.value, str) else None
+    is_one = isinstance(node, Literal) and isinstance(node.value, kind) and not _is_long(node.value)
+    return str(node.value) if isinstance(node, Literal) and is_one else None
+
+
+def _is_long(value: object) -> bool:
+    return isinstance(value, int) and value.bit_length() > LONG_INT

@@ -17,7 +17,7 @@ from msgspec import Struct, convert, to_builtins
 from shadho_celery.core.checks import short
 from shadho_celery.core.trial import Params
 from shadho_celery.space import tree
-from shadho_celery.space.describe import VERSION, option_names, option_text, outermost_calls, unlike
+from shadho_celery.space.describe import VERSION, option_tags, option_text, outermost_calls, unlike
 from shadho_celery.space.literals import literal_text
 from shadho_celery.space.pure import FUNCTIONS, Refused, Steps
 from shadho_celery.space.space import Space
@@ -303,19 +303,19 @@ def _record(node: Node, places: Mapping[Node, int]) -> AnyRecord:
 
 
 def _options(label: str, switch: tree.Switch) -> tuple[list[Any], list[int]]:
-    """Return a choice's options as a person reads them: constants themselves, else names or texts; see `unlike`."""
+    """Return a choice's options as a person reads them: constants themselves, else tags or texts; see `unlike`."""
     found: list[Any] = []
-    for place, (option, name) in enumerate(zip(switch.options, option_names(label, switch.options), strict=True)):
+    for option, tag in zip(switch.options, option_tags(label, switch.options), strict=True):
         plain = tree.unshared(option)
         value = plain.value if isinstance(plain, tree.Literal) else None
         value = value.item() if isinstance(value, np.generic) else value
         is_constant = all(not isinstance(part, (tree.Param, tree.Call, tree.Switch)) for part in tree.nodes(option))
         if isinstance(plain, tree.Literal) and _fits_json(value):
             found.append(value)
-        elif name == str(place) or (is_constant and isinstance(plain, tree.Sequence)):
+        elif tag is None or (is_constant and isinstance(plain, tree.Sequence)):
             found.append(option_text(option))
         else:
-            found.append(name)
+            found.append(tag)
     return unlike(found, switch.options)
 
 

@@ -43,6 +43,7 @@ def open_study(
     settle: Settle | None = None,
     tree: Mapping[str, Any] | None = None,
     describe: Callable[[int], Mapping[str, str]] | None = None,
+    renamed: Callable[[int], Mapping[str, str]] | None = None,
     clock: Clock | None = None,
     repaired: Callable[[str], None] | None = None,
     warm_start: Sequence[Trial] = (),
@@ -50,16 +51,18 @@ def open_study(
     """Begin or resume a study, and lock it.
 
     `space` is `Space.describe()`, and `tree` its machine-readable form, which is kept. A study of an earlier version is
-    compared with the texts of its version, which `describe` returns, and gets those of this one. With `resume` the
-    study is the one called `name`, else the module's latest. `settings` (JSON values) are added to those of earlier
-    runs in its record. `settle` decides what is in force, and that is kept, too. With `repaired` trials that are
-    missing or cannot be read are moved away, and it is told what was done; without they are refused. A new study keeps
-    the trials of a `warm_start`, which teach it and its resumptions.
+    compared with the texts of its version, which `describe` returns, and gets those of this one; `renamed` returns the
+    subspaces' names of now by those of its version. With `resume` the study is the one called `name`, else the module's
+    latest. `settings` (JSON values) are added to those of earlier runs in its record. `settle` decides what is in
+    force, and that is kept, too. With `repaired` trials that are missing or cannot be read are moved away, and it is
+    told what was done; without they are refused. A new study keeps the trials of a `warm_start`, which teach it and its
+    resumptions.
     Raises StudyExists, StudyNotFound, StudyLocked, SpaceChanged, UsageError (another seed) or StoreError.
     """
     clock = clock or SystemClock()
     if name is not None:
         _check_name(name)
+    version = 0
     if resume:
         record = store.find(name) if name else store.latest(module)
         version = version_of(record.tree)
@@ -78,8 +81,10 @@ def open_study(
         if record != before:
             store.keep_settings(record.key, fence, record.settings, record.in_force)
         if is_old and tree is not None:
-            store.keep_space(record.key, fence, space, tree)
-            record = replace(record, space=dict(space), tree=tree)
+            names = {} if renamed is None else renamed(version)
+            choices = {names.get(name, name): choice for name, choice in record.choices.items()}
+            record = replace(record, space=dict(space), tree=tree, choices=choices)
+            store.keep_space(record, fence, names)
         moved = store.moved(record.key) if resume else set()
         earlier = _whole(store, record.key, fence, moved, clock) if resume else ()
         taught = store.warm_start(record.key) if resume else warm_start

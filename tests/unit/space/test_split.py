@@ -104,12 +104,16 @@ def test_a_subspace_knows_its_pins_leaves_and_share() -> None:
     ]
     first, second, third = subspaces_of(expression)
     assert (first.name, dict(first.fixed), tuple(first.domains)) == (
-        "outer=0,inner=0",
+        "outer={'i': inner},inner={'u': u}",
         {"outer": 0, "inner": 0},
         ("u",),
     )
-    assert (second.name, second.probability) == ("outer=0,inner=1", pytest.approx(0.15))
-    assert (third.name, tuple(third.domains), third.probability) == ("outer=1", ("plain", "w"), 0.7)
+    assert (second.name, second.probability) == ("outer={'i': inner},inner={'v': v}", pytest.approx(0.15))
+    assert (third.name, tuple(third.domains), third.probability) == (
+        "outer={'plain': plain, 'w': w}",
+        ("plain", "w"),
+        0.7,
+    )
     assert len(third.domains) == 2
     for params in third.sample(np.random.default_rng(0), 10):
         assert set(params) == {"outer", "w", "plain"}
@@ -128,14 +132,19 @@ def test_the_undivided_space_is_named_all() -> None:
         ([{"c": "linear"}, {"c": "rbf", "x": 0}], ["linear", "rbf"]),
         ([{"act": "relu", "type": "svm", "x": 0}, {"act": "relu", "type": "tree", "y": 0}], ["svm", "tree"]),
         ([("svm", {"x": 0}), ("tree", {"y": 0})], ["svm", "tree"]),
-        ([None, {"x": 0}], ["None", "1"]),
-        ([True, 2.5, "a", {"x": 0}], ["True", "2.5", "a", "3"]),
-        ([{"t": "same", "x": 0}, {"t": "same", "y": 0}], ["0", "1"]),
-        (["1", {"x": 0}], ["0", "1"]),
-        ([{"only": "first", "x": 0}, {"y": 0}], ["first", "1"]),
+        ([None, {"x": 0}], ["None", "{'x': x}"]),
+        ([True, 2.5, "a", {"x": 0}], ["True", "2.5", "a", "{'x': x}"]),
+        ([{"t": "same", "x": 0}, {"t": "same", "y": 0}], ["{'t': 'same', 'x': x}", "{'t': 'same', 'y': y}"]),
+        ([{"n": 1, "x": 0}, {"n": 2, "y": 0}], ["1", "2"]),
+        ([{"c": 8, "n": 1, "x": 0}, {"c": 9, "n": 2, "y": 0}], ["8", "9"]),
+        ([{"n": 1, "x" * 30 + each + "x" * 30: 0} for each in "ab"], ["0", "1"]),
+        ([(64,), (64, 128), (1, {"x": 0})], ["(64,)", "(64, 128)", "(1, {'x': x})"]),
+        (["1", {"x": 0}], ["1", "{'x': x}"]),
+        (["1", ("a" * 50, {"x": 0})], ["1", "a" * 18 + "..." + "a" * 19]),
+        ([{"only": "first", "x": 0}, {"y": 0}], ["first", "{'y': y}"]),
     ],
 )
-def test_an_options_name_is_its_literal_tag_else_its_index(options: list[Any], names: list[str]) -> None:
+def test_an_options_name_is_its_literal_tag_else_its_text_else_its_index(options: list[Any], names: list[str]) -> None:
     def filled(option: Any) -> Any:
         if isinstance(option, tuple):
             return tuple(map(filled, option))
@@ -241,7 +250,7 @@ def test_options_picked_by_a_computed_index_are_not_split() -> None:
 
 def test_an_option_that_is_never_drawn_has_no_subspace() -> None:
     (only,) = subspaces_of(hp.pchoice("c", [(0.0, leaf("x")), (1.0, leaf("y"))]))
-    assert (only.name, tuple(only.domains)) == ("c=1", ("y",))
+    assert (only.name, tuple(only.domains)) == ("c=y", ("y",))
 
 
 def test_many_choices_in_many_places_are_counted_in_time() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -31,6 +32,7 @@ from shadho_celery.core.trial import (
     Trial,
     TrialState,
     digest_of,
+    taught,
 )
 from shadho_celery.errors import (
     LockLost,
@@ -42,6 +44,8 @@ from shadho_celery.errors import (
     UsageError,
 )
 from shadho_celery.space.compile import Space, compile_space
+from shadho_celery.space.describe import VERSION
+from shadho_celery.space.split import renamed
 from shadho_celery.space.stored import to_json, version_of
 from shadho_celery.store.lock import holder_name
 from shadho_celery.store.sql import SqlStore
@@ -617,11 +621,29 @@ def test_a_study_of_an_earlier_version_is_resumed_and_gets_the_texts_of_this_one
         resumed(compile_space(hp.choice("x", [Path("a"), "b"])))
     again = resumed(spaces[0])
     assert again.record.space == spaces[0].describe() != spaces[1].describe()
-    assert version_of(study.store.find("s").tree) == 1
+    assert version_of(study.store.find("s").tree) == VERSION
     again.close()
     with pytest.raises(SpaceChanged, match="'b'"):
         resumed(spaces[1])
     resumed(spaces[0])
+
+
+def test_subspaces_of_a_study_of_an_earlier_version_get_their_names_of_now() -> None:
+    """A name of now is that of another subspace then."""
+    space = compile_space(hp.choice("n", [{"n": place, "u": hp.uniform(f"u{place}", 0, 1)} for place in (1, 2)]))
+    assert renamed(space, 1) == {"n=0": "n=1", "n=1": "n=2"}
+    lesson = taught(0, "n=1", {"n": 1, "u2": 0.5}, 0.25)
+    auto: dict[str, Any] = {"name": "s", "space": space.describe(), "settle": lambda *_: {"sampler": "auto"}}
+    study = begin(**auto, tree={**to_json(space), "version": 1}, warm_start=[lesson])
+    study.note_choice("n=1", "tpe")
+    for subspace in ("n=0", "n=1", "n=0"):
+        study.add(subspace, {"n": 0, "u1": 0.5}, seed=0)
+    study.close()
+    again = begin(study.store, **auto, resume=True, tree=to_json(space), renamed=partial(renamed, space))
+    assert [trial.subspace for trial in study.store.trials(again.record.key)] == ["n=1", "n=2", "n=1"]
+    assert again.choices == {"n=2": "tpe"}
+    assert [trial.subspace for trial in again.warm_start] == ["n=2"]
+    assert again.count(S.WAITING, subspace="n=2") == 1
 
 
 def test_another_seed_is_refused_and_the_same_one_is_not() -> None:
