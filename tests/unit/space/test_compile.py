@@ -208,12 +208,12 @@ def test_choices_shared_by_choices_do_not_multiply() -> None:
 
 def test_ten_thousand_options_compile_and_draw_at_once() -> None:
     expression = hp.choice("x", [{"place": place, "y": hp.uniform(f"y{place}", 0, 1)} for place in range(10_000)])
-    began = time.perf_counter()
+    began = time.process_time()
     space = compile_space(expression)
     (params,) = space.sample(np.random.default_rng(0), 1)
     assert len(params) == 2
     assert space.evaluate(params)["place"] == params["x"]
-    assert time.perf_counter() - began < 5  # generous: it takes a tenth of a second
+    assert time.process_time() - began < 5  # generous: it takes a tenth of a second
     assert len(space.describe()["x"]) < 1000
 
 

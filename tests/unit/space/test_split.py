@@ -195,9 +195,9 @@ def test_a_space_of_many_combinations_is_split_on_the_outermost_choices_only(cap
 
 def test_a_gigantic_space_is_split_in_milliseconds() -> None:
     space = compile_space(deep_unet(40))
-    began = time.perf_counter()
+    began = time.process_time()
     subspaces = split(space, 64)
-    assert time.perf_counter() - began < 1  # generous: it takes milliseconds
+    assert time.process_time() - began < 1  # generous: it takes milliseconds
     assert len(subspaces) == 64
 
 
@@ -258,9 +258,9 @@ def test_many_choices_in_many_places_are_counted_in_time() -> None:
     for level in range(60):
         space = [hp.choice(f"{side}{level}", [{"a": space}, {"b": space}, None]) for side in "lr"]
     compiled = compile_space(space)
-    began = time.perf_counter()
+    began = time.process_time()
     assert len(split(compiled, 64)) == 9
-    assert time.perf_counter() - began < 1
+    assert time.process_time() - began < 1
 
 
 def test_domains_and_splitting_do_without_hyperopt() -> None:
