@@ -97,6 +97,11 @@ def check_objective(objective: object, name: str) -> None:
     """Raises UsageError for an objective, called `name`, that cannot be called with the values of a trial."""
     if not callable(objective):
         raise UsageError(f"{name} is no function but {type(objective).__name__}")
+    if _is_suspended(objective):
+        raise UsageError(
+            f"{name} is a coroutine or a generator, whose call returns no loss; write a function that runs it, such as "
+            "lambda params: asyncio.run(f(params))"
+        )
     if accepts(objective, 2 if wants_context(objective) else 1):
         return
     signature = inspect.signature(objective)
@@ -106,6 +111,12 @@ def check_objective(objective: object, name: str) -> None:
         f"{name} takes {signature}, but it is called with the values of a trial as its one argument, or with a context "
         "as the second; write objective(params), or pass lambda params: f(**params)"
     )
+
+
+def _is_suspended(objective: Any) -> bool:
+    """Return whether a call of `objective` only makes a coroutine or a generator."""
+    kinds = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
+    return any(kind(function) for kind in kinds for function in (objective, type(objective).__call__))
 
 
 def wants_context(objective: Objective) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import _thread
 import gc
 import os
+import resource
 import signal
 import sys
 import threading
@@ -40,12 +41,15 @@ class Cleanup:
         self._count = _thread._count()
         adopt_orphans()
         self._children = set() if _is_childless() else set(descendants(os.getpid()))
+        self._free = _free_descriptor()
 
     def clear(self) -> list[str]:
         """Restore everything; return names of the remains that only the end of this process can remove."""
         left = [f"a changed {name}" for name in self._state.restore()]
         if not _is_childless() or _thread._count() > self._count:
             left += [*self._end_children(), *self._await_threads()]
+        if _free_descriptor() - self._free > resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2 > 0:
+            left.append("open files, so many that later trials may lack them")
         try:
             # The output so far belongs to this trial.
             sys.stdout.flush()
@@ -111,6 +115,16 @@ class Cleanup:
         ]
         unnamed = _thread._count() - self._count - len(new) - len(helpers - self._threads)
         return new + ["without a name"] * max(0, unnamed)
+
+
+def _free_descriptor() -> int:
+    """Return the least number that no open file has: about as many as there are open files."""
+    try:
+        number = os.dup(0)
+    except OSError:
+        return sys.maxsize
+    os.close(number)
+    return number
 
 
 def _is_childless() -> bool:

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import _signal  # type: ignore[import-not-found]
 import builtins
+import datetime
 import faulthandler
 import gc
 import locale
 import logging
 import os
+import random
 import resource
 import signal
 import socket
@@ -21,6 +23,7 @@ import sys
 import tempfile
 import threading
 import time
+import tracemalloc
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -46,10 +49,14 @@ _STREAMS = ("stdin", "stdout", "stderr")
 _NAMES: Sequence[tuple[ModuleType, Sequence[str]]] = (
     (sys, ("excepthook", "unraisablehook", "displayhook", "breakpointhook", "dont_write_bytecode", "tracebacklimit")),
     (threading, ("excepthook",)),
-    (logging, ("raiseExceptions", "lastResort")),
+    (logging, ("raiseExceptions", "lastResort", "_logRecordFactory", "_loggerClass")),
     (warnings, ("formatwarning",)),
     (tempfile, ("tempdir",)),
+    (datetime, ("date", "datetime")),
+    (socket, ("socket", "create_connection", "getaddrinfo")),
 )
+#: modules in which tests put other functions, a clock that stands still for example
+_PATCHED = (builtins, os, os.path, random, time)
 _LISTS = ("path", "meta_path", "path_hooks", "argv")
 
 _ABSENT = object()
@@ -104,6 +111,8 @@ class ProcessState:
         """Restore what has changed; return the names of what could not be restored."""
         for timer in _TIMERS:
             signal.setitimer(timer, 0)
+        # Its thread, which no other call knows of, might end the process in the middle of another trial.
+        faulthandler.cancel_dump_traceback_later()
         is_as_before = self._is_as_before()
         left = [] if is_as_before else [part.name for part in self._parts if not part.restore()]
         # The C library keeps the zone that the environment had when it was last asked to look, and does not tell it.
@@ -145,7 +154,8 @@ def _of_interpreter(spares: Sequence[int]) -> Iterator[_Part]:
     for name in _LISTS:
         yield _list(sys, name)
     yield _list(gc, "callbacks")
-    yield _Part("names of builtins", lambda: dict(vars(builtins)), partial(_refill, vars(builtins)))
+    for module in _PATCHED:
+        yield _Part(f"names of {module.__name__}", partial(dict, vars(module)), partial(_refill, vars(module)))
     # A handler that each trial adds would write each message once for every trial so far.
     modules = _Modules()
     yield _Loggers(modules)
@@ -159,6 +169,8 @@ def _of_interpreter(spares: Sequence[int]) -> Iterator[_Part]:
     yield _Part("locale", partial(locale.setlocale, locale.LC_ALL), partial(locale.setlocale, locale.LC_ALL))
     yield _Part("trace function", lambda: (sys.gettrace(), threading.gettrace()), _set_trace)
     yield _Part("profile function", lambda: (sys.getprofile(), threading.getprofile()), _set_profile)
+    yield _Part("tracemalloc", tracemalloc.is_tracing, lambda was: (tracemalloc.start if was else tracemalloc.stop)())
+    yield _Part("flags of dlopen", sys.getdlopenflags, sys.setdlopenflags)
     yield _Part("switch interval", sys.getswitchinterval, sys.setswitchinterval)
     yield _Part("stack size of threads", threading.stack_size, threading.stack_size)
     if hasattr(sys, "set_int_max_str_digits"):
@@ -207,6 +219,12 @@ def _of_asyncio(asyncio: Any) -> Iterator[_Rule]:
     # A loop that a trial has closed belongs to its policy; a new policy makes a new loop.
     events, name = asyncio.events, "_event_loop_policy"
     yield "event loop policy of asyncio", partial(getattr, events, name, None), partial(setattr, events, name)
+
+
+def _of_ssl(ssl: Any) -> Iterator[_Rule]:
+    # Set by many a recipe for a download that fails.
+    name = "_create_default_https_context"
+    yield "default context of ssl", partial(getattr, ssl, name), partial(setattr, ssl, name)
 
 
 def _of_numpy(numpy: Any) -> Iterator[_Rule]:
@@ -270,6 +288,7 @@ _LIBRARIES: Mapping[str, Callable[[Any], Iterator[_Rule]]] = {
     "decimal": _of_decimal,
     "multiprocessing": _of_multiprocessing,
     "asyncio": _of_asyncio,
+    "ssl": _of_ssl,
     "numpy": _of_numpy,
     "sklearn": _of_sklearn,
     "torch": _of_torch,

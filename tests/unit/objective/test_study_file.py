@@ -209,6 +209,8 @@ def test_an_objective_that_takes_no_values_is_refused(write: Callable[..., str])
             assert "takes (**values), but it is called with the values of a trial as its one argument" in refusal(name)
         else:
             assert load(name).module == name
+    for place, text in enumerate(("async def objective(values): return 0.0", "def objective(values): yield 0.0")):
+        assert "a coroutine or a generator" in refusal(write(f"SPACE = 1\n{text}\n", f"suspended_{place}"))
 
 
 @pytest.mark.parametrize("name", ["no_such_study", "tasks.no_such_study", "no.such.study", "no_such_study.py", "", "."])

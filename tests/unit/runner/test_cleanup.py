@@ -1,9 +1,25 @@
-"""Cleanup after a trial on systems other than this one; on this one the runner's tests drive it."""
+"""Cleanup after a trial on systems other than this one, and of open files; the rest the runner's tests drive."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+
+LEAKING = """
+import os, resource
+from shadho_celery.runner.cleanup import Cleanup
+
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+cleanup = Cleanup()
+cleanup.note()
+for count in (10, 40, 200):
+    try:
+        for _ in range(count):
+            os.dup(0)
+    except OSError:
+        pass
+    print(cleanup.clear())
+"""
 
 CODE = """
 import os, psutil, sys, threading, time
@@ -21,3 +37,25 @@ def test_on_macos_before_python_3_13_a_trial_may_leave_a_thread_that_is_about_to
     """There is no os.waitid."""
     done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=False)
     assert (done.stdout, done.stderr) == ("[]\n", "")
+
+
+def test_open_files_that_later_trials_would_lack_are_remains() -> None:
+    done = subprocess.run([sys.executable, "-c", LEAKING], capture_output=True, text=True, check=False)
+    left = "['open files, so many that later trials may lack them']"
+    assert (done.stdout.splitlines(), done.stderr) == (["[]", left, left], "")
+
+
+ENDING = """
+import faulthandler, time
+from shadho_celery.runner.cleanup import Cleanup
+
+cleanup = Cleanup()
+faulthandler.dump_traceback_later(0.2, exit=True)
+print(cleanup.clear())
+time.sleep(0.4)
+"""
+
+
+def test_an_end_that_a_trial_has_planned_for_its_process_does_not_come_in_the_next_one() -> None:
+    done = subprocess.run([sys.executable, "-c", ENDING], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr, done.returncode) == ("[]\n", "", 0)

@@ -39,6 +39,26 @@ CASES = {
     "sys.path_hooks": ("sys.path_hooks.clear()", "sys.path_hooks"),
     "sys.argv": ("sys.argv[:] = ['other']", "sys.argv"),
     "gc.callbacks": ("gc.callbacks.append(lambda *_: None)", "gc.callbacks"),
+    "logging._logRecordFactory": ("logging.setLogRecordFactory(dict)", "logging.getLogRecordFactory()"),
+    "logging._loggerClass": (
+        "logging.setLoggerClass(type('Mine', (logging.Logger,), {}))",
+        "logging.getLoggerClass()",
+    ),
+    "datetime.date": ("datetime.date = None", "datetime.date"),
+    "datetime.datetime": ("datetime.datetime = None", "datetime.datetime"),
+    "socket.socket": ("socket.socket = type('Mine', (socket.socket,), {})", "socket.socket"),
+    "socket.create_connection": ("socket.create_connection = None", "socket.create_connection"),
+    "socket.getaddrinfo": ("socket.getaddrinfo = None", "socket.getaddrinfo"),
+    "names of os": ("os.getpid = lambda: 1", "os.getpid"),
+    "names of posixpath": ("os.path.exists = lambda _: False", "os.path.exists"),
+    "names of random": ("random.random = lambda: 0", "random.random"),
+    "names of time": ("time.time = lambda: 0; time.sleep = print", "time.time"),
+    "tracemalloc": ("tracemalloc.start()", "tracemalloc.is_tracing()"),
+    "flags of dlopen": ("sys.setdlopenflags(os.RTLD_GLOBAL | os.RTLD_NOW)", "sys.getdlopenflags()"),
+    "default context of ssl": (
+        "ssl._create_default_https_context = ssl._create_unverified_context",
+        "ssl._create_default_https_context",
+    ),
     "names of builtins": ("builtins.print = None; builtins.new = 1; del builtins.abs", "dict(vars(builtins))"),
     "loggers": ("logging.getLogger('known').addHandler(logging.NullHandler())", "logging.getLogger('known').handlers"),
     "loggers, a new one": ("logging.getLogger('new').setLevel(1)", "logging.getLogger('new').level"),
@@ -124,8 +144,8 @@ TORCH = {
 }
 
 CODE = """
-import asyncio, builtins, decimal, faulthandler, gc, io, json, locale, logging, multiprocessing, os, resource, signal
-import socket, sys, tempfile, threading, time, types, warnings
+import asyncio, builtins, datetime, decimal, faulthandler, gc, io, json, locale, logging, multiprocessing, os, random
+import resource, signal, socket, ssl, sys, tempfile, threading, time, tracemalloc, types, warnings
 from pathlib import Path
 from shadho_celery.runner.process_state import ProcessState, identity
 
