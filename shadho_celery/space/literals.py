@@ -1,4 +1,4 @@
-"""Texts of constants: the same in every process, and different for values that differ in their texts or names."""
+"""Texts of constants: the same in every process, different for values of other texts, names or plain attributes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def digest(content: str | bytes) -> str:
 
 
 def literal_text(value: object, levels: int = MAX_LEVELS) -> str:
-    """Return a constant's text: type and value; of what has neither a name nor a text of its own the type alone."""
+    """Return a constant's text: type and value; of what has no name, no text and no plain attributes the type alone."""
     if levels == 0:
         return _object(value)
     try:
@@ -160,13 +160,29 @@ def _body(code: CodeType) -> str:
 
 
 def _other(value: object) -> str:
-    """Return an object's repr, behind its type's name where it does not begin so; else the name alone."""
+    """Return an object's repr, behind its type's name where it does not begin so; else its name and attributes."""
     kind = type(value)
     text = repr(value) if kind.__repr__ is not object.__repr__ else ""
     if _VARYING.search(_QUOTED.sub("''", text)):
-        return _object(value)
+        return _attributes(value) or _object(value)
     begins = text.startswith((f"{kind.__name__}(", f"{kind.__module__.partition('.')[0]}."))
     return text if begins else f"{_name(kind)}: {text}"
+
+
+def _attributes(value: object) -> str:
+    """Return an object's name with its public attributes that are plain; "" if it has none.
+
+    Others, such as a network's weights, may differ by process.
+    """
+    found = {name: item for name, item in getattr(value, "__dict__", {}).items() if not name.startswith("_")}
+    named = [f"{name}={literal_text(item)}" for name, item in sorted(found.items()) if _is_plain(item)]
+    return f"{_name(type(value))}({', '.join(named)})" if named else ""
+
+
+def _is_plain(value: object) -> bool:
+    if isinstance(value, (tuple, list)):
+        return all(map(_is_plain, value))
+    return value is None or isinstance(value, (bool, int, float, complex, str, bytes, Enum, type))
 
 
 def _object(value: object) -> str:

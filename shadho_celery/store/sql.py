@@ -195,7 +195,9 @@ class SqlStore:
             return {}
         count, began = sa.func.count().label("trials"), sa.func.min(trials.c.number)
         query = sa.select(trials.c.code, count).where(trials.c.study == key, trials.c.code.is_not(None))
-        return {row.code: row.trials for row in self._fetched(query.group_by(trials.c.code).order_by(began))}
+        rows = self._fetched(query.group_by(trials.c.code).order_by(began))
+        # A reader of the rows names one that is damaged.
+        return {row.code: row.trials for row in rows if isinstance(row.code, str)}
 
     def best(self, key: str) -> int | None:
         """Return the number of the COMPLETE trial with the least loss, of those with the highest budget; None without.

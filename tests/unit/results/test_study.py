@@ -22,6 +22,7 @@ from shadho_celery.core.folders import EMBEDDED, LOCK
 from shadho_celery.core.trial import TrialState
 from shadho_celery.errors import StoreError, StudyLocked, StudyNotFound, UsageError
 from shadho_celery.results.study import load_study
+from shadho_celery.store.sql import SqlStore
 
 STORE = "sqlite:///shadho.db"
 S = TrialState
@@ -328,6 +329,7 @@ def test_a_folder_of_a_study_that_is_a_link_stays(tmp_path: Path) -> None:
         ("attempt", -1),
         ("number", "text"),
         ("host", b"\xff\xfe"),
+        ("code", b"\xff"),
         ("live", '[{"state": "NONE"}]'),
         ("live", "5"),
     ],
@@ -336,6 +338,7 @@ def test_a_row_that_cannot_be_read_is_named_and_the_others_are_shown(column: str
     searched(trials=3)
     spoil(column, value, "trials", "number = 1")
     study = load_study(STORE, "first")
+    assert all(isinstance(code, str) for code in SqlStore(STORE, read_only=True).codes(study.key))
     with pytest.warns(UserWarning, match=r"trial .* of study 'first' .* cannot be read") as said:
         assert [trial.number for trial in study.trials] in ([0, 2], [0, 1, 2] if column in ("live", "number") else [])
     assert len(said) == 1

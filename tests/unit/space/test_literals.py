@@ -52,6 +52,15 @@ class Named:
         pass
 
 
+class Bare:
+    """An object whose repr has its address."""
+
+    def __init__(self, size: Any) -> None:
+        self.size = size
+        self.weights = np.random.default_rng().random(2)
+        self._cache = object()
+
+
 def scaled(by: Any) -> Callable[[float], float]:
     def scale(x: float) -> float:
         return float(x * by)
@@ -88,6 +97,7 @@ VALUES: list[list[Any]] = [
     [np.array([1, 2]), np.array([2, 1]), np.array([1.0, 2.0]), np.array([[1, 2]]), np.array(["1", None], object)],
     [np.array([0.0]), np.array([-0.0]), np.array([math.nan]), np.array(["a"]), np.array([1], "M8[s]")],
     [Level.LOW, Level.HIGH, Level.LOW | Level.HIGH, Config(1), Config(2), Config(1, frozenset())],
+    [Bare(1), Bare(2), Bare(1.0), Bare((1, None)), Bare(Level.LOW), Bare(dict), Bare(1).__init__, Bare(2).__init__],
     [Named("a"), Named("b"), Named("a").method, Named("b").method, Named],
     [len, max, math.sqrt, np.tanh, np.sin, str.upper, "a".upper, "b".upper, list, list[int], dict[str, int]],
     [operator.itemgetter(1), operator.itemgetter(2), np.dtype("float32"), np.dtype("float64")],
