@@ -29,7 +29,13 @@ def below(root: Path, *parts: str) -> Path:
     """
     path = root.joinpath(*parts)
     top = os.path.realpath(root)
-    if "\0" in str(path) or os.path.commonpath([top, real := os.path.realpath(path)]) != top or real == top:
+    try:
+        real = os.path.realpath(path)
+        is_outside = "\0" in str(path) or os.path.commonpath([top, real]) != top or real == top
+    except ValueError:
+        # Half a surrogate pair is in no path, and NUL in none for some versions of Python.
+        is_outside = True
+    if is_outside:
         raise UsageError(f"{str(path)!r} leads out of {root}; remove the link there, or use no data of strangers")
     return path
 

@@ -13,7 +13,7 @@ from shadho_celery.errors import UsageError
 
 
 @pytest.mark.parametrize(
-    "parts", [("..",), ("../x",), ("/etc",), ("a", "../../x"), ("",), (".",), ("a/..",), ("a\0b",)]
+    "parts", [("..",), ("../x",), ("/etc",), ("a", "../../x"), ("",), (".",), ("a/..",), ("a\0b",), ("\ud800",)]
 )
 def test_names_lead_out_of_no_folder(tmp_path: Path, parts: tuple[str, ...]) -> None:
     with pytest.raises(UsageError, match="leads out of"):
