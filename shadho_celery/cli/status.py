@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,9 @@ from shadho_celery.transport import urls
 
 if TYPE_CHECKING:
     from shadho_celery.transport.registry import StudyWants, Worker
+
+#: trials that are shown of a worker; --json has more
+TRIALS = 8
 
 NO_FLEET = (
     f"no study runs in this folder with workers of its own, and no fleet is named; to see a fleet give --broker and "
@@ -40,7 +44,7 @@ Examples:
 @connection_options.options
 @connection_options.refusals()
 def status(as_json: bool, **connection: str | None) -> None:
-    """Show the studies that run on a fleet, and its classes, workers, slots and queues.
+    """Show the studies that run on a fleet, its workers with the trials in their slots, and its classes and queues.
 
     If no fleet is named, show the studies that run in this folder with workers of their own (embedded mode).
     """
@@ -72,7 +76,8 @@ def _embedded() -> list[dict[str, Any]]:
             with reached(folder) as named:
                 found.append(place | _look(named))
         except ServiceError as error:
-            silence = f"its Redis does not answer ({one_line(error.__cause__)}); see the logs there, or ask again"
+            cause = one_line(error.__cause__)
+            silence = f"its Redis does not answer ({cause}); see the logs there, or ask on the machine that runs it"
             # Not its own remedy, if a server has caused it: that is for a fleet's servers.
             found.append(place | {"trouble": str(error) if error.__cause__ is None else silence})
     return found
@@ -125,6 +130,7 @@ def _facts(
             }
             for key, study in sorted(studies.items(), key=lambda each: (each[1].name, each[0]))
         ],
+        "workers": [_worker(name, worker) for name, worker in sorted(workers.items())],
         "refused": refused,
         "codes": {module: found for module, found in _codes(workers).items() if len(found) > 1},
         "classes": {
@@ -144,6 +150,31 @@ def _facts(
     }
 
 
+def _worker(name: str, worker: Worker) -> dict[str, Any]:
+    """Return the facts of a worker, and the trials in its slots by their start."""
+    now = time.time()
+    runs = [
+        {
+            "study": one_line(share.name or key, 255),
+            "trial": trial.number,
+            "replica": trial.rank,
+            "seconds": round(max(0.0, now - trial.started_at), 1),
+        }
+        for key, share in worker.studies.items()
+        for trial in share.trials
+    ]
+    return {
+        "name": name,
+        "class": worker.compute_class,
+        "host": worker.machine.host,
+        "state": "draining" if worker.draining else "quarantined" if worker.quarantined else "serving",
+        "slots": worker.slots,
+        "busy": worker.busy,
+        "ended": worker.ended,
+        "runs": sorted(runs, key=lambda run: -run["seconds"]),
+    }
+
+
 def _codes(workers: Mapping[str, Worker]) -> dict[str, dict[str, list[str]]]:
     """Return the hosts by module and version of its code; a version is "" where the module cannot be imported."""
     found: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
@@ -160,6 +191,8 @@ def _show(found: Mapping[str, Any]) -> None:
     place = f"embedded workers in {found['folder']}" if "folder" in found else None
     say(place or f"broker {found['fleet']['broker']}, Redis {found['fleet']['redis']}")
     _show_studies(found["studies"])
+    if found["workers"]:
+        _show_workers(found["workers"])
     if found["classes"]:
         _show_classes(found["classes"])
     else:
@@ -195,6 +228,31 @@ def _show_studies(studies: Sequence[Mapping[str, Any]]) -> None:
 def _of(trials: Mapping[str, int | None]) -> str:
     """Return how many trials have ended, and of how many if there is a limit."""
     return f"{trials['ended']}" if trials["limit"] is None else f"{trials['ended']} of {trials['limit']}"
+
+
+def _show_workers(workers: Sequence[Mapping[str, Any]]) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    from shadho_celery.cli.views import last, make_console, right
+
+    table = Table("worker", *map(right, ("slots", "busy", "ended")), "state", last("trials in its slots, by study"))
+    for worker in workers:
+        figures = ("-" if worker[figure] is None else str(worker[figure]) for figure in ("slots", "busy", "ended"))
+        table.add_row(Text(one_line(worker["name"])), *figures, worker["state"], Text(_in_slots(worker["runs"])))
+    make_console().print(table)
+
+
+def _in_slots(runs: Sequence[Mapping[str, Any]]) -> str:
+    """Return the trials that have run the longest, by study, and the number of the others."""
+    from shadho_celery.cli.views import duration
+
+    by_study: dict[str, list[str]] = defaultdict(list)
+    for run in runs[:TRIALS]:
+        replica = "" if run["replica"] is None else f" replica {run['replica']}"
+        by_study[run["study"]].append(f"{run['trial']}{replica} ({duration(run['seconds'])})")
+    shown = "; ".join(f"{study}: {', '.join(trials)}" for study, trials in by_study.items())
+    return shown + (f" and {len(runs) - TRIALS} more" if len(runs) > TRIALS else "")
 
 
 def _show_classes(classes: Mapping[str, Mapping[str, Any]]) -> None:

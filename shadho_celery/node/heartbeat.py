@@ -50,6 +50,8 @@ class Heartbeat:
         self._clock = clock
         self._is_announced = threading.Event()
         self._is_draining = False
+        #: trials that have ended here
+        self._ended = 0
         self._announced_at = clock.now()
         self._consumer: Consumer | None = None
         self._lock = threading.Lock()
@@ -100,6 +102,11 @@ class Heartbeat:
         """Record that a message has come."""
         if self._consumer is not None:
             self._consumer.note_message()
+
+    def note_end(self) -> None:
+        """Record that a trial has ended here."""
+        with self._lock:
+            self._ended += 1
 
     def drop_refused(self, are_refused: AreRefused) -> None:
         """Drop refused messages of the worker's queue in bulk, unless another worker of its class has just done so."""
@@ -171,9 +178,15 @@ class Heartbeat:
 
     def _announce(self) -> None:
         with self._lock:
-            facts = {"quarantined": bool(self._breakers) or self._is_draining, "draining": self._is_draining}
             studies = self._leases.studies()
-            worker = replace(self._worker, busy=sum(each.slots for each in studies.values()), studies=studies, **facts)
+            worker = replace(
+                self._worker,
+                busy=sum(each.slots for each in studies.values()),
+                studies=studies,
+                ended=self._ended,
+                quarantined=bool(self._breakers) or self._is_draining,
+                draining=self._is_draining,
+            )
         self._workers.announce(self._name, worker)
 
     def _announce_now(self) -> None:

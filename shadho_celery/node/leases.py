@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 from shadho_celery.runner.runner import INTERRUPT_SECONDS, STOP_SECONDS, Runner
 from shadho_celery.transport.channel import WorkerChannel
-from shadho_celery.transport.registry import Share
+from shadho_celery.transport.registry import MAX_TOLD, RunningTrial, Share
 from shadho_celery.transport.seats import Seat, WorkerSeats
 
 #: what `stopped` says of an attempt that is given back: its worker ends
@@ -28,6 +28,8 @@ class Lease:
     runner: Runner
     #: the study's name
     name: str = ""
+    #: seconds since the epoch
+    started_at: float = 0.0
     #: of a replica, its place in the attempt's gang
     seat: Seat | None = None
     #: reason why it was stopped: ``cancel``, ``prune``, ``gone``, ``yield`` or GIVEN_BACK; "" while it was not
@@ -40,6 +42,12 @@ class Lease:
     @property
     def key(self) -> tuple[str, int, int]:
         return self.delivery, self.number, self.attempt
+
+    @property
+    def running(self) -> RunningTrial:
+        """The trial as it is announced."""
+        rank = None if self.seat is None else self.seat.rank
+        return RunningTrial(number=self.number, started_at=self.started_at, rank=rank)
 
 
 class Leases:
@@ -57,11 +65,15 @@ class Leases:
             return len(self._live)
 
     def studies(self) -> dict[str, Share]:
-        """Return by the study's key how many slots run trials of each study."""
+        """Return by the study's key how many slots run trials of each study, and which trials."""
+        by_study: dict[str, list[Lease]] = defaultdict(list)
         with self._lock:
-            live = list(self._live.values())
-        slots = Counter(lease.study for lease in live)
-        return {lease.study: Share(name=lease.name, slots=slots[lease.study]) for lease in live}
+            for lease in self._live.values():
+                by_study[lease.study].append(lease)
+        return {
+            study: Share(name=held[0].name, slots=len(held), trials=[lease.running for lease in held[:MAX_TOLD]])
+            for study, held in by_study.items()
+        }
 
     @contextmanager
     def holding(self, lease: Lease) -> Iterator[None]:

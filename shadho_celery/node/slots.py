@@ -366,6 +366,7 @@ class Slots:
                 self._channel.count_refused(payload.study)
             return None
         outcome = outcome.cancelled() if stopped else outcome
+        self._heartbeat.note_end()
         # For the scheduler, who knows the loss of its last report, it was stopped; a person is told why.
         self._lines.tell(payload, attempt, replace(outcome, state=TrialState.PRUNED) if stopped == "prune" else outcome)
         return Result(
@@ -443,6 +444,7 @@ class Slots:
         lease = Lease(
             study=payload.study,
             name=payload.name,
+            started_at=self._clock.wall(),
             number=number,
             attempt=which,
             delivery=delivery,

@@ -17,7 +17,7 @@ from msgspec import Meta, Struct
 from shadho_celery.core.checks import decoder
 from shadho_celery.core.code import MAX_PROBLEM, CodeVersion
 from shadho_celery.core.hardware import Machine
-from shadho_celery.core.trial import Clean, Name, Number, Positive
+from shadho_celery.core.trial import Clean, Moment, Name, Number, Positive
 from shadho_celery.errors import ServiceError
 from shadho_celery.transport.broker import PROTOCOL
 from shadho_celery.transport.redis import Redis
@@ -37,6 +37,20 @@ _Slots = Annotated[int, Meta(ge=0, le=10**6)]
 _ClassName = Annotated[Clean, Meta(max_length=63)]
 
 
+#: most trials of a study that a worker tells of: it may have very many slots, and an announcement has an end
+MAX_TOLD = 1000
+
+
+class RunningTrial(Struct, frozen=True, kw_only=True):
+    """A trial in a slot."""
+
+    number: Number
+    #: seconds since the epoch, by the worker's clock
+    started_at: Moment
+    #: of a replica, its rank in the trial's gang
+    rank: Number | None = None
+
+
 class Share(Struct, frozen=True, kw_only=True):
     """A study's part of a worker."""
 
@@ -44,6 +58,8 @@ class Share(Struct, frozen=True, kw_only=True):
     name: Name = ""
     #: slots that run its trials
     slots: _Slots = 0
+    #: those trials, in the order of their start; at most MAX_TOLD
+    trials: list[RunningTrial] = []
 
 
 class Worker(Struct, frozen=True, kw_only=True):
@@ -58,6 +74,8 @@ class Worker(Struct, frozen=True, kw_only=True):
     busy: _Slots = 0
     #: by the study's key, whose trials they are
     studies: dict[str, Share] = {}
+    #: trials that have ended here since its start; None if it does not tell
+    ended: Number | None = None
     #: modules whose objectives it runs
     imports: list[str] = []
     #: their code as its processes have imported it; without those that are not imported yet, or were edited since

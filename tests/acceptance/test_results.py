@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from shadho_celery.core.hardware import Machine
 from shadho_celery.node.storage import TOKEN
 from shadho_celery.transport.broker import PROTOCOL
 from shadho_celery.transport.redis import connect
-from shadho_celery.transport.registry import Progress, Registry, StudyWants, Worker
+from shadho_celery.transport.registry import Progress, Registry, RunningTrial, Share, StudyWants, Worker
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -108,14 +109,23 @@ def test_the_status_lists_studies_by_name_and_shows_no_terminal_what_it_would_ob
     studies.announce("k2", StudyWants(name="svm", weight=2.5, progress=progress))
     studies.announce("k1", StudyWants(name="b\x9b31m\u202e", progress=Progress(ended=7)))
     studies.announce("old\x1b[31m" + "x" * 1000, StudyWants())
-    workers.announce("w", Worker(protocol=PROTOCOL, compute_class="\x9bc", machine=Machine(host="\u202eh")))
-    urls = {"CELERY_BROKER_URL": amqp_url, "SHADHO_REDIS_URL": redis_url}
+    workers.announce("w\x1b[31m", Worker(protocol=PROTOCOL, compute_class="\x9bc", machine=Machine(host="\u202eh")))
+    # An hour, as a second passes, and more trials than are shown.
+    trials = [RunningTrial(number=number, started_at=time.time() - 3630, rank=number or None) for number in range(9)]
+    held = {"k2": Share(name="svm", slots=9, trials=trials[:1]), "k1\x9b": Share(slots=8, trials=trials[1:])}
+    workers.announce("v", Worker(protocol=PROTOCOL, compute_class="cpu", slots=9, busy=9, ended=4, studies=held))
+    urls = {"CELERY_BROKER_URL": amqp_url, "SHADHO_REDIS_URL": redis_url, "COLUMNS": "600"}
     shown, told = (CliRunner().invoke(commands, ["status", *more], env=urls) for more in ([], ["--json"]))
     assert (shown.exit_code, told.exit_code) == (0, 0)
     assert (shown.output + told.output).replace("\n", "").isprintable()
     rows = [line.strip("│ ").replace(" ", "").split("│") for line in shown.output.splitlines()]
     assert ["svm", "2.5", "3of9", "2", "1"] in rows
     assert ["b\\x9b31m\\u202e", "1", "7", "0", "0"] in rows
+    [row] = [row for row in rows if row[0] == "v"]
+    assert row[:5] == ["v", "9", "9", "4", "serving"]
+    assert row[5].startswith("svm:0(1h);k1\\x9b:1replica1(1h),2replica2(1h)")
+    assert row[5].endswith("7replica7(1h)and1more")
+    assert ["w\\x1b[31m", "0", "0", "-", "serving"] in rows
     by_key = {study["key"]: study for study in json.loads(told.output)["studies"]}
     assert by_key["k2"]["trials"] == {"ended": 3, "limit": 9, "running": 2, "waiting": 1}
     assert by_key["k1"]["name"] == "b\\x9b31m\\u202e"

@@ -57,8 +57,10 @@ def test_a_worker_that_drains_says_so_at_once_and_takes_nothing_for_a_scheduler_
     lease = Lease(study="k", name="svm", number=1, attempt=1, delivery="d", runner=MagicMock())
     with leases.holding(lease):
         heartbeat.announce()
+        heartbeat.note_end()
         heartbeat.drain()
     before, after = (json.loads(call.args[1]) for call in announced.call_args_list)
     assert (before["draining"], before["quarantined"]) == (False, False)
     assert (after["draining"], after["quarantined"]) == (True, True)
-    assert (after["busy"], after["studies"]) == (1, {"k": {"name": "svm", "slots": 1}})
+    assert (before["ended"], after["ended"]) == (0, 1)
+    assert (after["busy"], after["studies"]["k"]["name"], after["studies"]["k"]["slots"]) == (1, "svm", 1)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+from contextlib import ExitStack
 from unittest.mock import MagicMock
 
 import pytest
+from msgspec import to_builtins
 
+from shadho_celery.core.trial import MAX_COUNT
 from shadho_celery.node.leases import GIVEN_BACK, Lease, Leases
-from shadho_celery.transport.registry import Share
+from shadho_celery.transport.registry import MAX_ANNOUNCEMENT, MAX_TOLD, RunningTrial, Share
 from shadho_celery.transport.seats import Seat
 
 
@@ -92,11 +96,39 @@ def test_once_closed_all_that_runs_or_begins_is_given_back_but_not_what_was_stop
             assert [each.stopped for each in (running, cancelled, late)] == [GIVEN_BACK, "cancel", GIVEN_BACK]
 
 
+def trial(number: int, rank: int | None = None) -> RunningTrial:
+    return RunningTrial(number=number, started_at=50.0 + number, rank=rank)
+
+
 def test_a_worker_tells_whose_trials_it_runs(leases: Leases) -> None:
     held = [
-        Lease(study=key, name=f"study {key}", number=n, attempt=1, delivery=f"d{n}", runner=MagicMock())
+        Lease(
+            study=key,
+            name=f"study {key}",
+            started_at=50.0 + n,
+            number=n,
+            attempt=1,
+            delivery=f"d{n}",
+            runner=MagicMock(),
+        )
         for n, key in enumerate("aab")
     ]
+    held[1].seat = Seat(number=1, attempt=1, call=1, rank=2)
     with leases.holding(held[0]), leases.holding(held[1]), leases.holding(held[2]):
-        assert leases.studies() == {"a": Share(name="study a", slots=2), "b": Share(name="study b", slots=1)}
+        assert leases.studies() == {
+            "a": Share(name="study a", slots=2, trials=[trial(0), trial(1, rank=2)]),
+            "b": Share(name="study b", slots=1, trials=[trial(2)]),
+        }
     assert leases.studies() == {}
+
+
+def test_a_worker_of_very_many_slots_tells_of_some_trials_so_that_its_announcement_is_not_too_long(
+    leases: Leases,
+) -> None:
+    with ExitStack() as stack:
+        for number in range(MAX_TOLD + 5):
+            stack.enter_context(leases.holding(lease(number)))
+        [share] = leases.studies().values()
+    assert (share.slots, len(share.trials)) == (MAX_TOLD + 5, MAX_TOLD)
+    longest = RunningTrial(number=MAX_COUNT, started_at=1e10 / 3, rank=MAX_COUNT)
+    assert len(json.dumps(to_builtins(longest))) * MAX_TOLD < MAX_ANNOUNCEMENT / 2
