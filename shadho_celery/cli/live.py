@@ -28,6 +28,7 @@ from shadho_celery.cli.views import (
     first_loss,
     last,
     preference_lines,
+    rate_text,
     right,
     rung_lines,
 )
@@ -245,7 +246,7 @@ def pace_line(scheduler: Scheduler, pace: Pace, began: float) -> str:
     if not pace.ended:
         rate = "no trial has ended yet" + (" in this run" if study.counted else "")
     else:
-        rate = f"{pace.a_minute:.3g} trials a minute"
+        rate = rate_text(pace.a_minute)
     if pace.since_last > PACE_SECONDS and pace.ended:
         rate += f", none for {duration(pace.since_last)}"
     if scheduler.stopping:

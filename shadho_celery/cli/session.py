@@ -510,7 +510,8 @@ class Session:
             yield from _embedded_warnings(self._embedded, expected, {worker.compute_class for worker in live.values()})
             return
         live = {name: worker for name, worker in live.items() if not worker.draining}
-        trouble = unable(live, *wanted, refused=self._executor.unsigned)
+        first = next(iter(self._settings.classes), "gpu_large")
+        trouble = unable(live, *wanted, refused=self._executor.unsigned, compute_class=first)
         if trouble is not None and not self._disk.edited(self._code):
             yield "able", f"Warning: {trouble}"
             if any(self._file.module in worker.imports for worker in live.values()):

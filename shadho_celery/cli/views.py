@@ -121,6 +121,11 @@ def took(seconds: float | None) -> str:
     return f"{seconds:.3g} s" if seconds >= 0.9995 else f"{1000 * seconds:.3g} ms"
 
 
+def rate_text(a_minute: float) -> str:
+    """Return a number of trials a minute: to three digits, a large one as a whole number."""
+    return f"{a_minute:{'.3g' if a_minute < 999.5 else '.0f'}} trials a minute"
+
+
 def best_line(study: Study) -> str:
     """Return the best loss so far in one line."""
     best = study.best
@@ -212,7 +217,7 @@ def counts_line(study: Study) -> str:
 
 def time_line(seconds: float, trials: int, *, has_run: bool = True) -> str:
     """Return how long so many trials took together, in this run or in all of them, and their rate."""
-    rate = f", {60 * trials / seconds:.3g} trials a minute" if trials and seconds > 0 else ""
+    rate = f", {rate_text(60 * trials / seconds)}" if trials and seconds > 0 else ""
     words = f"{trials} {'trial' if trials == 1 else 'trials'}{rate}"
     return f"{'this run took' if has_run else 'ran for about'} {took(seconds)}: {words}"
 

@@ -112,12 +112,13 @@ def other_code(trials: Mapping[str, int], now: str) -> list[str]:
 
     `trials` has the number of its trials by version.
     """
-    if not now or not {*trials} - {now}:
+    others = ", ".join(f"{count} of version {code}" for code, count in trials.items() if code != now)
+    if not now or not others:
         return []
-    counts = ", ".join(f"{count} of version {code}" for code, count in trials.items())
+    same = f", beside {trials[now]} of this version" if trials.get(now) else ""
     return [
-        f"Warning: the objective's code is now version {now}, and this study has trials of other code: {counts}; all "
-        "of them share its best trials, sampler and pruner; give --study NAME without --resume for a new study"
+        f"Warning: the objective's code is now version {now}, and this study has trials of other code: {others}{same}; "
+        "all of them share its best trials, sampler and pruner; give --study NAME without --resume for a new study"
     ]
 
 

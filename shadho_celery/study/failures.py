@@ -13,9 +13,9 @@ from shadho_celery.core.trial import Trial
 class FailureCount:
     """Trials that have failed in one way."""
 
-    #: how one of them failed
+    #: how the first of them failed
     failure: Failure
-    #: least number of such a trial
+    #: number of that trial, the least one
     first: int
     trials: int = 1
 
@@ -37,9 +37,12 @@ class Failures:
         known = self._counts.get(failure.kind)
         if known is None:
             self._counts[failure.kind] = FailureCount(failure=failure, first=trial.number)
+        elif trial.number < known.first:
+            # Trials do not end by number. The failure that is shown is that of the trial that is named beside it.
+            first = FailureCount(failure=failure, first=trial.number, trials=known.trials + 1)
+            self._counts[failure.kind] = first
         else:
-            first = min(known.first, trial.number)
-            self._counts[failure.kind] = replace(known, first=first, trials=known.trials + 1)
+            self._counts[failure.kind] = replace(known, trials=known.trials + 1)
         return failure
 
     def common(self) -> list[FailureCount]:

@@ -246,10 +246,11 @@ def unable(
     code: CodeVersion = ANY_CODE,
     *,
     refused: int = 0,
+    compute_class: str = "gpu_large",
 ) -> ServiceError | None:
     """Return the reason why none of the live `workers` runs this `code` of `module`, with the remedy; None if one does.
 
-    `refused` is the number of announcements that are not signed with our key.
+    `refused` is the number of announcements that are not signed with our key. The remedy names `compute_class`.
     """
     if able(workers, module, fingerprint, code):
         return None
@@ -258,7 +259,7 @@ def unable(
         return ServiceError(f"no live worker has this study's code of {module}, and the study waits for one: {first}")
     workers = {name: worker for name, worker in workers.items() if not worker.draining}
     if not (workers or refused):
-        return ServiceError(f"no worker is live; start one on a node: {start_command('gpu_large', module)}")
+        return ServiceError(f"no worker is live; start one on a node: {start_command(compute_class, module)}")
     having = [worker for worker in workers.values() if module in worker.imports]
     if workers and not having:
         name = min(worker.compute_class for worker in workers.values())

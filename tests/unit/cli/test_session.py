@@ -62,6 +62,7 @@ def test_missing_workers_are_warned_of_once_they_have_had_the_time_to_announce_t
     assert warnings(MISSING_SECONDS - 0.1) == []
     none, gpu, cpu = warnings(MISSING_SECONDS)
     assert "no worker is live" in none
+    assert none.endswith("-Q gpu"), "the remedy is a worker of a class of the study"
     assert "no worker serves the queue gpu" in gpu
     assert "no worker serves the queue cpu" in cpu
 

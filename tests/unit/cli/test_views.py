@@ -587,6 +587,7 @@ def test_the_report_says_how_long_the_search_took_where_and_with_what_and_of_how
     assert all(line in text.getvalue() for line in lines)
     assert "study s: 8 complete, 2 failed of 60 trials; best loss" in text.getvalue()
     assert views.time_line(0.0, 0) == "this run took 0 s: 0 trials"
+    assert views.time_line(0.531, 12).endswith("12 trials, 1356 trials a minute")
     hosts = {f"h{n}": 1 for n in range(views.HOSTS + 2)}
     assert views.place_lines(hosts, [])[0].endswith("and 2 more")
 

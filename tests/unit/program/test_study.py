@@ -530,7 +530,7 @@ def test_a_study_that_goes_on_under_other_code_is_warned_of_with_the_trials_of_e
     with pytest.warns(UserWarning, match=found):
         minimize(of_epochs(20), space, trials=6, resume=True, **named)
     with (
-        pytest.warns(UserWarning, match=r"4 of version [0-9a-f]{12}, 2 of version [0-9a-f]{12};"),
+        pytest.warns(UserWarning, match=r"other code: 4 of version [0-9a-f]{12}, beside 2 of this version;"),
         Study(space, **{**named, "resume": True}) as study,
     ):
         study.run(of_epochs(20), trials=7)

@@ -23,6 +23,12 @@ def test_failures_are_counted_by_kind_the_most_common_first() -> None:
     ]
 
 
+def test_the_failure_that_is_shown_is_that_of_the_trial_that_is_named() -> None:
+    at_7, at_3, at_5 = (failed(number, WRONG_NAME.replace("'lr'", f"{number}")) for number in (7, 3, 5))
+    shown = "3 x KeyError: 3 (study.py:3); the first is trial 3"
+    assert [str(each) for each in Failures([at_7, at_3, at_5]).common()] == [shown]
+
+
 @pytest.mark.parametrize("order", [range(5, 8), (7, 5, 6)])
 def test_a_run_is_hopeless_once_its_first_trials_by_number_have_all_failed_in_one_way(order: range) -> None:
     failures, verdict = Failures(), Hopelessness([5, 6, 7])
