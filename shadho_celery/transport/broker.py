@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -27,7 +28,7 @@ from shadho_celery.errors import ServiceError
 from shadho_celery.transport.celery_settings import configuration
 from shadho_celery.transport.signing import UNSIGNED, Signer
 from shadho_celery.transport.tls import is_untrusted, remedy
-from shadho_celery.transport.urls import BROKER
+from shadho_celery.transport.urls import BROKER, DEFAULTS
 
 #: version of the protocol that scheduler and worker must share: the form of messages and of the channel's records
 PROTOCOL = 11
@@ -399,7 +400,9 @@ class Publisher:
 
 def _unusable(url: str, error: BaseException) -> ServiceError:
     cause = one_line(mask_in(str(error), url)) or type(error).__name__
-    return ServiceError(f"the broker at {mask(url)} cannot be used ({cause}); {remedy(cause, BROKER)}")
+    # Without the variable, another URL than the default one is that of a celeryconfig.py.
+    named = BROKER if os.environ.get(BROKER) or url == DEFAULTS[BROKER] else "broker_url of celeryconfig.py"
+    return ServiceError(f"the broker at {mask(url)} cannot be used ({cause}); {remedy(cause, named)}")
 
 
 def _signed(payload: Mapping[str, Any]) -> str:

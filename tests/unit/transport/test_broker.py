@@ -168,3 +168,11 @@ def test_a_payload_that_is_none_is_refused_though_it_is_signed_or_needs_not_be()
     plain, headers = travelled(SIGNER)
     assert "$.study" in refusal({**plain, "study": "../x"}, headers)
     assert "Expected `object`" in refusal(None, headers)
+
+
+def test_a_broker_that_cannot_be_used_is_refused_with_what_has_named_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    url = "redis://127.0.0.1:1/0"
+    monkeypatch.delenv("CELERY_BROKER_URL", raising=False)
+    assert str(broker._unusable(url, OSError("refused"))).endswith("or check broker_url of celeryconfig.py")
+    monkeypatch.setenv("CELERY_BROKER_URL", url)
+    assert str(broker._unusable(url, OSError("refused"))).endswith("or check CELERY_BROKER_URL")
