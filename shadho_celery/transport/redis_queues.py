@@ -1,4 +1,4 @@
-"""Redis as the broker: a worker passes over items that are no messages.
+"""Redis as the broker: a worker passes over items that are no messages, and a channel has one client.
 
 kombu takes one item after another from a queue's list, and puts each into a hash until it is acknowledged. An item
 that it cannot read ends the worker, one item each. Here it is named in the log, and the worker lives on.
@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from queue import Empty
 from typing import Any
 
@@ -39,9 +41,17 @@ class Message(kombu.transport.virtual.Message):  # type: ignore[misc]
 
 
 class Channel(kombu.transport.redis.Channel):  # type: ignore[misc]
-    """A channel that outlives items of its queues that are no messages."""
+    """A channel that outlives items of its queues that are no messages, and keeps its client."""
 
     Message = Message
+    _kept: Any = None
+
+    @contextmanager
+    def conn_or_acquire(self, client: Any = None) -> Iterator[Any]:
+        # kombu makes a client for each message that it sends, takes or acknowledges: as much work as the call itself.
+        if client is None and (self._kept is None or self._kept.connection_pool is not self.pool):
+            self._kept = self._create_client()
+        yield self._kept if client is None else client
 
     def _brpop_read(self, **options: Any) -> Any:
         try:

@@ -74,3 +74,14 @@ def test_an_item_that_is_no_message_is_passed_over_and_said(
     assert "\n" not in said
     assert len(said) < 300
     assert not client.exists("unacked", "q")
+
+
+def test_a_channel_has_one_client_until_it_has_another_pool(redis_url: str) -> None:
+    with Connection(redis_url) as connection:
+        channel = connection.default_channel
+        with channel.conn_or_acquire() as first, channel.conn_or_acquire() as second:
+            assert first is second
+        channel._pool = None
+        with channel.conn_or_acquire() as other, channel.conn_or_acquire(first) as given:
+            assert other is not first
+            assert given is first
