@@ -19,7 +19,7 @@ from shadho_celery.core.trial import COUNTED
 from shadho_celery.errors import NestedStart, UsageError
 from shadho_celery.objective import study_file
 from shadho_celery.objective.call import Objective, check_objective
-from shadho_celery.program.study import Study
+from shadho_celery.program.study import Names, Study
 from shadho_celery.program.warm_start import WarmStartSource, of_object
 from shadho_celery.program.words import python_words, warn
 from shadho_celery.results.on_trial import OnTrial, check_on_trial
@@ -118,6 +118,8 @@ def minimize(
     limits |= {"max_failures": max_failures, "early_stop": early_stop}
     named = {"sampler": sampler, "policy": policy, "shares": shares, "pruner": pruner}
     given: dict[str, Any] = {name: value for name, value in named.items() if value is not None}
+    names: dict[str, Any] = {"store": store, "study": study, "resume": resume, "seed": seed}
+    as_record(names, Names)
     if isinstance(objective, str) or workers or broker or redis:
         module = objective if isinstance(objective, str) else _module_of(objective, space)
         if space is not None and isinstance(objective, str):
@@ -151,7 +153,6 @@ def minimize(
     if on_trial is not None:
         check_on_trial(on_trial, "on_trial")
     Limits.of(as_record({**limits, "objectives": objectives}, StudySettings))
-    names: dict[str, Any] = {"store": store, "study": study, "resume": resume, "seed": seed}
     names |= {"rungs": rungs, "fidelity": fidelity}
     given["objectives"] = objectives
     with Study(space, **names, **given, enqueue=enqueue, warm_start=warm_start) as opened:

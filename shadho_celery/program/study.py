@@ -64,7 +64,7 @@ _ENDLESS = Limits(target=-math.inf)
 _NOTHING: Any = object()
 
 
-class _Names(Struct, frozen=True, kw_only=True):
+class Names(Struct, frozen=True, kw_only=True):
     """Arguments by which a study is opened, each with the description that a refusal shows."""
 
     store: Annotated[str, Meta(description="a database URL such as sqlite:///shadho.db")]
@@ -143,7 +143,7 @@ class Study(StudyResults):
         Raises SpaceError, UsageError, StudyError or StoreError.
         """
         # Invalid arguments are refused before a study is recorded.
-        names = as_record({"store": store, "study": study, "resume": resume, "seed": seed}, _Names)
+        names = as_record({"store": store, "study": study, "resume": resume, "seed": seed}, Names)
         named = {"sampler": sampler, "policy": policy, "shares": shares, "pruner": pruner, "objectives": objectives}
         self._given = {name: value for name, value in named.items() if value is not None}
         budgets = {"rungs": rungs, "fidelity": fidelity}
@@ -168,7 +168,7 @@ class Study(StudyResults):
                 self.enqueue(points)
             opened.pop_all()
 
-    def _open(self, names: _Names, opened: ExitStack) -> None:
+    def _open(self, names: Names, opened: ExitStack) -> None:
         """Open store and study, to be closed in reverse order."""
         self._database = SqlStore(names.store)
         opened.callback(self._database.close)

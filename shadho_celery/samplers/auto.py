@@ -1,7 +1,7 @@
 """Choice of a sampler by the space and the history: `gp`, `tpe`, or both by turns; the start covers the space.
 
 A Gaussian process learns fastest where losses are a smooth function of few labels: before every guess it is checked how
-well it foretells each loss from the others. Density estimates bear more labels, jumps, noise and long histories, and
+well it predicts each loss from the others. Density estimates bear more labels, jumps, noise and long histories, and
 cost less: where many short trials follow one another, the process would keep the machines waiting. The choice depends
 on the limit, the counts and the recorded seconds, never on the clock.
 """
@@ -25,7 +25,7 @@ MOST_TRIALS, AT_FIRST = 500, 100
 SECONDS = 1.0
 #: latest trials whose seconds are looked at
 LATEST = 50
-#: part of the losses' variance that the process foretells, below which every second guess is the other one's
+#: part of the losses' variance that the process predicts, below which every second guess is the other one's
 FORETOLD = 0.1
 
 
@@ -57,7 +57,7 @@ class AutoSampler:
             self.choice = f"tpe: {why}"
             return self._tpe.ask(n, pending)
         foretold = self._gp.foretold or 0.0
-        words = f"foretells {max(foretold, 0.0):.0%} of the differences between losses"
+        words = f"predicts {max(foretold, 0.0):.0%} of the differences between losses"
         if foretold >= FORETOLD:
             self.choice = f"gp: it {words}"
             return self._gp.ask(n, pending)

@@ -86,7 +86,7 @@ class GpSampler:
 
     @property
     def foretold(self) -> float | None:
-        """Part of the variance of losses that the process foretells, each from the others; None before a guess."""
+        """Part of the variance of losses that the process predicts, each from the others; None before a guess."""
         if not self._domains or not self.is_started:
             return None
         with _threads().limit(limits=1, user_api="blas"):

@@ -37,7 +37,7 @@ def test_a_smooth_function_of_few_numbers_is_for_gp() -> None:
     for sampler in (auto, gp):
         sampler.tell(trials(NUMBERS, 30))
     assert auto.ask(2, []) == gp.ask(2, [])
-    assert auto.choice.startswith("gp: it foretells ")
+    assert auto.choice.startswith("gp: it predicts ")
 
 
 def test_several_losses_are_for_tpe() -> None:
@@ -58,7 +58,7 @@ def test_where_nothing_can_be_foretold_both_are_asked_by_turns() -> None:
     for sampler in (auto, gp):
         sampler.tell(trials(NUMBERS, 60, noise=True))
     asked = auto.ask(4, [])
-    assert auto.choice.startswith("gp and tpe by turns: gp foretells ")
+    assert auto.choice.startswith("gp and tpe by turns: gp predicts ")
     assert asked[:2] == gp.ask(2, [])
     assert asked[2:] != gp.ask(4, [])[2:]
 
