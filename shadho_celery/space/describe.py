@@ -22,7 +22,7 @@ NAMED = 2
 MAX_TEXT = 200
 #: nested tuples and dicts that are shown of an option
 MAX_LEVELS = 5
-#: most characters of an option's name
+#: most characters of a name that is an option's text
 MAX_NAME = 40
 #: text of what is drawn
 _DRAWN = "..."
@@ -132,17 +132,15 @@ def _cut(text: str) -> str:
 def option_names(label: str, options: SequenceOf[Node], version: int = VERSION) -> tuple[str, ...]:
     """Return a name for each option: its tag (`option_tags`), else its text as a person reads it, else its index.
 
-    Long names are shortened in the middle. Names of a `version` before 2 are tags that are strings, and indexes.
+    Long texts are shortened in the middle. Names of a `version` before 2 are tags that are strings, and indexes.
     """
     tags = option_tags(label, options, with_numbers=version >= NAMED)
     if version < NAMED:
         names = [str(place) if tag is None else tag for place, tag in enumerate(tags)]
     else:
-        texts = [
-            _shortened(_name_of(option) if tag is None else tag) for option, tag in zip(options, tags, strict=True)
-        ]
-        counts = Counter(texts)
-        names = [text if text and counts[text] == 1 else str(place) for place, text in enumerate(texts)]
+        words = [_name_of(option) if tag is None else tag for option, tag in zip(options, tags, strict=True)]
+        counts = Counter(words)
+        names = [str(place) if word is None or counts[word] > 1 else word for place, word in enumerate(words)]
     # a tag may look like another option's index
     return tuple(names) if len(set(names)) == len(names) else tuple(map(str, range(len(names))))
 
@@ -166,10 +164,10 @@ def option_tags(label: str, options: SequenceOf[Node], *, with_numbers: bool = F
     return [tag if tag is not None and counts[tag] == 1 and _is_storable(tag) else None for tag in tags]
 
 
-def _name_of(option: Node) -> str:
-    """Return an option's text with labels for what is drawn; none for one that has neither constants nor labels."""
+def _name_of(option: Node) -> str | None:
+    """Return an option's text with labels for what is drawn; None for one that has neither constants nor labels."""
     text = _option_text(unshared(option), MAX_LEVELS, _drawn_label)
-    return text if _is_storable(text) and text != _DRAWN else ""
+    return _shortened(text) if _is_storable(text) and text != _DRAWN else None
 
 
 def _drawn_label(node: Node) -> str:

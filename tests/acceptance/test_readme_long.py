@@ -61,7 +61,7 @@ def test_unets_that_find_cells(desk: Desk) -> None:
     out = shell(desk, f"{command.replace('tasks.unet', 'small_unet')} --demo", seconds=200)
     assert " complete models beat the standard (dice loss " in desk.commands[-1].err
     assert (desk.folder / "unet.png").read_bytes().startswith(b"\x89PNG")
-    table = out[out.index("complete x median seconds + pruned") :]
+    table = out[out.index("complete x median time + pruned") :]
     assert all(f"network={depth},descent=" in table for depth in ("shallow", "medium", "deep"))
     trials = desk.trials()
     assert len(trials) == 30

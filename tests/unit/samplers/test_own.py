@@ -55,7 +55,7 @@ def test_it_asks_and_learns_as_any_other() -> None:
         ({"kind": 0, "a": 7.0}, r"^sampler Odd proposed .*'a': 7\.0 is outside uniform"),
         ({"kind": 0}, r"^sampler Odd proposed .*lack 'a'"),
         ({"kind": 0, "a": 0.5, "x": 1}, r"^sampler Odd proposed .*no hyperparameter 'x'"),
-        ({"kind": 1, "b": 0.5}, r"^sampler Odd left subspace kind=0"),
+        ({"kind": 1, "b": 0.5}, r"^sampler Odd left subspace kind={'a': a}"),
         (None, r"^sampler Odd proposed None"),
     ],
 )
