@@ -8,19 +8,19 @@ import pytest
 from acceptance.commands import Desk
 from acceptance.documents import COMMANDS, TRAINING, blocks, in_tests, shell
 
-pytestmark = [pytest.mark.timeout(240), pytest.mark.long]
+pytestmark = [pytest.mark.timeout(480), pytest.mark.long]
 
 
 def test_training_in_several_slots(desk: Desk) -> None:
     """The digits are learned by a gang alone, and as a study whose gangs come from the queue."""
     lines = [line for line in COMMANDS if "tasks.sync_sgd" in line]
     alone = next(line for line in lines if "launch" not in line)
-    out = shell(desk, alone, seconds=200)
+    out = shell(desk, alone, seconds=450)
     accuracy = re.search(r"accuracy (\S+)", out)
     assert accuracy
     assert float(accuracy[1]) > 0.9
     (study,) = {line for line in lines if "launch" in line}
-    out = shell(desk, study, seconds=230)
+    out = shell(desk, study, seconds=450)
     assert "4 complete, 0 failed" in out
     assert max(trial["slots"] for trial in desk.trials()) > 1
 
