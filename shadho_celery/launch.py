@@ -211,7 +211,7 @@ _positive = partial(click.option, type=click.FloatRange(min=0, min_open=True, ma
 @click.option(
     "--warm-start",
     metavar="SOURCE",
-    help="Let a new study learn from finished trials of elsewhere, which do not count as its own: of a study of the "
+    help="Let a new study learn from finished trials from elsewhere, which do not count as its own: of a study of the "
     "store, such as svm-3f2a, or of another store, such as sqlite:///old.db#svm, or of a CSV file, such as trials.csv "
     "of shadho-celery export, or one with a column for each label and one named loss or as the objective, with what "
     "the objective returns. What does not fit is left out, and said.",

@@ -149,7 +149,7 @@ def show(name: str, store: str, as_json: bool) -> None:
         said = ", ".join(f"{name} {value}" for name, value in shown.items() if value is not None)
         say(f"settings: {said}")
     if taught:
-        say(f"warm start: {taught} trials of elsewhere have taught it, which are none of these")
+        say(f"warm start: {taught} trials from elsewhere have taught it, which are none of these")
     say(f"running on {running_on}, {study.in_flight} trials in flight" if running_on else "ended")
     if values.note:
         say(f"Warning: {values.note}", err=True)
@@ -327,7 +327,7 @@ def _trials_table(found: list[TrialResult], *, with_errors: bool) -> Table:
     from shadho_celery.cli.views import NAME, brief, cut, make_console, took
 
     has_room = make_console().width >= NARROW
-    # A failure of code that was mended since is told by its version.
+    # A failure of code that was fixed since is told by its version.
     has_codes = with_errors and len({each.code for each in found}) > 1
     where = ["class", "host"] if has_room else []
     losses = dict.fromkeys(name for each in found for name in each.losses)

@@ -268,7 +268,7 @@ class Session:
         )
 
     def _taught(self) -> Sequence[Trial]:
-        """Return the trials of elsewhere that teach a new study, and say which."""
+        """Return the trials from elsewhere that teach a new study, and say which."""
         given = self._options.warm_start
         if given is None:
             return ()
@@ -454,7 +454,7 @@ class Session:
                 say(warning, err=True)
         if self._scheduler.hopeless:
             say(
-                f"stopped: {self._scheduler.hopeless}; mend it and go on with --resume {self._study.name}, or let it "
+                f"stopped: {self._scheduler.hopeless}; fix it and go on with --resume {self._study.name}, or let it "
                 "run on with --max-failures 0",
                 err=True,
             )

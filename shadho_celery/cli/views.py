@@ -179,7 +179,7 @@ def summary(
     if rungs := study.trials.rungs():
         console.print(rung_table(rungs))
     preferred = preference_lines(study)
-    # Those of this run first: its code may have been mended since.
+    # Those of this run first: its code may have been fixed since.
     ours = study.failures.common()
     failures = ours or Failures(study.trials.of_state(_S.FAILED)).common()
     when = "failed" if ours or not has_run else "failed before this run"
@@ -199,7 +199,7 @@ def summary(
         lines += [f"best: {best_values(space, study.best, study.name)}"]
     lines += [f"study {study.name}: {counts_line(study)}; {best_line(study)}", *front_lines(study)]
     lines += [*run_lines, f"store: {study.store.safe_url}"]
-    then = "once it is mended" if study.best is None and failures else "more trials of it"
+    then = "once it is fixed" if study.best is None and failures else "more trials of it"
     lines += [f"{then}: {resume_command}"] if resume_command else []
     styles = {**dict.fromkeys(wrong, BAD), **dict.fromkeys(warned, WARN)}
     for line in lines:

@@ -359,7 +359,7 @@ def taught(
     losses: Losses | None = None,
     constraints: Losses | None = None,
 ) -> Trial:
-    """Return a COMPLETE trial of elsewhere, which teaches a study and is none of its own: params, losses, constraints.
+    """Return a COMPLETE trial from elsewhere, which teaches a study: params, losses and constraints.
 
     The seconds of other machines, in particular, would mislead.
     """

@@ -37,7 +37,7 @@ class Codes:
         with self._lock:
             for module, code in codes.items():
                 if code.problem and self._known.get(module) != code:
-                    log.warning("no trials of %s run here until that is mended: %s", module, code.problem)
+                    log.warning("no trials of %s run here until that is fixed: %s", module, code.problem)
                 self._known[module] = code
 
     def follow(self, imported: Sequence[Mapping[str, CodeVersion]]) -> None:

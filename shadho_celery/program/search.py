@@ -95,7 +95,7 @@ def minimize(
         that the objective returns. Of several, `.front` has the feasible trials that no other one dominates.
         For workers it stands in the study file.
     `enqueue`: known points to begin with, see `Study.enqueue`.
-    `warm_start`: finished trials of elsewhere that teach a new study and do not count as its own: the name of a study
+    `warm_start`: finished trials from elsewhere that teach a new study and do not count as its own: the name of a study
         of the store, "STORE_URL#STUDY", a CSV file as `export` writes it, or with a column for each label and one named
         loss, a study, hyperopt's `Trials`, or a list of (params by label, what the objective returns: a number). A
         warning says what did not fit.

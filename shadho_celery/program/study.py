@@ -138,7 +138,7 @@ class Study(StudyResults):
         report: see `minimize`.
         `objectives`, such as ``{"error": "minimize", "accuracy": "maximize"}``, names the
         losses that a result has. `policy` matters to workers only. `enqueue` are known points to begin
-        with, see the method of that name. `warm_start` are finished trials of elsewhere that teach a new study, see
+        with, see the method of that name. `warm_start` are finished trials from elsewhere that teach a new study, see
         `minimize`.
         Raises SpaceError, UsageError, StudyError or StoreError.
         """
@@ -197,7 +197,7 @@ class Study(StudyResults):
             warn(line)
 
     def _taught(self) -> Sequence[Trial]:
-        """Return the trials of elsewhere that teach a new study; warn of what was left out of them."""
+        """Return the trials from elsewhere that teach a new study; warn of what was left out of them."""
         if self._warm_start is None:
             return ()
         objectives = self._settings.objectives

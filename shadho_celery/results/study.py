@@ -128,7 +128,7 @@ class StudyResults:
 
     @property
     def taught(self) -> int:
-        """Number of trials of elsewhere that have taught it, by a warm start; they are none of its own."""
+        """Number of trials from elsewhere that have taught it, by a warm start; they are none of its own."""
         return len(self._store.warm_start(self.key))
 
     @property

@@ -57,7 +57,7 @@ class ByBudget:
 
     def tell(self, trials: Sequence[Trial]) -> None:
         for trial in trials:
-            # Trials of elsewhere, of a warm start, have none.
+            # Trials from elsewhere, of a warm start, have none.
             budget = self._lowest if trial.budget is None else trial.budget
             # The loss of a pruned trial is one of less than its budget.
             self._known[budget] += budget in self._samplers and trial.state is TrialState.COMPLETE

@@ -52,7 +52,7 @@ class OptunaSampler:
     def ask(self, n: int, pending: Collection[Trial]) -> list[Params]:
         """Raises UsageError if the sampler needs a package that is not installed."""
         try:
-            # Optuna knows its own pending trials; what numpy warns of there nobody can mend.
+            # Optuna knows its own pending trials; what numpy warns of there nobody can fix.
             with np.errstate(all="ignore"):
                 return [self._asked() for _ in range(n)]
         except ImportError as error:  # some are imported at the first guess

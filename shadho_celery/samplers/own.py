@@ -75,4 +75,4 @@ def _named(name: str, verb: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        raise UsageError(f"sampler {name} failed in {verb}: {read_failure(traceback.format_exc())}; mend it") from error
+        raise UsageError(f"sampler {name} failed in {verb}: {read_failure(traceback.format_exc())}; fix it") from error

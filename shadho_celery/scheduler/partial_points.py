@@ -79,7 +79,7 @@ def _tried(study: Study) -> Iterator[Params]:
 
 
 def _history(study: Study, name: str) -> Iterator[list[Trial]]:
-    """Yield the trials that have taught a subspace, or WHOLE, block by block: those of elsewhere and its own."""
+    """Yield the trials that have taught a subspace, or WHOLE, block by block: those from elsewhere and its own."""
     for trials in chain([study.warm_start], (block for block, _ in study.history())):
         if told := [each for each in trials if name in {WHOLE, each.subspace}]:
             yield told

@@ -195,7 +195,7 @@ class Proposals:
             self._replay = None
 
     def teach(self, trials: Sequence[Trial]) -> None:
-        """Let shares and samplers learn from finished trials, of this study or of elsewhere."""
+        """Let shares and samplers learn from finished trials, of this study or from elsewhere."""
         by_sampler: defaultdict[str, list[Trial]] = defaultdict(list)
         for trial in trials:
             # Promoted trials are a selection.

@@ -78,7 +78,7 @@ def split(space: Space, max_subspaces: int = DEFAULT_MAX_SUBSPACES, *, version: 
     if len(combinations) > max_subspaces:
         chosen = within.outermost(max_subspaces)
         only = ", ".join(chosen) or "none"
-        # No warning: it is searched as any other, and there is nothing to mend.
+        # No warning: it is searched as any other, and there is nothing to fix.
         logger.info("the space has more than %d combinations of choices: split on %s only", max_subspaces, only)
         combinations = list(within.combinations(chosen))
     return tuple(map(within.subspace, within.names(combinations, version), combinations))

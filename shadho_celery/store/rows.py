@@ -80,7 +80,7 @@ def as_study(row: sa.Row[Any]) -> StudyRecord:
 
 
 def as_lesson(row: sa.Row[Any]) -> Trial:
-    """Return the trial of elsewhere in a row of `warm_starts`. Raises one of UNREADABLE."""
+    """Return the trial from elsewhere in a row of `warm_starts`. Raises one of UNREADABLE."""
     found = _facts(row, JSON)
     named = {name: msgspec.convert(found[name] or {}, Losses) for name in _NUMBERS}
     facts = msgspec.convert({name: found[name] for name in ("place", "subspace", "params", "loss")}, _Lesson)

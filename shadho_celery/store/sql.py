@@ -115,7 +115,7 @@ class SqlStore:
         return mask(self.url)
 
     def create(self, record: StudyRecord, warm_start: Sequence[Trial] = ()) -> None:
-        """Record a new study, with the trials of elsewhere that teach it.
+        """Record a new study, with the trials from elsewhere that teach it.
 
         Raises StudyExists if the store has another one of its name.
         """
@@ -382,7 +382,7 @@ class SqlStore:
         return self._read(key, BRIEF, BRIEF.earlier)
 
     def warm_start(self, key: str) -> list[Trial]:
-        """Return the trials of elsewhere that teach the study; their numbers are their places, no trials of its own."""
+        """Return the trials from elsewhere that teach the study, numbered by their places."""
         if warm_starts.name in self._lacking and "study" in self._lacking[warm_starts.name]:
             return []
         columns = [as_text(c) if isinstance(c.type, (sa.JSON, sa.String)) else c for c in warm_starts.c]
@@ -581,7 +581,7 @@ def _last_part(module: str) -> str:
 
 
 def _lesson(key: str, place: int, trial: Trial) -> dict[str, Any]:
-    """Return the row of a trial of elsewhere that teaches a study."""
+    """Return the row of a trial from elsewhere that teaches a study."""
     named = {"losses": trial.losses or None, "constraints": trial.constraints or None}
     facts = {"subspace": trial.subspace, "params": trial.params, "loss": trial.loss}
     return {"study": key, "place": place, **facts, **named}

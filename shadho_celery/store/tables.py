@@ -108,7 +108,7 @@ reports = sa.Table(
     sa.Column("at", sa.Float, nullable=False),
 )
 
-#: trials of elsewhere that teach a study and are none of its own, in the order of their places
+#: trials from elsewhere that teach a study and are none of its own, in the order of their places
 warm_starts = sa.Table(
     "warm_starts",
     schema,

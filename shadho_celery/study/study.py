@@ -85,7 +85,7 @@ class Study:
         warm_start: Sequence[Trial] = (),
     ) -> None:
         """`trials` are those of earlier runs, by number; new ones follow, and have no number below `first_number`."""
-        #: finished trials of elsewhere, which teach those who propose trials, and are none of this study
+        #: finished trials from elsewhere, which teach those who propose trials, and are none of this study
         self.warm_start = warm_start
         self.store = store
         self.record = record

@@ -60,7 +60,7 @@ class Source:
 
 @dataclass(frozen=True, kw_only=True)
 class WarmStart:
-    """Trials of elsewhere that teach a study, and what became of the others."""
+    """Trials from elsewhere that teach a study, and what became of the others."""
 
     trials: Sequence[Trial]
     #: one line about them

@@ -125,8 +125,11 @@ def fleet(
     unique: Callable[[str], str],
 ) -> Iterator[Fleet]:
     with ExitStack() as stack:
-        redis_url = stack.enter_context(services.redis_db(redis_server))
-        url = redis_url if request.param == "redis" else amqp_url
+        if request.param == "private_redis":
+            redis_url = request.getfixturevalue("private_redis").url
+        else:
+            redis_url = stack.enter_context(services.redis_db(redis_server))
+        url = amqp_url if request.param == "amqp" else redis_url
         environment = {"SHADHO_LEASE_SECONDS": str(LEASE_SECONDS)}
         made = stack.enter_context(fleets.fleet(tmp_path / "fleet", url, redis_url, unique("cpu"), **environment))
         made.desk.write("my_study.py", STUDY)
@@ -436,7 +439,7 @@ def monitored(url: str, heard: list[str]) -> Iterator[None]:
         thread.join(10)
 
 
-@on("redis")
+@on("private_redis")
 @pytest.mark.parametrize("signed", [True, False], ids=["with a key", "without"])
 def test_with_a_key_neither_token_nor_parameters_nor_gradients_can_be_read_on_their_way(
     fleet: Fleet, signed: bool

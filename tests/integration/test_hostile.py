@@ -14,6 +14,7 @@ import pytest
 import redis
 from acceptance.commands import Command, Desk, desk, until
 from celery import Celery
+from services import RedisServer
 
 from shadho_celery.transport.broker import machine_queue
 from shadho_celery.transport.channel import _TYPES
@@ -28,8 +29,9 @@ NOTICE = "records in Redis are refused"
 
 
 @pytest.fixture
-def table(tmp_path: Path, redis_url: str) -> Iterator[Desk]:
-    """A desk with a study of short trials, on a Redis that is the broker, too."""
+def table(tmp_path: Path, private_redis: RedisServer) -> Iterator[Desk]:
+    """A desk with a study of short trials, on a Redis that is the broker, too, and that no other test waits for."""
+    redis_url = private_redis.url
     folder = tmp_path / "desk"
     folder.mkdir()
     with desk(folder) as made:

@@ -1,4 +1,4 @@
-"""A store that fails says so in one line, keeps what it had, and the study goes on once it is mended."""
+"""A store that fails says so in one line, keeps what it had, and the study goes on once it is fixed."""
 
 from __future__ import annotations
 

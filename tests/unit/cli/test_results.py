@@ -36,7 +36,7 @@ SPACE = hp.choice(
     ],
 )
 TRIALS = 12
-#: a trial of elsewhere
+#: a trial from elsewhere
 POINT = ({"model": 0, "exponent": -3.5}, 1.0)
 
 
@@ -452,7 +452,7 @@ def test_a_warm_start_is_shown_with_its_study() -> None:
     shadho_celery.minimize(
         lambda values: 0.0, SPACE, trials=1, seed=0, store="sqlite:///shadho.db", study="new", warm_start=[POINT]
     )
-    assert "warm start: 1 trials of elsewhere have taught it" in answer("show", "new")
+    assert "warm start: 1 trials from elsewhere have taught it" in answer("show", "new")
     assert "warm start" not in answer("show", "svm-1a2b")
     assert (found("show", "new")["warm_start"], found("show", "svm-1a2b")["warm_start"]) == (1, 0)
 

@@ -96,7 +96,7 @@ def test_what_its_code_raises_is_one_line_with_the_place() -> None:
         raise KeyError("loss")
 
     sampler = find_sampler(proposing(Same.params, ask=fails, tell=fails))(FIRST, (0, 0))
-    with pytest.raises(UsageError, match=r"^sampler Odd failed in ask: KeyError: 'loss' \(test_own.py:\d+\); mend it$"):
+    with pytest.raises(UsageError, match=r"^sampler Odd failed in ask: KeyError: 'loss' \(test_own.py:\d+\); fix it$"):
         sampler.ask(1, [])
     with pytest.raises(UsageError, match=r"^sampler Odd failed in tell: KeyError"):
         sampler.tell([])

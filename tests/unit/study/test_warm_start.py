@@ -1,4 +1,4 @@
-"""Trials of elsewhere teach as far as they fit a space; a line says what became of the others."""
+"""Trials from elsewhere teach as far as they fit a space; a line says what became of the others."""
 
 from __future__ import annotations
 
