@@ -129,7 +129,7 @@ def fleet(
             redis_url = request.getfixturevalue("private_redis").url
         else:
             redis_url = stack.enter_context(services.redis_db(redis_server))
-        url = amqp_url if request.param == "amqp" else redis_url
+        url = amqp_url if request.param == "rabbitmq" else redis_url
         environment = {"SHADHO_LEASE_SECONDS": str(LEASE_SECONDS)}
         made = stack.enter_context(fleets.fleet(tmp_path / "fleet", url, redis_url, unique("cpu"), **environment))
         made.desk.write("my_study.py", STUDY)
