@@ -29,7 +29,7 @@ from shadho_celery.simulation.example import MOST_TRIALS, example
 if TYPE_CHECKING:
     from shadho_celery.simulation.cluster_file import Cluster
     from shadho_celery.simulation.simulation import Simulation
-    from shadho_celery.study.study import Study
+    from shadho_celery.study.state import StudyState
 
 DEFAULT_SETTINGS = StudySettings()
 
@@ -113,7 +113,7 @@ def main(
 
 
 @contextmanager
-def _progress(cluster: Cluster, policy: str) -> Iterator[Callable[[Study], None]]:
+def _progress(cluster: Cluster, policy: str) -> Iterator[Callable[[StudyState], None]]:
     """Show a progress bar if this is a terminal."""
     from rich.progress import BarColumn, Progress, TimeElapsedColumn
 
@@ -128,7 +128,7 @@ def _progress(cluster: Cluster, policy: str) -> Iterator[Callable[[Study], None]
         task = progress.add_task(policy, total=1.0, trials=0)
         turns = 0
 
-        def on_turn(study: Study) -> None:
+        def on_turn(study: StudyState) -> None:
             nonlocal turns
             turns += 1
             if turns % TURNS == 0:

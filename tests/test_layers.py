@@ -32,7 +32,7 @@ ROWS = [
 ASIDE = {"training": "core objective"}
 #: modules at the root: `errors` below every room, the others above
 BOTTOM = "errors"
-ENTRIES = "celery launch worker simulate search context __main__"
+ENTRIES = "celery launch worker simulate context __main__"
 #: who may import what comes from outside, where that is not everybody: rooms, or modules
 ALLOWED: Mapping[str, str] = {
     "celery": "transport fleet node embedded cli celery",
@@ -138,7 +138,8 @@ def test_importing_the_package_is_light() -> None:
 
 def test_a_search_in_the_process_needs_no_fleet_and_no_successive_halving() -> None:
     code = (
-        "import sys, shadho_celery.search; print(*(name for name in sys.modules if name.startswith('shadho_celery.')))"
+        "import sys, shadho_celery.program.search\n"
+        "print(*(name for name in sys.modules if name.startswith('shadho_celery.')))"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     rooms = {name.split(".")[1] for name in done.stdout.split()}

@@ -36,7 +36,7 @@ from shadho_celery.core.checks import one_line
 from shadho_celery.core.hardware import ComputeClass
 from shadho_celery.core.trial import Attempt, TrialState
 from shadho_celery.scheduler.scheduler import Scheduler
-from shadho_celery.study.study import Study, listed
+from shadho_celery.study.state import StudyState, listed
 from shadho_celery.transport.registry import Worker
 
 #: seconds between two lines of the plain view, between two pictures, and between two looks at the placement of late
@@ -78,7 +78,7 @@ class Fleet:
 class LostTrials:
     """Trials that were lost with their workers in this run, until they run again or have ended."""
 
-    def __init__(self, study: Study) -> None:
+    def __init__(self, study: StudyState) -> None:
         self._study = study
         self._lost: set[int] = set()
 
@@ -259,7 +259,7 @@ def pace_line(scheduler: Scheduler, pace: Pace, began: float) -> str:
     return rate if math.isinf(shortest) else f"{rate}, about {duration(max(0.0, shortest))} left"
 
 
-def running_lines(study: Study, fleet: Fleet | None = None) -> list[str]:
+def running_lines(study: StudyState, fleet: Fleet | None = None) -> list[str]:
     """Return a line for each of the first few running trials, and their number if there are more."""
     running = [attempt for attempt in study.attempts if attempt.state is _S.RUNNING]
     workers = fleet.workers() if fleet is not None else {}
@@ -268,7 +268,7 @@ def running_lines(study: Study, fleet: Fleet | None = None) -> list[str]:
     return lines + [f"and {more} more {'runs' if more == 1 else 'run'}"] * (more > 0)
 
 
-def _running_line(study: Study, attempt: Attempt, workers: Mapping[str, Worker]) -> str:
+def _running_line(study: StudyState, attempt: Attempt, workers: Mapping[str, Worker]) -> str:
     """Return where a trial runs, for how long, and its last report."""
     now = study.clock.wall()
     seconds = duration(max(0.0, now - (attempt.started_at or now)))
@@ -322,7 +322,7 @@ def class_rows(scheduler: Scheduler, fleet: Fleet) -> list[ClassRow]:
     ]
 
 
-def _class_row(known: ComputeClass | None, name: str, busy: int, study: Study, fleet: Fleet) -> ClassRow:
+def _class_row(known: ComputeClass | None, name: str, busy: int, study: StudyState, fleet: Fleet) -> ClassRow:
     shown = known or ComputeClass(name=name, slots=0, workers=0)
     workers = fleet.of(name)
     slots = held_slots(shown, busy)
@@ -395,7 +395,7 @@ def class_table(scheduler: Scheduler, fleet: Fleet | None = None) -> Table:
     return table
 
 
-def busy_slots(study: Study) -> Counter[str | None]:
+def busy_slots(study: StudyState) -> Counter[str | None]:
     """Return the busy slots by class: each running attempt counts with the width of its trial."""
     busy: Counter[str | None] = Counter()
     for attempt in study.attempts:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from shadho_celery.core.trial import TrialState
 from shadho_celery.study.limits import Limits
-from shadho_celery.study.study import Study
+from shadho_celery.study.state import StudyState
 
 #: least seconds, and trials that have ended, over which the rate is taken
 PACE_SECONDS, PACE_TRIALS = 120.0, 10
@@ -49,7 +49,7 @@ class Durations(NamedTuple):
 class Pace:
     """Rate of the trials of one run, from the moment at which its first trial began."""
 
-    def __init__(self, study: Study, limits: Limits) -> None:
+    def __init__(self, study: StudyState, limits: Limits) -> None:
         self._study = study
         self._limits = limits
         #: moment of the start, results and counted trials of earlier runs

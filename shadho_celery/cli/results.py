@@ -120,13 +120,13 @@ def show(name: str, store: str, as_json: bool) -> None:
     from shadho_celery.cli import views
     from shadho_celery.results.values import Values
     from shadho_celery.store.sql import SqlStore
-    from shadho_celery.study.study import Study
+    from shadho_celery.study.state import StudyState
 
     warn_of_password("--store", store, "PGPASSWORD or ~/.pgpass")
     with closing(SqlStore(store, read_only=True)) as database:
         record = database.find(name, told=partial(say, err=True))
         # Without its lock: nothing of it is ever written.
-        study = Study(database, record, 0, database.earlier(record.key))
+        study = StudyState(database, record, 0, database.earlier(record.key))
         values = Values(record)
         running_on = database.holder(record.key, study.clock.wall())
         taught = len(database.warm_start(record.key))

@@ -59,7 +59,7 @@ from shadho_celery.store.base import DEFAULT_STORE
 from shadho_celery.store.sql import SqlStore
 from shadho_celery.study.limits import Limits
 from shadho_celery.study.open import open_study
-from shadho_celery.study.study import Study
+from shadho_celery.study.state import StudyState
 from shadho_celery.study.warm_start import Source, fit
 from shadho_celery.transport import urls
 from shadho_celery.transport.broker import Publisher
@@ -570,7 +570,7 @@ class Session:
             say("stopping: running trials finish first; Ctrl-C again stops at once")
 
 
-def _of_failures(study: Study, most: float) -> Iterator[str]:
+def _of_failures(study: StudyState, most: float) -> Iterator[str]:
     """Yield a warning for each kind of failure that at least so many trials have had."""
     for each in study.failures.common():
         if each.trials >= most:

@@ -31,7 +31,7 @@ from shadho_celery.study.failures import Failures
 from shadho_celery.study.rungs import RungSummary
 
 if TYPE_CHECKING:
-    from shadho_celery.study.study import Study
+    from shadho_celery.study.state import StudyState
 
 #: rows of the table of the best trials, and of that of a front
 BEST, FRONT = 5, 10
@@ -126,7 +126,7 @@ def rate_text(a_minute: float) -> str:
     return f"{a_minute:{'.3g' if a_minute < 999.5 else '.0f'}} trials a minute"
 
 
-def best_line(study: Study) -> str:
+def best_line(study: StudyState) -> str:
     """Return the best loss so far in one line."""
     best = study.best
     if best is None:
@@ -156,7 +156,7 @@ def cut(text: str) -> Text:
 
 
 def summary(
-    study: Study,
+    study: StudyState,
     space: Evaluator,
     console: Console,
     resume_command: str | None,
@@ -207,7 +207,7 @@ def summary(
         console.print(Text(line, style=styles.get(line, "")), soft_wrap=True)
 
 
-def counts_line(study: Study) -> str:
+def counts_line(study: StudyState) -> str:
     """Return how many trials have ended, of how many, and how."""
     limit = asked_trials(study.record)
     pruned = f", {study.count(_S.PRUNED)} pruned" if study.count(_S.PRUNED) else ""
@@ -256,7 +256,7 @@ def spread_out(front: Sequence[T]) -> list[T]:
     return [*front] if len(front) <= FRONT else [front[round(place * step)] for place in range(FRONT)]
 
 
-def front_lines(study: Study) -> list[str]:
+def front_lines(study: StudyState) -> list[str]:
     """Return a line on the front of several losses: what it covers, and where it stands whole."""
     covered = coverage(study.trials, study.objectives)
     if covered is None:
@@ -266,7 +266,7 @@ def front_lines(study: Study) -> list[str]:
     return [f"front: hypervolume {covered.hypervolume:.6g} against {point}{more}"]
 
 
-def placement_table(study: Study) -> Table:
+def placement_table(study: StudyState) -> Table:
     """Return how many trials of each subspace were complete, with their median seconds, and pruned, by class.
 
     The best subspaces come first.
@@ -311,17 +311,17 @@ def _placed(complete: int, seconds: float | None, pruned: int) -> str:
     return " ".join([*parts, *([f"+ {pruned}"] if pruned else [])]) or "-"
 
 
-def first_loss(study: Study, loss: float) -> tuple[str, float]:
+def first_loss(study: StudyState, loss: float) -> tuple[str, float]:
     """Return the name of the first loss, and that of a report as the objective reported it."""
     return one_line(next(iter(study.objectives), "loss"), NAME), turned_first(loss, study.objectives)
 
 
-def _own(study: Study, loss: float | None) -> float | None:
+def _own(study: StudyState, loss: float | None) -> float | None:
     """Return a loss, of several the first one, as the objective returned it; None without one."""
     return None if loss is None else turned_first(loss, study.objectives)
 
 
-def share_lines(study: Study) -> list[str]:
+def share_lines(study: StudyState) -> list[str]:
     """Return lines on shares that are not what the space's own law makes of them."""
     shares = (study.record.in_force or {}).get("shares")
     if shares == "paper" and len(study.subspaces) > 1:
@@ -338,7 +338,7 @@ def share_lines(study: Study) -> list[str]:
     return [f"all trials failed, so it gets a tenth of its share until one succeeds: {named}{more}"]
 
 
-def choice_lines(study: Study) -> list[str]:
+def choice_lines(study: StudyState) -> list[str]:
     """Return a line for each of the subspaces with the most trials: what the sampler `auto` chose last, and why."""
     choices = study.choices
     most = sorted(choices, key=lambda name: -study.asked(name))
@@ -346,13 +346,13 @@ def choice_lines(study: Study) -> list[str]:
     return lines + [f"sampler auto in further subspaces ({len(most) - MESSAGES}): see --json"] * (len(most) > MESSAGES)
 
 
-def rung_lines(study: Study) -> list[str]:
+def rung_lines(study: StudyState) -> list[str]:
     """Return a line on the complete trials of each budget; none in a study without budgets."""
     shown = ", ".join(f"{count} at {budget:.6g}" for budget, count in sorted(study.trials.by_budget.items()))
     return [f"budgets: {shown}"] * bool(shown)
 
 
-def budget_lines(study: Study) -> list[str]:
+def budget_lines(study: StudyState) -> list[str]:
     """Return a line on the budgets of trials, and one if none has come to the full one; none without budgets."""
     ladder, reached = ladder_of(study.record.in_force or {}), study.trials.by_budget
     if ladder is None or not reached:
@@ -363,7 +363,7 @@ def budget_lines(study: Study) -> list[str]:
     return lines
 
 
-def pruner_lines(study: Study) -> list[str]:
+def pruner_lines(study: StudyState) -> list[str]:
     """Return a line on the pruned trials: their number by the step of their last report; none without a pruner."""
     given = (study.record.in_force or {}).get("pruner")
     name = (given.get("how") if isinstance(given, Mapping) else given) or NO_PRUNER
@@ -378,14 +378,14 @@ def pruner_lines(study: Study) -> list[str]:
     return [f"stopped by their reports: {count} {words}, {shown}{more}; pruner: {name}"]
 
 
-def preference_lines(study: Study) -> list[str]:
+def preference_lines(study: StudyState) -> list[str]:
     """Return a line for each of the first few subspaces whose latest trials went to classes by a param."""
     has_names = len(study.subspaces) > 1
     found = placed_by_params(study)[:MESSAGES]
     return [f"placed by {f'params of {each.subspace}' if has_names else 'params'}: {each}" for each in found]
 
 
-def placed_by_params(study: Study) -> list[Preference]:
+def placed_by_params(study: StudyState) -> list[Preference]:
     """Return the params by which the latest trials went to classes; none under a policy that does not look at them."""
     if len(study.compute_classes) < 2 or (study.record.in_force or {}).get("policy", "cost") != "cost":
         return []
@@ -405,7 +405,7 @@ def _warnings(trials: Iterable[Trial]) -> list[str]:
     ]
 
 
-def _faults(study: Study, refused: int, *, has_ended: bool) -> list[str]:
+def _faults(study: StudyState, refused: int, *, has_ended: bool) -> list[str]:
     """Return a line for each count of lost attempts, copies, refused results and waiting trials above 0."""
     # Where the study was stopped at once, those that ran wait, too.
     waiting = study.count(_S.WAITING) + (study.in_flight if has_ended else 0)
@@ -463,7 +463,7 @@ def brief(value: object) -> str:
 
 
 def as_json(
-    study: Study,
+    study: StudyState,
     seconds: float,
     subspaces: Iterable[str],
     slots: Mapping[str, int],
@@ -501,7 +501,7 @@ def as_json(
     }
 
 
-def _trial_json(trial: Trial, study: Study) -> dict[str, object]:
+def _trial_json(trial: Trial, study: StudyState) -> dict[str, object]:
     """Return a trial of the result: its loss, the first of several, all by name, and constraints as returned."""
     found: dict[str, object] = {"loss": _own(study, trial.loss)}
     found |= {"losses": turned(trial.losses, study.objectives)} if trial.losses else {}

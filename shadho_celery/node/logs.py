@@ -1,4 +1,4 @@
-"""Log server: a worker's answers to those who ask for the logs of its trials."""
+"""Logs: a worker's answers to requests for the logs of its trials, and the lines of its own log about them."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ from pathlib import Path
 import redis
 
 from shadho_celery.core.clock import Clock
+from shadho_celery.core.failures import headline
+from shadho_celery.core.payload import Payload
+from shadho_celery.core.trial import Attempt, Outcome, TrialState
 from shadho_celery.errors import UsageError
 from shadho_celery.runner.trial_log import log_path, read_log
 from shadho_celery.transport.logs import LogRequest, WorkerLogs
@@ -18,6 +21,9 @@ log = logging.getLogger(__name__)
 
 #: seconds between two looks for requests; while somebody follows a log, every beat looks for the next one
 LOOK_SECONDS = 2.0
+
+#: lines on trials between two beats, about a second; of more trials only the number is logged
+MOST_LINES = 100
 
 
 class LogServer:
@@ -64,3 +70,40 @@ class LogServer:
         except (OSError, UsageError) as error:
             log.warning("the log of trial %s cannot be read: %s", request.number, error)
             return None
+
+
+class TrialLines:
+    """Writes the lines. `beat` is for one thread, `tell` for any."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._told = self._more = 0
+
+    def tell(self, payload: Payload, attempt: Attempt, outcome: Outcome) -> None:
+        """Write the line of an attempt that has ended."""
+        with self._lock:
+            self._told += 1
+            if self._told > MOST_LINES:
+                self._more += 1
+                return
+        level = logging.WARNING if outcome.state is TrialState.FAILED or outcome.warning else logging.INFO
+        log.log(level, "%s", line(payload, attempt, outcome))
+
+    def beat(self) -> None:
+        """Tell the number of the trials that got no line; to be called every second or so."""
+        with self._lock:
+            more, self._told, self._more = self._more, 0, 0
+        if more:
+            log.info("%d more trials have ended within a second", more)
+
+
+def line(payload: Payload, attempt: Attempt, outcome: Outcome) -> str:
+    """Return the line of an attempt that has ended."""
+    which = f", attempt {attempt.attempt}" if attempt.attempt > 1 else ""
+    parts = [f"study {payload.name or payload.study}, trial {attempt.number}{which} ({attempt.subspace})"]
+    # Only the scheduler knows which losses are negative because they are to be maximised.
+    loss = "" if outcome.loss is None or outcome.losses else f", loss {outcome.loss:.6g}"
+    parts.append(f"{outcome.state}{loss}, {outcome.seconds or 0.0:.3g} s")
+    if outcome.state is TrialState.FAILED:
+        parts.append(headline(outcome.error))
+    return ": ".join(parts) + (f"; {outcome.warning}" if outcome.warning else "")

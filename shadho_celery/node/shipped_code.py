@@ -6,15 +6,21 @@ version that cannot be imported, or is not what its digest says, is refused for 
 
 from __future__ import annotations
 
+import logging
 import threading
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from shadho_celery.core.clock import Clock
+from shadho_celery.core.code import CodeVersion
 from shadho_celery.core.files import replacing
 from shadho_celery.core.folders import below
 from shadho_celery.core.payload import Payload
 from shadho_celery.errors import UsageError
+from shadho_celery.objective.sources import DiskWatch
 from shadho_celery.transport.shipping import Shipping
+
+log = logging.getLogger(__name__)
 
 #: seconds after which a version that could not run here is tried again
 AGAIN_SECONDS = 60.0
@@ -82,3 +88,51 @@ class ShippedCode:
             # In one step: a process may be reading it.
             with replacing(path) as file:
                 file.write(content)
+
+
+class Codes:
+    """Versions of a worker's study modules. `follow` is for one thread, the other methods for any.
+
+    A version is known from the newest process that has imported the module, until one of its files is edited: nobody
+    knows then what the next process will find.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[str, CodeVersion] = {}
+        #: by slot, what its process had imported at the last look
+        self._seen: dict[int, Mapping[str, CodeVersion]] = {}
+        self._disk = DiskWatch()
+        self._lock = threading.Lock()
+
+    @property
+    def known(self) -> dict[str, CodeVersion]:
+        """The known versions by module."""
+        with self._lock:
+            return dict(self._known)
+
+    def learn(self, codes: Mapping[str, CodeVersion]) -> None:
+        """Note what a new process has imported; log what it could not import."""
+        with self._lock:
+            for module, code in codes.items():
+                if code.problem and self._known.get(module) != code:
+                    log.warning("no trials of %s run here until that is fixed: %s", module, code.problem)
+                self._known[module] = code
+
+    def follow(self, imported: Sequence[Mapping[str, CodeVersion]]) -> None:
+        """Learn what each slot's process has `imported`, and forget the versions whose files were edited."""
+        for slot, codes in enumerate(imported):
+            if codes and codes is not self._seen.get(slot):
+                self._seen[slot] = codes
+                self.learn(codes)
+        edited = {module: path for module, code in self.known.items() if (path := self._disk.edited(code))}
+        with self._lock:
+            for module, path in edited.items():
+                log.info("%s was edited: trials for its new version get new processes", path)
+                del self._known[module]
+
+    def lacks(self, module: str, digest: str) -> str:
+        """Return why trials for the code with this digest cannot run here; "" if they can, or that is not known."""
+        code = self.known.get(module)
+        if code is None or code.is_usable(digest):
+            return ""
+        return code.problem or f"{module} has version {code.digest} here, and they are for version {digest}"

@@ -40,15 +40,13 @@ from shadho_celery.core.trial import (
 )
 from shadho_celery.errors import UsageError
 from shadho_celery.node.bundle import REFUSED, Bundle
-from shadho_celery.node.code import Codes
 from shadho_celery.node.consumer import Consumer
 from shadho_celery.node.core_share import CoreShare
 from shadho_celery.node.heartbeat import Heartbeat
 from shadho_celery.node.leases import GIVEN_BACK, Lease, Leases
-from shadho_celery.node.logs import LogServer
-from shadho_celery.node.shipped_code import ShippedCode
+from shadho_celery.node.logs import LogServer, TrialLines
+from shadho_celery.node.shipped_code import Codes, ShippedCode
 from shadho_celery.node.storage import storage_id
-from shadho_celery.node.trial_lines import TrialLines
 from shadho_celery.objective.call import joined
 from shadho_celery.runner.protocol import Reported, RunAttempt
 from shadho_celery.runner.runner import OtherCode, Runner

@@ -1,4 +1,6 @@
-"""Part of a trial's seconds that does not grow with its budget: start-up, and the hand-over of a checkpoint.
+"""What the earlier runs of its params tell of a trial's seconds: start-up and hand-over, and what is the trial's own.
+
+Start-up and the hand-over of a checkpoint are the part that does not grow with the budget.
 
 A trial that trains u units takes s + r u seconds, with s the start-up and r the seconds of a unit. Two runs of the same
 params on one class, y for u units and y' for u', have the same r, whatever the params do to it, so that
@@ -16,9 +18,12 @@ from typing import NamedTuple
 import numpy as np
 
 from shadho_celery.core.trial import Trial
+from shadho_celery.predictors.features import Array
 
 #: latest pairs of runs that are looked at, and the pairs of a group before it is believed by itself
 LATEST, ENOUGH = 64, 6
+#: latest pairs of runs of a trial that the correlation is taken from, and the least number of them
+LATEST_DEPARTURES, ENOUGH_DEPARTURES = 128, 12
 #: change of a start-up, as a part of it, that is news
 NEWS = 0.2
 #: standard error of a median beside that of a mean, and a normal law's standard deviation beside its median deviation
@@ -158,3 +163,59 @@ def _lower_bound(values: Sequence[float], deviations: Sequence[float]) -> float:
     factor = OF_DEVIATION * float(np.median(np.abs(found - middle) / spread))
     error = OF_MEDIAN * factor / math.sqrt(float((1.0 / spread**2).sum()))
     return max(0.0, middle - error)
+
+
+class OwnRuns:
+    """Learns how much of its departure from the expected seconds a trial's next run repeats.
+
+    What the params do to the seconds is learned from many trials; what else is a trial's own, such as the data that it
+    takes, shows in its first run. A departure is a + e, a the trial's own and e new in each run. After n runs with the
+    mean departure m the next one is expected to depart by n r m / (1 + (n - 1) r), where r is a's part of the variance:
+    the correlation of two runs of a trial (best linear prediction: Searle, Casella, McCulloch, "Variance Components",
+    1992, chapter 7). Departures are from the present expectation: early ones knew little.
+    """
+
+    def __init__(self) -> None:
+        #: by origin, column of the class and log seconds of a unit of work of each run
+        self._runs: dict[int, list[tuple[int, float]]] = {}
+        #: departures of a trial's latest run and the mean of those before
+        self._pairs: deque[tuple[float, float]] = deque(maxlen=LATEST_DEPARTURES)
+        self._correlation = 0.0
+
+    def __contains__(self, origin: int) -> bool:
+        """Return whether a run of an origin is known."""
+        return origin in self._runs
+
+    def tell(self, origin: int, column: int, work: float, expected: Array | None = None) -> None:
+        """Learn a run's log seconds of a unit of work on a class.
+
+        `expected` are those without regard to earlier runs, by column; they are needed where there are earlier ones.
+        """
+        if expected is not None and origin in self._runs:
+            self._pairs.append((work - float(expected[column]), self._mean(origin, expected)))
+            self._correlation = self._correlated()
+        self._runs.setdefault(origin, []).append((column, work))
+
+    def departure(self, origin: int, expected: Array) -> float:
+        """Return the departure that is expected of an origin's next run; 0 without earlier ones."""
+        if origin not in self._runs:
+            return 0.0
+        count, correlation = len(self._runs[origin]), self._correlation
+        return count * correlation * self._mean(origin, expected) / (1.0 + (count - 1) * correlation)
+
+    def forget(self) -> None:
+        """Forget all runs."""
+        self._runs.clear()
+        self._pairs.clear()
+        self._correlation = 0.0
+
+    def _mean(self, origin: int, expected: Array) -> float:
+        runs = self._runs[origin]
+        return sum(work - float(expected[column]) for column, work in runs) / len(runs)
+
+    def _correlated(self) -> float:
+        if len(self._pairs) < ENOUGH_DEPARTURES:
+            return 0.0
+        product = sum(one * other for one, other in self._pairs)
+        squares = (sum(one * one for one, _ in self._pairs) * sum(other * other for _, other in self._pairs)) ** 0.5
+        return min(max(0.0, product / squares), 1.0) if squares else 0.0

@@ -13,12 +13,11 @@ import numpy as np
 
 from shadho_celery.core.hardware import shortages, uses_gpus
 from shadho_celery.core.trial import Memory, Params, Trial, TrialState
-from shadho_celery.predictors.budgets import BudgetCosts, Work
+from shadho_celery.predictors.budgets import BudgetCosts, OwnRuns, Work
 from shadho_celery.predictors.durations import Durations
 from shadho_celery.predictors.feasibility import MemoryBound
 from shadho_celery.predictors.features import Array, complexity, features
 from shadho_celery.predictors.neighbours import MEMORY, Neighbours
-from shadho_celery.predictors.own_runs import OwnRuns
 from shadho_celery.predictors.param_effects import ParamEffects
 from shadho_celery.space.split import Subspace
 

@@ -29,7 +29,7 @@ from shadho_celery.scheduler.widths import make_width
 from shadho_celery.space.compile import Space
 from shadho_celery.space.split import split, undivided
 from shadho_celery.study.limits import Limits
-from shadho_celery.study.study import Study
+from shadho_celery.study.state import StudyState
 from shadho_celery.study.warm_start import refuse_if_resumed
 
 DEFAULT_SETTINGS = StudySettings()
@@ -154,7 +154,7 @@ def make_rounds(ladder: Ladder | None, space: Space | None = None, seed: int = 0
 
 def make_scheduler(
     space: Space,
-    study: Study,
+    study: StudyState,
     executor: Executor,
     limits: Limits,
     settings: StudySettings = DEFAULT_SETTINGS,

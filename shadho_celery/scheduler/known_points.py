@@ -1,28 +1,36 @@
-"""Known points, put into a study as its next trials."""
+"""Known points, put into a study as its next trials; the sampler proposes what a point leaves out."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 
 import numpy as np
 
+from shadho_celery import samplers
 from shadho_celery.core.settings import StudySettings
-from shadho_celery.core.trial import Outcome, Params, Result, Trial
+from shadho_celery.core.trial import Outcome, Params, Result, Trial, TrialState
 from shadho_celery.errors import SpaceError, UsageError
 from shadho_celery.executors.inline import HOST, INLINE_CLASS
-from shadho_celery.scheduler.partial_points import filled
-from shadho_celery.scheduler.proposals import trial_seed
+from shadho_celery.placement.pool import WHOLE
+from shadho_celery.scheduler.proposals import spans_space, trial_seed
 from shadho_celery.scheduler.widths import make_width
-from shadho_celery.space.points import complete
+from shadho_celery.space.points import complete, fill
 from shadho_celery.space.space import Space
-from shadho_celery.space.split import split
-from shadho_celery.study.study import Study
+from shadho_celery.space.split import split, undivided
+from shadho_celery.study.state import StudyState
 
-#: mixed into the study's seed for the draws that complete a partial point
-_STREAM = 0x6E
+#: proposals of which the one nearest to a partial point completes it; and the most of them for all points together
+PROPOSALS, MOST_PROPOSALS = 8, 64
+
+#: mixed into the study's seed: for the draws that complete a partial point, and for the proposals
+_STREAM, _PROPOSAL_STREAM = 0x6E, 0x6F
+
+#: name of a subspace and params within it
+Found = tuple[str, Params]
 
 
-def enqueue(study: Study, space: Space, settings: StudySettings, points: Iterable[object]) -> int:
+def enqueue(study: StudyState, space: Space, settings: StudySettings, points: Iterable[object]) -> int:
     """Add a WAITING trial for each point, in order; return their number. A scheduler made later sends them first.
 
     Each takes the place of a draw of its subspace. What a point leaves out is what the sampler proposes beside what it
@@ -30,7 +38,7 @@ def enqueue(study: Study, space: Space, settings: StudySettings, points: Iterabl
     """
     points = [*points]
     found = completed(space, settings, points, [study.record.seed, _STREAM, len(study)])
-    added = _add(study, space, settings, filled(study, space, settings, points, found))
+    added = _add(study, space, settings, _filled(study, space, settings, points, found))
     for trial in added:
         study.hold_back(trial)
     study.commit()
@@ -38,7 +46,7 @@ def enqueue(study: Study, space: Space, settings: StudySettings, points: Iterabl
 
 
 def adopt(
-    study: Study, space: Space, settings: StudySettings, points: Iterable[object], outcomes: Iterable[Outcome]
+    study: StudyState, space: Space, settings: StudySettings, points: Iterable[object], outcomes: Iterable[Outcome]
 ) -> None:
     """Add a finished trial for each point, which was evaluated elsewhere, with its outcome. Raises as `completed`.
 
@@ -51,7 +59,7 @@ def adopt(
     study.commit()
 
 
-def _add(study: Study, space: Space, settings: StudySettings, found: Iterable[tuple[str, Params]]) -> list[Trial]:
+def _add(study: StudyState, space: Space, settings: StudySettings, found: Iterable[tuple[str, Params]]) -> list[Trial]:
     subspaces = split(space)
     places = {subspace.name: place for place, subspace in enumerate(subspaces)}
     width = make_width(settings.slots, space, subspaces)
@@ -85,3 +93,73 @@ def completed(
         except SpaceError as error:
             raise UsageError(f"point {place}: {str(error).rstrip('.')}") from None
     return found
+
+
+def _filled(
+    study: StudyState,
+    space: Space,
+    settings: StudySettings,
+    points: Sequence[object],
+    completed: Sequence[Found],
+) -> list[Found]:
+    """Return subspace and params of each point, what it leaves out taken from the sampler's proposals.
+
+    `completed` are those whose missing labels were drawn from the law.
+    """
+    # Points that are no mapping have been refused before.
+    partial = [place for place, point in enumerate(points) if {*completed[place][1]} - {*point}]  # type: ignore[misc]
+    if not partial:
+        return [*completed]
+    subspaces, whole = split(space), undivided(space)
+    entropy = [study.record.seed, _PROPOSAL_STREAM, len(study)]
+    make = samplers.find_sampler(settings.sampler, settings.trials, len(settings.objectives or ()))
+    parts = {WHOLE: whole} if spans_space(make) else {each.name: each for each in subspaces}
+    known = [each for place, each in enumerate(completed) if place not in partial]
+    # Whatever the sampler: its own trials may repeat, but a point that a person names should tell something new.
+    tried = {whole.key(params) for params in chain(_tried(study), (params for _, params in known))}
+
+    def is_new(params: Params) -> bool:
+        return whole.key(params) not in tried
+
+    found, generator = [*completed], np.random.default_rng(entropy)
+    for index, (name, part) in enumerate(parts.items()):
+        places = [place for place in partial if name in {WHOLE, completed[place][0]}]
+        if not places:
+            continue
+        # Not the scheduler's: a sampler that waits for the results of all that it proposes must not miss these.
+        sampler = make(part, (*entropy, index))
+        for told in _history(study, name):
+            sampler.tell(told)
+        count = max(1, min(PROPOSALS, MOST_PROPOSALS // len(places)))
+        proposals = sampler.ask(count * len(places), _pending(study, name, known))
+        for nth, place in enumerate(places):
+            own = proposals[nth * count : (nth + 1) * count]
+            params = fill(space, points[place], completed[place][1], own, generator, is_new=is_new)
+            tried.add(whole.key(params))
+            found[place] = next(each.name for each in subspaces if each.contains(params)), params
+    return found
+
+
+def _tried(study: StudyState) -> Iterator[Params]:
+    """Yield the params of the study's trials, and of those that have taught it; cancelled ones count as untried."""
+    for trials in [*_history(study, WHOLE), study.pending()]:
+        yield from (each.params for each in trials if each.state is not TrialState.CANCELLED)
+
+
+def _history(study: StudyState, name: str) -> Iterator[list[Trial]]:
+    """Yield the trials that have taught a subspace, or WHOLE, block by block: those from elsewhere and its own."""
+    for trials in chain([study.warm_start], (block for block, _ in study.history())):
+        if told := [each for each in trials if name in {WHOLE, each.subspace}]:
+            yield told
+
+
+def _pending(study: StudyState, name: str, known: Iterable[Found]) -> list[Trial]:
+    """Return the pending trials of a subspace, or of WHOLE, and those that whole points are about to be."""
+    others = (each for each in known if name in {WHOLE, each[0]})
+    return [
+        *study.pending(None if name == WHOLE else name),
+        *(
+            Trial(number=len(study) + nth, subspace=subspace, params=params)
+            for nth, (subspace, params) in enumerate(others)
+        ),
+    ]

@@ -27,7 +27,7 @@ from shadho_celery.samplers.unrepeated import Unrepeated
 from shadho_celery.scheduler.widths import Width
 from shadho_celery.space.split import Subspace, undivided
 from shadho_celery.study.limits import Limits
-from shadho_celery.study.study import Study
+from shadho_celery.study.state import StudyState
 
 P = TypeVar("P")
 #: whether a trial fits the class of a name
@@ -52,7 +52,7 @@ class Proposals:
 
     def __init__(
         self,
-        study: Study,
+        study: StudyState,
         subspaces: Sequence[Subspace],
         *,
         policy: Policy,

@@ -21,7 +21,7 @@ from shadho_celery.scheduler.proposals import Proposals
 from shadho_celery.scheduler.speculation import Idle, Speculation, most_copies
 from shadho_celery.study.failures import Hopelessness
 from shadho_celery.study.limits import Limits
-from shadho_celery.study.study import Study
+from shadho_celery.study.state import StudyState
 
 #: seconds that one turn of the loop waits for an event
 TURN_SECONDS = 0.5
@@ -38,7 +38,7 @@ class Scheduler:
 
     def __init__(
         self,
-        study: Study,
+        study: StudyState,
         executor: Executor,
         proposals: Proposals,
         *,
@@ -384,7 +384,7 @@ class Reservations:
     A class with too few free slots for a trial is reserved for it: nothing else is sent there until they are free.
     """
 
-    def __init__(self, study: Study) -> None:
+    def __init__(self, study: StudyState) -> None:
         self._study = study
         #: class -> number of its trial
         self._reserved: dict[str, int] = {}

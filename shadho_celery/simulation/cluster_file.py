@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 
 from shadho_celery.core.checks import as_record, misfit_at, plain, short
 from shadho_celery.errors import UsageError
-from shadho_celery.executors.simulated import LEASE_SECONDS, Change
 from shadho_celery.fidelity.ladder import Fidelity
 from shadho_celery.simulation.example import MOST_TRIALS
+from shadho_celery.simulation.executor import LEASE_SECONDS, Change
 from shadho_celery.simulation.expression import Expression, Value
 from shadho_celery.simulation.params import PARAMS, Param
 from shadho_celery.space.split import DEFAULT_MAX_SUBSPACES

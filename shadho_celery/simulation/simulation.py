@@ -18,15 +18,15 @@ from shadho_celery.core.clock import ManualClock
 from shadho_celery.core.settings import StudySettings
 from shadho_celery.core.trial import Attempt, Outcome, Params, Trial, TrialState
 from shadho_celery.errors import UsageError
-from shadho_celery.executors.simulated import Play, SimulatedExecutor
 from shadho_celery.scheduler.build import DEFAULT_SETTINGS, make_scheduler
 from shadho_celery.simulation.cluster_file import LEAST_SECONDS, Cluster, Family
+from shadho_celery.simulation.executor import Play, SimulatedExecutor
 from shadho_celery.simulation.expression import Value
 from shadho_celery.space.compile import compile_space
 from shadho_celery.store.base import StudyRecord
 from shadho_celery.store.memory import MemoryStore
 from shadho_celery.study.limits import Limits
-from shadho_celery.study.study import Study
+from shadho_celery.study.state import StudyState
 
 #: factors drawn in advance; a trial's seed picks one, so it is the same under every policy
 DRAWS = 2**17
@@ -66,7 +66,7 @@ class Simulation:
     cpu_seconds: float
     peak_mib: float
     #: all trials
-    study: Study
+    study: StudyState
 
     @property
     def trials(self) -> int:
@@ -110,7 +110,7 @@ def simulate(
     pool: int | None = DEFAULT_SETTINGS.pool,
     speculate: bool = True,
     seed: int | None = None,
-    on_turn: Callable[[Study], None] = lambda study: None,
+    on_turn: Callable[[StudyState], None] = lambda study: None,
 ) -> Simulation:
     """Simulate a search on `cluster` to its end; the same `seed` gives the same result to the bit.
 
@@ -122,7 +122,7 @@ def simulate(
     began = time.process_time()
     clock = ManualClock()
     record = StudyRecord(key="simulated", name="simulated", module="", seed=seed, space={}, created_at=0.0)
-    study = Study(MemoryStore(), record, 1, clock=clock)
+    study = StudyState(MemoryStore(), record, 1, clock=clock)
     executor = SimulatedExecutor(
         cluster.slots,
         make_play(cluster, seed),
@@ -165,7 +165,7 @@ def simulate(
     )
 
 
-def _placed(cluster: Cluster, study: Study) -> dict[str, dict[str, int]]:
+def _placed(cluster: Cluster, study: StudyState) -> dict[str, dict[str, int]]:
     """Return the number of complete trials by family and class."""
     placed = {name: dict.fromkeys(cluster.slots, 0) for name in cluster.families}
     for trial in study.trials:

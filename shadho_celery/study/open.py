@@ -19,7 +19,7 @@ from shadho_celery.space.stored import version_of
 from shadho_celery.store.base import StudyRecord
 from shadho_celery.store.lock import holder_name
 from shadho_celery.store.sql import SqlStore
-from shadho_celery.study.study import RENEW_SECONDS, Study
+from shadho_celery.study.state import RENEW_SECONDS, StudyState
 
 #: most bytes of a study's name, so that it fits a line of a table
 MAX_NAME = 200
@@ -47,7 +47,7 @@ def open_study(
     clock: Clock | None = None,
     repaired: Callable[[str], None] | None = None,
     warm_start: Sequence[Trial] = (),
-) -> Study:
+) -> StudyState:
     """Begin or resume a study, and lock it.
 
     `space` is `Space.describe()`, and `tree` its machine-readable form, which is kept. A study of an earlier version is
@@ -89,7 +89,7 @@ def open_study(
         earlier = _whole(store, record.key, fence, moved, clock) if resume else ()
         taught = store.warm_start(record.key) if resume else warm_start
         first_number = max(moved, default=-1) + 1
-        return Study(store, record, fence, earlier, clock, first_number=first_number, warm_start=taught)
+        return StudyState(store, record, fence, earlier, clock, first_number=first_number, warm_start=taught)
     except ShadhoError:
         with suppress(StoreError):
             store.unlock(record.key, fence)

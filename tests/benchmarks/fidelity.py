@@ -36,7 +36,7 @@ from playing import play_study
 
 from shadho_celery.core.trial import Attempt, Outcome, TrialState
 from shadho_celery.space.compile import compile_space
-from shadho_celery.study.study import Study
+from shadho_celery.study.state import StudyState
 
 Json = dict[str, Any]
 
@@ -66,7 +66,7 @@ def play(
     slots: int = 1,
     sampler: str = "auto",
     spread: float = 0.0,
-) -> tuple[list[tuple[float, float]], Study]:
+) -> tuple[list[tuple[float, float]], StudyState]:
     """Return (time, true regret) whenever the incumbent changes, in full evaluations, and the study at its end."""
     space = compile_space(problem.space)
     full = problem.cost(problem.most)
@@ -80,7 +80,7 @@ def play(
         longer = 1 + spread * abs(float(np.random.default_rng([seed, attempt.number, 1]).standard_normal()))
         return Outcome(state=TrialState.COMPLETE, loss=loss, seconds=SECONDS * longer * problem.cost(budget) / full)
 
-    def on_turn(study: Study) -> None:
+    def on_turn(study: StudyState) -> None:
         nonlocal best
         if study.best is not None and study.best.number != best:
             best = study.best.number

@@ -7,13 +7,13 @@ from typing import Any
 
 from shadho_celery.core.clock import ManualClock
 from shadho_celery.core.settings import StudySettings
-from shadho_celery.executors.simulated import Play, SimulatedExecutor
 from shadho_celery.scheduler.build import make_scheduler
+from shadho_celery.simulation.executor import Play, SimulatedExecutor
 from shadho_celery.space.compile import compile_space
 from shadho_celery.store.base import StudyRecord
 from shadho_celery.store.memory import MemoryStore
 from shadho_celery.study.limits import Limits
-from shadho_celery.study.study import Study
+from shadho_celery.study.state import StudyState
 
 
 def play_study(
@@ -31,12 +31,12 @@ def play_study(
     fidelity: Mapping[str, Any] | None = None,
     speculate: bool = True,
     seed: int = 0,
-    on_turn: Callable[[Study], None] = lambda study: None,
-) -> Study:
+    on_turn: Callable[[StudyState], None] = lambda study: None,
+) -> StudyState:
     """The study of `space` at its limit: `seconds`, `trials` or `target`; what still ran then is left unfinished."""
     clock = ManualClock()
     record = StudyRecord(key="simulated", name="simulated", module="", seed=seed, space={}, created_at=0.0)
-    study = Study(MemoryStore(), record, 1, clock=clock)
+    study = StudyState(MemoryStore(), record, 1, clock=clock)
     scheduler = make_scheduler(
         compile_space(space),
         study,

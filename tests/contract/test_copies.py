@@ -10,7 +10,7 @@ from contract.test_executors import PATIENCE, Rig, all_end, collect, ends, queue
 
 from shadho_celery.core.clock import ManualClock
 from shadho_celery.core.trial import Attempt, Event, Lost, Outcome, Result, Started, TrialState
-from shadho_celery.executors.simulated import SimulatedExecutor
+from shadho_celery.simulation.executor import SimulatedExecutor
 
 #: losses of trials that take long in their first attempt, that fail in the second one before the first has ended, and
 #: that take long in every attempt

@@ -19,7 +19,7 @@ from shadho_celery.errors import StoreError
 from shadho_celery.launch import main
 from shadho_celery.store.sql import SqlStore
 from shadho_celery.study.open import open_study
-from shadho_celery.study.study import Study
+from shadho_celery.study.state import StudyState
 
 NOW = 1_700_000_000.0
 TRIALS = 6
@@ -47,7 +47,7 @@ def change(url: str, statement: str) -> None:
         connection.execute(sa.text(statement))
 
 
-def resumed(store: SqlStore, said: list[str] | None = None) -> Study:
+def resumed(store: SqlStore, said: list[str] | None = None) -> StudyState:
     return open_study(store, {}, module="m", name="s", resume=True, repaired=None if said is None else said.append)
 
 

@@ -26,7 +26,7 @@ from shadho_celery.store.base import StudyRecord
 from shadho_celery.store.lock import holder_name
 from shadho_celery.store.sql import LOCK_SECONDS, SqlStore
 from shadho_celery.study.open import open_study
-from shadho_celery.study.study import LONGEST_PAUSE
+from shadho_celery.study.state import LONGEST_PAUSE
 
 NOW = 1_700_000_000.0
 

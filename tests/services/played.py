@@ -11,14 +11,14 @@ from rich.console import Console
 from shadho_celery.core.clock import ManualClock
 from shadho_celery.core.settings import StudySettings
 from shadho_celery.core.trial import Attempt, Outcome, TrialState
-from shadho_celery.executors.simulated import SimulatedExecutor
 from shadho_celery.scheduler.build import make_scheduler
 from shadho_celery.scheduler.scheduler import Scheduler
+from shadho_celery.simulation.executor import SimulatedExecutor
 from shadho_celery.space.compile import Space, compile_space
 from shadho_celery.store.sql import SqlStore
 from shadho_celery.study.limits import Limits
 from shadho_celery.study.open import open_study
-from shadho_celery.study.study import Study
+from shadho_celery.study.state import StudyState
 
 S = TrialState
 
@@ -45,7 +45,7 @@ def play(attempt: Attempt, compute_class: str) -> Outcome:
 
 def searched(
     space: Space | None = None, trials: int = 10, name: str = "s", play: Callable[..., Outcome] = play, turns: int = 999
-) -> tuple[Study, Scheduler, Space]:
+) -> tuple[StudyState, Scheduler, Space]:
     space = space or two_models()
     clock = ManualClock(1000.0)
     study = open_study(SqlStore("sqlite://"), space.describe(), name=name, seed=1, clock=clock)

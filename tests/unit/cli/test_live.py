@@ -17,13 +17,13 @@ from shadho_celery.core.clock import ManualClock
 from shadho_celery.core.hardware import ComputeClass
 from shadho_celery.core.settings import StudySettings
 from shadho_celery.core.trial import Attempt, Lost, Outcome, Report, Result, Started
-from shadho_celery.executors.simulated import SimulatedExecutor
 from shadho_celery.scheduler.build import make_scheduler
 from shadho_celery.scheduler.scheduler import Scheduler
+from shadho_celery.simulation.executor import SimulatedExecutor
 from shadho_celery.store.sql import SqlStore
 from shadho_celery.study.limits import Limits
 from shadho_celery.study.open import open_study
-from shadho_celery.study.study import Study
+from shadho_celery.study.state import StudyState
 from shadho_celery.transport.registry import Share, Worker
 
 # The time that is left
@@ -98,7 +98,7 @@ def test_the_pace_is_that_of_the_last_minutes_and_begins_with_the_first_trial() 
     assert pace.a_minute == pytest.approx(30.0, rel=0.02)
 
 
-def end(study: Study) -> None:
+def end(study: StudyState) -> None:
     attempt = study.send(study.add("model=net", {}, seed=1), "gpu")
     outcome = Outcome(state=S.COMPLETE, loss=0.5, seconds=1.0)
     study.tell(Result(number=attempt.number, attempt=1, outcome=outcome, at=study.clock.wall()))
@@ -118,7 +118,7 @@ def test_a_resumed_study_is_not_said_to_have_no_trial_that_has_ended() -> None:
 # Workers
 
 
-def running(*workers: str) -> tuple[Study, Scheduler]:
+def running(*workers: str) -> tuple[StudyState, Scheduler]:
     """A study whose trials run on these workers, one each, in class gpu."""
     study, scheduler, _ = searched(turns=0)
     for worker in workers:

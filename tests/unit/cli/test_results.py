@@ -26,7 +26,7 @@ from shadho_celery.errors import StudyNotFound
 from shadho_celery.space.compile import compile_space
 from shadho_celery.store.sql import SqlStore
 from shadho_celery.study.open import open_study
-from shadho_celery.study.study import Study
+from shadho_celery.study.state import StudyState
 
 SPACE = hp.choice(
     "model",
@@ -94,7 +94,7 @@ def refused(*words: str, code: int = 2) -> str:
 
 
 @pytest.fixture
-def running(here: Path) -> Iterator[Study]:
+def running(here: Path) -> Iterator[StudyState]:
     """A study that this process runs."""
     with closing(SqlStore()) as store:
         study = open_study(store, compile_space(SPACE).describe(), name="runs", seed=1)
@@ -104,7 +104,7 @@ def running(here: Path) -> Iterator[Study]:
         study.close()
 
 
-def test_studies_are_listed_with_their_trials_and_their_best(running: Study) -> None:
+def test_studies_are_listed_with_their_trials_and_their_best(running: StudyState) -> None:
     shown = answer("studies")
     for text in ("svm-1a2b", "svm-1c3d", "ended", "runs", "running on", str(TRIALS)):
         assert text in shown
@@ -182,7 +182,7 @@ def test_a_trial_is_shown_with_the_memories_that_it_took_and_ran_out_of() -> Non
     assert (told["gpu_memory"], told["outgrown"]) == (2**21, [["gpu", "gpu"], ["cpu", "host"]])
 
 
-def test_a_study_is_shown_while_it_runs_without_its_lock(running: Study) -> None:
+def test_a_study_is_shown_while_it_runs_without_its_lock(running: StudyState) -> None:
     assert "running on " in answer("show", "runs").splitlines()[-1]
     assert found("show", "runs")["running_on"]
     study = running.add("model=net", {"model": 0, "exponent": -3.1}, seed=1)
@@ -200,7 +200,7 @@ def test_the_best_values_are_what_the_objective_got() -> None:
         assert f"  {key}: {value!r}" in shown
 
 
-def test_without_a_success_there_is_no_best(running: Study) -> None:
+def test_without_a_success_there_is_no_best(running: StudyState) -> None:
     assert "study runs has no successful trial" in refused("best", "runs", code=1)
 
 
@@ -297,7 +297,9 @@ def test_a_trial_is_shown_with_all_that_is_known_of_it() -> None:
         (None, "a", "continues trial 1"),
     ],
 )
-def test_a_promoted_trial_tells_how_it_went_on(running: Study, continued: bool | None, host: str, told: str) -> None:
+def test_a_promoted_trial_tells_how_it_went_on(
+    running: StudyState, continued: bool | None, host: str, told: str
+) -> None:
     """The trial on the rung below ran on the machine a, the one on rung 0 elsewhere."""
     for rung, where, went_on in [(0, "z", None), (1, "a", True), (2, host, continued)]:
         params = {"model": 0, "exponent": -3.5}
@@ -393,7 +395,7 @@ def numbers_of(name: str) -> list[int]:
     return [trial["number"] for trial in found("trials", name)["trials"]]
 
 
-def test_a_study_that_runs_is_not_deleted(running: Study) -> None:
+def test_a_study_that_runs_is_not_deleted(running: StudyState) -> None:
     assert "stop it first" in refused("rm", "runs", "--yes")
     assert "runs" in [each["name"] for each in found("studies")["studies"]]
 

@@ -29,7 +29,7 @@ from shadho_celery.core.hardware import ComputeClass
 from shadho_celery.core.trial import Attempt, Lost, Outcome, Report, Result, Started, Trial, TrialState
 from shadho_celery.space.compile import Space, compile_space
 from shadho_celery.store.base import DEFAULT_STORE
-from shadho_celery.study.study import Study
+from shadho_celery.study.state import StudyState
 
 S = TrialState
 
@@ -172,7 +172,7 @@ def test_without_a_feasible_trial_the_nearest_one_is_named() -> None:
     assert "violation" in text.getvalue()
 
 
-def flat(w_decides: bool = True) -> tuple[Study, Space]:
+def flat(w_decides: bool = True) -> tuple[StudyState, Space]:
     """A flat space on two classes, of which the second is slow with a large w."""
 
     def by_width(attempt: Attempt, compute_class: str) -> Outcome:
@@ -497,7 +497,7 @@ def test_a_loss_to_maximise_is_not_negative_in_json() -> None:
     assert [each["best"] for each in found["subspaces"].values()] == [greatest]
 
 
-def on_rungs(best_budget: float, pruned: int = 0) -> tuple[Study, Any]:
+def on_rungs(best_budget: float, pruned: int = 0) -> tuple[StudyState, Any]:
     """A study from budget 1 to 9 whose best trial has that budget, with some pruned trials."""
     study, _, space = searched(turns=0)
     in_force = {"fidelity": {"least": 1, "most": 9}, "pruner": {"how": "median", "startup_trials": 3}}
@@ -512,7 +512,7 @@ def on_rungs(best_budget: float, pruned: int = 0) -> tuple[Study, Any]:
     return study, space
 
 
-def end(study: Study, trial: Trial, state: TrialState, step: int | None = None) -> None:
+def end(study: StudyState, trial: Trial, state: TrialState, step: int | None = None) -> None:
     attempt = study.send(trial, "gpu")
     if step is not None:
         study.tell(Report(number=attempt.number, attempt=1, step=step, loss=0.5, at=study.clock.wall()))

@@ -9,7 +9,7 @@ import pytest
 
 from shadho_celery.core.payload import Payload
 from shadho_celery.core.trial import Attempt, Outcome, TrialState
-from shadho_celery.node.trial_lines import MOST, TrialLines, line
+from shadho_celery.node.logs import MOST_LINES, TrialLines, line
 
 
 def payload(**facts: Any) -> Payload:
@@ -44,11 +44,11 @@ def test_the_line_of_a_failure_gives_its_reason_and_no_traceback() -> None:
 def test_of_very_many_trials_only_the_number_is_told(caplog: pytest.LogCaptureFixture) -> None:
     lines = TrialLines()
     with caplog.at_level(logging.INFO):
-        for number in range(MOST + 50):
+        for number in range(MOST_LINES + 50):
             lines.tell(payload(), attempt(number), complete())
         lines.beat()
         lines.tell(payload(), attempt(999), complete())
         lines.beat()
     said = [record.message for record in caplog.records]
-    assert len(said) == MOST + 2
+    assert len(said) == MOST_LINES + 2
     assert said[-2:] == ["50 more trials have ended within a second", line(payload(), attempt(999), complete())]

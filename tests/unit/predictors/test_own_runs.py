@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from shadho_celery.predictors.own_runs import ENOUGH, OwnRuns
+from shadho_celery.predictors.budgets import ENOUGH_DEPARTURES, OwnRuns
 
 #: what is expected without regard to earlier runs, on two classes
 EXPECTED = np.array([1.0, 3.0])
@@ -41,13 +41,13 @@ def test_the_next_run_is_foretold_better_than_by_nothing_or_by_the_mean_of_the_r
 
 def test_before_enough_pairs_and_of_a_trial_without_runs_nothing_is_expected() -> None:
     learned = OwnRuns()
-    for origin in range(ENOUGH - 1):
+    for origin in range(ENOUGH_DEPARTURES - 1):
         for _ in range(2):
             learned.tell(origin, 0, 2.0 + origin, EXPECTED)
     assert learned.departure(0, EXPECTED) == 0.0
     for _ in range(2):
-        learned.tell(ENOUGH, 0, 3.0, EXPECTED)
-    assert learned.departure(ENOUGH, EXPECTED) == pytest.approx(2.0)
+        learned.tell(ENOUGH_DEPARTURES, 0, 3.0, EXPECTED)
+    assert learned.departure(ENOUGH_DEPARTURES, EXPECTED) == pytest.approx(2.0)
     assert learned.departure(99, EXPECTED) == 0.0
 
 

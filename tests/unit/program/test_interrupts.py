@@ -17,7 +17,7 @@ from shadho_celery.program.interrupts import Interrupts
 from shadho_celery.scheduler.scheduler import Scheduler
 from shadho_celery.store.sql import SqlStore
 from shadho_celery.study.open import open_study
-from shadho_celery.study.study import Study as Core
+from shadho_celery.study.state import StudyState
 
 S = TrialState
 MINE: dict[str, Any] = {"store": "sqlite:///shadho.db", "study": "mine"}
@@ -65,7 +65,13 @@ def resumed(total: int) -> None:
     assert [trial.number for trial in study.trials] == [*range(total)]
 
 
-PLACES = [(SqlStore, "write"), (Core, "_write"), (Scheduler, "tell"), (Scheduler, "collect"), (Core, "send")]
+PLACES = [
+    (SqlStore, "write"),
+    (StudyState, "_write"),
+    (Scheduler, "tell"),
+    (Scheduler, "collect"),
+    (StudyState, "send"),
+]
 
 
 @pytest.mark.parametrize("sampler", ["random", "tpe"])
@@ -164,7 +170,7 @@ def test_an_interrupt_in_a_loop_of_ones_own_comes_between_its_calls(
     which: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patched:
-        patched.setattr(Core, "_write", after(which)(Core._write))
+        patched.setattr(StudyState, "_write", after(which)(StudyState._write))
         with pytest.raises(KeyboardInterrupt):
             run_by_hand()
     recorded = load_study(MINE["store"], "mine")
@@ -177,7 +183,7 @@ def test_an_interrupt_while_a_study_closes_leaves_it_unlocked(monkeypatch: pytes
     study = Study(SPACE, seed=0, **MINE)
     study.ask()
     with monkeypatch.context() as patched:
-        patched.setattr(Core, "_write", after(1, presses=2)(Core._write))
+        patched.setattr(StudyState, "_write", after(1, presses=2)(StudyState._write))
         with pytest.raises(KeyboardInterrupt):
             study.close()
     assert load_study(MINE["store"], "mine").running_on is None

@@ -15,9 +15,9 @@ import shadho_celery
 from shadho_celery.core.clock import ManualClock
 from shadho_celery.core.settings import StudySettings
 from shadho_celery.core.trial import Attempt, Outcome, TrialState
-from shadho_celery.executors.simulated import Change, SimulatedExecutor
 from shadho_celery.samplers.grid import LEVELS, MOST, GridSampler, levels
 from shadho_celery.scheduler.build import make_scheduler
+from shadho_celery.simulation.executor import Change, SimulatedExecutor
 from shadho_celery.space.compile import compile_space
 from shadho_celery.space.split import split
 from shadho_celery.store.sql import SqlStore

@@ -12,14 +12,14 @@ from shadho_celery.core.hardware import DEFAULT_CLASSES
 from shadho_celery.core.settings import StudySettings
 from shadho_celery.core.trial import Attempt, Outcome, TrialState
 from shadho_celery.errors import UsageError
-from shadho_celery.executors.simulated import SimulatedExecutor
 from shadho_celery.scheduler.build import changes, check_settings, make_scheduler
 from shadho_celery.scheduler.scheduler import Scheduler
+from shadho_celery.simulation.executor import SimulatedExecutor
 from shadho_celery.space.compile import compile_space
 from shadho_celery.store.base import StudyRecord
 from shadho_celery.store.memory import MemoryStore
 from shadho_celery.study.limits import Limits
-from shadho_celery.study.study import Study
+from shadho_celery.study.state import StudyState
 
 SPACE = compile_space({"x": hp.uniform("x", 0, 1)})
 
@@ -40,7 +40,7 @@ def build(settings: StudySettings | None = None) -> Scheduler:
 
     clock = ManualClock()
     record = StudyRecord(key="k", name="n", module="", seed=1, space={}, created_at=0.0)
-    study = Study(MemoryStore(), record, 1, clock=clock)
+    study = StudyState(MemoryStore(), record, 1, clock=clock)
     executor = SimulatedExecutor({"cpu": 2}, play, clock)
     options = [] if settings is None else [settings]
     return make_scheduler(SPACE, study, executor, Limits(trials=3), *options)

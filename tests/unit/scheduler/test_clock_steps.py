@@ -12,9 +12,9 @@ from services.clocks import MachineTime
 from shadho_celery.core.clock import ManualClock, SystemClock
 from shadho_celery.core.settings import StudySettings
 from shadho_celery.core.trial import Attempt, Outcome, TrialState
-from shadho_celery.executors.simulated import SimulatedExecutor
 from shadho_celery.scheduler.build import make_scheduler
 from shadho_celery.scheduler.scheduler import WATCH_SECONDS, Scheduler
+from shadho_celery.simulation.executor import SimulatedExecutor
 from shadho_celery.space.compile import compile_space
 from shadho_celery.store.sql import SqlStore
 from shadho_celery.study.limits import Limits

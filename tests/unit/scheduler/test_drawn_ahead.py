@@ -16,17 +16,17 @@ from shadho_celery.core.clock import ManualClock
 from shadho_celery.core.settings import StudySettings
 from shadho_celery.core.trial import Attempt, Outcome, Params, Trial, TrialState
 from shadho_celery.errors import UsageError
-from shadho_celery.executors.simulated import Change, SimulatedExecutor
 from shadho_celery.placement.pool import LEAST, MOST_WAIT, REFILL
 from shadho_celery.predictors.cost_model import CostModel
 from shadho_celery.scheduler.build import make_scheduler
 from shadho_celery.scheduler.scheduler import Scheduler
+from shadho_celery.simulation.executor import Change, SimulatedExecutor
 from shadho_celery.space.compile import Space, compile_space
 from shadho_celery.space.split import Subspace, split
 from shadho_celery.store.sql import SqlStore
 from shadho_celery.study.limits import Limits
 from shadho_celery.study.open import open_study
-from shadho_celery.study.study import Study
+from shadho_celery.study.state import StudyState
 
 FLEET = {"gpu": 4, "cpu": 12}
 Seconds = Callable[[Mapping[str, Any]], Mapping[str, float]]
@@ -58,7 +58,7 @@ class Search:
     ) -> None:
         self.space, self.seconds, self.clock = space or flat(), seconds, ManualClock(0.0)
         self.store = store or SqlStore("sqlite://")
-        self.study: Study = open_study(
+        self.study: StudyState = open_study(
             self.store, self.space.describe(), name="s", seed=None if resume else 7, clock=self.clock, resume=resume
         )
         self.machines = SimulatedExecutor(slots, self.play, self.clock, changes=changes)
@@ -86,7 +86,7 @@ class Search:
         return 0 if pool is None else len(pool)
 
 
-def drawn(study: Study) -> list[tuple[str, int, tuple[tuple[str, Any], ...]]]:
+def drawn(study: StudyState) -> list[tuple[str, int, tuple[tuple[str, Any], ...]]]:
     return sorted((trial.subspace, trial.seed, tuple(trial.params.items())) for trial in study)
 
 
@@ -135,7 +135,7 @@ def test_with_several_subspaces_each_runs_a_prefix_of_its_own_stream() -> None:
     assert sets[0] == sets[1]
 
 
-def passed_over(study: Study) -> int:
+def passed_over(study: StudyState) -> int:
     """By how many later draws the trial that waited longest was passed over."""
     order = [trial.number for trial in sorted(study.trials, key=lambda trial: trial.started_at or 0.0)]
     return max(place - number for place, number in enumerate(order))

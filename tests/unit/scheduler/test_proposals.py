@@ -25,19 +25,19 @@ from shadho_celery.space.split import Subspace, split
 from shadho_celery.store.base import StudyRecord
 from shadho_celery.store.memory import MemoryStore
 from shadho_celery.study.limits import Limits
-from shadho_celery.study.study import Study
+from shadho_celery.study.state import StudyState
 
 SUBSPACES = split(compile_space(hp.choice("model", [{"a": hp.uniform("a", 0, 1)}, {"b": hp.uniform("b", 0, 1)}])))
 
 
 @pytest.fixture
-def study() -> Study:
+def study() -> StudyState:
     record = StudyRecord(key="k", name="n", module="", seed=5, space={}, created_at=0.0)
-    return Study(MemoryStore(), record, 1, clock=ManualClock())
+    return StudyState(MemoryStore(), record, 1, clock=ManualClock())
 
 
 def proposals_of(
-    study: Study,
+    study: StudyState,
     rounds: Rounds | None = None,
     subspaces: Sequence[Subspace] = SUBSPACES,
     width: Width = lambda params: 2 if "a" in params else 1,
@@ -58,27 +58,27 @@ def fits(trial: Trial, compute_class: str) -> bool:
     return True
 
 
-def test_proposals_made_anew_go_on_where_the_last_ones_ended(study: Study) -> None:
+def test_proposals_made_anew_go_on_where_the_last_ones_ended(study: StudyState) -> None:
     first = proposals_of(study)
     for _ in range(3):
         first.ask("cpu", fits, math.inf)
     second = proposals_of(study)
     for _ in range(3):
         second.ask("cpu", fits, math.inf)
-    whole = Study(MemoryStore(), study.record, 1, clock=ManualClock())
+    whole = StudyState(MemoryStore(), study.record, 1, clock=ManualClock())
     proposals = proposals_of(whole)
     for _ in range(6):
         proposals.ask("gpu", fits, math.inf)
     assert list(whole) == list(study)
 
 
-def test_a_trial_takes_the_slots_that_its_params_say(study: Study) -> None:
+def test_a_trial_takes_the_slots_that_its_params_say(study: StudyState) -> None:
     proposals = proposals_of(study)
     asked = [proposals.ask("cpu", fits, math.inf) for _ in range(10)]
     assert {(trial.slots, "a" in trial.params) for trial in asked if trial} == {(2, True), (1, False)}
 
 
-def test_what_fits_nobody_is_held_back_up_to_a_few_of_each_subspace(study: Study) -> None:
+def test_what_fits_nobody_is_held_back_up_to_a_few_of_each_subspace(study: StudyState) -> None:
     proposals = proposals_of(study)
     assert proposals.ask("cpu", lambda trial, compute_class: False, math.inf) is None
     assert study.count(TrialState.WAITING) == WAITING_PER_SUBSPACE * len(SUBSPACES)
@@ -90,7 +90,7 @@ def narrow(trial: Trial, compute_class: str) -> bool:
     return trial.slots == 1
 
 
-def mixed_widths(study: Study, width: Width) -> Proposals:
+def mixed_widths(study: StudyState, width: Width) -> Proposals:
     """The proposals in a space with one subspace, for a class of one slot."""
     subspaces = split(compile_space({"x": hp.uniform("x", 0, 1)}))
     proposals = proposals_of(study, subspaces=subspaces, width=width)
@@ -98,7 +98,7 @@ def mixed_widths(study: Study, width: Width) -> Proposals:
     return proposals
 
 
-def test_what_is_too_wide_for_every_class_keeps_no_slot_from_narrower_trials(study: Study) -> None:
+def test_what_is_too_wide_for_every_class_keeps_no_slot_from_narrower_trials(study: StudyState) -> None:
     proposals = mixed_widths(study, lambda params: 1 if params["x"] < 0.3 else 2)
     for _ in range(30):
         trial = proposals.ask("cpu", narrow, math.inf)
@@ -107,21 +107,21 @@ def test_what_is_too_wide_for_every_class_keeps_no_slot_from_narrower_trials(stu
     assert study.count(TrialState.WAITING) == len(study) - 30 > 30
 
 
-def test_what_is_too_wide_does_not_take_the_places_of_what_waits_for_memory(study: Study) -> None:
+def test_what_is_too_wide_does_not_take_the_places_of_what_waits_for_memory(study: StudyState) -> None:
     proposals = mixed_widths(study, lambda params: 1 if params["x"] < 0.3 else 2)
     for _ in range(5):
         assert proposals.ask("cpu", lambda trial, compute_class: False, math.inf) is None
     assert sum(trial.slots == 1 for trial in study) == WAITING_PER_SUBSPACE
 
 
-def test_where_every_trial_is_too_wide_only_a_few_are_made(study: Study) -> None:
+def test_where_every_trial_is_too_wide_only_a_few_are_made(study: StudyState) -> None:
     proposals = mixed_widths(study, lambda params: 2)
     for _ in range(100):
         assert proposals.ask("cpu", narrow, math.inf) is None
     assert len(study) == WAITING_PER_SUBSPACE
 
 
-def test_where_a_sampler_proposes_nothing_narrow_enough_it_is_not_asked_for_ever(study: Study) -> None:
+def test_where_a_sampler_proposes_nothing_narrow_enough_it_is_not_asked_for_ever(study: StudyState) -> None:
     proposals = mixed_widths(study, lambda params: 1 if params["x"] < 0.3 else 2)
     [sampler] = proposals.samplers.values()
     sampler.ask = lambda n, pending: n * [{"x": 0.9}]  # type: ignore[method-assign]
@@ -130,13 +130,13 @@ def test_where_a_sampler_proposes_nothing_narrow_enough_it_is_not_asked_for_ever
     assert len(study) == TOO_WIDE
 
 
-def test_no_trial_is_made_that_could_not_be_sent_any_more(study: Study) -> None:
+def test_no_trial_is_made_that_could_not_be_sent_any_more(study: StudyState) -> None:
     proposals = proposals_of(study)
     assert proposals.ask("cpu", lambda trial, compute_class: False, 3) is None
     assert len(study) == 3
 
 
-def test_a_trial_on_a_higher_rung_is_the_one_it_carries_on(study: Study) -> None:
+def test_a_trial_on_a_higher_rung_is_the_one_it_carries_on(study: StudyState) -> None:
     proposals = proposals_of(study, SuccessiveHalving(Ladder.of({"least": 1, "most": 3})))
     lowest = [proposals.ask("cpu", fits, math.inf) for _ in range(3)]
     assert proposals.ask("cpu", fits, math.inf) is None, "a rung is complete before the next one begins"

@@ -10,27 +10,29 @@ from shadho_celery.core.trial import Trial
 from shadho_celery.scheduler.scheduler import Reservations
 from shadho_celery.store.base import StudyRecord
 from shadho_celery.store.memory import MemoryStore
-from shadho_celery.study.study import Study
+from shadho_celery.study.state import StudyState
 
 A, B = ComputeClass(name="a", slots=3), ComputeClass(name="b", slots=3)
 
 
 @pytest.fixture
-def study() -> Study:
+def study() -> StudyState:
     record = StudyRecord(key="k", name="n", module="", seed=0, space={}, created_at=0.0)
-    return Study(MemoryStore(), record, 1, clock=ManualClock())
+    return StudyState(MemoryStore(), record, 1, clock=ManualClock())
 
 
 @pytest.fixture
-def reservations(study: Study) -> Reservations:
+def reservations(study: StudyState) -> Reservations:
     return Reservations(study)
 
 
-def added(study: Study, slots: int = 1) -> Trial:
+def added(study: StudyState, slots: int = 1) -> Trial:
     return study.add("all", {}, seed=0, slots=slots)
 
 
-def test_free_is_the_studys_part_of_a_class_less_what_it_has_taken(study: Study, reservations: Reservations) -> None:
+def test_free_is_the_studys_part_of_a_class_less_what_it_has_taken(
+    study: StudyState, reservations: Reservations
+) -> None:
     study.send(added(study, slots=2), "a")
     assert (reservations.free(A), reservations.free(A, ahead=4), reservations.free(B)) == (1, 5, 3)
     shared = ComputeClass(name="a", slots=3, allowance=1.5, silent=1)
@@ -40,14 +42,16 @@ def test_free_is_the_studys_part_of_a_class_less_what_it_has_taken(study: Study,
 
 
 def test_a_trial_of_one_slot_may_wait_in_the_queue_and_a_wider_one_may_not(
-    study: Study, reservations: Reservations
+    study: StudyState, reservations: Reservations
 ) -> None:
     study.send(added(study, slots=2), "a")
     assert reservations.may_start(added(study), A)
     assert not reservations.may_start(added(study, slots=2), A)
 
 
-def test_a_trial_wider_than_the_studys_part_starts_where_nobody_is(study: Study, reservations: Reservations) -> None:
+def test_a_trial_wider_than_the_studys_part_starts_where_nobody_is(
+    study: StudyState, reservations: Reservations
+) -> None:
     wide = added(study, slots=3)
     assert reservations.may_start(wide, ComputeClass(name="a", slots=3, allowance=1.5))
     assert not reservations.may_start(wide, ComputeClass(name="a", slots=3, allowance=1.5, busy=1))
@@ -56,7 +60,7 @@ def test_a_trial_wider_than_the_studys_part_starts_where_nobody_is(study: Study,
 
 
 def test_a_reserved_class_is_left_to_one_trial_and_no_other_class_is_reserved_for_it(
-    study: Study, reservations: Reservations
+    study: StudyState, reservations: Reservations
 ) -> None:
     for name in "ab":
         study.send(added(study), name)
@@ -71,7 +75,7 @@ def test_a_reserved_class_is_left_to_one_trial_and_no_other_class_is_reserved_fo
 
 
 def test_a_class_that_has_gone_or_whose_trial_waits_no_more_is_reserved_no_more(
-    study: Study, reservations: Reservations
+    study: StudyState, reservations: Reservations
 ) -> None:
     wide, another = added(study, slots=3), added(study, slots=2)
     reservations.reserve(A, wide)
@@ -87,7 +91,7 @@ def test_a_class_that_has_gone_or_whose_trial_waits_no_more_is_reserved_no_more(
 
 
 def test_a_class_that_has_become_narrower_than_its_trial_is_reserved_no_more(
-    study: Study, reservations: Reservations
+    study: StudyState, reservations: Reservations
 ) -> None:
     wide, other = added(study, slots=3), added(study)
     reservations.reserve(A, wide)

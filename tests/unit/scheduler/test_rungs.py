@@ -14,19 +14,19 @@ from hyperopt import hp
 from shadho_celery.core.clock import ManualClock
 from shadho_celery.core.settings import FIDELITIES, StudySettings
 from shadho_celery.core.trial import Attempt, Lost, Outcome, Result, TrialState
-from shadho_celery.executors.simulated import Change, SimulatedExecutor
 from shadho_celery.fidelity.brackets import Bracket, Brackets
 from shadho_celery.fidelity.rounds import Wanted
+from shadho_celery.program.search import minimize
 from shadho_celery.scheduler.build import make_scheduler
 from shadho_celery.scheduler.scheduler import Scheduler
-from shadho_celery.search import minimize
 from shadho_celery.simulation.cluster_file import Cluster, Family, LogNormal, Slow
+from shadho_celery.simulation.executor import Change, SimulatedExecutor
 from shadho_celery.simulation.simulation import simulate
 from shadho_celery.space.compile import compile_space
 from shadho_celery.store.sql import SqlStore
 from shadho_celery.study.limits import Limits
 from shadho_celery.study.open import open_study
-from shadho_celery.study.study import Study
+from shadho_celery.study.state import StudyState
 
 S = TrialState
 
@@ -81,7 +81,7 @@ class Search:
     ) -> None:
         self.clock = ManualClock(2000.0 if resume else 1000.0)
         self.store = store or SqlStore("sqlite://")
-        self.study: Study = open_study(
+        self.study: StudyState = open_study(
             self.store, SPACE.describe(), name="s", seed=None if resume else seed, clock=self.clock, resume=resume
         )
 
@@ -139,7 +139,7 @@ def floats(trial: Attempt) -> list[float]:
     return [value for value in trial.params.values() if isinstance(value, float)]
 
 
-def promoted(study: Study) -> set[tuple[int | None, str, int]]:
+def promoted(study: StudyState) -> set[tuple[int | None, str, int]]:
     """Who was promoted, and how far: rung, subspace and seed, whatever their numbers."""
     return {(trial.rung, trial.subspace, trial.seed) for trial in study}
 
@@ -372,7 +372,7 @@ def test_a_search_survives_the_deaths_of_machines_that_run_copies_and_copied_tri
         )
         turns = 0
 
-        def on_turn(study: Study) -> None:
+        def on_turn(study: StudyState) -> None:
             nonlocal turns
             turns += 1
             assert turns < PATIENCE
@@ -432,7 +432,7 @@ def test_a_resumed_search_watches_every_attempt_that_lived_and_makes_no_other(wa
     assert not study.trial(original.number).state.is_finished
 
 
-def two_of(study: Study) -> list[Attempt]:
+def two_of(study: StudyState) -> list[Attempt]:
     """The two live attempts of the first trial that has them."""
     live = Counter(attempt.number for attempt in study.attempts)
     number = next(number for number, attempts in live.items() if attempts == 2)

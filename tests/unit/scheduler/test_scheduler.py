@@ -21,7 +21,6 @@ from shadho_celery.core.settings import StudySettings
 from shadho_celery.core.trial import Attempt, Event, Lost, Memory, Outcome, Result, Retry, Started, Trial, TrialState
 from shadho_celery.errors import StoreOutage
 from shadho_celery.executors.base import Executor
-from shadho_celery.executors.simulated import Play, SimulatedExecutor
 from shadho_celery.fidelity.rounds import Endless
 from shadho_celery.placement.policies import POLICIES, FifoPolicy
 from shadho_celery.placement.shares import FLOOR, HOPELESS, SHARES, UniformShares
@@ -29,12 +28,13 @@ from shadho_celery.predictors.cost_model import CostModel
 from shadho_celery.scheduler.build import make_scheduler
 from shadho_celery.scheduler.proposals import WAITING_PER_SUBSPACE, Proposals
 from shadho_celery.scheduler.scheduler import TIMED_TRIALS, TURN_SECONDS, Scheduler
+from shadho_celery.simulation.executor import Play, SimulatedExecutor
 from shadho_celery.space.compile import Space, compile_space
 from shadho_celery.space.split import split
 from shadho_celery.store.sql import SqlStore
 from shadho_celery.study.limits import Limits
 from shadho_celery.study.open import open_study
-from shadho_celery.study.study import MAX_AVOIDING, MAX_LOST, Study
+from shadho_celery.study.state import MAX_AVOIDING, MAX_LOST, StudyState
 
 S = TrialState
 
@@ -98,7 +98,7 @@ class Search:
         self.clock = clock or ManualClock(1000.0)
         self.space = space or mixed()
         self.store = store or SqlStore("sqlite://")
-        self.study: Study = open_study(
+        self.study: StudyState = open_study(
             self.store, self.space.describe(), name="s", seed=seed, clock=self.clock, resume=resume
         )
         self.simulated = SimulatedExecutor(slots or {"gpu": 2, "cpu": 3}, play or lasting(1.0), self.clock, ahead)
@@ -134,7 +134,7 @@ class Search:
 Params = frozenset[tuple[str, Any]]
 
 
-def drawn(study: Study) -> Counter[tuple[str, Params, int]]:
+def drawn(study: StudyState) -> Counter[tuple[str, Params, int]]:
     """Count the trials by subspace, params and seed, in any order."""
     return Counter((t.subspace, frozenset(t.params.items()), t.seed) for t in study)
 
@@ -331,7 +331,7 @@ def test_trials_without_a_gain_end_the_study_although_a_later_one_of_the_same_tu
 
 
 def test_whichever_limit_comes_first_ends_the_study() -> None:
-    def limited(**limits: Any) -> Study:
+    def limited(**limits: Any) -> StudyState:
         return Search(slots={"only": 1}, play=lasting(1.0), **limits).run().study
 
     assert limited(trials=5, seconds=100.0).counted == 5

@@ -13,15 +13,15 @@ from shadho_celery.core.clock import ManualClock
 from shadho_celery.core.settings import SlotsSetting, StudySettings
 from shadho_celery.core.trial import Attempt, Memory, Outcome, TrialState
 from shadho_celery.errors import UsageError
-from shadho_celery.executors.simulated import Change, Play, SimulatedExecutor
 from shadho_celery.scheduler.build import make_scheduler
 from shadho_celery.scheduler.widths import make_width, widest
+from shadho_celery.simulation.executor import Change, Play, SimulatedExecutor
 from shadho_celery.space.compile import Space, compile_space
 from shadho_celery.space.split import split
 from shadho_celery.store.base import StudyRecord
 from shadho_celery.store.memory import MemoryStore
 from shadho_celery.study.limits import Limits
-from shadho_celery.study.study import Study
+from shadho_celery.study.state import StudyState
 
 GANGS = compile_space(
     {"x": hp.uniform("x", 0, 1), "kind": hp.choice("kind", [{"replicas": 3}, {"replicas": 1}]), "two": 2.0}
@@ -95,14 +95,14 @@ def search(
     play: Play = lasting,
     turns: int = 10_000,
     **options: Any,
-) -> tuple[Study, list[dict[str, int]]]:
+) -> tuple[StudyState, list[dict[str, int]]]:
     """A study on simulated classes, and the slots that its trials held on each after every turn, up to so many turns.
 
     `options` are those of the executor.
     """
     record = StudyRecord(key="k", name="n", module="", seed=1, space={}, created_at=0.0)
     clock = ManualClock()
-    study = Study(MemoryStore(), record, 1, clock=clock)
+    study = StudyState(MemoryStore(), record, 1, clock=clock)
 
     executor = SimulatedExecutor(slots, play, clock, **options)
     settings = StudySettings(sampler="random", slots=width, policy="fifo")

@@ -14,7 +14,6 @@ import pytest
 from click.testing import CliRunner
 
 from shadho_celery.errors import UsageError
-from shadho_celery.executors.simulated import LEASE_SECONDS, Change
 from shadho_celery.simulate import main
 from shadho_celery.simulation.cluster_file import (
     GIB,
@@ -33,6 +32,7 @@ from shadho_celery.simulation.cluster_file import (
     parse,
 )
 from shadho_celery.simulation.example import example
+from shadho_celery.simulation.executor import LEASE_SECONDS, Change
 
 EXAMPLE = example()
 

@@ -17,7 +17,6 @@ from msgspec.structs import replace
 
 from shadho_celery.core.trial import TrialState
 from shadho_celery.errors import UsageError
-from shadho_celery.executors.simulated import Change
 from shadho_celery.placement.policies import POLICIES
 from shadho_celery.placement.shares import SHARES
 from shadho_celery.simulate import COLUMNS, main
@@ -34,8 +33,9 @@ from shadho_celery.simulation.cluster_file import (
     Samples,
 )
 from shadho_celery.simulation.example import example
+from shadho_celery.simulation.executor import Change
 from shadho_celery.simulation.simulation import Simulation, family_of, simulate
-from shadho_celery.study.study import MAX_LOST, Study
+from shadho_celery.study.state import MAX_LOST, StudyState
 
 S = TrialState
 
@@ -75,7 +75,7 @@ def play(described: Cluster, **options: Any) -> Simulation:
     """The simulation, which must come to an end."""
     turns = 0
 
-    def on_turn(study: Study) -> None:
+    def on_turn(study: StudyState) -> None:
         nonlocal turns
         turns += 1
         if turns > PATIENCE:
@@ -143,7 +143,7 @@ def test_with_a_limit_on_trials_the_policies_run_the_very_same_set() -> None:
 # No slot idle
 
 
-def busy(study: Study, name: str) -> int:
+def busy(study: StudyState, name: str) -> int:
     return study.count(S.RUNNING, S.QUEUED, compute_class=name)
 
 
@@ -152,7 +152,7 @@ def test_at_every_moment_all_slots_are_busy(policy: str, shares: str) -> None:
     described = cluster()
     moments = []
 
-    def on_turn(study: Study) -> None:
+    def on_turn(study: StudyState) -> None:
         moments.append(study.clock.now())
         if study.clock.now() < 1800:
             assert {name: busy(study, name) for name in described.slots} == described.slots

@@ -12,17 +12,17 @@ from shadho_celery.core.clock import ManualClock
 from shadho_celery.core.settings import StudySettings
 from shadho_celery.core.trial import Attempt, Outcome, Report, Trial, TrialState
 from shadho_celery.errors import LockLost
-from shadho_celery.executors.simulated import Change, SimulatedExecutor
 from shadho_celery.placement.policies import POLICIES
 from shadho_celery.placement.shares import SHARES
 from shadho_celery.scheduler.build import make_scheduler
+from shadho_celery.simulation.executor import Change, SimulatedExecutor
 from shadho_celery.space.compile import compile_space
 from shadho_celery.store.base import StudyRecord
 from shadho_celery.store.memory import MemoryStore
 from shadho_celery.store.sql import SqlStore
 from shadho_celery.study.limits import Limits
 from shadho_celery.study.open import open_study
-from shadho_celery.study.study import Study
+from shadho_celery.study.state import StudyState
 
 S = TrialState
 RECORD = StudyRecord(key="k", name="s", module="", seed=6, space={}, created_at=0.0)
@@ -66,9 +66,9 @@ def test_an_old_fence_writes_nothing() -> None:
 
 
 def test_a_study_closed_and_opened_on_what_was_kept_is_the_same_study(store: MemoryStore) -> None:
-    study = played(Study(store, RECORD, 1, clock=ManualClock()), trials=30)
+    study = played(StudyState(store, RECORD, 1, clock=ManualClock()), trials=30)
     study.close()
-    again = Study(store, RECORD, 1, store.trials(), clock=ManualClock())
+    again = StudyState(store, RECORD, 1, store.trials(), clock=ManualClock())
     assert list(again) == list(study)
     assert (again.best, again.counted, len(again.trials)) == (study.best, 30, 30)
 
@@ -76,7 +76,7 @@ def test_a_study_closed_and_opened_on_what_was_kept_is_the_same_study(store: Mem
 # Beside a database
 
 
-def played(study: Study, policy: str = "cost", shares: str = "uniform", trials: int = 150) -> Study:
+def played(study: StudyState, policy: str = "cost", shares: str = "uniform", trials: int = 150) -> StudyState:
     """The study after a search on machines of which some die, with trials of which some fail."""
     assert isinstance(study.clock, ManualClock)
 
@@ -108,7 +108,7 @@ def test_a_study_goes_as_it_would_in_a_database(policy: str, shares: str, store:
     database = SqlStore("sqlite://")
     stored = open_study(database, {}, name="s", seed=6, clock=ManualClock())
     in_database = played(stored, policy, shares)
-    in_memory = played(Study(store, RECORD, 1, clock=ManualClock()), policy, shares)
+    in_memory = played(StudyState(store, RECORD, 1, clock=ManualClock()), policy, shares)
     assert sum(each.lost for each in in_memory) == 2
     assert in_memory.count(S.FAILED) > 0
     assert list(in_memory) == list(in_database)
@@ -121,7 +121,7 @@ def test_a_study_goes_as_it_would_in_a_database(policy: str, shares: str, store:
 
 
 def test_every_turn_is_written_as_it_is_over(store: MemoryStore) -> None:
-    study = Study(store, RECORD, 1, clock=ManualClock())
+    study = StudyState(store, RECORD, 1, clock=ManualClock())
     first = study.add("all", {"x": 0.5}, seed=1)
     assert store.trials() == []
     study.commit()

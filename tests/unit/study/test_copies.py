@@ -13,7 +13,7 @@ from shadho_celery.store.base import StudyRecord
 from shadho_celery.store.memory import MemoryStore
 from shadho_celery.store.sql import SqlStore
 from shadho_celery.study.open import open_study
-from shadho_celery.study.study import MAX_LOST, Study
+from shadho_celery.study.state import MAX_LOST, StudyState
 
 S = TrialState
 
@@ -21,7 +21,7 @@ RECORD = StudyRecord(key="k", name="s", module="", seed=0, space={}, created_at=
 
 
 @pytest.fixture
-def study() -> Study:
+def study() -> StudyState:
     return open_study(SqlStore("sqlite://"), {}, clock=ManualClock(1000.0))
 
 
@@ -38,13 +38,13 @@ def lost(attempt: int, *, claimed: bool = True) -> Lost:
     return Lost(number=0, attempt=attempt, reason="silence", claimed=claimed)
 
 
-def copied(study: Study) -> Attempt:
+def copied(study: StudyState) -> Attempt:
     """A trial that runs on cpu, with a copy sent to gpu."""
     study.tell(started(study.send(study.add("all", {"x": 1}, seed=7), "cpu").attempt, host="first"))
     return study.send(study.trial(0), "gpu")
 
 
-def test_a_copy_is_the_same_trial_in_another_attempt(study: Study) -> None:
+def test_a_copy_is_the_same_trial_in_another_attempt(study: StudyState) -> None:
     copy = copied(study)
     assert (copy.number, copy.params, copy.seed) == (0, {"x": 1}, 7)
     assert (copy.state, copy.attempt, copy.compute_class, copy.host) == (S.QUEUED, 2, "gpu", None)
@@ -52,7 +52,7 @@ def test_a_copy_is_the_same_trial_in_another_attempt(study: Study) -> None:
     assert (shown.state, shown.attempt, shown.compute_class, shown.host) == (S.RUNNING, 2, "cpu", "first")
 
 
-def test_a_copy_is_for_any_machine_and_so_is_the_next_attempt_of_a_trial_that_was_for_one(study: Study) -> None:
+def test_a_copy_is_for_any_machine_and_so_is_the_next_attempt_of_a_trial_that_was_for_one(study: StudyState) -> None:
     trial = study.add("all", {"x": 1}, seed=7)
     first = study.send(trial, "cpu", only_on="a")
     assert (first.only_on, first.compute_class) == ("a", "cpu")
@@ -65,7 +65,7 @@ def test_a_copy_is_for_any_machine_and_so_is_the_next_attempt_of_a_trial_that_wa
     assert study.trial(0).lost == 0
 
 
-def test_it_is_one_trial_but_takes_a_slot_of_each_class(study: Study) -> None:
+def test_it_is_one_trial_but_takes_a_slot_of_each_class(study: StudyState) -> None:
     copied(study)
     assert (len(study), study.in_flight, study.count(S.RUNNING), study.count(S.QUEUED)) == (1, 1, 1, 0)
     assert (study.taken("cpu"), study.taken("gpu"), study.copies) == (1, 1, 1)
@@ -79,7 +79,7 @@ def test_it_is_one_trial_but_takes_a_slot_of_each_class(study: Study) -> None:
 
 
 @pytest.mark.parametrize("winner", [1, 2])
-def test_the_first_attempt_to_end_well_ends_the_trial_and_stands(study: Study, winner: int) -> None:
+def test_the_first_attempt_to_end_well_ends_the_trial_and_stands(study: StudyState, winner: int) -> None:
     copied(study)
     study.tell(started(2, host="second", at=1005.0))
     where = {1: ("cpu", "first", 1001.0), 2: ("gpu", "second", 1005.0)}[winner]
@@ -93,7 +93,9 @@ def test_the_first_attempt_to_end_well_ends_the_trial_and_stands(study: Study, w
 
 @pytest.mark.parametrize("state", [S.FAILED, S.CANCELLED])
 @pytest.mark.parametrize("first", [1, 2])
-def test_an_attempt_that_ends_badly_leaves_the_trial_to_the_other(study: Study, first: int, state: TrialState) -> None:
+def test_an_attempt_that_ends_badly_leaves_the_trial_to_the_other(
+    study: StudyState, first: int, state: TrialState
+) -> None:
     copied(study)
     study.tell(started(2))
     study.tell(result(first, state, error="no GPU here"))
@@ -102,7 +104,7 @@ def test_an_attempt_that_ends_badly_leaves_the_trial_to_the_other(study: Study, 
     assert study.tell(result(3 - first)).state is S.COMPLETE  # type: ignore[union-attr]
 
 
-def test_where_both_end_badly_the_second_one_counts(study: Study) -> None:
+def test_where_both_end_badly_the_second_one_counts(study: StudyState) -> None:
     copied(study)
     study.tell(started(2))
     study.tell(result(2, S.FAILED, error="first"))
@@ -112,7 +114,7 @@ def test_where_both_end_badly_the_second_one_counts(study: Study) -> None:
 
 
 @pytest.mark.parametrize("first", [1, 2])
-def test_a_lost_attempt_is_taken_away_alone_and_the_trial_waits_once_none_lives(study: Study, first: int) -> None:
+def test_a_lost_attempt_is_taken_away_alone_and_the_trial_waits_once_none_lives(study: StudyState, first: int) -> None:
     copied(study)
     study.tell(started(2))
     study.tell(lost(first))
@@ -126,7 +128,7 @@ def test_a_lost_attempt_is_taken_away_alone_and_the_trial_waits_once_none_lives(
     assert study.send(again, "cpu").attempt == 3
 
 
-def test_a_trial_whose_copy_has_not_started_is_shown_as_queued_once_that_is_all_there_is(study: Study) -> None:
+def test_a_trial_whose_copy_has_not_started_is_shown_as_queued_once_that_is_all_there_is(study: StudyState) -> None:
     copied(study)
     study.tell(lost(1))
     shown = study.trial(0)
@@ -136,7 +138,7 @@ def test_a_trial_whose_copy_has_not_started_is_shown_as_queued_once_that_is_all_
     assert (study.trial(0).state, study.trial(0).host) == (S.RUNNING, "second")
 
 
-def test_it_fails_for_its_lost_attempts_only_when_none_lives(study: Study) -> None:
+def test_it_fails_for_its_lost_attempts_only_when_none_lives(study: StudyState) -> None:
     copied(study)
     study.tell(lost(1))
     for attempt in range(3, MAX_LOST + 2):
@@ -148,7 +150,7 @@ def test_it_fails_for_its_lost_attempts_only_when_none_lives(study: Study) -> No
     assert study.trial(0).state is S.FAILED
 
 
-def test_what_was_copied_is_not_to_be_copied_again_while_both_live(study: Study) -> None:
+def test_what_was_copied_is_not_to_be_copied_again_while_both_live(study: StudyState) -> None:
     copied(study)
     assert list(study.alone) == []
     study.tell(lost(2, claimed=False))
@@ -159,7 +161,7 @@ def test_what_was_copied_is_not_to_be_copied_again_while_both_live(study: Study)
 
 @pytest.mark.parametrize("state", [S.FAILED, S.CANCELLED])
 def test_what_has_failed_in_one_attempt_is_left_to_the_other_and_not_copied_again(
-    study: Study, state: TrialState
+    study: StudyState, state: TrialState
 ) -> None:
     """Else a trial that always fails might be copied for ever."""
     copied(study)
@@ -169,7 +171,7 @@ def test_what_has_failed_in_one_attempt_is_left_to_the_other_and_not_copied_agai
     assert list(study.alone) == []
 
 
-def test_a_suspect_is_not_to_be_copied_again_in_any_later_attempt(study: Study) -> None:
+def test_a_suspect_is_not_to_be_copied_again_in_any_later_attempt(study: StudyState) -> None:
     copied(study)
     study.tell(started(2))
     study.tell(result(1, S.FAILED))
@@ -180,7 +182,7 @@ def test_a_suspect_is_not_to_be_copied_again_in_any_later_attempt(study: Study) 
     assert list(study.alone) == []
 
 
-def test_of_a_trial_whose_latest_attempt_alone_lives_nothing_more_needs_to_be_kept(study: Study) -> None:
+def test_of_a_trial_whose_latest_attempt_alone_lives_nothing_more_needs_to_be_kept(study: StudyState) -> None:
     trial = study.add("all", {"x": 1}, seed=7)
     assert trial.live is None
     study.tell(started(study.send(trial, "cpu").attempt))
@@ -191,14 +193,14 @@ def test_of_a_trial_whose_latest_attempt_alone_lives_nothing_more_needs_to_be_ke
     assert (study.trial(0).live, [attempt.attempt for attempt in study.attempts]) == (None, [2])
 
 
-def test_where_the_copy_was_lost_it_is_kept_that_the_first_attempt_lives(study: Study) -> None:
+def test_where_the_copy_was_lost_it_is_kept_that_the_first_attempt_lives(study: StudyState) -> None:
     copied(study)
     study.tell(lost(2, claimed=False))
     assert [(attempt.attempt, attempt.compute_class) for attempt in study.trial(0).live or ()] == [(1, "cpu")]
     assert study.trial(0).attempt == 2
 
 
-def test_what_loses_its_workers_is_not_copied_to_others(study: Study) -> None:
+def test_what_loses_its_workers_is_not_copied_to_others(study: StudyState) -> None:
     copied(study)
     for attempt in range(2, MAX_LOST + 1):
         assert study.copies == 1
@@ -208,16 +210,16 @@ def test_what_loses_its_workers_is_not_copied_to_others(study: Study) -> None:
     assert (study.trial(0).lost, study.copies) == (MAX_LOST - 1, 0)
 
 
-def test_reports_of_every_live_attempt_are_kept(study: Study) -> None:
+def test_reports_of_every_live_attempt_are_kept(study: StudyState) -> None:
     copied(study)
     told = [study.tell(Report(number=0, attempt=attempt, step=1, loss=0.1, at=0.0)) for attempt in (1, 2, 3)]
     assert [trial is not None for trial in told] == [True, True, False]
 
 
-def test_in_whatever_order_the_news_come_the_sums_are_right_and_there_is_at_most_one_result(study: Study) -> None:
+def test_in_whatever_order_the_news_come_the_sums_are_right_and_there_is_at_most_one_result(study: StudyState) -> None:
     news: list[Event] = [started(1), started(2), lost(1), lost(2), result(1, S.FAILED), result(2)]
     for order in itertools.permutations(news):
-        one = Study(MemoryStore(), RECORD, 1, clock=ManualClock(1000.0))
+        one = StudyState(MemoryStore(), RECORD, 1, clock=ManualClock(1000.0))
         one.send(one.add("all", {}, seed=0), "cpu")
         one.tell(started(1))
         one.send(one.trial(0), "gpu")
@@ -243,7 +245,7 @@ def test_a_copied_trial_is_carried_on_after_a_restart_and_a_result_of_either_att
     assert second.tell(result(2)) is None
 
 
-def resumed_with_a_copy(*before: Event) -> Study:
+def resumed_with_a_copy(*before: Event) -> StudyState:
     """A study that was carried on while a trial ran on cpu and its copy on gpu, and after those events."""
     store = SqlStore("sqlite://")
     first = open_study(store, {}, clock=ManualClock(1000.0), name="s")

@@ -15,7 +15,7 @@ from shadho_celery.core.trial import Outcome, Result, TrialState
 from shadho_celery.store.sql import LOCK_SECONDS, SqlStore
 from shadho_celery.store.tables import studies
 from shadho_celery.study.open import open_study
-from shadho_celery.study.study import Study
+from shadho_celery.study.state import StudyState
 
 NOW = 1_700_000_000.0
 METRICS = 30
@@ -23,7 +23,7 @@ METRICS = 30
 BYTES = 200
 
 
-def run(study: Study, trials: int) -> None:
+def run(study: StudyState, trials: int) -> None:
     """Let so many trials end, a hundred a turn."""
     for _ in range(trials // 100):
         for _ in range(100):

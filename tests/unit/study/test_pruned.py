@@ -10,12 +10,12 @@ from shadho_celery.core.clock import ManualClock
 from shadho_celery.core.trial import Attempt, Lost, Outcome, Report, Result, Started, TrialState
 from shadho_celery.store.sql import SqlStore
 from shadho_celery.study.open import open_study
-from shadho_celery.study.study import Study
+from shadho_celery.study.state import StudyState
 
 S = TrialState
 
 
-def begin(store: SqlStore | None = None, *, resume: bool = False) -> Study:
+def begin(store: SqlStore | None = None, *, resume: bool = False) -> StudyState:
     return open_study(
         store or SqlStore("sqlite://"),
         {"x": "uniform(0, 1)"},
@@ -26,13 +26,13 @@ def begin(store: SqlStore | None = None, *, resume: bool = False) -> Study:
     )
 
 
-def running(study: Study) -> Attempt:
+def running(study: StudyState) -> Attempt:
     attempt = study.send(study.add("all", {"x": 0.5}, seed=1), "cpu")
     study.tell(Started(number=attempt.number, attempt=1, host="h", at=1001.0))
     return attempt
 
 
-def report(study: Study, attempt: Attempt, step: int, loss: float) -> None:
+def report(study: StudyState, attempt: Attempt, step: int, loss: float) -> None:
     study.tell(Report(number=attempt.number, attempt=attempt.attempt, step=step, loss=loss, at=1002.0 + step))
 
 
@@ -41,7 +41,7 @@ def ended(attempt: Attempt, state: TrialState, loss: float | None = None) -> Res
     return Result(number=attempt.number, attempt=attempt.attempt, outcome=outcome, at=1020.0)
 
 
-def pruned(study: Study) -> Attempt:
+def pruned(study: StudyState) -> Attempt:
     attempt = running(study)
     report(study, attempt, 1, 0.9)
     report(study, attempt, 2, 0.8)
@@ -49,7 +49,7 @@ def pruned(study: Study) -> Attempt:
     return attempt
 
 
-def facts(study: Study, number: int = 0) -> tuple[TrialState, float | None, int | None]:
+def facts(study: StudyState, number: int = 0) -> tuple[TrialState, float | None, int | None]:
     trial = study.trial(number)
     return trial.state, trial.loss, trial.step
 

@@ -51,19 +51,19 @@ from shadho_celery.store.lock import holder_name
 from shadho_celery.store.sql import SqlStore
 from shadho_celery.study import open as open_module
 from shadho_celery.study.open import MAX_NAME, open_study
-from shadho_celery.study.study import MAX_LOST, Study
+from shadho_celery.study.state import MAX_LOST, StudyState
 
 S = TrialState
 
 SPACE: Mapping[str, str] = {"x": "uniform(0, 1)", "größe": "randint(0, 5) if x=1"}
 
 
-def begin(store: SqlStore | None = None, **options: Any) -> Study:
+def begin(store: SqlStore | None = None, **options: Any) -> StudyState:
     options = {"clock": ManualClock(1000.0), "module": "m", **options}
     return open_study(store or SqlStore("sqlite://"), options.pop("space", SPACE), **options)
 
 
-def sent(study: Study, compute_class: str = "cpu", subspace: str = "all") -> Attempt:
+def sent(study: StudyState, compute_class: str = "cpu", subspace: str = "all") -> Attempt:
     return study.send(study.add(subspace, {"x": 0.5}, seed=len(study)), compute_class)
 
 
@@ -415,7 +415,7 @@ OPERATIONS = st.lists(
 )
 
 
-def apply(study: Study, operation: tuple[Any, ...]) -> None:
+def apply(study: StudyState, operation: tuple[Any, ...]) -> None:
     kind, *values = operation
     if kind == "send":
         sent(study, *values)
@@ -441,7 +441,7 @@ def event_of(kind: str, number: int, attempt: int, *values: Any) -> Event:
     return Result(number=number, attempt=attempt, outcome=outcome, at=2.0)
 
 
-def check_sums(study: Study) -> None:
+def check_sums(study: StudyState) -> None:
     """Every sum that the study keeps is what its trials add up to."""
     trials = list(study)
     assert [trial.number for trial in trials] == list(range(len(study)))
@@ -536,7 +536,7 @@ def test_a_study_without_news_still_renews_its_lock() -> None:
     key = study.record.key
     study.store.unlock(key, 1)
     fence = study.store.lock(key, "elsewhere 1 1", clock.now())
-    study = Study(study.store, study.record, fence, clock=clock)
+    study = StudyState(study.store, study.record, fence, clock=clock)
     for _ in range(10):
         clock.sleep(6)
         study.commit()
@@ -609,7 +609,7 @@ def test_a_study_of_an_earlier_version_is_resumed_and_gets_the_texts_of_this_one
     """A swap of options that were described alike is refused from then on."""
     spaces = [compile_space(hp.choice("x", [Path(name) for name in names])) for names in ("ab", "ba")]
 
-    def resumed(space: Space) -> Study:
+    def resumed(space: Space) -> StudyState:
         return begin(
             study.store, name="s", resume=True, space=space.describe(), tree=to_json(space), describe=space.describe
         )

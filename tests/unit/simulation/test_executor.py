@@ -10,7 +10,7 @@ import pytest
 
 from shadho_celery.core.clock import ManualClock
 from shadho_celery.core.trial import Attempt, Event, Lost, Outcome, Result, Started, TrialState
-from shadho_celery.executors.simulated import LEASE_SECONDS, NO_WORKER_SECONDS, Change, SimulatedExecutor
+from shadho_celery.simulation.executor import LEASE_SECONDS, NO_WORKER_SECONDS, Change, SimulatedExecutor
 
 S = TrialState
 

@@ -70,7 +70,7 @@ _T = TypeVar("_T")
 _number = attrgetter("number")
 
 
-class Study:
+class StudyState:
     """One search: its trials, their live attempts, and their counts. `open_study` makes one."""
 
     def __init__(
