@@ -18,9 +18,70 @@
     └── NoSuccessfulTrial     the study ended without a loss
 
 The class's docstring is its default message; each message names the cause and the remedy, in one line.
+
+A message may name what its reader writes: an option, an argument, a key of STUDY. It is then a template with a value
+of `Words` for each, as in logging: ``UsageError("%s must be above 0", TRIALS)``. Each surface shows its own words, and
+no text of a user is searched for names.
 """
 
 from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from enum import Enum, auto
+
+
+class Surface(Enum):
+    """Where a user gives settings, which decides how a message names them."""
+
+    #: options of a command
+    COMMAND = auto()
+    #: arguments of a function that runs trials in its own process
+    PYTHON = auto()
+    #: arguments of a function that runs a study file on workers
+    WORKERS = auto()
+
+
+@dataclass(frozen=True)
+class Words:
+    """What a user writes, on each surface, to set one thing."""
+
+    command: str
+    python: str
+    #: where it differs from `python`
+    workers: str = ""
+    #: name of the setting in STUDY; "" for an argument that a study file cannot have
+    setting: str = ""
+
+    def on(self, surface: Surface, stated: Collection[str] = ()) -> str:
+        """Return the words of a surface; `stated` are the settings that come from the study file."""
+        if self.setting in stated:
+            return f'STUDY["{self.setting}"]'
+        if surface is Surface.COMMAND:
+            return self.command
+        return self.workers or self.python if surface is Surface.WORKERS else self.python
+
+    def __str__(self) -> str:
+        return self.command
+
+
+@dataclass(frozen=True)
+class Message:
+    """A text for users: a template, and the values of its ``%s``; without values the template is the text."""
+
+    template: str
+    values: tuple[object, ...] = ()
+
+    def on(self, surface: Surface, stated: Collection[str] = ()) -> str:
+        """Return the text in the words of a surface."""
+        said = (
+            each.on(surface, stated) if isinstance(each, Words | Message | ShadhoError) else each
+            for each in self.values
+        )
+        return self.template % tuple(said) if self.values else self.template
+
+    def __str__(self) -> str:
+        return self.on(Surface.COMMAND)
 
 
 class ShadhoError(Exception):
@@ -28,9 +89,23 @@ class ShadhoError(Exception):
 
     #: exit code of a command that ends with this error
     exit_code = 2
+    #: who reads it, and the settings that come from the study file
+    surface, stated = Surface.COMMAND, frozenset[str]()
 
-    def __init__(self, message: str | None = None) -> None:
-        super().__init__(message or (type(self).__doc__ or "").strip())
+    def __init__(self, message: str | None = None, *values: object) -> None:
+        super().__init__(message or (type(self).__doc__ or "").strip(), *values)
+
+    def __str__(self) -> str:
+        return self.on(self.surface, self.stated)
+
+    def on(self, surface: Surface, stated: Collection[str] = ()) -> str:
+        """Return the message in the words of a surface."""
+        return Message(self.args[0], self.args[1:]).on(surface, stated)
+
+    @property
+    def setting(self) -> str:
+        """Name of the setting that the message is about; "" if it is about none."""
+        return next((each.setting for each in self.args if isinstance(each, Words | ShadhoError) and each.setting), "")
 
 
 class SpaceError(ShadhoError):
@@ -38,7 +113,7 @@ class SpaceError(ShadhoError):
 
 
 class UsageError(ShadhoError):
-    """The arguments do not fit together; see --help."""
+    """The arguments do not fit together."""
 
 
 class NestedStart(UsageError):
@@ -50,15 +125,15 @@ class StudyError(ShadhoError):
 
 
 class StudyNotFound(StudyError):
-    """There is no such study in this store; leave out --resume to begin a new one."""
+    """There is no such study in this store; begin a new one, without resuming."""
 
 
 class StudyExists(StudyError):
-    """A study of this name is in the store already; continue it with --resume or choose another --study name."""
+    """A study of this name is in the store already; resume it or choose another name."""
 
 
 class StudyLocked(StudyError):
-    """Another scheduler runs this study; stop it first, or give this one another --study name."""
+    """Another scheduler runs this study; stop it first, or give this one another name."""
 
 
 class LockLost(StudyError):
@@ -66,11 +141,11 @@ class LockLost(StudyError):
 
 
 class SpaceChanged(StudyError):
-    """The study in the store searches another space; give this one another --study name."""
+    """The study in the store searches another space; give this one another name."""
 
 
 class StoreError(ShadhoError):
-    """The store cannot be read or written; check --store."""
+    """The store cannot be read or written; check its URL."""
 
 
 class StoreOutage(StoreError):

@@ -12,35 +12,23 @@ if __name__ == "__main__":
 
 # Only what --help needs: the scheduler's own modules take seconds to import.
 import io
-import math
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable
 from contextlib import nullcontext, redirect_stdout
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from shadho_celery.cli import connection_options
-from shadho_celery.cli.connection_options import F, refusal
+from shadho_celery.cli import connection_options, setting_options
+from shadho_celery.cli.command import Command
+from shadho_celery.cli.connection_options import refusal
 from shadho_celery.cli.messages import readable_warnings, say
 from shadho_celery.cli.points import read_points
 from shadho_celery.core.checks import short
 from shadho_celery.core.hardware import CLASS_NAME, DEFAULT_CLASSES
-from shadho_celery.core.settings import (
-    DEFAULT_TRIALS,
-    KEPT,
-    MAX_POOL,
-    POLICIES,
-    PRUNERS,
-    SAMPLERS,
-    SHARES,
-    StudySettings,
-)
-from shadho_celery.core.trial import MAX_POSITIVE
+from shadho_celery.core.settings import KEPT
 from shadho_celery.errors import UsageError
 from shadho_celery.objective import study_file
 from shadho_celery.store.base import DEFAULT_STORE
@@ -81,74 +69,10 @@ def _points(_: object, __: object, path: Path | None) -> list[object]:
     return [] if path is None else read_points(path)
 
 
-def _finite(_: object, parameter: click.Parameter, value: float | None) -> float | None:
-    """Refuse a number that JSON cannot carry."""
-    if value is not None and not math.isfinite(value):
-        raise refusal(UsageError(f"{parameter.opts[0]} must be a finite number, not {value}"))
-    return value
-
-
-def _choice(name: str, choices: Iterable[str], meaning: str) -> Callable[[F], F]:
-    default = getattr(StudySettings(), name)
-    return click.option(f"--{name}", type=click.Choice([*choices]), help=f"{meaning}  [default: {default}]")
-
-
-_number = partial(click.option, type=float, callback=_finite)
-_positive = partial(click.option, type=click.FloatRange(min=0, min_open=True, max=MAX_POSITIVE), callback=_finite)
-
-
-@click.command(epilog=EXAMPLES)
+@click.command(cls=Command, epilog=EXAMPLES)
 @click.argument("study_module", metavar="STUDY_FILE")
-@click.option(
-    "--trials",
-    type=click.IntRange(min=1),
-    help=f"Trials of the whole study, failed ones too.  [default: {DEFAULT_TRIALS}]",
-)
-@_number("--seconds", help="Send no new trial after this many seconds.")
-@_number(
-    "--target", help="Stop at a feasible loss of at most this, or of at least this if it is maximised; for one loss."
-)
-@click.option(
-    "--early-stop",
-    type=click.IntRange(min=1),
-    metavar="N",
-    help="Stop after N trials without a better feasible loss than before, a lower one, or a higher one if it is "
-    "maximised; of several losses, without a change of the front.",
-)
+@setting_options.options
 @click.option("--seed", type=click.IntRange(min=0), help="Makes the search repeatable.  [default: drawn]")
-@click.option(
-    "--sampler",
-    metavar=f"[{'|'.join(SAMPLERS)}|optuna:NAME|hyperopt:NAME]",
-    help="Proposes params; optuna:CmaEsSampler, hyperopt:anneal: theirs of that name.  [default: auto]",
-)
-@_choice("policy", POLICIES, "Places trials on classes.")
-@click.option(
-    "--shares",
-    type=click.Choice(SHARES),
-    help="Trials of each subspace: even, but a tenth where all trials fail; exactly uniform; more by promise of a "
-    "better loss; or by the ranks of --policy paper, where the mix depends on timing and not on the seed alone.  "
-    "[default: promise with the sampler auto, else even; with --policy paper: paper]",
-)
-@click.option(
-    "--pool",
-    type=click.IntRange(0, MAX_POOL),
-    metavar="N",
-    help="Trials that policy cost draws ahead, to give each slot one that its class is good at; 0 for none.  "
-    "[default: by the number of slots]",
-)
-@click.option(
-    "--pruner",
-    metavar=f"[{'|'.join(PRUNERS)}|none]",
-    help="Stops a trial early by its reports: worse than the median, or not in the best percentile:25, of the "
-    "complete trials; after patience:10 steps without gain; worse than threshold:100; or if it is not in the best "
-    "third at steps 1, 3, 9, ..., asha:3.  [default: none]",
-)
-@click.option(
-    "--speculation/--no-speculation",
-    "speculate",
-    default=None,
-    help="Copy a late trial to an idle slot of another machine; the first result counts.  [default: speculation]",
-)
 @click.option("--study", "name", metavar="NAME", help="Name of the study.  [default: short, such as svm-3f2a]")
 @click.option(
     "--resume",
@@ -173,19 +97,6 @@ _positive = partial(click.option, type=click.FloatRange(min=0, min_open=True, ma
     help="Workers to embed; may be repeated.  [default: this machine's GPUs, and its cores as class cpu]",
 )
 @click.option("--demo", is_flag=True, help=f"Play the classes {', '.join(DEFAULT_CLASSES)} here, one slot each.")
-@_positive("--weight", help="Share of the slot seconds beside other studies, also of a single slot.  [default: 1]")
-@_positive(
-    "--trial-timeout",
-    metavar="SECONDS",
-    help="Time of one trial; after it the objective gets a TrialTimeout, and is killed five seconds later.",
-)
-@click.option(
-    "--max-failures",
-    type=click.IntRange(min=0),
-    metavar="N",
-    help="Stop if the first N trials all fail in one way and none has succeeded; 0 for never.  "
-    f"[default: {StudySettings().max_failures}]",
-)
 @click.option(
     "--code",
     type=click.Choice(["check", "ship"]),

@@ -22,7 +22,8 @@ import click
 from shadho_celery.cli import connection_options
 from shadho_celery.cli.messages import say
 from shadho_celery.core.files import replacing
-from shadho_celery.core.settings import MAX_POOL, POLICIES, SHARES, StudySettings
+from shadho_celery.core.names import POLICIES, SHARES
+from shadho_celery.core.settings import MAX_POOL, StudySettings
 from shadho_celery.errors import UsageError
 from shadho_celery.simulation.example import MOST_TRIALS, example
 

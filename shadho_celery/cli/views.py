@@ -18,8 +18,8 @@ from rich.text import Text
 
 from shadho_celery.cli.console import PrintableConsole
 from shadho_celery.core.checks import one_line
+from shadho_celery.core.names import NO_PRUNER
 from shadho_celery.core.objectives import turned, turned_first
-from shadho_celery.core.settings import NO_PRUNER
 from shadho_celery.core.trial import Params, Trial, TrialState
 from shadho_celery.fidelity.ladder import ladder_of
 from shadho_celery.placement.shares import only_fails

@@ -1,17 +1,25 @@
-"""Settings of a study: one record for STUDY in its file, for the command line, and for Python."""
+"""Settings of a study, each described once: for STUDY in its file, for the command line, and for Python.
+
+A new setting is a field of `StudySettings` with its description, a row of the table in objective/README.md, and the
+place that uses it. If `minimize` or `Study` takes it, it is also an argument there, which a test compares.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from typing import Annotated, Any
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Annotated, Any, get_args, get_type_hints
 
+import msgspec
 from msgspec import Meta, Struct
 
-from shadho_celery.core.checks import description, misfit_at
+from shadho_celery.core.checks import misfit, misfit_at, one_line, plain, short
 from shadho_celery.core.hardware import CLASS_NAME
+from shadho_celery.core.names import NO_PRUNER, POLICIES, PRUNERS, SAMPLERS, SHARES
 from shadho_celery.core.objectives import Objectives
 from shadho_celery.core.trial import Count, Finite, Number, Positive
-from shadho_celery.errors import UsageError
+from shadho_celery.errors import UsageError, Words
 
 #: width of a trial: a number, a key of the objective's values, or a function of those
 SlotsSetting = int | str | Callable[[Any], int]
@@ -20,143 +28,240 @@ Cost = Mapping[str, float] | Callable[[Any], float]
 
 _Name = Annotated[str, Meta(min_length=1)]
 
-#: names of samplers, placement policies, kinds of shares and pruners; known here so that a command's help need not
-#: import them
-SAMPLERS = ("auto", "random", "tpe", "gp", "qmc", "grid", "cma", "local")
-POLICIES = ("cost", "paper", "fifo")
-SHARES = ("even", "uniform", "promise", "paper")
-FIDELITIES = ("auto", "halving", "hyperband", "asha", "bohb", "dehb")
-PRUNERS = ("median", "percentile", "patience", "threshold", "asha")
-#: name of the absence of a pruner, for a study that is resumed
-NO_PRUNER = "none"
-
 #: most trials that a study may be told to draw ahead
 MAX_POOL = 1000
 
 #: limit on the trials of a study that is given no limit
 DEFAULT_TRIALS = 100
 
-#: settings that a study keeps for its resumption
-KEPT = (
-    "trials",
-    "seconds",
-    "target",
-    "sampler",
-    "policy",
-    "shares",
-    "pool",
-    "pruner",
-    "speculate",
-    "weight",
-    "trial_timeout",
-    "max_failures",
-    "early_stop",
-)
-
-#: settings that decide which trials a study runs, and where: those in force are kept, defaults too, so that a study
-#: goes on as it began under a version with other defaults; and what stands for one that is None
-IN_FORCE = ("sampler", "policy", "shares", "pool", "pruner")
+#: what is shown in place of a setting in force that is None
 UNNAMED: Mapping[str, str] = {"sampler": "of its own", "pool": "by the number of slots"}
-#: settings with budgets, of which a study has one at most; they are kept where they are given
-BUDGETS = ("rungs", "fidelity")
-#: the defaults of the versions whose stores do not have what was in force: up to 0.5
-EARLIER_DEFAULTS: Mapping[str, Any] = {
-    "sampler": "random",
-    "policy": "cost",
-    "shares": "uniform",
-    "pool": 0,
-    "pruner": None,
-}
 
 
-def continued(in_force: Mapping[str, Any], given: Collection[str]) -> dict[str, Any]:
-    """Return the settings that were `in_force` in an earlier run, for those `given` now to come before.
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """What is known of one setting, beside its type."""
 
-    Raises UsageError if it had a sampler of its own, which a store cannot keep, and none is given.
-    """
-    if in_force.get("sampler", "") is None and "sampler" not in given:
-        raise UsageError(
-            "this study was begun with a sampler of its own: pass that function again, as STUDY['sampler'] in a study "
-            "file, or name one, see --sampler"
+    name: str
+    #: what its value should be, for refusals
+    meaning: str
+    default: Any = None
+    #: text of the command's option; "" for a setting that has no option
+    help: str = ""
+    #: the default as help shows it, where it is not `default`; "" for none
+    shown_default: str | None = None
+    #: name of the option where it is not the setting's
+    option: str = ""
+    #: what stands for the value in help
+    metavar: str | None = None
+    #: all values that there are; empty for any of the type
+    choices: Collection[str] = ()
+    #: True if a study keeps it as it is in force, defaults too, and so goes on as it began under a version with others
+    in_force: bool = False
+    #: True if it gives trials budgets; such a setting is kept where it is given
+    is_budgets: bool = False
+    #: True if `minimize` or `Study` has an argument of this name
+    in_python: bool = False
+
+    @property
+    def kinds(self) -> frozenset[type]:
+        """Types of its value, without bounds."""
+        hint = get_type_hints(StudySettings)[self.name]
+        return frozenset(get_args(hint) or (hint,))
+
+    @property
+    def kept(self) -> bool:
+        """True if a study keeps what its option was given, for the study's resumption."""
+        return bool(self.help)
+
+    @property
+    def words(self) -> Words:
+        """How messages name it."""
+        in_file, argument = f'STUDY["{self.name}"]', f"{self.name}="
+        return Words(
+            f"--{self.option or self.name.replace('_', '-')}" if self.help else in_file,
+            argument if self.in_python else in_file,
+            # Workers read it in the study file.
+            argument if self.in_python and self.help else in_file,
+            self.name,
         )
-    # A limit is that of one run: it is kept to be shown.
-    return {name: value for name, value in in_force.items() if value is not None and name != "trials"}
 
 
-def other_sampler(before: Any, now: Any, trials: int) -> str | None:
-    """Return a line if a study of so many trials goes on with another sampler than before; None is one of its own."""
-    if before == now:
-        return None
-    before, now = (UNNAMED["sampler"] if name is None else name for name in (before, now))
-    return f"sampler {now} from now on, {before} until now: it learns from the {trials} trials so far"
+def _about(meaning: str, **known: Any) -> Meta:
+    """Return the description of a field; `known` are attributes of its `Setting`."""
+    return Meta(description=meaning, extra=known)
 
 
 class StudySettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Settings of a study, each with the description that a refusal shows."""
+    """Settings of a study, each with its description."""
 
-    trials: Annotated[Count | None, Meta(description="limit on the trials of the study, a whole number from 1")] = None
-    seconds: Annotated[Finite | None, Meta(description="limit on the seconds of one run, a number")] = None
-    target: Annotated[Finite | None, Meta(description="a loss that is good enough, a number")] = None
+    trials: Annotated[
+        Count | None,
+        _about(
+            "limit on the trials of the study, a whole number from 1",
+            help="Trials of the whole study, failed ones too.",
+            shown_default=str(DEFAULT_TRIALS),
+            in_python=True,
+        ),
+    ] = None
+    seconds: Annotated[
+        Finite | None,
+        _about(
+            "limit on the seconds of one run, a number",
+            help="Send no new trial after this many seconds.",
+            in_python=True,
+        ),
+    ] = None
+    target: Annotated[
+        Finite | None,
+        _about(
+            "a loss that is good enough, a number",
+            help="Stop at a feasible loss of at most this, or of at least this if it is maximised; for one loss.",
+            in_python=True,
+        ),
+    ] = None
     early_stop: Annotated[
         Count | None,
-        Meta(description="trials without a better feasible loss after which the study ends, a whole number from 1"),
+        _about(
+            "trials without a better feasible loss after which the study ends, a whole number from 1",
+            help="Stop after N trials without a better feasible loss than before, a lower one, or a higher one if it "
+            "is maximised; of several losses, without a change of the front.",
+            metavar="N",
+            in_python=True,
+        ),
     ] = None
     objectives: Annotated[
         Objectives | None,
-        Meta(
-            description='losses by name, "minimize" or "maximize" each, such as {"error": "minimize", "f1": "maximize"}'
-            ": 1 to 10 names, of 1 to 60 characters without line breaks"
+        _about(
+            'losses by name, "minimize" or "maximize" each, such as {"error": "minimize", "f1": "maximize"}'
+            ": 1 to 10 names, of 1 to 60 characters without line breaks",
+            in_python=True,
         ),
     ] = None
-    sampler: Annotated[Any, Meta(description="such as auto, gp, tpe or random, or a class in the study file")] = "auto"
-    policy: Annotated[_Name, Meta(description="name of the placement policy")] = "cost"
-    shares: Annotated[_Name | None, Meta(description="how trials are shared out between subspaces")] = None
+    sampler: Annotated[
+        Any,
+        _about(
+            "such as auto, gp, tpe or random, or a class in the study file",
+            help="Proposes params; optuna:CmaEsSampler, hyperopt:anneal: theirs of that name.",
+            metavar=f"[{'|'.join(SAMPLERS)}|optuna:NAME|hyperopt:NAME]",
+            in_force=True,
+            in_python=True,
+        ),
+    ] = "auto"
+    policy: Annotated[
+        _Name,
+        _about(
+            "name of the placement policy",
+            help="Places trials on classes.",
+            choices=POLICIES,
+            in_force=True,
+            in_python=True,
+        ),
+    ] = "cost"
+    shares: Annotated[
+        _Name | None,
+        _about(
+            "how trials are divided among subspaces",
+            help="Trials of each subspace: even, but a tenth where all trials fail; exactly uniform; more by promise "
+            "of a better loss; or by the ranks of --policy paper, where the mix depends on timing and not on the seed "
+            "alone.",
+            shown_default="promise with the sampler auto, else even; with --policy paper: paper",
+            choices=SHARES,
+            in_force=True,
+            in_python=True,
+        ),
+    ] = None
     pool: Annotated[
         Annotated[int, Meta(ge=0, le=MAX_POOL)] | None,
-        Meta(description="trials drawn ahead for policy cost to place by their params, 0 for none"),
-    ] = None
-    cost: Annotated[
-        Any, Meta(description="seconds by subspace, or a function of params; only their proportions matter")
-    ] = None
-    classes: Annotated[
-        tuple[Annotated[str, Meta(pattern=CLASS_NAME)], ...],
-        Meta(
-            description="compute classes the study expects, the strongest first: a list of names of up to 60 "
-            "characters, without commas"
+        _about(
+            "trials drawn ahead for policy cost to place by their params, 0 for none",
+            help="Trials that policy cost draws ahead, to give each slot one that its class is good at; 0 for none.",
+            shown_default="by the number of slots",
+            metavar="N",
+            in_force=True,
         ),
-    ] = ()
-    cores: Annotated[Count, Meta(description="cores that one trial uses")] = 1
-    slots: Annotated[
-        Any,
-        Meta(description="slots of one class that a trial takes: a number, a key of the params, or a function of them"),
-    ] = 1
-    gang_wait_seconds: Annotated[
-        Positive, Meta(description="seconds after which a trial whose slots do not come together waits again")
-    ] = 60.0
-    rungs: Annotated[
-        Mapping[str, Any] | None,
-        Meta(description="budgets of halving, a dict such as {'least': 1, 'most': 9, 'eta': 3, 'backups': 0}"),
     ] = None
     pruner: Annotated[
         Any,
-        Meta(description="what stops a trial early by its reports: median, percentile:25, asha or the like, or a dict"),
+        _about(
+            "what stops a trial early by its reports: median, percentile:25, asha or the like, or a dict",
+            help="Stops a trial early by its reports: worse than the median, or not in the best percentile:25, of the "
+            "complete trials; after patience:10 steps without gain; worse than threshold:100; or if it is not in the "
+            "best third at steps 1, 3, 9, ..., asha:3.",
+            shown_default=NO_PRUNER,
+            metavar=f"[{'|'.join((*PRUNERS, NO_PRUNER))}]",
+            in_force=True,
+            in_python=True,
+        ),
     ] = None
     fidelity: Annotated[
         Mapping[str, Any] | None,
-        Meta(
-            description="budgets of trials, a dict such as {'least': 1, 'most': 81, 'eta': 3, 'how': 'asha'}; what "
-            "stops trials by their reports is the pruner"
+        _about(
+            "budgets of trials, a dict such as {'least': 1, 'most': 81, 'eta': 3, 'how': 'asha'}; what stops trials "
+            "by their reports is the pruner",
+            is_budgets=True,
+            in_python=True,
         ),
     ] = None
-    speculate: Annotated[bool, Meta(description="whether late trials are copied to idle slots: True or False")] = True
-    weight: Annotated[Positive, Meta(description="the study's part of the slot seconds beside other studies")] = 1.0
+    rungs: Annotated[
+        Mapping[str, Any] | None,
+        _about(
+            "budgets of halving, a dict such as {'least': 1, 'most': 9, 'eta': 3, 'backups': 0}",
+            is_budgets=True,
+            in_python=True,
+        ),
+    ] = None
+    speculate: Annotated[
+        bool,
+        _about(
+            "whether late trials are copied to idle slots: True or False",
+            help="Copy a late trial to an idle slot of another machine; the first result counts.",
+            shown_default="speculation",
+            option="speculation",
+        ),
+    ] = True
+    weight: Annotated[
+        Positive,
+        _about(
+            "the study's part of the slot seconds beside other studies, a number above 0",
+            help="Share of the slot seconds beside other studies, also of a single slot.",
+            shown_default="1",
+        ),
+    ] = 1.0
     trial_timeout: Annotated[
-        Positive | None, Meta(description="seconds after which a trial is stopped, more than 0")
+        Positive | None,
+        _about(
+            "seconds after which a trial is stopped, more than 0",
+            help="Time of one trial; after it the objective gets a TrialTimeout, and is killed five seconds later.",
+            metavar="SECONDS",
+            in_python=True,
+        ),
     ] = None
     max_failures: Annotated[
         Number,
-        Meta(description="first trials that may all fail in one way before the study stops, 0 for any number"),
+        _about(
+            "first trials that may all fail in one way before the study stops, 0 for any number",
+            help="Stop if the first N trials all fail in one way and none has succeeded; 0 for never.",
+            metavar="N",
+            in_python=True,
+        ),
     ] = 10
+    cost: Annotated[Any, _about("seconds by subspace, or a function of params; only their proportions matter")] = None
+    classes: Annotated[
+        tuple[Annotated[str, Meta(pattern=CLASS_NAME)], ...],
+        _about(
+            "compute classes the study expects, the strongest first: a list of names of up to 60 characters, without "
+            "commas"
+        ),
+    ] = ()
+    cores: Annotated[Count, _about("cores that one trial uses, a whole number from 1")] = 1
+    slots: Annotated[
+        Any,
+        _about("slots of one class that a trial takes: a number, a key of the params, or a function of them"),
+    ] = 1
+    gang_wait_seconds: Annotated[
+        Positive, _about("seconds after which a trial whose slots do not come together waits again")
+    ] = 60.0
 
     def __post_init__(self) -> None:
         # msgspec has no type for a function.
@@ -164,6 +269,8 @@ class StudySettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             raise misfit_at("cost", "give a mapping or a function")
         if not (callable(self.sampler) or (isinstance(self.sampler, str) and self.sampler)):
             raise misfit_at("sampler", "give a name, or a class of your own")
+        if not (self.pruner is None or isinstance(self.pruner, (str, Mapping))):
+            raise misfit_at("pruner", "give a name, or a dict")
         is_count = isinstance(self.slots, int) and not isinstance(self.slots, bool) and self.slots > 0
         if not (is_count or callable(self.slots) or (isinstance(self.slots, str) and self.slots)):
             raise misfit_at("slots", "give a number from 1, a key or a function")
@@ -199,7 +306,81 @@ class StudySettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         by_promise = self.sampler == "auto" and not self.has_several
         return "paper" if self.policy == "paper" else "promise" if by_promise else "even"
 
-    @classmethod
-    def meaning(cls, name: str) -> str:
-        """Return the description of a setting."""
-        return description(cls, name)
+
+def _described() -> dict[str, Setting]:
+    """Return the settings by name, from the annotations of `StudySettings`."""
+    hints = get_type_hints(StudySettings, include_extras=True)
+    defaults = StudySettings()
+    return {
+        name: Setting(name=name, meaning=meta.description, default=getattr(defaults, name), **meta.extra)
+        for name in StudySettings.__struct_fields__
+        for meta in hints[name].__metadata__
+        if meta.extra is not None
+    }
+
+
+#: every setting by name, in the order of help
+SETTINGS: Mapping[str, Setting] = _described()
+#: settings that a study keeps for its resumption, where an option gave them
+KEPT = tuple(name for name, each in SETTINGS.items() if each.kept)
+#: settings that decide which trials a study runs, and where
+IN_FORCE = tuple(name for name, each in SETTINGS.items() if each.in_force)
+#: settings that give trials budgets
+BUDGETS = tuple(name for name, each in SETTINGS.items() if each.is_budgets)
+#: the defaults of the versions whose stores do not have what was in force: up to 0.5
+EARLIER_DEFAULTS: Mapping[str, Any] = {
+    "sampler": "random",
+    "policy": "cost",
+    "shares": "uniform",
+    "pool": 0,
+    "pruner": None,
+}
+
+
+def words(name: str) -> Words:
+    """Return how messages name a setting."""
+    return SETTINGS[name].words
+
+
+def read_settings(given: Mapping[str, object]) -> StudySettings:
+    """Convert plain values to settings. Raises UsageError, naming the one that does not fit."""
+    try:
+        return msgspec.convert(plain(given), StudySettings)
+    except msgspec.ValidationError as error:
+        if unknown := [name for name in given if name not in SETTINGS]:
+            raise no_setting(unknown[0]) from None
+        key, what = misfit(error, given, StudySettings)
+        name, _, part = key.partition(".")
+        what = f"{short(given[name])} is not allowed" if part else what
+        raise UsageError("%s: %s; it should be: %s", words(name), what, SETTINGS[name].meaning) from None
+
+
+def no_setting(name: object) -> UsageError:
+    """Return the error for a key that is no setting."""
+    near = get_close_matches(name, SETTINGS, n=1) if isinstance(name, str) else []
+    guess = f'did you mean "{near[0]}"? ' if near else ""
+    shown = f'"{one_line(name, 60)}"' if isinstance(name, str) else short(name, 60)
+    return UsageError(f"STUDY[{shown}] is not a setting; {guess}known are {', '.join(SETTINGS)}")
+
+
+def continued(in_force: Mapping[str, Any], given: Collection[str]) -> dict[str, Any]:
+    """Return the settings that were `in_force` in an earlier run and apply unless others are `given` now.
+
+    Raises UsageError if it had a sampler of its own, which a store cannot keep, and none is given.
+    """
+    if in_force.get("sampler", "") is None and "sampler" not in given:
+        raise UsageError(
+            'this study was begun with a sampler of its own: pass that function again, as STUDY["sampler"] in a study '
+            "file, or name one, see %s",
+            words("sampler"),
+        )
+    # A limit is that of one run: it is kept to be shown.
+    return {name: value for name, value in in_force.items() if value is not None and name != "trials"}
+
+
+def other_sampler(before: Any, now: Any, trials: int) -> str | None:
+    """Return a line if a study of so many trials goes on with another sampler than before; None is one of its own."""
+    if before == now:
+        return None
+    before, now = (UNNAMED["sampler"] if name is None else name for name in (before, now))
+    return f"sampler {now} from now on, {before} until now: it learns from the {trials} trials so far"

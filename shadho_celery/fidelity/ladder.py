@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from msgspec import Meta, Struct
 
 from shadho_celery.core.checks import as_record, refuse_foreign, short
-from shadho_celery.core.settings import FIDELITIES, PRUNERS
+from shadho_celery.core.names import FIDELITIES, PRUNERS
 from shadho_celery.errors import UsageError
 
 #: most rungs above the lowest one

@@ -8,14 +8,14 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from heapq import merge
 from operator import itemgetter
-from typing import Annotated, Protocol
+from typing import Annotated, ClassVar, Protocol
 
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from shadho_celery.core.checks import as_record, refuse_foreign, short
+from shadho_celery.core.names import FIDELITIES, NO_PRUNER, PRUNERS, named
 from shadho_celery.core.objectives import turned_first
-from shadho_celery.core.settings import FIDELITIES, NO_PRUNER, PRUNERS
 from shadho_celery.core.trial import Attempt, Report, Trial, TrialState
 from shadho_celery.errors import UsageError
 
@@ -42,9 +42,14 @@ class Pruner(Protocol):
 class _Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="how", tag=str.lower):
     """Settings of a pruner, as in ``STUDY["pruner"]``; `how` is its name."""
 
+    #: the setting that the number stands for in ``percentile:25`` and the like
+    in_short: ClassVar[str]
+
 
 class Percentile(_Settings, frozen=True, kw_only=True):
     """Stop a trial whose best loss so far is worse than this percentile of the COMPLETE trials' at the same step."""
+
+    in_short = "percentile"
 
     percentile: Annotated[float, Meta(gt=0, lt=100, description="a number between 0 and 100")] = 25.0
     #: trials that are to complete before the first one is stopped
@@ -60,6 +65,8 @@ class Percentile(_Settings, frozen=True, kw_only=True):
 class Median(_Settings, frozen=True, kw_only=True):
     """Stop a trial whose best loss so far is worse than the median of the COMPLETE trials' at the same step."""
 
+    in_short = "startup_trials"
+
     startup_trials: _Trials = 5
     warmup_steps: _Steps = 0
 
@@ -73,6 +80,8 @@ class Median(_Settings, frozen=True, kw_only=True):
 class Patience(_Settings, frozen=True, kw_only=True):
     """Stop a trial whose loss has not become better for so many steps."""
 
+    in_short = "steps"
+
     steps: Annotated[int, Meta(ge=1, le=2**62, description="a whole number from 1")] = 10
     #: by how much a better loss is to be better
     least_gain: Annotated[float, Meta(ge=0, le=1e300)] = 0.0
@@ -84,6 +93,8 @@ class Patience(_Settings, frozen=True, kw_only=True):
 
 class Threshold(_Settings, frozen=True, kw_only=True):
     """Stop a trial whose loss is above `upper` or below `lower`, or NaN."""
+
+    in_short = "upper"
 
     upper: float = math.inf
     lower: float = -math.inf
@@ -97,6 +108,8 @@ class Threshold(_Settings, frozen=True, kw_only=True):
 class Asha(_Settings, frozen=True, kw_only=True):
     """Stop a trial that is not among the best 1 / eta at the steps least, least * eta, least * eta**2, ..."""
 
+    in_short = "eta"
+
     eta: Annotated[int, Meta(ge=2, le=1000, description="a whole number from 2")] = 3
     least: Annotated[int, Meta(ge=1, le=2**62, description="a whole number from 1")] = 1
 
@@ -107,14 +120,6 @@ class Asha(_Settings, frozen=True, kw_only=True):
 
 PrunerSettings = Percentile | Median | Patience | Threshold | Asha
 
-#: by name, the settings, and the one that the number in ``percentile:25`` and the like stands for
-_BY_NAME: Mapping[str, tuple[type[PrunerSettings], str]] = {
-    "median": (Median, "startup_trials"),
-    "percentile": (Percentile, "percentile"),
-    "patience": (Patience, "steps"),
-    "threshold": (Threshold, "upper"),
-    "asha": (Asha, "eta"),
-}
 #: what other tools call pruners, without case and without "pruner" or "scheduler" at the end
 _ELSEWHERE = {
     "successivehalving": "asha",
@@ -153,17 +158,17 @@ def read_pruner(given: object, objectives: Mapping[str, str] | None = None) -> P
     if isinstance(given, str):
         name, colon, number = given.partition(":")
         settings: dict[str, object] = {"how": name}
-        if colon and name in _BY_NAME:
-            setting = "lower" if is_turned and name == "threshold" else _BY_NAME[name][1]
+        if colon and name in PRUNERS:
+            setting = "lower" if is_turned and name == "threshold" else named(PRUNERS[name]).in_short
             settings[setting] = _number(given, number)
     elif isinstance(given, Mapping):
         settings = dict(given)
     else:
         raise UsageError(f"pruner: {short(given, 60)} is none; {_FORM}")
     how = settings.get("how")
-    if not isinstance(how, str) or how not in _BY_NAME:
+    if not isinstance(how, str) or how not in PRUNERS:
         raise UsageError(f"pruner: {_unknown(how)}; {_FORM}")
-    kind, _ = _BY_NAME[how]
+    kind: type[PrunerSettings] = named(PRUNERS[how])
     refuse_foreign(settings, kind.__struct_fields__, _SETTINGS_ELSEWHERE, f"pruner {how}", _FORM)
     read = as_record(settings, kind, f"pruner {how}", _FORM)
     if isinstance(read, Threshold):
@@ -186,7 +191,7 @@ def _unknown(how: object) -> str:
         return f"there is no {short(how, 60)}"
     name = how.lower().removesuffix("pruner").removesuffix("scheduler")
     name = _ELSEWHERE.get(name, name)
-    if name in (*_BY_NAME, NO_PRUNER):
+    if name in (*PRUNERS, NO_PRUNER):
         return f"write {name} for {short(how, 60)}"
     if name in (*FIDELITIES, *_PROMOTE):
         return f"{short(how, 60)} gives trials budgets, see STUDY['fidelity']: a pruner stops one by its reports"

@@ -14,14 +14,13 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from msgspec.structs import replace
 
-from shadho_celery.core.checks import line_of, misfit, plain, short
+from shadho_celery.core.checks import line_of, one_line, short
 from shadho_celery.core.code import CodeVersion
 from shadho_celery.core.late_import import OF_HYPEROPT, load_late
 from shadho_celery.core.libraries import hides, installed_file, is_installed, library_named
-from shadho_celery.core.settings import StudySettings
+from shadho_celery.core.settings import SETTINGS, StudySettings, read_settings
 from shadho_celery.errors import NestedStart, UsageError
 from shadho_celery.objective import sources
 from shadho_celery.objective.call import check_objective
@@ -92,6 +91,7 @@ def load(module: str) -> StudyFile:
             f"the source of {name} cannot be read: {spec.origin} is no Python file; workers must compare it"
         )
     check_objective(imported.objective, f"objective of {name}")
+    _refuse_twice(Path(str(spec.origin)))
     stated = _checked(name, vars(imported).get("STUDY", {}))
     return StudyFile(
         module=name,
@@ -173,10 +173,24 @@ def cores_per_trial(modules: Iterable[str]) -> int:
 
 
 def _literal_cores(path: Path) -> int:
+    cores = (value for pairs in _literal_studies(path) for key, value in pairs if key == "cores")
+    return next((value for value in cores if isinstance(value, int)), 1)
+
+
+def _refuse_twice(path: Path) -> None:
+    """Raise UsageError for a key that STUDY has twice, of which Python keeps the last one."""
+    for pairs in _literal_studies(path):
+        keys = [key for key, _ in pairs if isinstance(key, str)]
+        if twice := [key for key in keys if keys.count(key) > 1]:
+            raise UsageError(f'STUDY["{one_line(twice[0], 60)}"] is given twice in {path.name}; give it once')
+
+
+def _literal_studies(path: Path) -> Iterator[list[tuple[object, object]]]:
+    """Yield keys and values of each dict that a file assigns to STUDY; None stands for what is no constant."""
     try:
         body = ast.parse(path.read_text(encoding="utf-8")).body
     except (OSError, SyntaxError, ValueError):
-        return 1
+        return
     for node in body:
         match node:
             case ast.Assign(targets=targets, value=ast.Dict() as study):
@@ -186,11 +200,10 @@ def _literal_cores(path: Path) -> int:
             case _:
                 continue
         if any(isinstance(target, ast.Name) and target.id == "STUDY" for target in targets):
-            for pair in zip(study.keys, study.values, strict=True):
-                match pair:
-                    case ast.Constant(value="cores"), ast.Constant(value=int(cores)):
-                        return cores
-    return 1
+            yield [
+                (getattr(key, "value", None), getattr(value, "value", None))
+                for key, value in zip(study.keys, study.values, strict=True)
+            ]
 
 
 def failed_sources(module: str, error: BaseException) -> CodeVersion:
@@ -265,17 +278,12 @@ def _checked(name: str, stated: object) -> dict[str, object]:
     """Return the settings in STUDY, converted to their types. Raises UsageError, naming the key that does not fit."""
     if not isinstance(stated, Mapping):
         raise UsageError(f"STUDY of {name} is no dict")
+    if isinstance(stated.get("classes"), (set, frozenset)):
+        raise UsageError(f'{name}: STUDY["classes"]: a set has no order; it should be: {SETTINGS["classes"].meaning}')
     try:
-        if isinstance(stated.get("classes"), (set, frozenset)):
-            raise msgspec.ValidationError("a set has no order - at `$.classes`")
-        given: Any = plain(dict(stated))
-        settings = msgspec.convert(given, StudySettings)
-        return {key: getattr(settings, key) for key in given}
-    except msgspec.ValidationError as error:
-        known = StudySettings.__struct_fields__
-        if unknown := [key for key in stated if key not in known]:
-            key = short(unknown[0], 60)
-            raise UsageError(f"STUDY of {name} has an unknown key {key}; known are {', '.join(known)}") from None
-        key = misfit(error, stated, StudySettings)[0].partition(".")[0]
-        wanted = StudySettings.meaning(key)
-        raise UsageError(f"STUDY of {name} has {key!r}: {short(stated[key])}; it should be: {wanted}") from None
+        settings = read_settings(stated)
+    except UsageError as error:
+        refusal = UsageError("%s: %s", name, error)
+        refusal.stated = frozenset(SETTINGS)
+        raise refusal from None
+    return {key: getattr(settings, key) for key in stated}

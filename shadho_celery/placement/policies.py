@@ -9,9 +9,8 @@ from typing import Protocol
 import numpy as np
 
 from shadho_celery.core.checks import check_name
-from shadho_celery.core.settings import POLICIES
+from shadho_celery.core.names import POLICIES, named
 from shadho_celery.core.trial import Trial
-from shadho_celery.placement.paper import PaperPolicy
 from shadho_celery.placement.pool import Pool
 from shadho_celery.placement.promotions import Promotions
 from shadho_celery.predictors.cost_model import CostModel
@@ -238,6 +237,6 @@ def make_policy(
 ) -> Policy:
     """Return the policy called `name`, of which cost has a pool. Raises UsageError for an unknown one."""
     check_name("policy", name, POLICIES)
-    if name == "paper":
-        return PaperPolicy(subspaces, generator)
-    return CostPolicy(cost_model, pool_size) if name == "cost" else FifoPolicy()
+    parts = {"cost": (cost_model, pool_size), "paper": (subspaces, generator)}.get(name, ())
+    policy: Policy = named(POLICIES[name])(*parts)
+    return policy

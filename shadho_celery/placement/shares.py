@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shadho_celery.core.checks import check_name
-from shadho_celery.core.settings import SHARES
+from shadho_celery.core.names import SHARES, named
 from shadho_celery.core.trial import Trial, TrialState
 
 Array = NDArray[np.float64]
@@ -262,12 +262,5 @@ def promise(losses: Sequence[float], best: float) -> float:
 def make_shares(name: str, probabilities: Mapping[str, float]) -> Shares:
     """Return the shares called `name`. Raises UsageError for unknown ones."""
     check_name("kind of shares", name, SHARES)
-    return KINDS[name](probabilities)
-
-
-KINDS: Mapping[str, type[UniformShares]] = {
-    "even": EvenShares,
-    "uniform": UniformShares,
-    "promise": PromiseShares,
-    "paper": PaperShares,
-}
+    made: Shares = named(SHARES[name])(probabilities)
+    return made

@@ -1,6 +1,7 @@
 """Samplers propose params, and learn from losses: ask and tell, within one subspace.
 
-May use: core, space, store, objective, predictors, study. `base` is the role; a sampler is one file and one line here.
+May use: core, space, store, objective, predictors, study. `base` is the role; a sampler is one file
+and one line of `core.names`.
 Why it is so: values in, decisions out. A sampler draws nothing but from its seed, so that the trials of a random search
 are fixed whatever the machines, and failures teach every sampler alike (`failure_avoidance`).
 """
@@ -11,37 +12,20 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from shadho_celery.core.checks import check_name
+from shadho_celery.core.names import SAMPLERS, named
 from shadho_celery.errors import UsageError
-from shadho_celery.samplers.auto import AutoSampler
 from shadho_celery.samplers.base import Sampler
 from shadho_celery.samplers.by_budget import MakeByBudget
-from shadho_celery.samplers.cma import CmaSampler
-from shadho_celery.samplers.gp import GpSampler
-from shadho_celery.samplers.grid import GridSampler
 from shadho_celery.samplers.hyperopt import HYPEROPT, MakeHyperoptSampler
 from shadho_celery.samplers.hyperopt import NAMES as HYPEROPT_NAMES
-from shadho_celery.samplers.local import LocalSampler
 from shadho_celery.samplers.optuna import MakeOptunaSampler
 from shadho_celery.samplers.own import MakeOwnSampler
-from shadho_celery.samplers.qmc import QmcSampler
-from shadho_celery.samplers.random import RandomSampler
-from shadho_celery.samplers.tpe import TpeSampler
 from shadho_celery.samplers.unrepeated import Unrepeated
 from shadho_celery.space.split import Subspace
 
 #: called with a subspace and the words of its seed
 MakeSampler = Callable[[Subspace, Sequence[int]], Sampler]
 
-SAMPLERS: dict[str, MakeSampler] = {
-    "auto": AutoSampler,
-    "random": RandomSampler,
-    "tpe": TpeSampler,
-    "gp": GpSampler,
-    "qmc": QmcSampler,
-    "grid": GridSampler,
-    "cma": CmaSampler,
-    "local": LocalSampler,
-}
 #: those that try no point of a finite subspace twice; `grid` sees to it itself, and the draws of the others are a law's
 UNREPEATED = ("auto", "tpe", "gp")
 #: those that learn the losses of each budget by themselves, beside those of other libraries
@@ -75,7 +59,8 @@ def find_sampler(
             make = make_of(name.removeprefix(prefix), objectives)
             return MakeByBudget(make, budgets) if budgets else make
     check_name("sampler", name, (*SAMPLERS, *(f"{prefix}NAME" for prefix in ELSEWHERE)))
-    make = partial(AutoSampler, limit=limit) if name == "auto" else SAMPLERS[name]
+    make = named(SAMPLERS[name])
+    make = partial(make, limit=limit) if name == "auto" else make
     make = MakeByBudget(make, budgets) if budgets and name in BY_BUDGET else make
     return unrepeated(make) if name in UNREPEATED else make
 

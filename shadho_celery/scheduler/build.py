@@ -11,7 +11,8 @@ import numpy as np
 from shadho_celery import samplers
 from shadho_celery.core.checks import check_name
 from shadho_celery.core.hardware import DEFAULT_CLASSES
-from shadho_celery.core.settings import NO_PRUNER, POLICIES, SHARES, StudySettings, other_sampler
+from shadho_celery.core.names import FIDELITIES, NO_PRUNER, POLICIES, SHARES, named
+from shadho_celery.core.settings import StudySettings, other_sampler
 from shadho_celery.errors import UsageError
 from shadho_celery.executors.base import Executor
 from shadho_celery.fidelity.ladder import Fidelity, Ladder, ladder_of
@@ -129,27 +130,9 @@ def make_rounds(ladder: Ladder | None, space: Space | None = None, seed: int = 0
     """
     if ladder is None:
         return Endless()
-    # Most searches need none of these imports.
-    if ladder.way == "halving":
-        from shadho_celery.fidelity.successive_halving import SuccessiveHalving
-
-        return SuccessiveHalving(ladder)
-    if ladder.way == "dehb":
-        from shadho_celery.fidelity.dehb import Dehb
-
-        assert space is not None
-        return Dehb(ladder, space, seed)
-    if ladder.way == "asha":
-        from shadho_celery.fidelity.asha import Asha
-
-        return Asha(ladder)
-    if ladder.way == "auto":
-        from shadho_celery.fidelity.trusting import TrustingAsha
-
-        return TrustingAsha(ladder, limit)
-    from shadho_celery.fidelity.hyperband import Hyperband
-
-    return Hyperband(ladder)
+    more = {"dehb": (space, seed), "auto": (limit,)}.get(ladder.way, ())
+    rounds: Rounds = named(FIDELITIES[ladder.way])(ladder, *more)
+    return rounds
 
 
 def make_scheduler(

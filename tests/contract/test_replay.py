@@ -11,9 +11,9 @@ from hyperopt import hp
 
 from shadho_celery import Study, minimize
 from shadho_celery.core.clock import ManualClock
+from shadho_celery.core.names import SAMPLERS
 from shadho_celery.core.settings import StudySettings
 from shadho_celery.core.trial import Attempt, Outcome, Trial, TrialState
-from shadho_celery.samplers import SAMPLERS
 from shadho_celery.scheduler.build import make_scheduler
 from shadho_celery.simulation.executor import SimulatedExecutor
 from shadho_celery.space.compile import compile_space

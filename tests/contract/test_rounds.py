@@ -10,7 +10,8 @@ import pytest
 from hyperopt import hp
 from services.rounds import Player
 
-from shadho_celery.core.settings import FIDELITIES, StudySettings
+from shadho_celery.core.names import FIDELITIES
+from shadho_celery.core.settings import StudySettings
 from shadho_celery.core.trial import Outcome, Trial, TrialState
 from shadho_celery.fidelity.rounds import Rounds
 from shadho_celery.scheduler.build import make_rounds, read_ladder

@@ -13,8 +13,9 @@ from hyperopt import hp
 from services.trials import told
 
 from shadho_celery import minimize
+from shadho_celery.core.names import SAMPLERS
 from shadho_celery.core.trial import Trial, TrialState
-from shadho_celery.samplers import SAMPLERS, UNREPEATED, make_sampler
+from shadho_celery.samplers import UNREPEATED, make_sampler
 from shadho_celery.samplers.base import Sampler
 from shadho_celery.samplers.unrepeated import points
 from shadho_celery.space.compile import compile_space

@@ -16,6 +16,7 @@ from hyperopt.tests.unit import test_domains as domains
 
 import shadho_celery
 from shadho_celery.core.clock import ManualClock
+from shadho_celery.core.names import SAMPLERS
 from shadho_celery.core.settings import StudySettings
 from shadho_celery.core.trial import TrialState
 from shadho_celery.errors import NoSuccessfulTrial, SpaceError, StoreError, StudyExists, StudyNotFound, UsageError
@@ -24,7 +25,6 @@ from shadho_celery.objective.context import Context
 from shadho_celery.placement.policies import POLICIES, CostPolicy
 from shadho_celery.placement.shares import EvenShares, PromiseShares
 from shadho_celery.results.study import StudyResults
-from shadho_celery.samplers import SAMPLERS
 from shadho_celery.samplers.auto import AutoSampler
 from shadho_celery.scheduler.build import make_scheduler
 from shadho_celery.scheduler.scheduler import Scheduler

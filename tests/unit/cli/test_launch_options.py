@@ -365,7 +365,7 @@ def test_a_space_that_cannot_be_searched_is_one_line(study_file: str, tmp_path: 
     [
         ("{'policy': 'best'}", "cost, paper, fifo"),
         ("{'shares': 'fair'}", "uniform, promise"),
-        ("{'cost': 3.0}", "'cost'"),
+        ("{'cost': 3.0}", 'STUDY["cost"]'),
     ],
 )
 def test_a_setting_that_makes_no_sense_is_one_line(study_file: str, tmp_path: Path, setting: str, about: str) -> None:

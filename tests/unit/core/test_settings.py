@@ -1,16 +1,111 @@
-"""The names that a command's help shows are those of what there is."""
+"""Each setting is described once, and every surface names it in its own way."""
 
 from __future__ import annotations
 
-from shadho_celery import samplers
-from shadho_celery.core.settings import EARLIER_DEFAULTS, IN_FORCE, KEPT, SAMPLERS, StudySettings
+import inspect
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from shadho_celery import Study, minimize
+from shadho_celery.core import names
+from shadho_celery.core.settings import EARLIER_DEFAULTS, IN_FORCE, KEPT, SETTINGS, Setting, StudySettings
+from shadho_celery.errors import Message, Surface, UsageError
+from shadho_celery.launch import main
+from shadho_celery.objective import study_file
+
+TABLES = (names.SAMPLERS, names.POLICIES, names.SHARES, names.FIDELITIES, names.PRUNERS)
+
+ALL = pytest.mark.parametrize("setting", [pytest.param(each, id=name) for name, each in SETTINGS.items()])
+WITH_OPTION = pytest.mark.parametrize(
+    "setting", [pytest.param(each, id=name) for name, each in SETTINGS.items() if each.help]
+)
+SOURCE = "SPACE = {'x': 1}\ndef objective(params): return 0.0\n"
 
 
-def test_the_names_of_samplers_are_those_of_the_samplers_that_there_are() -> None:
-    assert tuple(samplers.SAMPLERS) == SAMPLERS
+@pytest.mark.parametrize("table", TABLES)
+def test_each_name_of_a_setting_stands_for_a_class_that_there_is(table: dict[str, str]) -> None:
+    assert all(isinstance(names.named(place), type) for place in table.values())
+
+
+def test_the_names_are_known_without_the_modules_that_they_stand_for() -> None:
+    code = "import sys, shadho_celery.cli.setting_options; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    modules = {f"shadho_celery.{place.partition(':')[0]}" for table in TABLES for place in table.values()}
+    assert "shadho_celery.core.names" in loaded
+    assert not modules & {*loaded}
 
 
 def test_each_setting_that_is_kept_as_it_was_in_force_has_the_default_of_the_versions_that_did_not_keep_it() -> None:
     assert {*IN_FORCE} == {*EARLIER_DEFAULTS} <= {*KEPT}
     assert StudySettings(sampler="tpe").in_force()["sampler"] == "tpe"
     assert StudySettings(**EARLIER_DEFAULTS).in_force() == EARLIER_DEFAULTS
+
+
+def test_the_arguments_of_python_are_those_that_the_settings_declare() -> None:
+    arguments = {*inspect.signature(minimize).parameters, *inspect.signature(Study).parameters}
+    assert {name for name, each in SETTINGS.items() if each.in_python} == arguments & {*SETTINGS}
+    assert {*inspect.signature(Study.run).parameters} & {*SETTINGS} < arguments
+
+
+# What does not fit is named as its surface calls it
+
+
+def refused_by_command(*words: str) -> str:
+    result = CliRunner().invoke(main, ["my_study", *words])
+    assert result.exit_code == 2
+    return result.stderr.splitlines()[-1]
+
+
+def refused_in_file(folder: Path, monkeypatch: pytest.MonkeyPatch, stated: str, number: int = 0) -> str:
+    name = f"a_study_{folder.name}_{number}".replace("-", "_")
+    (folder / f"{name}.py").write_text(f"{SOURCE}STUDY = {{{stated}}}\n")
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "path", [str(folder), *sys.path])
+    with pytest.raises(UsageError) as refused:
+        study_file.load(name)
+    return str(refused.value)
+
+
+@WITH_OPTION
+def test_an_option_given_twice_misspelt_or_of_another_type_is_named(setting: Setting) -> None:
+    flag = setting.words.command
+    if isinstance(setting.default, bool):
+        assert f"{flag} is given twice" in refused_by_command(flag, f"--no-{flag[2:]}")
+        assert f"Option '{flag}' does not take a value" in refused_by_command(f"{flag}=x")
+    else:
+        assert f"{flag} is given twice" in refused_by_command(flag, "1", flag, "1")
+        if setting.choices or setting.kinds & {int, float}:
+            assert flag in refused_by_command(flag, "nothing")
+    misspelt = refused_by_command(f"{flag}x")
+    assert f"{flag}x" in misspelt
+    assert f"'{flag}'" in misspelt
+
+
+@ALL
+def test_a_key_of_a_study_file_given_twice_misspelt_or_of_another_type_is_named(
+    setting: Setting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = f'STUDY["{setting.name}"]'
+    said = refused_in_file(tmp_path, monkeypatch, f"'{setting.name}': 1, 'cores': 1, '{setting.name}': 2", 1)
+    assert f"{key} is given twice" in said
+    said = refused_in_file(tmp_path, monkeypatch, f"'{setting.name}s_': 1", 2)
+    assert f'STUDY["{setting.name}s_"] is not a setting; did you mean "{setting.name}"?' in said
+    said = refused_in_file(tmp_path, monkeypatch, f"'{setting.name}': b'wrong'", 3)
+    assert key in said
+
+
+def test_a_message_names_settings_for_each_surface_and_leaves_all_other_text_as_it_is() -> None:
+    text = "--trials %s 100 % trials= STUDY['trials']"
+    message = Message("%s is above %s", (SETTINGS["trials"].words, text))
+    assert message.on(Surface.COMMAND) == f"--trials is above {text}"
+    assert message.on(Surface.PYTHON) == f"trials= is above {text}"
+    assert message.on(Surface.COMMAND, {"trials"}) == f'STUDY["trials"] is above {text}'
+    error = UsageError("%s: %s", text, UsageError("%s is missing", SETTINGS["fidelity"].words))
+    assert error.setting == "fidelity"
+    assert error.on(Surface.PYTHON) == f"{text}: fidelity= is missing"
+    assert error.on(Surface.WORKERS) == f'{text}: STUDY["fidelity"] is missing'
+    assert str(UsageError(text)) == text

@@ -12,7 +12,8 @@ import pytest
 from hyperopt import hp
 
 from shadho_celery.core.clock import ManualClock
-from shadho_celery.core.settings import FIDELITIES, StudySettings
+from shadho_celery.core.names import FIDELITIES
+from shadho_celery.core.settings import StudySettings
 from shadho_celery.core.trial import Attempt, Lost, Outcome, Result, TrialState
 from shadho_celery.fidelity.brackets import Bracket, Brackets
 from shadho_celery.fidelity.rounds import Wanted

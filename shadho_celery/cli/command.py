@@ -1,0 +1,22 @@
+"""What all commands have in common."""
+
+from __future__ import annotations
+
+import click
+
+
+class Command(click.Command):
+    """A command that refuses an option that is given twice, where the last one would silently win."""
+
+    def __init__(self, *args: object, **kwargs: object) -> None:
+        super().__init__(*args, **kwargs)  # type: ignore[arg-type]
+        self.context_settings.setdefault("help_option_names", ["-h", "--help"])
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        _, _, given = self.make_parser(ctx).parse_args(args=[*args])
+        for place, parameter in enumerate(given):
+            is_flag = getattr(parameter, "is_flag", False) and not parameter.secondary_opts
+            is_once = isinstance(parameter, click.Option) and not parameter.multiple and not is_flag
+            if is_once and parameter in given[:place]:
+                raise click.UsageError(f"{parameter.opts[0]} is given twice; give it once", ctx)
+        return super().parse_args(ctx, args)

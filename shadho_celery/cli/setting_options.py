@@ -1,0 +1,55 @@
+"""Options of a command, made from the descriptions of the settings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import click
+
+from shadho_celery.cli.connection_options import F, refusal
+from shadho_celery.core.settings import SETTINGS, Setting, read_settings
+from shadho_celery.errors import UsageError
+
+
+class Value(click.ParamType[Any]):
+    """The value of a setting, which is checked as that of STUDY is."""
+
+    def __init__(self, setting: Setting) -> None:
+        self._setting = setting
+        self._number = next((kind for kind in (int, float) if kind in setting.kinds), None)
+        self.name = "text" if self._number is None else self._number.__name__
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if self._number is not None:
+            with suppress(ValueError):
+                value = self._number(value)
+        try:
+            return getattr(read_settings({self._setting.name: value}), self._setting.name)
+        except UsageError as error:
+            raise refusal(error) from None
+
+
+def options(command: F) -> F:
+    """Add an option for each setting that has one, in their order."""
+    for setting in [*SETTINGS.values()][::-1]:
+        if setting.help:
+            command = option(setting)(command)
+    return command
+
+
+def option(setting: Setting) -> Callable[[F], F]:
+    """Return the option of a setting, as a decorator; it is None if it is not given."""
+    default = setting.default if setting.shown_default is None else setting.shown_default
+    shown = "" if default in (None, "") else f"  [default: {default}]"
+    flag = setting.words.command
+    is_switch = isinstance(setting.default, bool)
+    return click.option(
+        f"{flag}/--no-{flag.removeprefix('--')}" if is_switch else flag,
+        setting.name,
+        type=None if is_switch else click.Choice([*setting.choices]) if setting.choices else Value(setting),
+        default=None,
+        metavar=setting.metavar,
+        help=setting.help + shown,
+    )

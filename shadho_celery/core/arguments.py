@@ -1,0 +1,21 @@
+"""Arguments of a run beside its settings, as messages name them."""
+
+from __future__ import annotations
+
+from shadho_celery.errors import Words
+
+RESUME = Words("--resume", "resume=True")
+STUDY = Words("--study", "study=")
+STORE = Words("--store", "store=")
+SEED = Words("--seed", "seed=")
+WARM_START = Words("--warm-start", "warm_start=")
+
+
+def resume(name: str) -> Words:
+    """Return the words that resume the study of this name."""
+    return Words(f"--resume {name}", "resume=True")
+
+
+def workers(compute_class: str, slots: int) -> Words:
+    """Return the words that start so many slots of a class."""
+    return Words(f"--workers {compute_class}={slots}", f'workers={{"{compute_class}": {slots}}}')

@@ -1,0 +1,55 @@
+"""Names that settings may have, and where each thing is made: help and refusals list them without importing any."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any
+
+#: name -> module and class, in the order in which help shows them
+SAMPLERS: Mapping[str, str] = {
+    "auto": "samplers.auto:AutoSampler",
+    "random": "samplers.random:RandomSampler",
+    "tpe": "samplers.tpe:TpeSampler",
+    "gp": "samplers.gp:GpSampler",
+    "qmc": "samplers.qmc:QmcSampler",
+    "grid": "samplers.grid:GridSampler",
+    "cma": "samplers.cma:CmaSampler",
+    "local": "samplers.local:LocalSampler",
+}
+POLICIES: Mapping[str, str] = {
+    "cost": "placement.policies:CostPolicy",
+    "paper": "placement.paper:PaperPolicy",
+    "fifo": "placement.policies:FifoPolicy",
+}
+SHARES: Mapping[str, str] = {
+    "even": "placement.shares:EvenShares",
+    "uniform": "placement.shares:UniformShares",
+    "promise": "placement.shares:PromiseShares",
+    "paper": "placement.shares:PaperShares",
+}
+#: ways to give trials budgets: `how` of the setting `fidelity`
+FIDELITIES: Mapping[str, str] = {
+    "auto": "fidelity.trusting:TrustingAsha",
+    "halving": "fidelity.successive_halving:SuccessiveHalving",
+    "hyperband": "fidelity.hyperband:Hyperband",
+    "asha": "fidelity.asha:Asha",
+    "bohb": "fidelity.hyperband:Hyperband",
+    "dehb": "fidelity.dehb:Dehb",
+}
+#: settings of pruners
+PRUNERS: Mapping[str, str] = {
+    "median": "fidelity.pruners:Median",
+    "percentile": "fidelity.pruners:Percentile",
+    "patience": "fidelity.pruners:Patience",
+    "threshold": "fidelity.pruners:Threshold",
+    "asha": "fidelity.pruners:Asha",
+}
+#: name of the absence of a pruner, for a study that is resumed
+NO_PRUNER = "none"
+
+
+def named(place: str) -> Any:
+    """Return the class at a place of one of the tables, and import its module."""
+    module, _, name = place.partition(":")
+    return getattr(import_module(f"shadho_celery.{module}"), name)
