@@ -146,8 +146,9 @@ def _show(cluster: Cluster, found: Sequence[Simulation]) -> None:
     from rich.text import Text
 
     from shadho_celery.cli.console import PrintableConsole
-    from shadho_celery.cli.views import LATEST, right
+    from shadho_celery.cli.tables import right
     from shadho_celery.results.preferences import preferences
+    from shadho_celery.results.report import LATEST
     from shadho_celery.simulation.simulation import an_hour, values_shown
 
     console = PrintableConsole(width=None if sys.stdout.isatty() else 120)

@@ -14,7 +14,7 @@ import click
 
 from shadho_celery.cli.connection_options import refusals
 from shadho_celery.cli.messages import say
-from shadho_celery.cli.result_options import opened, plain_json, store_option, study_argument, trial_json
+from shadho_celery.cli.result_options import opened, store_option, study_argument
 from shadho_celery.core.files import replacing
 from shadho_celery.errors import UsageError
 
@@ -31,12 +31,12 @@ def _csv(study: StudyResults, file: IO[bytes], *, plain: bool = False) -> None:
 
 def _json(study: StudyResults, file: IO[bytes]) -> None:
     """Write one object; trials come one by one from the store, and are written so."""
+    from shadho_celery.results.schema import plain_json, trial_json
+
     head = plain_json({"study": study.name, "module": study.module, "seed": study.seed, "space": study.space})
     file.write(f'{json.dumps(head)[:-1]}, "trials": ['.encode())
     for place, trial in enumerate(study.trials):
-        # The loss as it is minimised: every kind of file has the same numbers.
-        found = trial_json(trial) | {"loss": trial.loss}
-        file.write(f"{',' if place else ''}\n{json.dumps(plain_json(found))}".encode())
+        file.write(f"{',' if place else ''}\n{json.dumps(plain_json(trial_json(trial)))}".encode())
     file.write(b"\n]}\n")
 
 

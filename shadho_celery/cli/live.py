@@ -15,17 +15,16 @@ from rich.text import Text
 
 from shadho_celery.cli.messages import say
 from shadho_celery.cli.pace import PACE_SECONDS, Pace
-from shadho_celery.cli.views import (
+from shadho_celery.cli.tables import (
     BAD,
     MESSAGES,
+    NAME,
     WARN,
-    Evaluator,
     best_line,
     best_values,
     choice_lines,
     cut,
     duration,
-    first_loss,
     last,
     preference_lines,
     rate_text,
@@ -34,8 +33,12 @@ from shadho_celery.cli.views import (
 )
 from shadho_celery.core.checks import one_line
 from shadho_celery.core.hardware import ComputeClass
+from shadho_celery.core.objectives import turned_first
 from shadho_celery.core.trial import Attempt, TrialState
+from shadho_celery.results.report import Overview, overview_of, placed_by_params
+from shadho_celery.results.values import Values
 from shadho_celery.scheduler.scheduler import Scheduler
+from shadho_celery.space.space import Space
 from shadho_celery.study.state import StudyState, listed
 from shadho_celery.transport.registry import Worker
 
@@ -117,9 +120,9 @@ def _were(numbers: Iterable[int]) -> str:
 class LiveView:
     """View on a terminal: progress, the best trial so far, the state of every class, what runs and what failed."""
 
-    def __init__(self, scheduler: Scheduler, space: Evaluator, console: Console, fleet: Fleet | None = None) -> None:
+    def __init__(self, scheduler: Scheduler, space: Space, console: Console, fleet: Fleet | None = None) -> None:
         self._scheduler = scheduler
-        self._space = space
+        self._made = Values(scheduler.study.record, space.evaluate)
         self._console = console
         self._fleet = fleet or Fleet()
         self._began = self._shown_at = now = scheduler.study.clock.now()
@@ -160,11 +163,12 @@ class LiveView:
         study = self._scheduler.study
         self._pace.note()
         self._progress.update(self._task, completed=study.counted)
-        lines = [best_line(study), self._values(), pace_line(self._scheduler, self._pace, self._began)]
+        known = overview_of(study, self._made)
+        lines = [best_line(known), self._values(known), pace_line(self._scheduler, self._pace, self._began)]
         if study.clock.now() - self._looked_at >= LOOK_SECONDS:
             self._looked_at = study.clock.now()
-            self._preferred = preference_lines(study)
-        below = [*self._preferred, *choice_lines(study), *rung_lines(study), *running_lines(study, self._fleet)]
+            self._preferred = preference_lines(placed_by_params(study, self._made), len(study.subspaces))
+        below = [*self._preferred, *choice_lines(known), *rung_lines(known), *running_lines(study, self._fleet)]
         failures = study.failures.common()
         failed = [f"failed: {one_line(each)}" for each in failures[:MESSAGES]]
         if len(failures) > MESSAGES:
@@ -174,11 +178,10 @@ class LiveView:
             self._progress, *_lines(lines), table, *_lines(below), *_lines(self._lost.lines, WARN), *_lines(failed, BAD)
         )
 
-    def _values(self) -> str:
+    def _values(self, known: Overview) -> str:
         """Return what the objective got in the best trial."""
-        best = self._scheduler.study.best
-        if best is not None and best.number != self._best[0]:
-            self._best = (best.number, f"with {best_values(self._space, best)}")
+        if known.best is not None and known.best.number != self._best[0]:
+            self._best = (known.best.number, f"with {best_values(known.best)}")
         return self._best[1]
 
 
@@ -237,7 +240,8 @@ def progress_line(scheduler: Scheduler, fleet: Fleet | None = None) -> str:
     kinds = study.failures.common()
     worst = "".join(f"{', mostly' if len(kinds) > 1 else ':'} {one_line(each.failure, 120)}" for each in kinds[:1])
     failures = f"; {failed} failed{worst}" if failed else ""
-    return f"{study.counted}{limit} trials; {best_line(study)}; {', '.join(busy) or fleet.lack}{pruned}{failures}"
+    best = best_line(overview_of(study))
+    return f"{study.counted}{limit} trials; {best}; {', '.join(busy) or fleet.lack}{pruned}{failures}"
 
 
 def pace_line(scheduler: Scheduler, pace: Pace, began: float) -> str:
@@ -275,8 +279,8 @@ def _running_line(study: StudyState, attempt: Attempt, workers: Mapping[str, Wor
     facts = [f"trial {attempt.number} runs on {attempt.host} ({attempt.compute_class}), {seconds}"]
     report = study.last_report(attempt)
     if report is not None:
-        name, loss = first_loss(study, report.loss)
-        facts.append(f"step {report.step}, {name} {loss:.5g}")
+        name = one_line(next(iter(study.objectives), "loss"), NAME)
+        facts.append(f"step {report.step}, {name} {turned_first(report.loss, study.objectives):.5g}")
     if workers and attempt.worker:
         worker = workers.get(attempt.worker)
         facts += ["its worker is silent"] if worker is None else ["its worker is draining"] * worker.draining

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -14,14 +13,12 @@ import click
 
 from shadho_celery.cli.connection_options import warn_of_password
 from shadho_celery.cli.messages import say
-from shadho_celery.core.checks import plain, printable_json
-from shadho_celery.core.trial import MAX_LEVELS
+from shadho_celery.core.checks import printable_json
 from shadho_celery.errors import ShadhoError
 from shadho_celery.store.base import DEFAULT_STORE
 
 if TYPE_CHECKING:
     from shadho_celery.results.study import StudyResults
-    from shadho_celery.results.trial import TrialResult
 
 store_option = click.option(
     "--store", default=DEFAULT_STORE, show_default=True, metavar="URL", help="Database that keeps the trials."
@@ -62,65 +59,11 @@ def opened(store: str, name: str, *, exactly: bool = False) -> Iterator[StudyRes
 
 def print_json(found: Mapping[str, Any]) -> None:
     """Print one JSON object in one line."""
+    from shadho_celery.results.schema import plain_json
+
     say(printable_json(json.dumps(plain_json(found), ensure_ascii=False, allow_nan=False)))
-
-
-def plain_json(value: Any) -> Any:
-    """Return a value as JSON can carry it: a number that is not finite becomes null, an object its repr."""
-    return _known(plain(value, MAX_LEVELS))
-
-
-def trial_json(trial: TrialResult) -> dict[str, Any]:
-    """Return a trial as plain values for JSON; its loss, the first of several, as the objective returned it."""
-    names = (
-        *(
-            "number",
-            "state",
-            "subspace",
-            "values",
-            "params",
-            "loss",
-            "losses",
-            "constraints",
-            "metrics",
-            "error",
-            "log",
-            "warning",
-            "seconds",
-            "code",
-        ),
-        *(
-            "memory",
-            "gpu_memory",
-            "outgrown",
-            "seed",
-            "budget",
-            "rung",
-            "origin",
-            "continued",
-            "step",
-            "compute_class",
-            "host",
-            "attempts",
-            "lost",
-        ),
-        *("asked_at", "started_at", "finished_at"),
-    )
-    found = {name: getattr(trial, name) for name in names}
-    return found | {"loss": next(iter(trial.losses.values()), trial.loss)}
 
 
 def moment(seconds: float | None) -> str:
     """Return a moment in local time; "-" for none."""
     return "-" if seconds is None else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
-
-
-def _known(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(key): _known(each) for key, each in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_known(each) for each in value]
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    # str: a state is one, and JSON would write it as such.
-    return value if value is None or isinstance(value, (bool, int, str)) else repr(value)

@@ -7,12 +7,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
-import msgspec
 
 from shadho_celery.cli.connection_options import refusals, warn_of_password
 from shadho_celery.cli.messages import say
@@ -23,17 +20,17 @@ from shadho_celery.cli.result_options import (
     print_json,
     store_option,
     study_argument,
-    trial_json,
 )
 from shadho_celery.core.checks import one_line
 from shadho_celery.core.failures import read_failure
 from shadho_celery.core.objectives import in_words
 from shadho_celery.core.settings import UNNAMED
-from shadho_celery.core.trial import COUNTED, Params, TrialState
+from shadho_celery.core.trial import COUNTED, TrialState
 
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from shadho_celery.results.report import StudyReport
     from shadho_celery.results.study import StudyResults
     from shadho_celery.results.trial import TrialResult
 
@@ -68,22 +65,9 @@ def studies(store: str, as_json: bool) -> None:
     warn_of_password("--store", store, "PGPASSWORD or ~/.pgpass")
     found = list_studies(store)
     if as_json:
-        print_json(
-            {
-                "studies": [
-                    {
-                        "name": each.name,
-                        "module": each.module,
-                        "state": "running" if each.running_on else "ended",
-                        "running_on": each.running_on,
-                        "trials": {state.lower(): count for state, count in each.counts.items()},
-                        "best_loss": each.best_loss,
-                        "created_at": each.created_at,
-                    }
-                    for each in found
-                ]
-            }
-        )
+        from shadho_celery.results.schema import listed_json
+
+        print_json({"studies": [*map(listed_json, found)]})
         return
     if not found:
         say("there is no study yet; begin one: shadho-celery run STUDY_FILE", err=True)
@@ -113,46 +97,34 @@ Examples:
 @refusals()
 def show(name: str, store: str, as_json: bool) -> None:
     """Show a study as the end of a run does: its best trials, failures and warnings; also while it runs."""
-    if as_json:
-        with opened(store, name) as found:
-            print_json(_study_json(found))
-        return
-    from shadho_celery.cli import views
-    from shadho_celery.results.values import Values
-    from shadho_celery.store.sql import SqlStore
-    from shadho_celery.study.state import StudyState
+    with opened(store, name) as found:
+        report = found.read_report()
+        if as_json:
+            from shadho_celery.results.schema import study_json
 
-    warn_of_password("--store", store, "PGPASSWORD or ~/.pgpass")
-    with closing(SqlStore(store, read_only=True)) as database:
-        record = database.find(name, told=partial(say, err=True))
-        # Without its lock: nothing of it is ever written.
-        study = StudyState(database, record, 0, database.earlier(record.key))
-        values = Values(record)
-        running_on = database.holder(record.key, study.clock.wall())
-        taught = len(database.warm_start(record.key))
-        trials = views.further_trials(views.asked_trials(record), study.counted)
-        again = (
-            views.resume_command(record.module, record.name, database.safe_url, trials)
-            if record.module
-            else f"minimize(..., study={record.name!r}, resume=True)"
-        )
-        lines = [views.time_line(study.trials.active_seconds(), study.counted, has_run=False)] * bool(study.counted)
-        lines += views.place_lines(database.hosts(record.key), database.codes(record.key))
-        views.summary(
-            *(study, _Recorded(values.of), views.make_console(), None if running_on else again),
-            has_run=False,
-            run_lines=lines,
-        )
-    if record.in_force:
-        in_force = dict(record.in_force) | ({"objectives": in_words(record.objectives)} if record.objectives else {})
+            print_json(study_json(report))
+        else:
+            _show(report)
+
+
+def _show(report: StudyReport) -> None:
+    from shadho_celery.cli import tables
+
+    record = report.record
+    command = (record.module, record.name, report.store, tables.further_trials(report.asked, report.ended))
+    resumed = tables.resume_command(*command) if record.module else f"minimize(..., study={record.name!r}, resume=True)"
+    lines = [tables.time_line(report.active_seconds, report.ended, has_run=False)] * bool(report.ended)
+    lines += tables.place_lines(report.hosts, report.codes)
+    tables.summary(report, tables.make_console(), None if report.running_on else resumed, run_lines=lines)
+    if in_force := {**report.in_force}:
+        in_force |= {"objectives": in_words(report.objectives)} if report.objectives else {}
         shown = {name: UNNAMED.get(name) if value is None else value for name, value in in_force.items()}
         said = ", ".join(f"{name} {value}" for name, value in shown.items() if value is not None)
         say(f"settings: {said}")
-    if taught:
-        say(f"warm start: {taught} trials from elsewhere have taught it, which are none of these")
-    say(f"running on {running_on}, {study.in_flight} trials in flight" if running_on else "ended")
-    if values.note:
-        say(f"Warning: {values.note}", err=True)
+    if report.warm_start:
+        say(f"warm start: {report.warm_start} trials from elsewhere have taught it, which are none of these")
+    in_flight = report.counts[TrialState.QUEUED] + report.counts[TrialState.RUNNING]
+    say(f"running on {report.running_on}, {in_flight} trials in flight" if report.running_on else "ended")
 
 
 @click.command(
@@ -213,6 +185,8 @@ def trials(
     with opened(store, name) as study:
         found, count = _chosen(study, fits, SORTED[sort], limit or (None if as_json else LIMIT))
         if as_json:
+            from shadho_celery.results.schema import trial_json
+
             print_json({"study": study.name, "trials": [trial_json(trial) for trial in found]})
             return
         _print(_trials_table(found, with_errors=failed))
@@ -238,6 +212,8 @@ def trial(name: str, number: int, store: str, as_json: bool) -> None:
     with opened(store, name) as study:
         found = study.trial(number)
         if as_json:
+            from shadho_celery.results.schema import trial_json
+
             reports = [
                 {"attempt": each.attempt, "step": each.step, "loss": each.loss, "at": each.at} for each in found.reports
             ]
@@ -268,6 +244,8 @@ def best(name: str, store: str, as_json: bool) -> None:
         front = study.front
         found = front[0] if front else study.best
         if as_json:
+            from shadho_celery.results.schema import trial_json
+
             whole = {"front": [*map(trial_json, front)]} if front else {}
             print_json({"study": study.name, **trial_json(found), **whole})
             return
@@ -324,7 +302,7 @@ def _chosen(
 def _trials_table(found: list[TrialResult], *, with_errors: bool) -> Table:
     from rich.text import Text
 
-    from shadho_celery.cli.views import NAME, brief, cut, make_console, took
+    from shadho_celery.cli.tables import NAME, brief, cut, make_console, took
 
     has_room = make_console().width >= NARROW
     # A failure of code that was fixed since is told by its version.
@@ -351,7 +329,7 @@ def _trials_table(found: list[TrialResult], *, with_errors: bool) -> Table:
 
 def _description(study: StudyResults, found: TrialResult) -> Iterator[str]:
     """Yield all that is known of a trial, a fact a line."""
-    from shadho_celery.cli.views import took
+    from shadho_celery.cli.tables import took
 
     yield f"study {study.name}, trial {found.number}: {found.state.lower()}"
     if found.loss is not None and not found.losses:
@@ -438,29 +416,6 @@ def _listed(title: str, found: Any) -> Iterator[str]:
         yield from (f"  {name if name.isprintable() else repr(name)}: {found[name]!r}" for name in found)
 
 
-def _study_json(study: StudyResults) -> dict[str, Any]:
-    best, covered = study.best_or_none, study.coverage()
-    return {
-        "study": study.name,
-        "store": study.store,
-        "module": study.module,
-        "objectives": dict(study.objectives),
-        "seed": study.seed,
-        "settings": study.settings,
-        "in_force": study.in_force,
-        "sampler": {"name": study.in_force.get("sampler"), "choices": study.choices},
-        "rungs": [*map(msgspec.to_builtins, study.rungs)],
-        "space": study.space,
-        "created_at": study.created_at,
-        "running_on": study.running_on,
-        "trials": {state.lower(): count for state, count in study.counts.items()},
-        "best": None if best is None else trial_json(best),
-        "front": [*map(trial_json, study.front)],
-        "hypervolume": covered and msgspec.to_builtins(covered),
-        "warm_start": study.taught,
-    }
-
-
 def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.6g}"
 
@@ -469,20 +424,13 @@ def _table(*names: str) -> Table:
     """Return a table with these columns; one whose name begins with > is of numbers, and the last one gives way."""
     from rich.table import Table
 
-    from shadho_celery.cli.views import fact, last, right
+    from shadho_celery.cli.tables import fact, last, right
 
     columns = [right(name[1:]) if name[0] == ">" else fact(name) for name in names[:-1]]
     return Table(*columns, last(names[-1]))
 
 
 def _print(table: Table) -> None:
-    from shadho_celery.cli.views import make_console
+    from shadho_celery.cli.tables import make_console
 
     make_console().print(table)
-
-
-class _Recorded:
-    """Stands in for a space: makes values as they were recorded."""
-
-    def __init__(self, evaluate: Callable[[Params], Any]) -> None:
-        self.evaluate = evaluate

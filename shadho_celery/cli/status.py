@@ -212,7 +212,7 @@ def _show_studies(studies: Sequence[Mapping[str, Any]]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from shadho_celery.cli.views import make_console, right
+    from shadho_celery.cli.tables import make_console, right
 
     if not studies:
         say("no study runs")
@@ -234,7 +234,7 @@ def _show_workers(workers: Sequence[Mapping[str, Any]]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from shadho_celery.cli.views import last, make_console, right
+    from shadho_celery.cli.tables import last, make_console, right
 
     table = Table("worker", *map(right, ("slots", "busy", "ended")), "state", last("trials in its slots, by study"))
     for worker in workers:
@@ -245,7 +245,7 @@ def _show_workers(workers: Sequence[Mapping[str, Any]]) -> None:
 
 def _in_slots(runs: Sequence[Mapping[str, Any]]) -> str:
     """Return the trials that have run the longest, by study, and the number of the others."""
-    from shadho_celery.cli.views import duration
+    from shadho_celery.cli.tables import duration
 
     by_study: dict[str, list[str]] = defaultdict(list)
     for run in runs[:TRIALS]:
@@ -259,7 +259,7 @@ def _show_classes(classes: Mapping[str, Mapping[str, Any]]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from shadho_celery.cli.views import make_console, right
+    from shadho_celery.cli.tables import make_console, right
 
     drains = any(facts["draining"] for facts in classes.values())
     figures = ("workers", "quarantined", *["draining"] * drains, "slots", "busy", "queue")

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from shadho_celery.results.report import overview_of
 from shadho_celery.scheduler.scheduler import Scheduler
 
 
@@ -29,7 +30,8 @@ class ProgressBar:
 
     def _update(self) -> None:
         study = self._scheduler.study
-        self._bar.update(self._task, completed=study.counted, description=f"{study.name}: {study.best_words}")
+        words = f"{study.name}: {overview_of(study).best_words}"
+        self._bar.update(self._task, completed=study.counted, description=words)
 
 
 def make_bar(scheduler: Scheduler, *, wanted: bool | None) -> ProgressBar | None:

@@ -7,17 +7,17 @@ import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
-from functools import partial
 from typing import TYPE_CHECKING, Any, TextIO
 
 from msgspec import Struct
 
 from shadho_celery.core.checks import short
 from shadho_celery.core.folders import CHECKPOINTS, EMBEDDED, FOLDERS, LOCK, below, is_locked
-from shadho_celery.core.trial import Params, Summary, Trial, TrialState
+from shadho_celery.core.trial import Params, Trial, TrialState
 from shadho_celery.errors import NoSuccessfulTrial, StoreError, StudyLocked, UsageError
 from shadho_celery.results.coverage import Coverage, coverage
 from shadho_celery.results.frame import make_frame, write_csv
+from shadho_celery.results.report import Recorded, StudyReport, report_of
 from shadho_celery.results.trial import TrialResult, TrialResults
 from shadho_celery.results.values import Evaluate, Values
 from shadho_celery.space.stored import version_of
@@ -26,7 +26,6 @@ from shadho_celery.store.lock import holder_name
 from shadho_celery.store.sql import SqlStore
 from shadho_celery.study.failures import Failures
 from shadho_celery.study.rungs import RungSummary
-from shadho_celery.study.trials import FinishedTrials
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -124,7 +123,7 @@ class StudyResults:
     @property
     def rungs(self) -> Sequence[RungSummary]:
         """Finished trials by budget, the lowest first, and agreement of their ranks; empty without budgets."""
-        return self._finished.rungs()
+        return self._recorded.trials.rungs()
 
     @property
     def taught(self) -> int:
@@ -224,7 +223,7 @@ class StudyResults:
             return None
         states = {name.lower(): count for name, count in self.counts.items()}
         counts = ", ".join(f"{count} {name}" for name, count in states.items()) or "none so far"
-        failures = Failures(self._finished.of_state(TrialState.FAILED)).common()
+        failures = Failures(self._recorded.trials.of_state(TrialState.FAILED)).common()
         why = f"; {failures[0]}" if failures else ""
         return f"study {self.name} has no successful trial ({counts}){why}"
 
@@ -238,7 +237,7 @@ class StudyResults:
 
         One dominates another if it is as good in all losses, and better in one.
         """
-        return [self._result(trial) for trial in self._finished.front] if len(self.objectives) > 1 else []
+        return [self._result(trial) for trial in self._recorded.trials.front] if len(self.objectives) > 1 else []
 
     def coverage(self, reference: Mapping[str, float] | None = None) -> Coverage | None:
         """Return the hypervolume of the front over time; None for one loss, and without a feasible trial.
@@ -246,16 +245,16 @@ class StudyResults:
         The `reference` point has a loss for each name, as the objective returns it; by default it lies beyond the worst
         of each loss so far by a tenth of its range. Raises UsageError unless it has a finite number for each.
         """
-        return coverage(self._finished, self.objectives, reference)
+        return coverage(self._recorded.trials, self.objectives, reference)
+
+    def read_report(self) -> StudyReport:
+        """Return what the study has found so far, in one record."""
+        return report_of(self._recorded, self._store, self._values, running_on=self.running_on)
 
     @property
-    def _finished(self) -> FinishedTrials:
-        """The finished trials in the order of their results."""
-        earlier = self._store.earlier(self.key)
-        return FinishedTrials(
-            (trial for trial in earlier if isinstance(trial, Summary) or trial.state.is_finished),
-            partial(self._store.trials, self.key),
-        )
+    def _recorded(self) -> Recorded:
+        """The study at this moment."""
+        return Recorded(self._store, self._record)
 
     def _result(self, trial: Trial) -> TrialResult:
         return TrialResult(trial, self._values, self._store, self._record)

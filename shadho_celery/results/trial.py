@@ -14,14 +14,14 @@ from shadho_celery.core.objectives import turned, turned_first
 from shadho_celery.core.trial import Attempt, Memory, Report, Trial, TrialState
 from shadho_celery.errors import StoreError
 from shadho_celery.results.values import Values
-from shadho_celery.store.base import StudyRecord
+from shadho_celery.store.base import Store, StudyRecord
 from shadho_celery.store.sql import PAGE, SqlStore
 
 
 class TrialResult:
     """A trial as the store has it: facts, and the values that its objective got."""
 
-    def __init__(self, trial: Trial, values: Values, store: SqlStore, record: StudyRecord) -> None:
+    def __init__(self, trial: Trial, values: Values, store: Store, record: StudyRecord) -> None:
         self._trial = trial
         self._values = values
         self._store = store

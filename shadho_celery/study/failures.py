@@ -46,8 +46,8 @@ class Failures:
         return failure
 
     def common(self) -> list[FailureCount]:
-        """Return the counts, the greatest first."""
-        return sorted(self._counts.values(), key=lambda each: -each.trials)
+        """Return the counts, the greatest first; of equal ones that with the earlier trial."""
+        return sorted(self._counts.values(), key=lambda each: (-each.trials, each.first))
 
 
 class Hopelessness:

@@ -13,7 +13,7 @@ LATEST = 16
 
 
 class OnClass(Struct, frozen=True, kw_only=True):
-    """Finished trials of one rung on one compute class."""
+    """Finished trials of a rung, or of a subspace, on one compute class."""
 
     complete: int
     pruned: int

@@ -20,7 +20,6 @@ from msgspec.structs import replace
 
 from shadho_celery.core.attempts import Attempts
 from shadho_celery.core.clock import Clock, SystemClock
-from shadho_celery.core.objectives import turned
 from shadho_celery.core.trial import (
     COUNTED,
     MAX_ATTEMPTS,
@@ -42,7 +41,7 @@ from shadho_celery.errors import StoreOutage
 from shadho_celery.store.base import Store, StudyRecord
 from shadho_celery.study.collector import collector_paused
 from shadho_celery.study.failures import Failures
-from shadho_celery.study.trials import BLOCK, Counts, FinishedTrials
+from shadho_celery.study.trials import BLOCK, Counts, load_trials
 
 #: claimed attempts of one trial that may be lost before it is FAILED
 MAX_LOST = 3
@@ -134,10 +133,9 @@ class StudyState:
         self.trouble: StoreOutage | None = None
         self._pause = FIRST_PAUSE
         self._retry_at = -math.inf
-        opened: list[Trial] = []
         with collector_paused():
             #: finished trials in the order of their results
-            self.trials = FinishedTrials(_finished(trials, opened), partial(store.trials, record.key))
+            self.trials, opened = load_trials(trials, partial(store.trials, record.key))
         #: number of the next trial: not their count, as trials may have been moved away by a repair
         self._next = max(first_number, self.trials.last_number + 1)
         self._asked.update(self.trials.asked())
@@ -234,20 +232,6 @@ class StudyState:
     def objectives(self) -> Mapping[str, str]:
         """Direction of each loss by name; empty in a study of one loss without a name."""
         return self.record.objectives
-
-    @property
-    def best_words(self) -> str:
-        """The best loss so far in words, by its name if it has one; of several losses the size of the front."""
-        best = self.best
-        if best is None:
-            return "no complete trial yet" if self.trials.count(TrialState.PRUNED) else "no loss yet"
-        if best.violation:
-            return "no feasible trial yet"
-        name, loss = next(iter(turned(best.losses, self.objectives).items()), ("loss", best.loss))
-        size = self.trials.on_front
-        front = f"front of {size} {'trial' if size == 1 else 'trials'}, " if size else ""
-        at = "" if best.budget is None else f" at budget {best.budget:.6g}"
-        return f"{front}best {name} {loss:.6g}{at}"
 
     def best_of(self, subspace: str) -> float | None:
         """Return the least loss in `subspace` at the highest budget of its trials; None without a loss."""
@@ -696,12 +680,3 @@ def listed(numbers: Collection[int]) -> str:
     shown = sorted(numbers)[:SHOWN]
     more = f" and {len(numbers) - SHOWN} more" if len(numbers) > SHOWN else ""
     return f"trial{'s' * (len(numbers) > 1)} {', '.join(map(str, shown))}{more}"
-
-
-def _finished(trials: Iterable[Trial | Summary], opened: list[Trial]) -> Iterator[Trial | Summary]:
-    """Iterate over the finished ones of `trials`; add the others to `opened`."""
-    for trial in trials:
-        if isinstance(trial, Summary) or trial.state.is_finished:
-            yield trial
-        else:
-            opened.append(trial)

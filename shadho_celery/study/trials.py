@@ -70,6 +70,20 @@ def merit(trial: Trial) -> tuple[float, float, float]:
     return trial.violation, -budget, math.inf if trial.loss is None else trial.loss
 
 
+def load_trials(trials: Iterable[Trial | Summary], read: Read) -> tuple[FinishedTrials, list[Trial]]:
+    """Return the finished ones of a study's trials, and the others; `read` is as in FinishedTrials."""
+    opened: list[Trial] = []
+
+    def finished() -> Iterator[Trial | Summary]:
+        for trial in trials:
+            if isinstance(trial, Summary) or trial.state.is_finished:
+                yield trial
+            else:
+                opened.append(trial)
+
+    return FinishedTrials(finished(), read), opened
+
+
 def _known(value: float) -> float | None:
     return None if math.isnan(value) else value
 
@@ -253,15 +267,11 @@ class FinishedTrials:
         table = self._table()
         return self._whole(table["number"][table["warned"] > 0].tolist())
 
-    def seconds(self, state: TrialState) -> dict[tuple[str, str], list[float]]:
-        """Return the seconds of the trials of a state by subspace and class."""
-        table = self._of_state(state)
-        table = table[~np.isnan(table["seconds"]) & (table["compute_class"] > 0)]
-        pairs, inverse = np.unique(table[["subspace", "compute_class"]], return_inverse=True)
-        return {
-            (str(self._names[subspace]), str(self._names[compute_class])): table["seconds"][inverse == place].tolist()
-            for place, (subspace, compute_class) in enumerate(pairs.tolist())
-        }
+    def by_subspace(self) -> dict[str, dict[str, OnClass]]:
+        """Return how many of the trials of each subspace each class had."""
+        table = self._table()
+        places = np.unique(table["subspace"]).tolist()
+        return {str(self._names[place]): self._by_class(table[table["subspace"] == place]) for place in places}
 
     def active_seconds(self) -> float:
         """Return the seconds in which trials ran, together; a pause of more than PAUSE_SECONDS is one between runs."""

@@ -22,6 +22,7 @@ from shadho_celery.embedded import embedded
 from shadho_celery.embedded.embedded import Embedded
 from shadho_celery.embedded.supervisor import MAX_LOG
 from shadho_celery.errors import ServiceError
+from shadho_celery.results.schema import TRIAL
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -29,19 +30,21 @@ pytestmark = pytest.mark.timeout(180)
 def check_schema(report: dict[str, Any]) -> None:
     """The object of ``--json`` has the fields that scripts were promised, and no others."""
     fields = {"study", "store", "seconds", "trials", "best", "classes", "sampler", "placed_by_params", "subspaces"}
-    fields |= {"objectives", "front", "hypervolume", "warm_start", "pruner", "rungs"}
+    fields |= {"objectives", "front", "hypervolume", "warm_start", "pruner", "rungs", "state", "running_on", "module"}
+    fields |= {"seed", "created_at", "active_seconds", "settings", "in_force", "space", "open", "failures", "notices"}
+    fields |= {"hosts", "codes"}
     assert set(report) == fields
     assert isinstance(report["study"], str)
     assert isinstance(report["store"], str)
     assert report["seconds"] > 0
     assert set(report["trials"]) == {"total", "complete", "failed", "pruned", "cancelled"}
     if report["best"] is not None:
-        assert set(report["best"]) - {"budget"} == {"loss", "params", "compute_class", "trial"}
+        assert set(report["best"]) == set(TRIAL)
     assert [set(rung) for rung in report["rungs"]] == [{"budget", "classes", "agreement"}] * len(report["rungs"])
     for counts in report["classes"].values():
-        assert set(counts) == {"complete", "failed", "slots"}
+        assert set(counts) == {"complete", "pruned", "failed", "slots"}
     for counts in report["subspaces"].values():
-        assert set(counts) == {"complete", "failed", "best"}
+        assert set(counts) == {"complete", "pruned", "failed", "best", "classes"}
     for state in ("complete", "failed"):
         assert sum(counts[state] for counts in report["classes"].values()) == report["trials"][state]
         assert sum(counts[state] for counts in report["subspaces"].values()) == report["trials"][state]
@@ -101,7 +104,7 @@ def test_a_study_finishes_without_any_server_and_stdout_is_one_json_object(desk:
     print(f"the first trial started {waited:.1f} s after the command")
     assert waited < 20, "5 s on a machine that has nothing else to do"
     assert report["best"]["loss"] == min(trial["loss"] for trial in trials)
-    assert trials[report["best"]["trial"]]["params"] == report["best"]["params"]
+    assert trials[report["best"]["number"]]["params"] == report["best"]["params"]
     # Each trial was run once, on the class that the store names.
     assert sorted((number, name) for number, _, name, _ in desk.runs("ended")) == [
         (trial["number"], trial["compute_class"]) for trial in trials

@@ -413,4 +413,4 @@ def test_an_installed_wheel_works_in_any_folder(
     fleet.await_workers(1)
     command = desk.launch("my_study", "--trials", "4", "--json").wait()
     assert command.code == 0, desk.said()
-    assert command.json()["classes"] == {fleet.cpu: {"complete": 4, "failed": 0, "slots": 1}}
+    assert command.json()["classes"] == {fleet.cpu: {"complete": 4, "pruned": 0, "failed": 0, "slots": 1}}

@@ -11,10 +11,12 @@ from pathlib import Path
 
 from rich.console import Console
 
-from shadho_celery.cli import live, views
+from shadho_celery.cli import live, tables
 from shadho_celery.embedded.embedded import Embedded
 from shadho_celery.fleet.executor import QueueExecutor
 from shadho_celery.objective import study_file
+from shadho_celery.results.report import report_of
+from shadho_celery.results.values import Values
 from shadho_celery.scheduler.build import make_scheduler
 from shadho_celery.space.compile import compile_space
 from shadho_celery.store.sql import SqlStore
@@ -58,13 +60,10 @@ def main(target: Path, trials: int = 60) -> None:
             scheduler.run(look)
             console.print("\n... and at the end:\n")
             again = "python -m shadho_celery.launch tasks.svm --resume digits --trials 120"
-            views.summary(
-                *(study, space, console, again),
-                run_lines=[
-                    views.time_line(time.monotonic() - began, study.counted),
-                    *views.place_lines(store.hosts(study.record.key), store.codes(study.record.key)),
-                ],
-            )
+            report = report_of(study, store, Values(study.record, space.evaluate))
+            lines = [tables.time_line(time.monotonic() - began, study.counted)]
+            lines += tables.place_lines(report.hosts, report.codes)
+            tables.summary(report, console, again, run_lines=lines)
         finally:
             fleet.close()
     target.parent.mkdir(exist_ok=True)

@@ -23,6 +23,7 @@ from shadho_celery.cli.group import commands
 from shadho_celery.core.clock import ManualClock
 from shadho_celery.core.trial import Outcome, Result, TrialState
 from shadho_celery.errors import StudyNotFound
+from shadho_celery.results.schema import TRIAL
 from shadho_celery.space.compile import compile_space
 from shadho_celery.store.sql import SqlStore
 from shadho_celery.study.open import open_study
@@ -36,6 +37,8 @@ SPACE = hp.choice(
     ],
 )
 TRIALS = 12
+#: how its trials have ended
+ENDED = {"total": 12, "complete": 9, "failed": 3, "pruned": 0, "cancelled": 0}
 #: a trial from elsewhere
 POINT = ({"model": 0, "exponent": -3.5}, 1.0)
 
@@ -108,8 +111,9 @@ def test_studies_are_listed_with_their_trials_and_their_best(running: StudyState
     shown = answer("studies")
     for text in ("svm-1a2b", "svm-1c3d", "ended", "runs", "running on", str(TRIALS)):
         assert text in shown
-    listed = {each["name"]: each for each in found("studies")["studies"]}
-    assert listed["svm-1a2b"]["trials"] == {"complete": 9, "failed": 3}
+    listed = {each["study"]: each for each in found("studies")["studies"]}
+    assert listed["svm-1a2b"]["trials"] == ENDED
+    assert listed["runs"]["open"] == {"waiting": 1, "queued": 0, "running": 0}
     assert (listed["svm-1a2b"]["state"], listed["runs"]["state"]) == ("ended", "running")
     assert listed["svm-1a2b"]["best_loss"] == found("best", "svm-1a")["loss"]
 
@@ -160,7 +164,7 @@ def test_a_study_is_shown_as_its_run_has_ended() -> None:
     assert told["in_force"] == {"sampler": "auto", "policy": "cost", "shares": "promise", "pool": None, "pruner": None}
     assert told["sampler"]["name"] == "auto"
     assert {*told["sampler"]["choices"]} == {"model=net", "model=forest"}
-    assert told["trials"] == {"complete": 9, "failed": 3}
+    assert told["trials"] == ENDED
     assert told["best"] == {key: value for key, value in found("best", "svm-1a").items() if key != "study"}
 
 
@@ -331,6 +335,28 @@ def test_json_holds_every_trial(here: Path) -> None:
     assert json.loads((here / "t.json").read_text()) == told
 
 
+def test_one_schema_of_a_study_and_of_a_trial_is_in_the_json_of_every_command() -> None:
+    """Whatever a command adds stands beside it: a name, a list, reports."""
+    shown, listed = found("show", "svm-1a"), found("trials", "svm-1a")["trials"]
+    exported = json.loads(answer("export", "svm-1a", "--format", "json"))
+    one, best = found("trial", "svm-1a", "0"), found("best", "svm-1a")
+    assert {*listed[0]} == {*TRIAL} == {*shown["best"]} == {*exported["trials"][0]}
+    assert {*one} == {*TRIAL, "study", "reports"}
+    assert {*best} == {*TRIAL, "study"}
+    for told in (exported, *found("studies")["studies"]):
+        assert {*told} - {*shown} <= {"best_loss"}
+    assert {name: exported[name] for name in ("study", "module", "seed", "space")} == {
+        name: shown[name] for name in ("study", "module", "seed", "space")
+    }
+    documented = (Path(shadho_celery.__file__).parent / "cli" / "README.md").read_text(encoding="utf-8")
+    table = documented.split("### JSON")[1]
+    named = {
+        name for row in table.splitlines() if row.startswith("| `") for name in re.findall("`(.*?)`", row.split("|")[1])
+    }
+    assert named >= {*shown, *TRIAL}
+    assert named - {*shown, *TRIAL} == {"best_loss", "reports"}
+
+
 def test_tables_have_a_column_for_each_label_and_metric(here: Path) -> None:
     pandas = pytest.importorskip("pandas")
     rows = list(csv.DictReader(io.StringIO(answer("export", "svm-1a"))))
@@ -378,7 +404,7 @@ def test_a_study_is_deleted_with_its_folders_once_that_is_confirmed(here: Path) 
     shown = answer("rm", "svm-1a2b", "--yes")
     assert f"deleted: study svm-1a2b with {TRIALS} trials" in shown
     assert not folder.exists()
-    assert [each["name"] for each in found("studies")["studies"]] == ["svm-1c3d"]
+    assert [each["study"] for each in found("studies")["studies"]] == ["svm-1c3d"]
     assert numbers_of("svm") == list(range(TRIALS)), "the other study is whole"
 
 
@@ -397,7 +423,7 @@ def numbers_of(name: str) -> list[int]:
 
 def test_a_study_that_runs_is_not_deleted(running: StudyState) -> None:
     assert "stop it first" in refused("rm", "runs", "--yes")
-    assert "runs" in [each["name"] for each in found("studies")["studies"]]
+    assert "runs" in [each["study"] for each in found("studies")["studies"]]
 
 
 def test_without_a_fleet_the_status_says_how_to_name_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from shadho_celery.core.trial import FINISHED, Outcome, Trial, TrialState
 from shadho_celery.errors import StoreError
 from shadho_celery.study import trials
+from shadho_celery.study.rungs import OnClass
 from shadho_celery.study.trials import Counts, FinishedTrials, merit
 
 S = TrialState
@@ -225,7 +226,7 @@ def test_what_the_store_has_is_read_from_it_in_the_order_of_the_results() -> Non
     assert [each.number for each in ended.warned()] == [2]
     assert [each.number for each in ended.best_few(3)] == [7, 1, 8]
     assert ended.best is store.trials[7] or ended.best is store.trials[1]
-    assert ended.seconds(S.COMPLETE)["a", "cpu"] == [2.0, 1.5, 1.0, 0.5]
+    assert ended.by_subspace()["a"]["cpu"] == OnClass(complete=4, pruned=0, failed=2, seconds=1.25)
     assert ended.lost == sum(range(12))
 
 

@@ -6,6 +6,7 @@ import io
 import json
 import math
 import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +16,7 @@ from hyperopt import hp
 from rich.console import Console
 from services.played import console, play, searched
 
-from shadho_celery.cli import views
+from shadho_celery.cli import tables
 from shadho_celery.cli.live import (
     PLAIN_SECONDS,
     LiveView,
@@ -27,37 +28,53 @@ from shadho_celery.cli.live import (
 )
 from shadho_celery.core.hardware import ComputeClass
 from shadho_celery.core.trial import Attempt, Lost, Outcome, Report, Result, Started, Trial, TrialState
+from shadho_celery.results.report import BEST, StudyReport, overview_of, placed_by_params, report_of, run_of
+from shadho_celery.results.schema import plain_json, study_json
+from shadho_celery.results.trial import TrialResult
+from shadho_celery.results.values import Values
 from shadho_celery.space.compile import Space, compile_space
 from shadho_celery.store.base import DEFAULT_STORE
+from shadho_celery.store.sql import SqlStore
+from shadho_celery.study.rungs import OnClass
 from shadho_celery.study.state import StudyState
 
 S = TrialState
+
+
+def result(trial: Trial, study: StudyState, space: Any) -> TrialResult:
+    return TrialResult(trial, Values(study.record, space.evaluate), study.store, study.record)
+
+
+def made(study: StudyState, space: Any = None, subspaces: Iterable[str] = ()) -> StudyReport:
+    assert isinstance(study.store, SqlStore)
+    values = Values(study.record, None if space is None else space.evaluate)
+    return report_of(study, study.store, values, subspaces=subspaces)
+
+
+def show(
+    study: StudyState, space: Any, screen: Console, again: str | None, *, refused: int = 0, lines: Sequence[str] = ()
+) -> None:
+    run = run_of(study, 0.0, 0, {}, refused)
+    tables.summary(made(study, space), screen, again, run, run_lines=lines)
+
+
+def as_json(
+    study: StudyState,
+    space: Any = None,
+    subspaces: Iterable[str] = (),
+    seconds: float = 0.0,
+    slots: Mapping[str, int] | None = None,
+) -> Any:
+    return plain_json(study_json(made(study, space, subspaces), run_of(study, seconds, 0, slots or {})))
 
 
 # JSON
 
 
 def test_the_json_object_is_the_documented_one() -> None:
-    study, scheduler, _ = searched()
-    found = views.as_json(study, 12.34567, scheduler.subspaces, {"gpu": 1, "[/cpu]": 2, "idle": 4})
+    study, scheduler, space = searched()
+    found = as_json(study, space, scheduler.subspaces, seconds=12.34567, slots={"gpu": 1, "[/cpu]": 2, "idle": 4})
     assert json.loads(json.dumps(found, allow_nan=False)) == found
-    assert list(found) == [
-        "study",
-        "store",
-        "seconds",
-        "objectives",
-        "trials",
-        "best",
-        "front",
-        "hypervolume",
-        "warm_start",
-        "classes",
-        "sampler",
-        "pruner",
-        "rungs",
-        "placed_by_params",
-        "subspaces",
-    ]
     assert found["study"] == "s"
     assert found["store"] == study.store.safe_url
     assert found["seconds"] == 12.346
@@ -66,37 +83,33 @@ def test_the_json_object_is_the_documented_one() -> None:
     assert found["warm_start"] == 0
     best = study.best
     assert best is not None
-    assert found["best"] == {
-        "loss": best.loss,
-        "params": dict(best.params),
-        "compute_class": best.compute_class,
-        "trial": best.number,
-    }
+    told = found["best"]
+    assert (told["number"], told["loss"], told["params"]) == (best.number, best.loss, dict(best.params))
+    assert told["values"] == space.evaluate(best.params)
+    assert told["compute_class"] == best.compute_class
     classes = found["classes"]
     assert {name: values["slots"] for name, values in classes.items()} == {"gpu": 1, "[/cpu]": 2, "idle": 4}
-    assert classes["idle"] == {"complete": 0, "failed": 0, "slots": 4}
+    assert classes["idle"] == {"complete": 0, "pruned": 0, "failed": 0, "slots": 4}
     assert sum(values["complete"] for values in classes.values()) == 8
     assert sum(values["failed"] for values in classes.values()) == 2
     assert list(found["subspaces"]) == list(scheduler.subspaces)
     for name, values in found["subspaces"].items():
         complete = [t for t in study if t.subspace == name and t.state is S.COMPLETE]
-        assert values == {
-            "complete": len(complete),
-            "failed": sum(t.subspace == name and t.state is S.FAILED for t in study),
-            "best": min(t.loss for t in complete if t.loss is not None),
-        }
+        assert values["complete"] == len(complete) == sum(each["complete"] for each in values["classes"].values())
+        assert values["failed"] == sum(t.subspace == name and t.state is S.FAILED for t in study)
+        assert values["best"] == min(t.loss for t in complete if t.loss is not None)
 
 
 def test_the_json_object_counts_the_trials_of_a_warm_start() -> None:
-    study, scheduler, _ = searched(trials=1)
+    study, _, _ = searched(trials=1)
     study.warm_start = [study.trial(0)] * 3
-    assert views.as_json(study, 0.0, scheduler.subspaces, {})["warm_start"] == 3
+    assert as_json(study)["warm_start"] == 3
 
 
 def test_the_json_object_of_a_study_without_a_loss_has_no_best() -> None:
     failing = Outcome(state=S.FAILED, error="no", seconds=1.0)
     study, scheduler, _ = searched(trials=3, play=lambda attempt, name: failing)
-    found = views.as_json(study, 0.0, scheduler.subspaces, {})
+    found = as_json(study, subspaces=scheduler.subspaces)
     assert found["best"] is None
     assert found["trials"]["failed"] == found["trials"]["total"] == 3
     assert {values["best"] for values in found["subspaces"].values()} == {None}
@@ -104,8 +117,8 @@ def test_the_json_object_of_a_study_without_a_loss_has_no_best() -> None:
 
 def test_subspaces_that_got_no_trial_and_classes_that_are_gone_are_in_the_json_object() -> None:
     study, _, _ = searched(trials=1)
-    found = views.as_json(study, 0.0, ["model=net", "never drawn"], {})
-    assert found["subspaces"]["never drawn"] == {"complete": 0, "failed": 0, "best": None}
+    found = as_json(study, subspaces=["model=net", "never drawn"])
+    assert found["subspaces"]["never drawn"] == {"complete": 0, "pruned": 0, "failed": 0, "best": None, "classes": {}}
     assert set(found["classes"]) == set(study.compute_classes)
     assert {values["slots"] for values in found["classes"].values()} == {0}
 
@@ -116,7 +129,7 @@ def test_subspaces_that_got_no_trial_and_classes_that_are_gone_are_in_the_json_o
 def test_the_summary_shows_the_best_trials_and_what_the_objective_got() -> None:
     study, _, space = searched()
     screen, text = console()
-    views.summary(study, space, screen, "the command to go on")
+    show(study, space, screen, "the command to go on")
     shown = text.getvalue()
     best = study.best
     assert best is not None
@@ -129,7 +142,7 @@ def test_the_summary_shows_the_best_trials_and_what_the_objective_got() -> None:
     if evaluated["name"] == "net":
         assert f"{evaluated['rate']:.5g}" in row
     assert str(best.compute_class) in row
-    for trial in sorted(study.trials, key=lambda t: t.loss or 9)[: views.BEST]:
+    for trial in sorted(study.trials, key=lambda t: t.loss or 9)[:BEST]:
         assert f"{trial.loss:.6g}" in shown
     assert "8 complete, 2 failed" in shown
     assert "ValueError: [/bad] depth" in shown
@@ -144,21 +157,21 @@ def two_losses(attempt: Attempt, compute_class: str) -> Outcome:
 
 
 def test_losses_with_names_are_shown_as_the_objective_returned_them_in_80_columns() -> None:
-    study, scheduler, space = searched(compile_space({"x": hp.uniform("x", 0, 1)}), 40, play=two_losses)
+    study, _, space = searched(compile_space({"x": hp.uniform("x", 0, 1)}), 40, play=two_losses)
     study.record = replace(study.record, in_force={"objectives": {"error": "minimize", "accuracy": "maximize"}})
     text = io.StringIO()
-    views.summary(study, space, Console(file=text, width=80, force_terminal=False), "go on")
+    show(study, space, Console(file=text, width=80, force_terminal=False), "go on")
     table, rest = text.getvalue().split("best: ")
     assert max(map(len, table.splitlines())) <= 80
     front = study.trials.front
-    assert len(front) > views.FRONT
+    assert len(front) > tables.FRONT
     rows = [[cell.strip() for cell in line.split("│")[1:4]] for line in table.splitlines() if "{x: " in line]
-    assert len(rows) == views.FRONT
+    assert len(rows) == tables.FRONT
     for row, each in zip((rows[0], rows[-1]), (front[0], front[-1]), strict=True):
         assert row == [str(each.number), f"{each.losses['error']:.6g}", f"{-each.losses['accuracy']:.6g}"]
     assert f"front of {len(front)} trials, best error {front[0].loss:.6g}" in rest
     assert f"all: shadho-celery best {study.name}" in rest
-    found = json.loads(json.dumps(views.as_json(study, 1.0, scheduler.subspaces, {}), allow_nan=False))
+    found = json.loads(json.dumps(as_json(study), allow_nan=False))
     assert [each["losses"]["accuracy"] for each in found["front"]] == [-each.losses["accuracy"] for each in front]
     assert found["front"][0]["constraints"] == dict(front[0].constraints)
     assert found["hypervolume"]["history"][-1][0] <= 40
@@ -166,9 +179,10 @@ def test_losses_with_names_are_shown_as_the_objective_returned_them_in_80_column
 
 def test_without_a_feasible_trial_the_nearest_one_is_named() -> None:
     study, _, space = searched(trials=1, play=lambda *_: Outcome(state=S.COMPLETE, loss=0.5, constraints={"c": 2.0}))
-    assert views.best_line(study).startswith("no feasible trial yet (the nearest breaks its constraints by 2: trial 0")
+    line = tables.best_line(overview_of(study))
+    assert line.startswith("no feasible trial yet (the nearest breaks its constraints by 2: trial 0")
     screen, text = console()
-    views.summary(study, space, screen, "go on")
+    show(study, space, screen, "go on")
     assert "violation" in text.getvalue()
 
 
@@ -186,7 +200,7 @@ def flat(w_decides: bool = True) -> tuple[StudyState, Space]:
 def test_a_flat_spaces_trials_and_seconds_are_shown_by_class_and_what_went_where_by_params() -> None:
     study, space = flat()
     sink, text = console()
-    views.summary(study, space, sink, None)
+    show(study, space, sink, None)
     [line] = re.findall(r"placed by params: (w .*)", text.getvalue())
     assert re.fullmatch(r"w [\d.e-]+ to 0\.\d+ -> \[/cpu\] \d+ %, 0\.\d+ to [\d.]+ -> gpu \d+ %", line)
     for name in ("gpu", "[/cpu]"):
@@ -195,17 +209,17 @@ def test_a_flat_spaces_trials_and_seconds_are_shown_by_class_and_what_went_where
 
 def test_nothing_is_said_of_params_that_decide_nothing_or_of_a_policy_that_does_not_look_at_them() -> None:
     study, _ = flat(w_decides=False)
-    assert views.placed_by_params(study) == []
+    assert placed_by_params(study, Values(study.record)) == []
     study, _ = flat()
-    assert [each.label for each in views.placed_by_params(study)] == ["w"]
+    assert [each.label for each in placed_by_params(study, Values(study.record))] == ["w"]
     study.record = replace(study.record, in_force={"policy": "fifo"})
-    assert views.placed_by_params(study) == []
+    assert placed_by_params(study, Values(study.record)) == []
 
 
 def test_the_command_to_resume_has_the_workers_and_the_limit_that_were_asked_for() -> None:
-    command = views.resume_command("flat", "s", DEFAULT_STORE, views.further_trials(500, 60), {"gpu": 2, "cpu": 1})
+    command = tables.resume_command("flat", "s", DEFAULT_STORE, tables.further_trials(500, 60), {"gpu": 2, "cpu": 1})
     assert command.endswith("flat --resume s --workers gpu=2 --workers cpu=1 --trials 500")
-    assert [views.further_trials(asked, 60) for asked in (None, 60, 61)] == [120, 120, 61]
+    assert [tables.further_trials(asked, 60) for asked in (None, 60, 61)] == [120, 120, 61]
 
 
 def test_the_best_trials_are_shown_with_their_budgets_where_any_has_one() -> None:
@@ -215,7 +229,7 @@ def test_the_best_trials_are_shown_with_their_budgets_where_any_has_one() -> Non
         screen, text = console()
         outcome = Outcome(state=S.COMPLETE, loss=0.5)
         trials = [study.trials[0].evolve(state=S.COMPLETE, outcome=outcome, budget=budget) for budget in budgets]
-        screen.print(views.best_table(trials, space))
+        screen.print(tables.best_table([result(trial, study, space) for trial in trials]))
         lines = [line for line in text.getvalue().splitlines() if line[:1] in "┃│"]
         return [[cell.strip() for cell in line.replace("┃", "│").split("│")[1:5]] for line in lines]
 
@@ -228,7 +242,7 @@ def test_nothing_in_a_study_is_taken_for_markup() -> None:
     space = compile_space({"[/blue]": hp.choice("[bold]label", ["[/red] value", "[red]other"])})
     study, scheduler, _ = searched(space, name="study [red] [bold]")
     screen, text = console()
-    views.summary(study, space, screen, "[/go on]")
+    show(study, space, screen, "[/go on]")
     for part in ("[/blue]", "[/cpu]", "study [red] [bold]", "[/go on]"):
         assert part in text.getvalue()
     assert "[/red] value" in text.getvalue() or "[red]other" in text.getvalue()
@@ -247,7 +261,7 @@ def test_params_that_the_space_cannot_evaluate_any_more_do_not_break_the_summary
             raise ArithmeticError("1 / 0")
 
     screen, text = console()
-    views.summary(study, Broken(), screen, "go on")  # type: ignore[arg-type]
+    show(study, Broken(), screen, "go on")  # type: ignore[arg-type]
     assert "ArithmeticError" in text.getvalue()
 
 
@@ -257,7 +271,7 @@ def test_a_summary_without_a_success_tells_the_errors_once_each() -> None:
         trials=4, play=lambda attempt, name: Outcome(state=S.FAILED, error=errors[attempt.number], seconds=1.0)
     )
     screen, text = console()
-    views.summary(study, space, screen, "go on")
+    show(study, space, screen, "go on")
     assert text.getvalue().count("E: one") == 1
     assert text.getvalue().count("E: two") == 1
     assert "no loss yet" in text.getvalue()
@@ -270,7 +284,7 @@ def test_the_summary_tells_what_was_lost_refused_and_left_and_each_warning_once(
         ended = Outcome(state=S.COMPLETE, loss=1.0, warning="[/a] metric\nout")
         study.tell(Result(number=attempt.number, attempt=1, outcome=ended, at=1e9))
     screen, text = console()
-    views.summary(study, space, screen, "go on")
+    show(study, space, screen, "go on")
     assert "trial 10 and 1 more: [/a] metric out" in text.getvalue()
     assert text.getvalue().count("metric out") == 1
     assert "lost" not in text.getvalue()
@@ -279,7 +293,7 @@ def test_the_summary_tells_what_was_lost_refused_and_left_and_each_warning_once(
     attempt = study.send(study.add("model=net", {}, seed=1), "gpu")
     study.tell(Lost(number=attempt.number, attempt=1, reason="its worker fell silent"))
     screen, text = console()
-    views.summary(study, space, screen, "go on", refused=2)
+    show(study, space, screen, "go on", refused=2)
     assert "attempts lost with their workers, and run again: 1" in text.getvalue()
     assert "results refused, late or of other params; each trial counts once: 2" in text.getvalue()
     assert "trials that wait to be run by --resume: 1" in text.getvalue()
@@ -299,7 +313,7 @@ def test_what_the_objective_got_is_shown_short(value: Any, shown: str) -> None:
         def evaluate(self, params: Any) -> Any:
             return value
 
-    assert views.given(Fixed(), Trial(number=0, subspace="all", params={})) == shown  # type: ignore[arg-type]
+    assert tables.given(result(Trial(number=0, subspace="all", params={}), searched(turns=0)[0], Fixed())) == shown  # type: ignore[arg-type]
 
 
 # While it runs
@@ -391,14 +405,13 @@ def test_the_table_of_classes_counts_the_pruned_trials_beside_the_complete_ones(
 
     for played, title in ((play_pruned, "complete x median time + pruned"), (play, "complete x median time")):
         study, *_ = searched(play=played)
-        table = views.placement_table(study)
+        table = tables.placement_table(made(study))
         assert table.columns[0].header == title
         cells = [cell for column in table.columns[1:-1] for cell in column.cells]
         counts = [[part.split(" x ")[0] for part in str(cell).split("+") if part] for cell in cells if cell != "-"]
         assert sum(int(count) for parts in counts for count in parts) == study.count(S.COMPLETE, S.PRUNED)
-    assert views._placed(3, 2.0, 4) == "3 x 2 s + 4"
-    assert views._placed(0, None, 4) == "+ 4"
-    assert views._placed(0, None, 0) == "-"
+    for complete, seconds, pruned, cell in ((3, 2.0, 4, "3 x 2 s + 4"), (0, None, 4, "+ 4"), (0, None, 0, "-")):
+        assert tables._placed(OnClass(complete=complete, pruned=pruned, failed=0, seconds=seconds)) == cell
 
 
 def test_the_live_view_opens_notes_and_closes() -> None:
@@ -424,7 +437,7 @@ def test_the_live_view_shows_what_the_best_got_the_pace_what_runs_and_what_faile
     screen.print(view.picture())
     shown = text.getvalue()
     assert study.best is not None
-    assert views.given(space, study.best) in shown
+    assert tables.given(result(study.best, study, space)) in shown
     assert "trials a minute\n" in shown, "trials that run for far longer than those before leave the rest unknown"
     assert "failed: 1 x ValueError: [/bad] depth; the first is trial 3" in shown
     [*running] = [attempt.number for attempt in study.attempts if attempt.state is S.RUNNING]
@@ -453,32 +466,32 @@ def test_a_class_that_could_work_differs_from_one_that_nobody_serves() -> None:
     [(0, "0 s"), (0.4, "0 s"), (59.6, "1 min"), (90, "1 min 30 s"), (7260, "2 h 1 min"), (2 * 86400 + 1, "2 d")],
 )
 def test_a_duration_has_its_two_largest_units(seconds: float, shown: str) -> None:
-    assert views.duration(seconds) == shown
+    assert tables.duration(seconds) == shown
 
 
 def test_nothing_that_is_to_be_copied_is_wrapped() -> None:
     study, _, space = searched()
     text = io.StringIO()
     again = "python -m shadho_celery.launch " + "long_name " * 40
-    views.summary(study, space, Console(file=text, width=60, force_terminal=False), again)
+    show(study, space, Console(file=text, width=60, force_terminal=False), again)
     lines = text.getvalue().splitlines()
     assert study.best is not None
-    assert f"best: {views.given(space, study.best)}" in lines
+    assert f"best: {tables.given(result(study.best, study, space))}" in lines
     assert f"more trials of it: {again}".rstrip() in [line.rstrip() for line in lines]
 
 
 def test_what_the_sampler_chose_is_said_for_the_subspaces_with_the_most_trials() -> None:
     study, _, space = searched()
     study.choices.clear()
-    assert views.choice_lines(study) == []
+    assert tables.choice_lines(overview_of(study)) == []
     study.note_choice("all", "gp: why")
-    assert views.choice_lines(study) == ["sampler auto: gp: why"]
+    assert tables.choice_lines(overview_of(study)) == ["sampler auto: gp: why"]
     screen, text = console()
-    views.summary(study, space, screen, None)
+    show(study, space, screen, None)
     assert "sampler auto: gp: why" in text.getvalue()
     first, second = study.subspaces
     study.choices = {"never": "tpe: 1", "nor this": "tpe: 2", first: "tpe: 3", second: "gp: 4"}
-    lines = views.choice_lines(study)
+    lines = tables.choice_lines(overview_of(study))
     assert {*lines[:2]} == {f"sampler auto, {first}: tpe: 3", f"sampler auto, {second}: gp: 4"}
     assert lines[2:] == ["sampler auto, never: tpe: 1", "sampler auto in further subspaces (1): see --json"]
 
@@ -488,9 +501,9 @@ def test_a_loss_to_maximise_is_not_negative_in_json() -> None:
         x = float(attempt.params["x"])
         return Outcome(state=S.COMPLETE, loss=-x, losses={"accuracy": -x}, seconds=1.0)
 
-    study, scheduler, _ = searched(compile_space({"x": hp.uniform("x", 0, 1)}), 4, play=play)
+    study, _, _ = searched(compile_space({"x": hp.uniform("x", 0, 1)}), 4, play=play)
     study.record = replace(study.record, in_force={"objectives": {"accuracy": "maximize"}})
-    found = json.loads(json.dumps(views.as_json(study, 1.0, scheduler.subspaces, {})))
+    found = json.loads(json.dumps(as_json(study)))
     greatest = max(trial.params["x"] for trial in study.trials)
     assert found["objectives"] == {"accuracy": "maximize"}
     assert found["best"]["loss"] == found["best"]["losses"]["accuracy"] == greatest
@@ -523,14 +536,14 @@ def end(study: StudyState, trial: Trial, state: TrialState, step: int | None = N
 def test_the_summary_counts_trials_by_budget_with_the_agreement_of_ranks() -> None:
     study, space = on_rungs(9)
     out, text = console()
-    views.summary(study, space, out, "again")
+    show(study, space, out, "again")
     rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in text.getvalue().splitlines() if "│" in line]
     assert ["budget 1", "3 x 2 s", "0", "100%"] in rows, "a later trial has a lower loss, on each rung"
     assert ["budget 3", "2 x 2 s", "0", "-"] in rows
     assert ["budget 9", "1 x 2 s", "0", "-"] in rows
     assert "at budget 9 (trial" in text.getvalue()
     assert "no trial has come to the budget" not in text.getvalue()
-    found = views.as_json(study, 1.0, [], {})
+    found = as_json(study)
     assert [rung["budget"] for rung in found["rungs"]] == [1.0, 3.0, 9.0]
     assert found["best"]["budget"] == 9.0
 
@@ -538,23 +551,23 @@ def test_the_summary_counts_trials_by_budget_with_the_agreement_of_ranks() -> No
 def test_it_is_said_that_no_trial_has_come_to_the_full_budget() -> None:
     study, space = on_rungs(3)
     out, text = console()
-    views.summary(study, space, out, "again")
+    show(study, space, out, "again")
     assert "no trial has come to the budget of 9 yet: with a higher limit on trials some may" in text.getvalue()
 
 
 def test_pruned_trials_are_counted_by_the_step_of_their_last_report() -> None:
     study, _ = on_rungs(9, pruned=20)
-    [line] = views.pruner_lines(study)
+    [line] = tables.pruner_lines(made(study))
     assert line == (
         "stopped by their reports: 20 trials, 2 at step 0, 2 at step 1, 2 at step 2, 2 at step 3, 2 at step 4, "
         "2 at step 5, 2 at step 6, 2 at step 7, 4 at later ones; pruner: median"
     )
-    assert views.pruner_lines(on_rungs(9)[0]) == ["stopped by their reports: no trial; pruner: median"]
+    assert tables.pruner_lines(made(on_rungs(9)[0])) == ["stopped by their reports: no trial; pruner: median"]
 
 
 def test_the_live_view_has_a_line_on_the_budgets() -> None:
-    assert views.rung_lines(on_rungs(9)[0]) == ["budgets: 3 at 1, 2 at 3, 1 at 9"]
-    assert views.rung_lines(searched(trials=1)[0]) == []
+    assert tables.rung_lines(overview_of(on_rungs(9)[0])) == ["budgets: 3 at 1, 2 at 3, 1 at 9"]
+    assert tables.rung_lines(overview_of(searched(trials=1)[0])) == []
 
 
 @pytest.mark.parametrize(
@@ -570,15 +583,16 @@ def test_the_live_view_has_a_line_on_the_budgets() -> None:
     ],
 )
 def test_a_time_has_its_unit(seconds: float | None, shown: str) -> None:
-    assert views.took(seconds) == shown
+    assert tables.took(seconds) == shown
 
 
 def test_the_report_says_how_long_the_search_took_where_and_with_what_and_of_how_many_trials() -> None:
     study, _, space = searched()
     study.record = replace(study.record, in_force={"trials": 60})
-    lines = [views.time_line(80.0, 10), *views.place_lines({"a": 3, "b": 7}, ["12ab"], ["shadho_celery 1", "Python 3"])]
+    versions = ["shadho_celery 1", "Python 3"]
+    lines = [tables.time_line(80.0, 10), *tables.place_lines({"a": 3, "b": 7}, ["12ab"], versions)]
     screen, text = console()
-    views.summary(study, space, screen, None, run_lines=lines)
+    show(study, space, screen, None, lines=lines)
     assert lines == [
         "this run took 80 s: 10 trials, 7.5 trials a minute",
         "trials by host: b (7), a (3)",
@@ -586,17 +600,20 @@ def test_the_report_says_how_long_the_search_took_where_and_with_what_and_of_how
     ]
     assert all(line in text.getvalue() for line in lines)
     assert "study s: 8 complete, 2 failed of 60 trials; best loss" in text.getvalue()
-    assert views.time_line(0.0, 0) == "this run took 0 s: 0 trials"
-    assert views.time_line(0.531, 12).endswith("12 trials, 1356 trials a minute")
-    hosts = {f"h{n}": 1 for n in range(views.HOSTS + 2)}
-    assert views.place_lines(hosts, [])[0].endswith("and 2 more")
+    assert tables.time_line(0.0, 0) == "this run took 0 s: 0 trials"
+    assert tables.time_line(0.531, 12).endswith("12 trials, 1356 trials a minute")
+    hosts = {f"h{n}": 1 for n in range(tables.HOSTS + 2)}
+    assert tables.place_lines(hosts, [])[0].endswith("and 2 more")
 
 
 def test_a_best_value_that_is_rounded_says_so_with_the_command_that_shows_all_digits() -> None:
+    study, _, _ = searched(turns=0)
+
     def shown(values: Any, loss: float) -> str:
         space: Any = SimpleNamespace(evaluate=lambda params: values)
         outcome = Outcome(state=S.COMPLETE, loss=loss)
-        return views.best_values(space, Trial(number=0, subspace="", params={}, outcome=outcome), "s")
+        trial = Trial(number=0, subspace="", params={}, outcome=outcome)
+        return tables.best_values(result(trial, study, space), "s")
 
     exact = "in full precision: shadho-celery best s"
     assert shown({"x": [1.5, 2], "y": math.inf}, 0.5) == "{x: (1.5, 2), y: inf}"

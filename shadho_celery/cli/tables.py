@@ -1,0 +1,411 @@
+"""The report of a study in tables and lines: at the end of a run, and by `show`."""
+
+from __future__ import annotations
+
+import math
+import os
+import shlex
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import dropwhile
+from typing import Any, TypeVar
+
+from rich.console import Console
+from rich.table import Column, Table
+from rich.text import Text
+
+from shadho_celery.cli.console import PrintableConsole
+from shadho_celery.core.checks import one_line
+from shadho_celery.core.names import NO_PRUNER
+from shadho_celery.core.trial import TrialState, violation_of
+from shadho_celery.fidelity.ladder import ladder_of
+from shadho_celery.placement.shares import only_fails
+from shadho_celery.results.preferences import Preference
+from shadho_celery.results.report import Ended, Overview, Run, StudyReport
+from shadho_celery.results.trial import TrialResult
+from shadho_celery.store.base import DEFAULT_STORE
+from shadho_celery.study.failures import FailureCount
+from shadho_celery.study.rungs import OnClass, RungSummary
+
+#: rows of the table of a front
+FRONT = 10
+
+#: characters of a loss's name in a table
+NAME = 14
+
+#: rows of the table of subspaces and classes
+PLACED = 12
+
+#: kinds of failure, subspaces and placements that are shown, each in a line
+MESSAGES = 3
+
+#: machines that the summary names, and versions of the code
+HOSTS = 8
+
+#: steps at which trials were pruned that a line names
+STEPS = 8
+
+#: least characters of a table's last column
+LEAST_WIDTH = 12
+
+#: columns of a result without a terminal
+PLAIN_WIDTH = 120
+
+#: styles of what is wrong: it has failed or stands still, or needs attention
+BAD, WARN = "red", "yellow"
+
+_S = TrialState
+T = TypeVar("T")
+
+
+def make_console(*, stderr: bool = False) -> Console:
+    """Return the console for results: as wide as the terminal, and without one as wide as a file can be read."""
+    is_plain = not sys.stdout.isatty() and "COLUMNS" not in os.environ
+    return PrintableConsole(stderr=stderr, width=PLAIN_WIDTH if is_plain else None)
+
+
+def further_trials(asked: int | None, counted: int) -> int:
+    """Return the limit of a study's next run: the trials that were asked for, or twice as many as there are."""
+    return asked if asked and asked > counted else 2 * max(1, counted)
+
+
+def resume_command(module: str, name: str, store: str, trials: int, workers: Mapping[str, int] | None = None) -> str:
+    """Return the command that continues a study up to so many trials.
+
+    `store` is its URL without a password; `workers` are the slots by class that were asked for.
+    """
+    words = ["python", "-m", "shadho_celery.launch", module, "--resume", name]
+    if store != DEFAULT_STORE:
+        words += ["--store", store]
+    words += [word for name, slots in (workers or {}).items() for word in ("--workers", f"{name}={slots}")]
+    return shlex.join([*words, "--trials", str(trials)])
+
+
+def duration(seconds: float) -> str:
+    """Return a time in its two largest units."""
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    parts = [*dropwhile(lambda part: not part[0], ((days, "d"), (hours, "h"), (minutes, "min"), (seconds, "s")))]
+    return " ".join(f"{count} {unit}" for count, unit in parts[:2] if count) or "0 s"
+
+
+def took(seconds: float | None) -> str:
+    """Return the time that something took: to three digits in s or ms, a longer one in its two largest units."""
+    if not seconds:
+        return "-" if seconds is None else "0 s"
+    if seconds >= 99.95:
+        return duration(seconds)
+    return f"{seconds:.3g} s" if seconds >= 0.9995 else f"{1000 * seconds:.3g} ms"
+
+
+def rate_text(a_minute: float) -> str:
+    """Return a number of trials a minute: to three digits, a large one as a whole number."""
+    return f"{a_minute:{'.3g' if a_minute < 999.5 else '.0f'}} trials a minute"
+
+
+def best_line(study: Overview) -> str:
+    """Return the best loss so far in one line."""
+    best = study.best
+    if best is None:
+        return study.best_words
+    nearest = f"the nearest breaks its constraints by {study.violation:.3g}: " if study.violation else ""
+    return f"{study.best_words} ({nearest}trial {best.number}, {best.subspace}, {best.compute_class})"
+
+
+def right(name: str) -> Column:
+    """Return a column of numbers."""
+    return Column(Text(name), justify="right", no_wrap=True)
+
+
+def fact(name: str) -> Column:
+    """Return a column that keeps its width: without the facts the last column could not be understood."""
+    return Column(Text(name), no_wrap=True)
+
+
+def last(name: str) -> Column:
+    """Return the last column, the only one to become narrower where a terminal is; see `cut`."""
+    return Column(Text(name), min_width=LEAST_WIDTH, overflow="ellipsis")
+
+
+def cut(text: str) -> Text:
+    """Return a cell of the last column: cut, not wrapped. All values stand in `trial`, and in `trials --json`."""
+    return Text(text, no_wrap=True, overflow="ellipsis")
+
+
+def summary(
+    report: StudyReport,
+    console: Console,
+    resume_command: str | None,
+    run: Run | None = None,
+    *,
+    run_lines: Sequence[str] = (),
+) -> None:
+    """Print the report of a study: the best trials, failures, notices, the store, and the command to continue, if any.
+
+    `run` is that of this process, if it has run the study. `run_lines` tell how long the search took, and where.
+    """
+    if front := report.front:
+        console.print(best_table(spread_out(front), report.objectives))
+    elif best := report.best_few:
+        console.print(best_table(best, report.objectives))
+    if len(report.classes) > 1 and report.counts[_S.COMPLETE]:
+        console.print(placement_table(report))
+    if rungs := report.rungs:
+        console.print(rung_table(rungs))
+    wrong = failure_lines(report, run)
+    notices = [*report.notices, *(() if run is None else run.notices)]
+    lines = [
+        *preference_lines(report.placed_by_params, len(report.subspaces)),
+        *choice_lines(report),
+        *pruner_lines(report),
+        *budget_lines(report),
+        *share_lines(report.in_force, report.subspaces),
+        *wrong,
+        *traceback_lines(report, run),
+        *notices,
+        *([f"best: {best_values(report.best, report.name)}"] if report.best is not None else []),
+        f"study {report.name}: {counts_line(report)}; {best_line(report)}",
+        *front_lines(report),
+        *run_lines,
+        f"store: {report.store}",
+    ]
+    then = "once it is fixed" if report.best is None and wrong else "more trials of it"
+    lines += [f"{then}: {resume_command}"] if resume_command else []
+    styles = {**dict.fromkeys(wrong, BAD), **dict.fromkeys(notices, WARN)}
+    for line in lines:
+        # Soft: lines to copy from must not be wrapped at the width of a file.
+        console.print(Text(line, style=styles.get(line, "")), soft_wrap=True)
+
+
+def _shown_failures(report: StudyReport, run: Run | None) -> Sequence[FailureCount]:
+    """Return the failures of this run, whose code may have been fixed since earlier ones; without any those of all."""
+    return (run.failures if run is not None else ()) or report.failures
+
+
+def failure_lines(report: StudyReport, run: Run | None = None) -> list[str]:
+    """Return a line for each of the most frequent kinds of failure."""
+    failures = _shown_failures(report, run)
+    when = "failed" if run is None or run.failures else "failed before this run"
+    lines = [f"{when}: {one_line(each, 400)}" for each in failures[:MESSAGES]]
+    if len(failures) > MESSAGES:
+        lines += [f"{when} in other ways: {sum(each.trials for each in failures[MESSAGES:])}"]
+    return lines
+
+
+def traceback_lines(report: StudyReport, run: Run | None = None) -> list[str]:
+    """Return a line with the commands that show the errors of failed trials."""
+    name = shlex.quote(report.name)
+    return [
+        f"traceback: shadho-celery trial {name} {each.first}; all: shadho-celery trials {name} --failed"
+        for each in _shown_failures(report, run)[:1]
+    ]
+
+
+def counts_line(report: Overview) -> str:
+    """Return how many trials have ended, of how many, and how."""
+    counts = report.counts
+    pruned = f", {counts[_S.PRUNED]} pruned" if counts[_S.PRUNED] else ""
+    words = f"{counts[_S.COMPLETE]} complete{pruned}, {counts[_S.FAILED]} failed"
+    return f"{words} of {report.asked} trials" if report.asked else words
+
+
+def time_line(seconds: float, trials: int, *, has_run: bool = True) -> str:
+    """Return how long so many trials took together, in this run or in all of them, and their rate."""
+    rate = f", {rate_text(60 * trials / seconds)}" if trials and seconds > 0 else ""
+    words = f"{trials} {'trial' if trials == 1 else 'trials'}{rate}"
+    return f"{'this run took' if has_run else 'ran for about'} {took(seconds)}: {words}"
+
+
+def place_lines(hosts: Mapping[str, int], codes: Iterable[str], versions: Iterable[str] = ()) -> list[str]:
+    """Return lines on the machines, with the trials of each, and on the versions of the code that ran there."""
+    named = [f"{host} ({count})" for host, count in sorted(hosts.items(), key=lambda pair: -pair[1])]
+    more = f" and {len(named) - HOSTS} more" if len(named) > HOSTS else ""
+    code = [*codes]
+    found = [*versions, *([f"code {', '.join(code[:HOSTS])}"] if code else [])]
+    return [
+        *([f"trials by host: {', '.join(named[:HOSTS])}{more}"] if named else []),
+        *([f"versions: {', '.join(found)}"] if found else []),
+    ]
+
+
+def best_table(trials: Sequence[TrialResult], objectives: Mapping[str, str] | None = None) -> Table:
+    """Return one row for each trial: its losses, and budget and violated constraints if any of them has such ones."""
+    has_budgets = any(trial.budget is not None for trial in trials)
+    violations = [violation_of(trial.constraints) for trial in trials]
+    names = [one_line(name, NAME) for name in objectives or ()] or ["loss"]
+    names += ["budget"] * has_budgets + ["violation"] * any(violations)
+    table = Table(*map(right, ("trial", *names)), fact("class"), last("what the objective got"))
+    for trial, violation in zip(trials, violations, strict=True):
+        figures = [f"{loss:.6g}" for loss in trial.losses.values()] or [f"{trial.loss or 0.0:.6g}"]
+        figures += ["all" if trial.budget is None else f"{trial.budget:.6g}"] * has_budgets
+        figures += [f"{violation:.3g}" if violation else "-"] * any(violations)
+        # Text: rich would read square brackets in a str as its markup.
+        table.add_row(str(trial.number), *figures, Text(str(trial.compute_class)), cut(given(trial)))
+    return table
+
+
+def spread_out(front: Sequence[T]) -> list[T]:
+    """Return FRONT trials of a front, its ends and some evenly between them; all of a smaller one."""
+    step = (len(front) - 1) / (FRONT - 1)
+    return [*front] if len(front) <= FRONT else [front[round(place * step)] for place in range(FRONT)]
+
+
+def front_lines(report: StudyReport) -> list[str]:
+    """Return a line on the front of several losses: its hypervolume, and the command that prints all of it."""
+    covered = report.coverage
+    if covered is None:
+        return []
+    point = ", ".join(f"{name} {loss:.4g}" for name, loss in covered.reference.items())
+    more = f"; all: shadho-celery best {shlex.quote(report.name)}" if report.on_front > FRONT else ""
+    return [f"front: hypervolume {covered.hypervolume:.6g} against {point}{more}"]
+
+
+def placement_table(report: StudyReport) -> Table:
+    """Return how many trials of each subspace were complete, with their median seconds, and pruned, by class.
+
+    The best subspaces come first.
+    """
+    found = report.subspaces
+    placed = {
+        name: {where: each for where, each in of.classes.items() if each.complete or each.pruned}
+        for name, of in found.items()
+    }
+    classes = sorted({where for each in placed.values() for where in each})
+    has_pruned = any(each.pruned for by_class in placed.values() for each in by_class.values())
+    title = "complete x median time" + (" + pruned" if has_pruned else "")
+    first, direction = next(iter(report.objectives.items()), ("loss", "minimize"))
+    sign = -1.0 if direction == "maximize" else 1.0
+    table = Table(title, *map(right, [*classes, f"best {one_line(first, NAME)}"]))
+    for name in sorted(found, key=lambda name: (found[name].best is None, sign * (found[name].best or 0.0)))[:PLACED]:
+        cells = ["-" if where not in placed[name] else _placed(placed[name][where]) for where in classes]
+        best = found[name].best
+        table.add_row(Text(name), *cells, "-" if best is None else f"{best:.6g}")
+    return table
+
+
+def rung_table(rungs: Sequence[RungSummary]) -> Table:
+    """Return how many trials of each budget were complete, by class, and how far ranks agree with the next one's.
+
+    The agreement is Kendall's rank correlation, 0 where it is negative: `auto` trusts a budget so far.
+    """
+    classes = sorted({name for rung in rungs for name in rung.classes})
+    has_pruned = any(each.pruned for rung in rungs for each in rung.classes.values())
+    title = "complete x median time" + (" + pruned" if has_pruned else "")
+    table = Table(title, *map(right, [*classes, "failed", "ranks agree"]))
+    for rung in rungs:
+        placed = [rung.classes.get(name) for name in classes]
+        cells = ["-" if each is None else _placed(each) for each in placed]
+        failed = sum(each.failed for each in rung.classes.values())
+        trust = "-" if rung.agreement is None else f"{rung.agreement:.0%}"
+        table.add_row(f"budget {rung.budget:.6g}", *cells, str(failed), trust)
+    return table
+
+
+def _placed(found: OnClass) -> str:
+    """Return a cell of complete trials with their median time, and of pruned ones, such as ``3 x 20.5 s + 4``."""
+    parts = [f"{found.complete} x {took(found.seconds)}"] if found.seconds is not None else []
+    return " ".join([*parts, *([f"+ {found.pruned}"] if found.pruned else [])]) or "-"
+
+
+def share_lines(in_force: Mapping[str, Any], found: Mapping[str, Ended]) -> list[str]:
+    """Return lines on shares that are not those of the space's own law; `found` are the ended trials by subspace."""
+    shares = in_force.get("shares")
+    if shares == "paper" and len(found) > 1:
+        return ["mix of subspaces: by the ranks of policy paper; it depends on timing, not on the seed alone"]
+    failing = [name for name, of in found.items() if only_fails(of.failed, of.complete + of.pruned)]
+    if shares not in {"even", "promise"} or not failing or len(found) < 2:
+        return []
+    more = f" and {len(failing) - MESSAGES} more" if len(failing) > MESSAGES else ""
+    named = ", ".join(f"{name} ({found[name].failed})" for name in failing[:MESSAGES])
+    return [f"all trials failed, so it gets a tenth of its share until one succeeds: {named}{more}"]
+
+
+def choice_lines(report: Overview) -> list[str]:
+    """Return a line for each of the subspaces with the most trials: what the sampler `auto` chose last, and why."""
+    choices = [*report.record.choices.items()]
+    lines = [f"sampler auto{f', {name}' if len(choices) > 1 else ''}: {why}" for name, why in choices[:MESSAGES]]
+    left = len(choices) - MESSAGES
+    return lines + [f"sampler auto in further subspaces ({left}): see --json"] * (left > 0)
+
+
+def rung_lines(report: Overview) -> list[str]:
+    """Return a line on the complete trials of each budget; none in a study without budgets."""
+    shown = ", ".join(f"{count} at {budget:.6g}" for budget, count in sorted(report.budgets.items()))
+    return [f"budgets: {shown}"] * bool(shown)
+
+
+def budget_lines(report: Overview) -> list[str]:
+    """Return a line on the budgets of trials, and one if none has come to the full one; none without budgets."""
+    ladder, reached = ladder_of(report.in_force), report.budgets
+    if ladder is None or not reached:
+        return []
+    lines = [f"budgets: {ladder.in_words}"]
+    if max(reached) < ladder.most:
+        lines += [f"no trial has come to the budget of {ladder.most:.6g} yet: with a higher limit on trials some may"]
+    return lines
+
+
+def pruner_lines(report: StudyReport) -> list[str]:
+    """Return a line on the pruned trials: their number by the step of their last report; none without a pruner."""
+    given = report.in_force.get("pruner")
+    name = (given.get("how") if isinstance(given, Mapping) else given) or NO_PRUNER
+    count, steps = report.counts[_S.PRUNED], report.last_steps
+    if not count:
+        return [] if name == NO_PRUNER else [f"stopped by their reports: no trial; pruner: {name}"]
+    shown = ", ".join(f"{each} at step {step}" for step, each in steps[:STEPS])
+    more = f", {sum(each for _, each in steps[STEPS:])} at later ones" if len(steps) > STEPS else ""
+    words = "trial" if count == 1 else "trials"
+    # Earlier runs may have had another one.
+    return [f"stopped by their reports: {count} {words}, {shown}{more}; pruner: {name}"]
+
+
+def preference_lines(found: Sequence[Preference], subspaces: int) -> list[str]:
+    """Return a line for each of the first few subspaces, of so many, whose latest trials went to classes by a param."""
+    return [
+        f"placed by {f'params of {each.subspace}' if subspaces > 1 else 'params'}: {each}" for each in found[:MESSAGES]
+    ]
+
+
+def best_values(trial: TrialResult, study: str = "") -> str:
+    """Return the values of the best trial in short form, and whether that is rounded.
+
+    With the name of its `study` also whether its loss is, and by which command both are shown in full precision.
+    """
+    try:
+        words = "rounded" if _is_rounded(trial.values) else ""
+    except Exception:  # as in `given`
+        words = ""
+    losses = [trial.loss or 0.0, *trial.losses.values()]
+    if study and not words and any(float(f"{loss:.6g}") != loss for loss in losses):
+        words = "its loss is rounded"
+    exact = f"; in full precision: shadho-celery best {shlex.quote(study)}" if study else ""
+    return given(trial) + (f" ({words}{exact})" if words else "")
+
+
+def _is_rounded(value: object) -> bool:
+    """Return whether `brief` does not show all digits of a number in a value."""
+    if isinstance(value, float):
+        return math.isfinite(value) and float(brief(value)) != value
+    if isinstance(value, dict):
+        value = [*value.values()]
+    return isinstance(value, (tuple, list)) and any(map(_is_rounded, value))
+
+
+def given(trial: TrialResult) -> str:
+    """Return a trial's values in short form."""
+    try:
+        return brief(trial.values)
+    except Exception as error:  # a space may call any function, which may fail on these params
+        return f"({type(error).__name__})"
+
+
+def brief(value: object) -> str:
+    """Return values in short form."""
+    if isinstance(value, float):
+        return f"{value:.5g}"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key}: {brief(part)}" for key, part in value.items()) + "}"
+    if isinstance(value, (tuple, list)):
+        return "(" + ", ".join(map(brief, value)) + ")"
+    return str(value)

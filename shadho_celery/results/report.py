@@ -1,0 +1,320 @@
+"""Report of a study: one record that the live view, the closing summary, `show` and their JSON render.
+
+It is made from the state of the scheduler that runs the study, or from its store; of a study that has ended both are
+equal.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+from msgspec import Struct
+
+from shadho_celery.core.checks import one_line
+from shadho_celery.core.objectives import turned_first
+from shadho_celery.core.trial import COUNTED, Trial, TrialState, violation_of
+from shadho_celery.results.coverage import Coverage, coverage
+from shadho_celery.results.preferences import Preference, preferences
+from shadho_celery.results.trial import TrialResult
+from shadho_celery.results.values import Values
+from shadho_celery.store.base import StudyRecord
+from shadho_celery.store.sql import SqlStore
+from shadho_celery.study.failures import FailureCount, Failures
+from shadho_celery.study.rungs import OnClass, RungSummary
+from shadho_celery.study.state import StudyState
+from shadho_celery.study.trials import FinishedTrials, load_trials
+
+#: best trials in a report, and different warnings of trials
+BEST, WARNINGS = 5, 3
+#: latest trials whose placement is examined
+LATEST = 2000
+
+_S = TrialState
+
+
+class Ended(Struct, frozen=True, kw_only=True):
+    """Numbers of ended trials."""
+
+    complete: int
+    pruned: int
+    failed: int
+
+
+class OfSubspace(Ended, frozen=True, kw_only=True):
+    """Ended trials of one subspace."""
+
+    #: least loss at the highest budget, as the objective returned it; of several losses the first one
+    best: float | None
+    #: the same trials by compute class
+    classes: Mapping[str, OnClass]
+
+
+class Recorded:
+    """A study as its store has it at one moment."""
+
+    def __init__(self, store: SqlStore, record: StudyRecord) -> None:
+        #: record with the latest choices of the sampler
+        self.record = store.find(record.name)
+        self.store = store
+        self.trials, self._open = load_trials(store.earlier(record.key), partial(store.trials, record.key))
+        self._states = Counter(trial.state for trial in self._open)
+        self._asked = Counter(trial.subspace for trial in self._open if trial.origin is None)
+        self._asked.update(self.trials.asked())
+        #: by subspace, the latest choice of the sampler `auto` and its reason; empty with other samplers
+        self.choices = self.record.choices if (record.in_force or {}).get("sampler") == "auto" else {}
+        self.warm_start = store.warm_start(record.key)
+        #: those of the present run, of which a reader knows nothing
+        self.failures = Failures()
+
+    @property
+    def lost(self) -> int:
+        """Number of claimed attempts that were lost."""
+        return self.trials.lost + sum(trial.lost for trial in self._open)
+
+    def count(self, *states: TrialState) -> int:
+        """Return the number of trials in one of `states`."""
+        return self.trials.count(*states) + sum(self._states[state] for state in states)
+
+    def asked(self, subspace: str) -> int:
+        """Return the number of trials drawn in `subspace` so far, without promotions to a higher rung."""
+        return self._asked[subspace]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Overview:
+    """What the counters of a study tell: it costs little, and the live view makes one for each picture."""
+
+    #: the study, with the latest choices of its sampler, those of the subspaces with the most trials first
+    record: StudyRecord
+    #: URL of the store without a password
+    store: str
+    #: number of all trials by state
+    counts: Mapping[TrialState, int]
+    #: the best trial; None without a complete one
+    best: TrialResult | None
+    #: trials on the front; 0 in a study of one loss
+    on_front: int
+    #: complete trials by budget
+    budgets: Mapping[float, int]
+
+    @property
+    def name(self) -> str:
+        """Name of the study in its store."""
+        return self.record.name
+
+    @property
+    def objectives(self) -> Mapping[str, str]:
+        """Direction of each loss by name; empty in a study of one loss without a name."""
+        return self.record.objectives
+
+    @property
+    def in_force(self) -> Mapping[str, Any]:
+        """Settings in force of the latest run."""
+        return self.record.in_force or {}
+
+    @property
+    def asked(self) -> int | None:
+        """Limit on trials of the latest run; None without one."""
+        limit: int | None = self.in_force.get("trials") or self.record.settings.get("trials")
+        return limit
+
+    @property
+    def ended(self) -> int:
+        """Number of trials that count against that limit."""
+        return sum(self.counts[state] for state in COUNTED)
+
+    @property
+    def violation(self) -> float:
+        """Violation of the best trial; above 0 as long as no trial is feasible."""
+        return 0.0 if self.best is None else violation_of(self.best.constraints)
+
+    @property
+    def best_words(self) -> str:
+        """The best loss so far in words, by its name if it has one; of several losses the size of the front."""
+        best = self.best
+        if best is None:
+            return "no complete trial yet" if self.counts[_S.PRUNED] else "no loss yet"
+        if self.violation:
+            return "no feasible trial yet"
+        name, loss = next(iter(best.losses.items()), ("loss", best.loss))
+        size = self.on_front
+        front = f"front of {size} {'trial' if size == 1 else 'trials'}, " if size else ""
+        at = "" if best.budget is None else f" at budget {best.budget:.6g}"
+        return f"{front}best {name} {loss:.6g}{at}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudyReport(Overview):
+    """What a study has found."""
+
+    #: host and process of the scheduler that runs it; None if none does
+    running_on: str | None
+    #: the best trials, the best first
+    best_few: Sequence[TrialResult]
+    #: feasible trials that no other one dominates, by their first loss; empty in a study of one loss
+    front: Sequence[TrialResult]
+    #: hypervolume of the front over time; None for one loss
+    coverage: Coverage | None
+    #: ended trials by compute class
+    classes: Mapping[str, Ended]
+    #: ended trials by subspace
+    subspaces: Mapping[str, OfSubspace]
+    #: ended trials by budget, the lowest first
+    rungs: Sequence[RungSummary]
+    #: params by which trials went to classes
+    placed_by_params: Sequence[Preference]
+    #: number of pruned trials by the step of their last report
+    last_steps: Sequence[tuple[int, int]]
+    #: failures by kind, the most frequent first
+    failures: Sequence[FailureCount]
+    #: one line for each thing that a user should know of: warnings of trials, lost attempts, trials that wait
+    notices: Sequence[str]
+    #: trials by machine, and by version of the code
+    hosts: Mapping[str, int]
+    codes: Mapping[str, int]
+    #: seconds in which trials ran, without the pauses between runs
+    active_seconds: float
+    #: trials from elsewhere that teach it
+    warm_start: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """What only the process that has run a study knows: facts of this run."""
+
+    seconds: float
+    #: trials that have ended
+    trials: int
+    #: most live slots by class
+    slots: Mapping[str, int] = field(default_factory=dict)
+    #: failures by kind, the most frequent first
+    failures: Sequence[FailureCount] = ()
+    #: one line for each thing that a user should know of
+    notices: Sequence[str] = ()
+
+
+def overview_of(known: StudyState | Recorded, values: Values | None = None) -> Overview:
+    """Return what the counters of a study tell; it reads no store."""
+    return Overview(**_overview(known, values or Values(known.record)))
+
+
+def report_of(
+    known: StudyState | Recorded,
+    store: SqlStore,
+    values: Values,
+    *,
+    running_on: str | None = None,
+    subspaces: Iterable[str] = (),
+) -> StudyReport:
+    """Return the report of a study.
+
+    `subspaces` are the names of all of them, where they are known; others have trials. `running_on` is the scheduler
+    that goes on with it.
+    """
+    trials, key = known.trials, known.record.key
+    placed = trials.by_subspace()
+    return StudyReport(
+        **_overview(known, values),
+        running_on=running_on,
+        best_few=[_result(trial, known, values) for trial in trials.best_few(BEST)],
+        front=[_result(trial, known, values) for trial in trials.front],
+        coverage=coverage(trials, known.record.objectives),
+        classes={name: Ended(**_counts(trials, compute_class=name)) for name in sorted(trials.compute_classes)},
+        subspaces={
+            name: _of_subspace(known, name, placed.get(name, {}))
+            for name in dict.fromkeys([*subspaces, *sorted(placed)])
+        },
+        rungs=trials.rungs(),
+        placed_by_params=placed_by_params(known, values),
+        last_steps=trials.last_steps(),
+        failures=_failures(known),
+        notices=[*_warnings(trials), *_faults(known, is_running=running_on is not None)],
+        hosts=store.hosts(key),
+        codes=store.codes(key),
+        active_seconds=trials.active_seconds(),
+        warm_start=len(known.warm_start),
+    )
+
+
+def run_of(study: StudyState, seconds: float, trials: int, slots: Mapping[str, int], refused: int = 0) -> Run:
+    """Return the facts of a run: its seconds, ended trials, most live slots by class, and refused results."""
+    counts = {
+        f"late trials copied to an idle slot: {study.copied}; ended by the copy: {study.rescued}": study.copied,
+        f"results refused, late or of other params; each trial counts once: {refused}": refused,
+    }
+    notices = [line for line, count in counts.items() if count]
+    return Run(seconds=seconds, trials=trials, slots=slots, failures=study.failures.common(), notices=notices)
+
+
+def ended_by_subspace(study: StudyState) -> dict[str, Ended]:
+    """Return the numbers of ended trials by subspace."""
+    return {name: Ended(**_counts(study.trials, subspace=name)) for name in study.subspaces}
+
+
+def placed_by_params(known: StudyState | Recorded, values: Values) -> list[Preference]:
+    """Return the params by which the latest trials went to classes; none under a policy that does not look at them."""
+    if len(known.trials.compute_classes) < 2 or (known.record.in_force or {}).get("policy", "cost") != "cost":
+        return []
+    return preferences(known.trials[-LATEST:], values.shown)
+
+
+def _overview(known: StudyState | Recorded, values: Values) -> dict[str, Any]:
+    best = known.trials.best
+    choices = {name: known.choices[name] for name in sorted(known.choices, key=lambda name: -known.asked(name))}
+    return {
+        "record": replace(known.record, choices=choices),
+        "store": known.store.safe_url,
+        "counts": {state: known.count(state) for state in TrialState},
+        "best": None if best is None else _result(best, known, values),
+        "on_front": known.trials.on_front,
+        "budgets": dict(known.trials.by_budget),
+    }
+
+
+def _result(trial: Trial, known: StudyState | Recorded, values: Values) -> TrialResult:
+    return TrialResult(trial, values, known.store, known.record)
+
+
+def _counts(trials: FinishedTrials, **where: str) -> dict[str, int]:
+    return {state.lower(): trials.count(state, **where) for state in (_S.COMPLETE, _S.PRUNED, _S.FAILED)}
+
+
+def _of_subspace(known: StudyState | Recorded, name: str, classes: Mapping[str, OnClass]) -> OfSubspace:
+    best = known.trials.best_of(name)
+    own = None if best is None else turned_first(best, known.record.objectives)
+    return OfSubspace(**_counts(known.trials, subspace=name), best=own, classes=classes)
+
+
+def _failures(known: StudyState | Recorded) -> list[FailureCount]:
+    """Return the failures of all runs; they are read from the store unless all are of this run."""
+    ours = known.failures.common()
+    is_all = sum(each.trials for each in ours) == known.trials.count(_S.FAILED)
+    return ours if is_all else Failures(known.trials.of_state(_S.FAILED)).common()
+
+
+def _warnings(trials: FinishedTrials) -> list[str]:
+    """Return a line for each of the first few different warnings, with its first trial and the number of others."""
+    numbers: dict[str, list[int]] = {}
+    for trial in trials.warned():
+        text = one_line(trial.warning or "", 300)
+        if text and (text in numbers or len(numbers) < WARNINGS):
+            numbers.setdefault(text, []).append(trial.number)
+    return [
+        f"trial {first}{f' and {len(others)} more' if others else ''}: {text}"
+        for text, (first, *others) in numbers.items()
+    ]
+
+
+def _faults(known: StudyState | Recorded, *, is_running: bool) -> list[str]:
+    """Return a line for each number of lost attempts and waiting trials above 0."""
+    # Where the study was stopped at once, the trials that ran wait, too.
+    waiting = known.count(_S.WAITING, *(() if is_running else (_S.QUEUED, _S.RUNNING)))
+    counts = {
+        f"attempts lost with their workers, and run again: {known.lost}": known.lost,
+        f"trials that wait to be run by --resume: {waiting}": waiting,
+    }
+    return [line for line, count in counts.items() if count]

@@ -1,0 +1,121 @@
+"""JSON of studies and trials: every command that prints a study or a trial prints these objects."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from msgspec import to_builtins
+
+from shadho_celery.core.checks import plain
+from shadho_celery.core.trial import MAX_LEVELS, TrialState
+from shadho_celery.results.report import Ended, Run, StudyReport
+from shadho_celery.results.study import StudySummary
+from shadho_celery.results.trial import TrialResult
+
+_S = TrialState
+
+#: names of a trial's facts
+TRIAL = (
+    *("number", "state", "subspace", "values", "params", "loss", "losses", "constraints", "metrics"),
+    *("error", "log", "warning", "seconds", "code", "memory", "gpu_memory", "outgrown", "seed"),
+    *("budget", "rung", "origin", "continued", "step", "compute_class", "host", "attempts", "lost"),
+    *("asked_at", "started_at", "finished_at"),
+)
+
+
+def trial_json(trial: TrialResult) -> dict[str, Any]:
+    """Return a trial as plain values for JSON; its loss, the first of several, as the objective returned it."""
+    found = {name: getattr(trial, name) for name in TRIAL if name != "values"}
+    loss = next(iter(trial.losses.values()), trial.loss)
+    return {name: {**found, "values": _values(trial), "loss": loss}[name] for name in TRIAL}
+
+
+def study_json(report: StudyReport, run: Run | None = None) -> dict[str, Any]:
+    """Return a study as plain values for JSON; `run` is that of the process that prints it, if it has run the study."""
+    record, counts = report.record, report.counts
+    slots = {} if run is None else run.slots
+    return {
+        "study": report.name,
+        "state": "ended" if report.running_on is None else "running",
+        "running_on": report.running_on,
+        "store": report.store,
+        "module": record.module,
+        "seed": record.seed,
+        "created_at": record.created_at,
+        "seconds": None if run is None else round(run.seconds, 3),
+        "active_seconds": round(report.active_seconds, 3),
+        "objectives": dict(report.objectives),
+        "settings": record.settings,
+        "in_force": report.in_force,
+        "space": record.space,
+        **trials_json(counts),
+        "best": None if report.best is None else trial_json(report.best),
+        "front": [*map(trial_json, report.front)],
+        "hypervolume": report.coverage and to_builtins(report.coverage),
+        "warm_start": report.warm_start,
+        "classes": {
+            name: to_builtins(report.classes.get(name, Ended(complete=0, pruned=0, failed=0)))
+            | {"slots": None if run is None else slots.get(name, 0)}
+            for name in sorted({*report.classes, *slots})
+        },
+        "sampler": {"name": report.in_force.get("sampler"), "choices": dict(record.choices)},
+        "pruner": report.in_force.get("pruner"),
+        "rungs": [*map(to_builtins, report.rungs)],
+        "placed_by_params": [*map(to_builtins, report.placed_by_params)],
+        "subspaces": {name: to_builtins(each) for name, each in report.subspaces.items()},
+        "failures": [
+            {"failure": str(each.failure), "trials": each.trials, "first": each.first} for each in report.failures
+        ],
+        "notices": [*report.notices, *(() if run is None else run.notices)],
+        "hosts": dict(report.hosts),
+        "codes": dict(report.codes),
+    }
+
+
+def trials_json(counts: Mapping[TrialState, int]) -> dict[str, dict[str, int]]:
+    """Return numbers of trials: those that have ended, of which cancelled ones are not in `total`, and the others."""
+
+    def numbers(*states: TrialState) -> dict[str, int]:
+        return {state.lower(): counts.get(state, 0) for state in states}
+
+    counted = numbers(_S.COMPLETE, _S.FAILED, _S.PRUNED)
+    ended = {"total": sum(counted.values()), **counted, **numbers(_S.CANCELLED)}
+    return {"trials": ended, "open": numbers(_S.WAITING, _S.QUEUED, _S.RUNNING)}
+
+
+def listed_json(study: StudySummary) -> dict[str, Any]:
+    """Return a study of a list: part of what `study_json` has, and the best loss alone."""
+    return {
+        "study": study.name,
+        "state": "running" if study.running_on else "ended",
+        "running_on": study.running_on,
+        "module": study.module,
+        "created_at": study.created_at,
+        **trials_json({TrialState(state): count for state, count in study.counts.items()}),
+        "best_loss": study.best_loss,
+    }
+
+
+def plain_json(value: Any) -> Any:
+    """Return a value as JSON can carry it: a number that is not finite becomes null, an object its repr."""
+    return _known(plain(value, MAX_LEVELS))
+
+
+def _values(trial: TrialResult) -> Any:
+    try:
+        return trial.values
+    except Exception as error:  # a space may call any function, which may fail on these params
+        return f"({type(error).__name__})"
+
+
+def _known(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _known(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_known(each) for each in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    # str: a state is one, and JSON would write it as such.
+    return value if value is None or isinstance(value, (bool, int, str)) else repr(value)
