@@ -42,22 +42,15 @@ from shadho_celery.objective.study_file import StudyFile
 from shadho_celery.results.on_trial import OnTrial, TrialCallback, check_on_trial
 from shadho_celery.results.study import RunningStudy, StudyResults
 from shadho_celery.results.warm_start import read_source
-from shadho_celery.scheduler.build import (
-    changes,
-    check_sampler,
-    check_settings,
-    check_warm_start,
-    make_scheduler,
-    other_code,
-)
+from shadho_celery.scheduler.build import changes, make_scheduler, other_code
 from shadho_celery.scheduler.known_points import completed, enqueue
+from shadho_celery.scheduler.plan import Plan
 from shadho_celery.scheduler.widths import widest
 from shadho_celery.space.compile import compile_space
 from shadho_celery.space.split import renamed
 from shadho_celery.space.stored import to_json
 from shadho_celery.store.base import DEFAULT_STORE
 from shadho_celery.store.sql import SqlStore
-from shadho_celery.study.limits import Limits
 from shadho_celery.study.open import open_study
 from shadho_celery.study.state import StudyState
 from shadho_celery.study.warm_start import Source, fit
@@ -140,11 +133,14 @@ class Session:
         self._options = options
         self._file = file
         self._began = time.monotonic()
-        self._settle({}, {})
+        settings = self._settled({}, {})
+        #: settings of the run before this one
+        self._in_force_before: Mapping[str, object] = {}
         self._space = compile_space(file.space)
-        check_sampler(self._settings, self._space)
-        completed(self._space, self._settings, options.points)
-        check_warm_start(options.warm_start, self._settings, resume=options.resume)
+        self._plan = Plan.of(self._space, settings)
+        self._plan.check_sampler()
+        completed(self._plan, options.points)
+        self._plan.check_warm_start(options.warm_start, resume=options.resume)
         self._on_trial = options.on_trial or file.on_trial
         if self._on_trial is not None:
             check_on_trial(self._on_trial, f"on_trial of {file.module}" if options.on_trial is None else "on_trial")
@@ -154,7 +150,7 @@ class Session:
         self._sources = _shipped(self._code) if options.ship else None
         self._code = replace(self._code, is_shipped=options.ship)
         #: slots of the widest trial
-        self._widest = widest(self._settings.slots, self._space)
+        self._widest = widest(self._plan.width, self._plan.subspaces)
         self._console = views.make_console(stderr=options.as_json)
         self._embedded: Embedded | None = None
         #: most slots of each class so far
@@ -172,10 +168,18 @@ class Session:
         self._opened = ExitStack()
 
     def _settle(self, earlier: Mapping[str, object], in_force: Mapping[str, object]) -> Mapping[str, object]:
-        """Set the settings in force, and return those to keep. Raises UsageError for invalid ones.
+        """Plan by the settings in force, and return those to keep. Raises UsageError for invalid ones.
 
         Earlier runs were given those of `earlier`, and had those of `in_force`.
         """
+        settings = self._settled(earlier, in_force)
+        if settings != self._plan.settings:
+            self._plan = self._plan.with_settings(settings)
+        self._in_force_before = in_force
+        return settings.in_force()
+
+    def _settled(self, earlier: Mapping[str, object], in_force: Mapping[str, object]) -> StudySettings:
+        """Return the settings in force; arguments as of `_settle`."""
         given = {**self._file.stated, **earlier, **self._options.given}
         # Budgets are what the study file says of them.
         before = {name: value for name, value in continued(in_force, given).items() if name not in BUDGETS}
@@ -184,13 +188,7 @@ class Session:
             settings = replace(settings, trials=DEFAULT_TRIALS)
         # Workers read the losses by the study file, whatever this study had before.
         refuse_others(self._file.settings.objectives, in_force)
-        settings = replace(settings, shares=settings.shares_in_force)
-        check_settings(settings)
-        now = settings.in_force()
-        #: settings of the run before this one
-        self._in_force_before = in_force
-        self._settings, self._limits = settings, Limits.of(settings)
-        return now
+        return replace(settings, shares=settings.shares_in_force)
 
     def __enter__(self) -> Session:
         with ExitStack() as opened:
@@ -240,10 +238,10 @@ class Session:
             publisher,
             self._study.record.key,
             self._file.module,
-            weight=self._settings.weight,
+            weight=self._plan.settings.weight,
             adopt=self._options.fleet,
-            trial_timeout=self._settings.trial_timeout,
-            gang_wait_seconds=self._settings.gang_wait_seconds,
+            trial_timeout=self._plan.settings.trial_timeout,
+            gang_wait_seconds=self._plan.settings.gang_wait_seconds,
             signer=Signer.configured(),
             fence=self._study.fence,
             name=self._study.name,
@@ -253,8 +251,8 @@ class Session:
         )
         opened.callback(self._close_executor)
         # A scheduler counts them, and sends them first.
-        enqueue(self._study, self._space, self._settings, self._options.points)
-        self._scheduler = make_scheduler(self._space, self._study, self._executor, self._limits, self._settings)
+        enqueue(self._study, self._plan, self._options.points)
+        self._scheduler = make_scheduler(self._plan, self._study, self._executor)
         self._running = RunningStudy(self._store, self._study.record, self._space.evaluate, self._scheduler.stop)
 
     def _progress(self) -> Progress:
@@ -262,7 +260,7 @@ class Session:
         count = self._study.count
         return Progress(
             ended=self._study.counted,
-            limit=self._limits.trials,
+            limit=self._plan.limits.trials,
             running=count(TrialState.RUNNING),
             waiting=count(TrialState.WAITING, TrialState.QUEUED),
         )
@@ -272,10 +270,10 @@ class Session:
         given = self._options.warm_start
         if given is None:
             return ()
-        objectives = self._settings.objectives
+        objectives = self._plan.settings.objectives
         if not isinstance(given, Source):
-            given = read_source(given, self._space, self._store, self._settings.least_budget, objectives)
-        found = fit(given, self._space, objectives)
+            given = read_source(given, self._space, self._store, self._plan.settings.least_budget, objectives)
+        found = fit(given, self._plan.subspaces, objectives)
         say(found.words, err=True)
         return found.trials
 
@@ -309,8 +307,8 @@ class Session:
             return {machine.compute_class: len(machine.gpus), "cpu": cores if self._widest == 1 else self._widest}
         if self._widest > 1:
             return {machine.compute_class: max(self._widest, machine.cores)}
-        slots = machine.slots_for("cpu", self._settings.cores)
-        if names := self._settings.classes:
+        slots = machine.slots_for("cpu", self._plan.settings.cores)
+        if names := self._plan.settings.classes:
             say(
                 f"no GPU here: CPU workers stand in for the classes {', '.join(names)}, one slot each, so that you can "
                 f"see the placement; a study without classes, or --workers cpu={slots}, uses all cores as class cpu",
@@ -350,7 +348,7 @@ class Session:
             self._scheduler.on_trial = self._with_own_output(callback)
         say(f"study {self._study.name} (seed {self._study.record.seed}) in {self._store.safe_url}", err=True)
         if self._options.resume:
-            lines = changes(self._in_force_before, self._settings.in_force(), self._study.counted)
+            lines = changes(self._in_force_before, self._plan.settings.in_force(), self._study.counted)
             lines += other_code(self._store.codes(self._study.record.key), self._code.digest)
             for line in lines:
                 say(line, err=True)
@@ -443,7 +441,7 @@ class Session:
         else:
             refused = self._executor.refused() + self._study.refused
             where = self._file.module, self._study.name, self._store.safe_url
-            trials = views.further_trials(self._limits.trials, self._study.counted)
+            trials = views.further_trials(self._plan.limits.trials, self._study.counted)
             resume = views.resume_command(*where, trials, self._options.workers)
             views.summary(self._study, self._space, self._console, resume, refused, run_lines=self._run_lines())
             if forged := self._executor.forged:
@@ -461,8 +459,8 @@ class Session:
         elif self._scheduler.is_stale:
             gain = "a change of the front" if len(self._study.objectives) > 1 else "a better feasible loss"
             say(
-                f"ended: {self._limits.without_gain} trials without {gain} (--early-stop); "
-                f"--resume {self._study.name} --early-stop {2 * (self._limits.without_gain or 0)} goes on",
+                f"ended: {self._plan.limits.without_gain} trials without {gain} (--early-stop); "
+                f"--resume {self._study.name} --early-stop {2 * (self._plan.limits.without_gain or 0)} goes on",
                 err=True,
             )
         elif self._running.is_stopped:
@@ -492,7 +490,7 @@ class Session:
         yield from (f"Warning: {each}" for each in [*self._study.deletions(), *self._scheduler.notices()])
         if self._study.best is not None:
             yield from (f"Warning: {each}" for each in views.share_lines(self._study) if "share" in each)
-            yield from _of_failures(self._study, self._limits.failures or math.inf)
+            yield from _of_failures(self._study, self._plan.limits.failures or math.inf)
         if edited := self._disk.edited(self._code):
             yield self._edited(edited)
         else:
@@ -506,11 +504,11 @@ class Session:
             served[worker.compute_class] += worker.slots
         if self._embedded is not None:
             # Who has named the workers does without the other classes.
-            expected = () if self._options.workers else self._settings.classes
+            expected = () if self._options.workers else self._plan.settings.classes
             yield from _embedded_warnings(self._embedded, expected, {worker.compute_class for worker in live.values()})
             return
         live = {name: worker for name, worker in live.items() if not worker.draining}
-        first = next(iter(self._settings.classes), "gpu_large")
+        first = next(iter(self._plan.settings.classes), "gpu_large")
         trouble = unable(live, *wanted, refused=self._executor.unsigned, compute_class=first)
         if trouble is not None and not self._disk.edited(self._code):
             yield "able", f"Warning: {trouble}"
@@ -525,7 +523,7 @@ class Session:
             )
         # A class whose workers have other modules is served; the line above is about them.
         there = {worker.compute_class for worker in live.values()}
-        for name in self._settings.classes:
+        for name in self._plan.settings.classes:
             if name not in there:
                 start = start_command(name, self._file.module)
                 yield f"class {name}", f"Warning: no worker serves the queue {name}; start one: {start}"

@@ -142,18 +142,14 @@ _PROMOTE = ("successive_halving", "sha")
 _FORM = f"give {', '.join((*PRUNERS, NO_PRUNER))}, also as percentile:25, or a dict such as {{'how': 'asha', 'eta': 4}}"
 
 
-def make_pruning(given: object, objectives: Mapping[str, str] | None = None) -> Pruning | None:
-    """Return what prunes by ``STUDY["pruner"]``; None for no pruner. Raises UsageError as `read_pruner`."""
-    is_none = given in (None, NO_PRUNER, {"how": NO_PRUNER})
-    return None if is_none else Pruning(read_pruner(given, objectives))
-
-
-def read_pruner(given: object, objectives: Mapping[str, str] | None = None) -> PrunerSettings:
-    """Return the settings of a pruner given as ``median``, ``percentile:25`` or a dict. Raises UsageError.
+def read_pruner(given: object, objectives: Mapping[str, str] | None = None) -> PrunerSettings | None:
+    """Return the settings of a pruner given as ``median``, ``percentile:25`` or a dict; None for no pruner.
 
     Bounds are given as the objective's own number, and returned as that is minimised. In ``threshold:10`` the number is
-    the bound on the bad side.
+    the bound on the bad side. Raises UsageError.
     """
+    if given in (None, NO_PRUNER, {"how": NO_PRUNER}):
+        return None
     is_turned = turned_first(1.0, objectives) < 0
     if isinstance(given, str):
         name, colon, number = given.partition(":")

@@ -25,7 +25,7 @@ from shadho_celery.program.words import python_words, warn
 from shadho_celery.results.on_trial import OnTrial, check_on_trial
 from shadho_celery.results.study import StudyResults
 from shadho_celery.samplers import MakeSampler
-from shadho_celery.scheduler.build import DEFAULT_SETTINGS
+from shadho_celery.scheduler.plan import DEFAULT_SETTINGS
 from shadho_celery.space.compile import compile_space
 from shadho_celery.study.limits import Limits
 from shadho_celery.study.warm_start import Source, refuse_if_resumed

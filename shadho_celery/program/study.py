@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import sys
 from collections import defaultdict
@@ -25,7 +24,7 @@ from shadho_celery.errors import StoreError, UsageError
 from shadho_celery.executors.base import Executor
 from shadho_celery.executors.by_hand import ByHandExecutor
 from shadho_celery.executors.inline import InlineExecutor
-from shadho_celery.fidelity.pruners import Pruning, make_pruning
+from shadho_celery.fidelity.pruners import Pruning
 from shadho_celery.objective.call import MAX_ERROR, Objective, check_objective, describe, joined
 from shadho_celery.objective.context import LocalContext, Thinning
 from shadho_celery.objective.function_version import function_version
@@ -38,16 +37,9 @@ from shadho_celery.results.study import RunningStudy, StudyResults
 from shadho_celery.results.trial import TrialResult
 from shadho_celery.samplers import MakeSampler
 from shadho_celery.scheduler import known_points
-from shadho_celery.scheduler.build import (
-    DEFAULT_SETTINGS,
-    changes,
-    check_sampler,
-    check_settings,
-    check_warm_start,
-    make_scheduler,
-    other_code,
-)
+from shadho_celery.scheduler.build import changes, make_scheduler, other_code
 from shadho_celery.scheduler.known_points import completed
+from shadho_celery.scheduler.plan import DEFAULT_SETTINGS, ENDLESS, Plan
 from shadho_celery.scheduler.scheduler import Scheduler
 from shadho_celery.space.compile import compile_space
 from shadho_celery.space.split import renamed
@@ -56,9 +48,6 @@ from shadho_celery.store.sql import SqlStore
 from shadho_celery.study.limits import Limits
 from shadho_celery.study.open import open_study
 from shadho_celery.study.warm_start import fit
-
-#: bounds of a study that its caller ends
-_ENDLESS = Limits(target=-math.inf)
 
 #: in place of a result; None is what an objective without a return has returned
 _NOTHING: Any = object()
@@ -148,12 +137,15 @@ class Study(StudyResults):
         self._given = {name: value for name, value in named.items() if value is not None}
         budgets = {"rungs": rungs, "fidelity": fidelity}
         self._budgets = {name: given for name, given in budgets.items() if given is not None}
-        self._settle({}, {})
+        settings = self._settled({})
+        #: settings of the run before this one
+        self._in_force_before: Mapping[str, Any] = {}
         self._space = compile_space(space)
+        self._plan = Plan.of(self._space, settings, ENDLESS)
         points = _listed(enqueue)
-        check_sampler(self._settings, self._space)
-        completed(self._space, self._settings, points)
-        check_warm_start(warm_start, self._settings, resume=names.resume)
+        self._plan.check_sampler()
+        completed(self._plan, points)
+        self._plan.check_warm_start(warm_start, resume=names.resume)
         self._warm_start = warm_start
         self._interrupts = Interrupts()
         #: held by the thread that changes the study
@@ -193,16 +185,17 @@ class Study(StudyResults):
         self._loop: Scheduler | None = None
         self._is_open = True
         opened.callback(self.close)
-        for line in changes(self._in_force_before, self._settings.in_force(), self._study.counted):
+        for line in changes(self._in_force_before, self._plan.settings.in_force(), self._study.counted):
             warn(line)
 
     def _taught(self) -> Sequence[Trial]:
         """Return the trials from elsewhere that teach a new study; warn of what was left out of them."""
         if self._warm_start is None:
             return ()
-        objectives = self._settings.objectives
-        source = as_source(self._warm_start, self._space, self._database, self._settings.least_budget, objectives)
-        found = fit(source, self._space, objectives)
+        settings = self._plan.settings
+        given = self._warm_start
+        source = as_source(given, self._space, self._database, settings.least_budget, settings.objectives)
+        found = fit(source, self._plan.subspaces, settings.objectives)
         if not found.is_whole:
             warn(found.words)
         return found.trials
@@ -225,7 +218,7 @@ class Study(StudyResults):
         with self._changing(within_run=True):
             # Its shares and samplers count the trials when it is made.
             self._loop = None
-            return known_points.enqueue(self._study, self._space, self._settings, points)
+            return known_points.enqueue(self._study, self._plan, points)
 
     @python_words()
     def add(self, points: Iterable[Mapping[str, Any]], results: Iterable[Any]) -> None:
@@ -240,7 +233,7 @@ class Study(StudyResults):
         with self._changing(within_run=True):
             # It learns from them when it is made.
             self._loop = None
-            known_points.adopt(self._study, self._space, self._settings, points, outcomes)
+            known_points.adopt(self._study, self._plan, points, outcomes)
 
     @python_words()
     def ask(self) -> AskedTrial:
@@ -292,7 +285,7 @@ class Study(StudyResults):
                 return True
             try:
                 on_report = partial(self._by_hand.report, number)
-                thinning, objectives = self._thinnings[number], self._settings.objectives
+                thinning, objectives = self._thinnings[number], self._plan.settings.objectives
                 LocalContext(on_report=on_report, thinning=thinning, objectives=objectives).report(step, loss)
             except (TypeError, ValueError) as error:
                 raise UsageError(str(error)) from None
@@ -354,7 +347,11 @@ class Study(StudyResults):
         with python_words():
             check_objective(objective, "the objective")
             bounds: dict[str, Any] = {"trials": trials, "seconds": seconds, "target": target}
-            bounds |= {"max_failures": max_failures, "early_stop": early_stop, "objectives": self._settings.objectives}
+            bounds |= {
+                "max_failures": max_failures,
+                "early_stop": early_stop,
+                "objectives": self._plan.settings.objectives,
+            }
             limits = Limits.of(as_record(bounds, StudySettings))
             if on_trial is not None:
                 check_on_trial(on_trial, "on_trial")
@@ -379,13 +376,13 @@ class Study(StudyResults):
         code = function_version(objective)
         for line in other_code(self._database.codes(self.key), code):
             warn(in_python(line.removeprefix("Warning: ")))
-        pruning = make_pruning(self._settings.pruner, self._settings.objectives)
+        pruning = self._plan.make_pruning()
         executor = InlineExecutor(
             self._interrupts.at_once(objective),
             self._space.evaluate,
             checkpoints=below(CHECKPOINTS, self.key),
             study=self.name,
-            objectives=self._settings.objectives,
+            objectives=self._plan.settings.objectives,
             prunes=(lambda attempt, report: False) if pruning is None else pruning.tell,
             code=code,
         )
@@ -455,18 +452,21 @@ class Study(StudyResults):
                 self.close()
 
     def _settle(self, _: Mapping[str, Any], in_force: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Set the settings in force, given those `in_force` in earlier runs; return those to keep."""
+        """Plan by the settings in force, given those `in_force` in earlier runs; return those to keep."""
+        settings = self._settled(in_force)
+        if settings != self._plan.settings:
+            self._plan = self._plan.with_settings(settings, ENDLESS)
+        self._in_force_before = in_force
+        return settings.in_force()
+
+    def _settled(self, in_force: Mapping[str, Any]) -> StudySettings:
+        """Return the settings in force, given those `in_force` in earlier runs."""
         before = continued(in_force, self._given)
         if self._budgets:
             before = {name: value for name, value in before.items() if name not in BUDGETS}
         settings = as_record({**before, **self._given}, StudySettings)
         refuse_others(settings.objectives, in_force)
-        self._settings = replace(settings, **self._budgets)
-        check_settings(self._settings)
-        now = self._settings.in_force()
-        #: settings of the run before this one
-        self._in_force_before = in_force
-        return now
+        return replace(settings, **self._budgets)
 
     def _outcome(self, result: Any, error: BaseException | str | None) -> Outcome:
         """Return the outcome of a trial that the caller has run."""
@@ -474,7 +474,7 @@ class Study(StudyResults):
             text = describe(error) if isinstance(error, BaseException) else str(error)[:MAX_ERROR]
             return Outcome(state=TrialState.FAILED, error=text)
         try:
-            return read(result, self._settings.objectives)
+            return read(result, self._plan.settings.objectives)
         except Unreadable as problem:
             return Outcome(state=TrialState.FAILED, error=str(problem))
 
@@ -488,11 +488,11 @@ class Study(StudyResults):
     def _scheduler(self) -> Scheduler:
         """Return the scheduler whose trials the caller runs."""
         if self._loop is None:
-            self._loop = self._scheduler_of(self._by_hand, _ENDLESS)
+            self._loop = self._scheduler_of(self._by_hand, ENDLESS)
         return self._loop
 
     def _scheduler_of(self, executor: Executor, limits: Limits, pruning: Pruning | None = None) -> Scheduler:
-        return make_scheduler(self._space, self._study, executor, limits, self._settings, pruning=pruning)
+        return make_scheduler(self._plan.with_limits(limits), self._study, executor, pruning=pruning)
 
     def _number_of(self, trial: object) -> int:
         """Return the number of a trial that waits for its result, or was pruned. Raises UsageError for others."""

@@ -65,6 +65,11 @@ def find_sampler(
     return unrepeated(make) if name in UNREPEATED else make
 
 
+def spans_space(make_sampler: MakeSampler) -> bool:
+    """Return True if it makes one sampler for the whole space."""
+    return getattr(make_sampler, "spans_space", False) is True
+
+
 def unrepeated(make: MakeSampler) -> MakeSampler:
     """Return what makes samplers of subspaces that try no point of a finite one twice, while there are others."""
     return lambda subspace, entropy: Unrepeated(make(subspace, entropy), subspace, entropy)

@@ -7,17 +7,13 @@ from itertools import chain
 
 import numpy as np
 
-from shadho_celery import samplers
-from shadho_celery.core.settings import StudySettings
 from shadho_celery.core.trial import Outcome, Params, Result, Trial, TrialState
 from shadho_celery.errors import SpaceError, UsageError
 from shadho_celery.executors.inline import HOST, INLINE_CLASS
 from shadho_celery.placement.pool import WHOLE
-from shadho_celery.scheduler.proposals import spans_space, trial_seed
-from shadho_celery.scheduler.widths import make_width
+from shadho_celery.scheduler.plan import Plan
+from shadho_celery.scheduler.proposals import trial_seed
 from shadho_celery.space.points import complete, fill
-from shadho_celery.space.space import Space
-from shadho_celery.space.split import split, undivided
 from shadho_celery.study.state import StudyState
 
 #: proposals of which the one nearest to a partial point completes it; and the most of them for all points together
@@ -30,78 +26,65 @@ _STREAM, _PROPOSAL_STREAM = 0x6E, 0x6F
 Found = tuple[str, Params]
 
 
-def enqueue(study: StudyState, space: Space, settings: StudySettings, points: Iterable[object]) -> int:
+def enqueue(study: StudyState, plan: Plan, points: Iterable[object]) -> int:
     """Add a WAITING trial for each point, in order; return their number. A scheduler made later sends them first.
 
     Each takes the place of a draw of its subspace. What a point leaves out is what the sampler proposes beside what it
     gives. Nothing is added if one of them is refused: raises as `completed`.
     """
     points = [*points]
-    found = completed(space, settings, points, [study.record.seed, _STREAM, len(study)])
-    added = _add(study, space, settings, _filled(study, space, settings, points, found))
+    found = completed(plan, points, [study.record.seed, _STREAM, len(study)])
+    added = _add(study, plan, _filled(study, plan, points, found))
     for trial in added:
         study.hold_back(trial)
     study.commit()
     return len(added)
 
 
-def adopt(
-    study: StudyState, space: Space, settings: StudySettings, points: Iterable[object], outcomes: Iterable[Outcome]
-) -> None:
+def adopt(study: StudyState, plan: Plan, points: Iterable[object], outcomes: Iterable[Outcome]) -> None:
     """Add a finished trial for each point, which was evaluated elsewhere, with its outcome. Raises as `completed`.
 
     What a point leaves out is drawn from the law. A value between two of a grid teaches, too.
     """
-    found = completed(space, settings, points, [study.record.seed, _STREAM, len(study)], off_grid=True)
-    for trial, outcome in zip(_add(study, space, settings, found), outcomes, strict=True):
+    found = completed(plan, points, [study.record.seed, _STREAM, len(study)], off_grid=True)
+    for trial, outcome in zip(_add(study, plan, found), outcomes, strict=True):
         attempt, at = study.send(trial, INLINE_CLASS), study.clock.wall()
         study.tell(Result(number=trial.number, attempt=attempt.attempt, outcome=outcome, host=HOST, at=at))
     study.commit()
 
 
-def _add(study: StudyState, space: Space, settings: StudySettings, found: Iterable[tuple[str, Params]]) -> list[Trial]:
-    subspaces = split(space)
-    places = {subspace.name: place for place, subspace in enumerate(subspaces)}
-    width = make_width(settings.slots, space, subspaces)
+def _add(study: StudyState, plan: Plan, found: Iterable[Found]) -> list[Trial]:
+    places = {subspace.name: place for place, subspace in enumerate(plan.subspaces)}
     return [
-        study.add(name, params, trial_seed(study.record.seed, places[name], study.asked(name)), slots=width(params))
+        study.add(
+            name, params, trial_seed(study.record.seed, places[name], study.asked(name)), slots=plan.width(params)
+        )
         for name, params in found
     ]
 
 
 def completed(
-    space: Space,
-    settings: StudySettings,
-    points: Iterable[object],
-    entropy: Sequence[int] = (0,),
-    *,
-    off_grid: bool = False,
-) -> list[tuple[str, Params]]:
+    plan: Plan, points: Iterable[object], entropy: Sequence[int] = (0,), *, off_grid: bool = False
+) -> list[Found]:
     """Return subspace and params of each point, what it leaves out drawn by the law with the seed `entropy`.
 
     A value between two of a grid is one of the space only `off_grid`. Raises UsageError with the place of a point
     (from 0) that is no part of the space, and the cause.
     """
     points = list(points)
-    if points and settings.least_budget is not None:
+    if points and plan.ladder is not None:
         raise UsageError("known points cannot be enqueued in a study with rungs or fidelity; leave out one of the two")
-    subspaces, generator = split(space), np.random.default_rng(entropy)
+    generator = np.random.default_rng(entropy)
     found = []
     for place, point in enumerate(points):
         try:
-            found.append(complete(space, subspaces, point, generator, off_grid=off_grid))
+            found.append(complete(plan.space, plan.subspaces, point, generator, off_grid=off_grid))
         except SpaceError as error:
             raise UsageError(f"point {place}: {str(error).rstrip('.')}") from None
     return found
 
 
-def _filled(
-    study: StudyState,
-    space: Space,
-    settings: StudySettings,
-    points: Sequence[object],
-    completed: Sequence[Found],
-) -> list[Found]:
+def _filled(study: StudyState, plan: Plan, points: Sequence[object], completed: Sequence[Found]) -> list[Found]:
     """Return subspace and params of each point, what it leaves out taken from the sampler's proposals.
 
     `completed` are those whose missing labels were drawn from the law.
@@ -110,10 +93,8 @@ def _filled(
     partial = [place for place, point in enumerate(points) if {*completed[place][1]} - {*point}]  # type: ignore[misc]
     if not partial:
         return [*completed]
-    subspaces, whole = split(space), undivided(space)
-    entropy = [study.record.seed, _PROPOSAL_STREAM, len(study)]
-    make = samplers.find_sampler(settings.sampler, settings.trials, len(settings.objectives or ()))
-    parts = {WHOLE: whole} if spans_space(make) else {each.name: each for each in subspaces}
+    whole, entropy = plan.whole, [study.record.seed, _PROPOSAL_STREAM, len(study)]
+    parts = {WHOLE: whole} if plan.spans_space else {each.name: each for each in plan.subspaces}
     known = [each for place, each in enumerate(completed) if place not in partial]
     # Whatever the sampler: its own trials may repeat, but a point that a person names should tell something new.
     tried = {whole.key(params) for params in chain(_tried(study), (params for _, params in known))}
@@ -127,16 +108,16 @@ def _filled(
         if not places:
             continue
         # Not the scheduler's: a sampler that waits for the results of all that it proposes must not miss these.
-        sampler = make(part, (*entropy, index))
+        sampler = plan.make_sampler(part, (*entropy, index))
         for told in _history(study, name):
             sampler.tell(told)
         count = max(1, min(PROPOSALS, MOST_PROPOSALS // len(places)))
         proposals = sampler.ask(count * len(places), _pending(study, name, known))
         for nth, place in enumerate(places):
             own = proposals[nth * count : (nth + 1) * count]
-            params = fill(space, points[place], completed[place][1], own, generator, is_new=is_new)
+            params = fill(plan.space, points[place], completed[place][1], own, generator, is_new=is_new)
             tried.add(whole.key(params))
-            found[place] = next(each.name for each in subspaces if each.contains(params)), params
+            found[place] = next(each.name for each in plan.subspaces if each.contains(params)), params
     return found
 
 

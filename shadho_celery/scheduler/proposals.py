@@ -19,7 +19,7 @@ from shadho_celery.fidelity.rounds import Endless, Rounds, Wanted
 from shadho_celery.placement.policies import Policy
 from shadho_celery.placement.pool import WHOLE
 from shadho_celery.placement.shares import Shares
-from shadho_celery.samplers import MakeSampler
+from shadho_celery.samplers import MakeSampler, spans_space
 from shadho_celery.samplers.auto import AutoSampler
 from shadho_celery.samplers.by_budget import ByBudget
 from shadho_celery.samplers.own import OwnSampler
@@ -412,11 +412,6 @@ def _part(sampler: object, kind: type[P]) -> P | None:
             return None
         sampler = sampler.sampler
     return sampler
-
-
-def spans_space(make_sampler: MakeSampler) -> bool:
-    """Return True if it makes one sampler for the whole space."""
-    return getattr(make_sampler, "spans_space", False) is True
 
 
 def trial_seed(seed: int, subspace: int, index: int) -> int:

@@ -10,8 +10,7 @@ from shadho_celery.core.checks import short
 from shadho_celery.core.settings import SlotsSetting
 from shadho_celery.core.trial import MAX_SLOTS, Params
 from shadho_celery.errors import UsageError
-from shadho_celery.space.compile import Space
-from shadho_celery.space.split import Subspace, split
+from shadho_celery.space.split import Subspace
 
 #: drawn params -> slots
 Width = Callable[[Params], int]
@@ -20,8 +19,9 @@ Width = Callable[[Params], int]
 SAMPLES = 8
 
 
-def make_width(slots: SlotsSetting, space: Space, subspaces: Sequence[Subspace]) -> Width:
+def make_width(slots: SlotsSetting, subspaces: Sequence[Subspace]) -> Width:
     """Return `slots` as a function of drawn params. Raises UsageError unless it gives whole numbers from 1 up."""
+    space = subspaces[0].space
     if isinstance(slots, int):
         width = _count(slots)
         return lambda params: width
@@ -48,10 +48,8 @@ def make_width(slots: SlotsSetting, space: Space, subspaces: Sequence[Subspace])
     return width_of
 
 
-def widest(slots: SlotsSetting, space: Space) -> int:
+def widest(width: Width, subspaces: Sequence[Subspace]) -> int:
     """Return the largest width, estimated from some draws of each subspace. Raises UsageError as `make_width`."""
-    subspaces = split(space)
-    width = make_width(slots, space, subspaces)
     generator = np.random.default_rng(1)
     return max(width(params) for subspace in subspaces for params in subspace.sample(generator, 8 * SAMPLES))
 

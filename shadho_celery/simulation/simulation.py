@@ -18,7 +18,8 @@ from shadho_celery.core.clock import ManualClock
 from shadho_celery.core.settings import StudySettings
 from shadho_celery.core.trial import Attempt, Outcome, Params, Trial, TrialState
 from shadho_celery.errors import UsageError
-from shadho_celery.scheduler.build import DEFAULT_SETTINGS, make_scheduler
+from shadho_celery.scheduler.build import make_scheduler
+from shadho_celery.scheduler.plan import DEFAULT_SETTINGS, Plan
 from shadho_celery.simulation.cluster_file import LEAST_SECONDS, Cluster, Family
 from shadho_celery.simulation.executor import Play, SimulatedExecutor
 from shadho_celery.simulation.expression import Value
@@ -133,7 +134,8 @@ def simulate(
         storage="shared" if cluster.checkpoints == "shared" else "",
     )
     limits = Limits(seconds=cluster.seconds, trials=cluster.trials, target=cluster.target)
-    scheduler = make_scheduler(compile_space(make_space(cluster)), study, executor, limits, settings)
+    plan = Plan.of(compile_space(make_space(cluster)), settings, limits)
+    scheduler = make_scheduler(plan, study, executor)
     # All events come from the executor, so that a turn need not end without one.
     scheduler.turn_seconds = math.inf
     scheduler.assign()

@@ -21,7 +21,7 @@ from shadho_celery.errors import SpaceError, UsageError
 from shadho_celery.space.domains import Categorical
 from shadho_celery.space.points import complete, given_values
 from shadho_celery.space.space import Space
-from shadho_celery.space.split import Subspace, split
+from shadho_celery.space.split import Subspace
 
 #: seed of the draws for labels that a trial lacks
 _STREAM = 0x77
@@ -75,9 +75,9 @@ def refuse_if_resumed(given: object, *, resume: bool) -> None:
         raise UsageError("a study gets its warm start when it begins, and keeps it; leave out --warm-start or --resume")
 
 
-def fit(source: Source, space: Space, objectives: Mapping[str, str] | None = None) -> WarmStart:
+def fit(source: Source, subspaces: Sequence[Subspace], objectives: Mapping[str, str] | None = None) -> WarmStart:
     """Return the trials of a source that fit a space and the objectives of a study. Raises UsageError if none does."""
-    subspaces, generator = split(space), np.random.default_rng(_STREAM)
+    space, generator = subspaces[0].space, np.random.default_rng(_STREAM)
     found: list[Trial] = []
     left_out, dropped, drawn = Counter(source.left_out), Counter[str](), Counter[str]()
     for lesson in source.trials:

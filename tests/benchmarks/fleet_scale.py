@@ -50,6 +50,7 @@ from shadho_celery.fleet.executor import QueueExecutor
 from shadho_celery.node.heartbeat import ANNOUNCE_EVERY
 from shadho_celery.node.slots import BEAT_SECONDS
 from shadho_celery.scheduler.build import make_scheduler
+from shadho_celery.scheduler.plan import Plan
 from shadho_celery.space.compile import compile_space
 from shadho_celery.space.split import split
 from shadho_celery.store.sql import SqlStore
@@ -350,7 +351,7 @@ def measure(url: str, given: argparse.Namespace, factor: float, opened: ExitStac
     seconds = given.seconds / factor
     # The first trials all begin at once; their ends are spread after a few rounds.
     warm = min(2.5 * seconds, 60.0 * given.minutes)
-    scheduler = make_scheduler(space, study, executor, Limits(trials=10**9), StudySettings(sampler="random"))
+    scheduler = make_scheduler(Plan.of(space, StudySettings(sampler="random"), Limits(trials=10**9)), study, executor)
     print(f"{len(study.trials):,} finished trials taken up in {time.monotonic() - began:.1f} s", flush=True)
     with fleet(url, given.workers, seconds, given.per_process) as (is_over, told, processes, loops):
         until = time.monotonic() + 60

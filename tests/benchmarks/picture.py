@@ -18,6 +18,7 @@ from shadho_celery.objective import study_file
 from shadho_celery.results.report import report_of
 from shadho_celery.results.values import Values
 from shadho_celery.scheduler.build import make_scheduler
+from shadho_celery.scheduler.plan import Plan
 from shadho_celery.space.compile import compile_space
 from shadho_celery.store.sql import SqlStore
 from shadho_celery.study.limits import Limits
@@ -44,7 +45,7 @@ def main(target: Path, trials: int = 60) -> None:
             os.environ.update(fleet.urls)
             client, publisher = connect(fleet.urls[urls.REDIS]), Publisher.configured()
             executor = QueueExecutor(client, publisher, study.record.key, file.module)
-            scheduler = make_scheduler(space, study, executor, Limits(trials=trials))
+            scheduler = make_scheduler(Plan.of(space, limits=Limits(trials=trials)), study, executor)
             view = live.LiveView(
                 scheduler, space, console, live.Fleet(workers=lambda: executor.workers, module=file.module)
             )

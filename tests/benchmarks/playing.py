@@ -8,6 +8,7 @@ from typing import Any
 from shadho_celery.core.clock import ManualClock
 from shadho_celery.core.settings import StudySettings
 from shadho_celery.scheduler.build import make_scheduler
+from shadho_celery.scheduler.plan import Plan
 from shadho_celery.simulation.executor import Play, SimulatedExecutor
 from shadho_celery.space.compile import compile_space
 from shadho_celery.store.base import StudyRecord
@@ -37,13 +38,11 @@ def play_study(
     clock = ManualClock()
     record = StudyRecord(key="simulated", name="simulated", module="", seed=seed, space={}, created_at=0.0)
     study = StudyState(MemoryStore(), record, 1, clock=clock)
-    scheduler = make_scheduler(
-        compile_space(space),
-        study,
-        SimulatedExecutor(slots, play, clock),
-        Limits(seconds=seconds, trials=trials, target=target),
-        StudySettings(policy=policy, shares=shares, sampler=sampler, pool=pool, fidelity=fidelity, speculate=speculate),
+    settings = StudySettings(
+        policy=policy, shares=shares, sampler=sampler, pool=pool, fidelity=fidelity, speculate=speculate
     )
+    plan = Plan.of(compile_space(space), settings, Limits(seconds=seconds, trials=trials, target=target))
+    scheduler = make_scheduler(plan, study, SimulatedExecutor(slots, play, clock))
     while not (scheduler.stopping if trials is None else scheduler.done):
         scheduler.turn()
         on_turn(study)

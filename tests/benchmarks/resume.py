@@ -30,6 +30,7 @@ from hyperopt import hp
 from shadho_celery.core.settings import StudySettings
 from shadho_celery.executors.inline import InlineExecutor
 from shadho_celery.scheduler.build import make_scheduler
+from shadho_celery.scheduler.plan import Plan
 from shadho_celery.space.compile import compile_space
 from shadho_celery.space.split import split
 from shadho_celery.store.sql import SqlStore
@@ -123,7 +124,7 @@ def take_up(url: str, module: str, trials: int, sampler: str, policy: str, more:
         read = time.perf_counter()
         executor = InlineExecutor(lambda params: 0.5, space.evaluate)
         settings = StudySettings(sampler=sampler, policy=policy)
-        scheduler = make_scheduler(space, study, executor, Limits(trials=trials + more), settings)
+        scheduler = make_scheduler(Plan.of(space, settings, Limits(trials=trials + more)), study, executor)
         understood = time.perf_counter()
         for _ in range(more):
             scheduler.turn()

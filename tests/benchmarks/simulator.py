@@ -28,7 +28,7 @@ from rich.table import Table
 import shadho_celery
 from shadho_celery.placement.policies import POLICIES
 from shadho_celery.placement.shares import SHARES
-from shadho_celery.scheduler.build import DEFAULT_SETTINGS
+from shadho_celery.scheduler.plan import DEFAULT_SETTINGS
 from shadho_celery.simulation.cluster_file import Cluster, parse
 from shadho_celery.simulation.simulation import Simulation, simulate
 

@@ -17,6 +17,7 @@ from shadho_celery.core.hardware import ComputeClass
 from shadho_celery.core.settings import StudySettings
 from shadho_celery.core.trial import Attempt, Event, TrialState
 from shadho_celery.scheduler.build import make_scheduler
+from shadho_celery.scheduler.plan import Plan
 from shadho_celery.space.compile import compile_space
 from shadho_celery.store.sql import SqlStore
 from shadho_celery.study.limits import Limits
@@ -116,7 +117,7 @@ def test_a_study_of_strange_events_ends_and_resumes(
         clock = ManualClock(1e9)
         study = open_study(SqlStore(url), space.describe(), name="n", resume=resume, seed=0, clock=clock)
         executor = Strangers()
-        scheduler = make_scheduler(space, study, executor, Limits(trials=TRIALS * (1 + resume)), settings)
+        scheduler = make_scheduler(Plan.of(space, settings, Limits(trials=TRIALS * (1 + resume))), study, executor)
         scheduler.run(lambda clock=clock: clock.sleep(5.0))  # type: ignore[misc]
         study.close()
         assert executor.taken > 20 < executor.refused

@@ -15,6 +15,7 @@ from shadho_celery.core.names import SAMPLERS
 from shadho_celery.core.settings import StudySettings
 from shadho_celery.core.trial import Attempt, Outcome, Trial, TrialState
 from shadho_celery.scheduler.build import make_scheduler
+from shadho_celery.scheduler.plan import Plan
 from shadho_celery.simulation.executor import SimulatedExecutor
 from shadho_celery.space.compile import compile_space
 from shadho_celery.store.base import StudyRecord
@@ -49,7 +50,7 @@ def played(sampler: str, seed: int) -> list[Trial]:
     study = StudyState(MemoryStore(), record, 1, clock=clock)
     executor = SimulatedExecutor({"cpu": 3, "gpu": 1}, play, clock)
     limits, settings = Limits(trials=TRIALS), StudySettings(sampler=sampler)
-    make_scheduler(compile_space(SPACE), study, executor, limits, settings).run()
+    make_scheduler(Plan.of(compile_space(SPACE), settings, limits), study, executor).run()
     return [*study]
 
 

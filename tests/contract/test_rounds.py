@@ -11,10 +11,10 @@ from hyperopt import hp
 from services.rounds import Player
 
 from shadho_celery.core.names import FIDELITIES
-from shadho_celery.core.settings import StudySettings
 from shadho_celery.core.trial import Outcome, Trial, TrialState
+from shadho_celery.fidelity.ladder import ladder_of
 from shadho_celery.fidelity.rounds import Rounds
-from shadho_celery.scheduler.build import make_rounds, read_ladder
+from shadho_celery.scheduler.build import make_rounds
 from shadho_celery.space.compile import compile_space
 
 S = TrialState
@@ -28,8 +28,8 @@ pytestmark = pytest.mark.parametrize("how", FIDELITIES)
 
 
 def rounds(how: str, most: float = 27) -> Rounds:
-    settings = StudySettings(fidelity={"least": 1, "most": most, "eta": 3, "how": how})
-    return make_rounds(read_ladder(settings), SPACE, seed=0)
+    ladder = ladder_of({"fidelity": {"least": 1, "most": most, "eta": 3, "how": how}})
+    return make_rounds(ladder, SPACE, seed=0)
 
 
 def uneven(origin: int, budget: float) -> float | None:

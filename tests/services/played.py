@@ -12,6 +12,7 @@ from shadho_celery.core.clock import ManualClock
 from shadho_celery.core.settings import StudySettings
 from shadho_celery.core.trial import Attempt, Outcome, TrialState
 from shadho_celery.scheduler.build import make_scheduler
+from shadho_celery.scheduler.plan import Plan
 from shadho_celery.scheduler.scheduler import Scheduler
 from shadho_celery.simulation.executor import SimulatedExecutor
 from shadho_celery.space.compile import Space, compile_space
@@ -50,7 +51,7 @@ def searched(
     clock = ManualClock(1000.0)
     study = open_study(SqlStore("sqlite://"), space.describe(), name=name, seed=1, clock=clock)
     executor = SimulatedExecutor({"gpu": 1, "[/cpu]": 2}, play, clock)
-    scheduler = make_scheduler(space, study, executor, Limits(trials=trials), StudySettings(sampler="random"))
+    scheduler = make_scheduler(Plan.of(space, StudySettings(sampler="random"), Limits(trials=trials)), study, executor)
     for _ in range(turns):
         if scheduler.done:
             break

@@ -27,6 +27,7 @@ from shadho_celery.placement.shares import EvenShares, PromiseShares
 from shadho_celery.results.study import StudyResults
 from shadho_celery.samplers.auto import AutoSampler
 from shadho_celery.scheduler.build import make_scheduler
+from shadho_celery.scheduler.plan import Plan
 from shadho_celery.scheduler.scheduler import Scheduler
 from shadho_celery.space.compile import compile_space
 from shadho_celery.store.sql import SqlStore
@@ -228,7 +229,7 @@ def scheduler_of(**options: Any) -> Scheduler:
     space = compile_space(TWO)
     study = open_study(SqlStore("sqlite://"), space.describe(), seed=0, clock=ManualClock())
     executor = InlineExecutor(lambda params: 0.0, space.evaluate)
-    return make_scheduler(space, study, executor, Limits(trials=1), StudySettings(**options))
+    return make_scheduler(Plan.of(space, StudySettings(**options), Limits(trials=1)), study, executor)
 
 
 def test_by_default_auto_samples_trials_are_placed_by_cost_and_shared_out_by_promise() -> None:

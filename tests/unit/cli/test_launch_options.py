@@ -261,7 +261,7 @@ def settled(monkeypatch: pytest.MonkeyPatch, *words: str) -> tuple[StudySettings
     seen: list[tuple[StudySettings, Limits]] = []
 
     def embed(session: Session) -> None:
-        seen.append((session._settings, session._limits))
+        seen.append((session._plan.settings, session._plan.limits))
         raise Opened
 
     monkeypatch.setattr(Session, "_embed", embed)

@@ -18,6 +18,7 @@ from shadho_celery.core.hardware import ComputeClass
 from shadho_celery.core.settings import StudySettings
 from shadho_celery.core.trial import Attempt, Lost, Outcome, Report, Result, Started
 from shadho_celery.scheduler.build import make_scheduler
+from shadho_celery.scheduler.plan import Plan
 from shadho_celery.scheduler.scheduler import Scheduler
 from shadho_celery.simulation.executor import SimulatedExecutor
 from shadho_celery.store.sql import SqlStore
@@ -42,7 +43,7 @@ def told(
     space = two_models()
     study = open_study(SqlStore("sqlite://"), space.describe(), name="s", seed=1, clock=clock)
     executor = SimulatedExecutor({"cpu": 4}, play, clock)
-    scheduler = make_scheduler(space, study, executor, Limits(trials=trials), StudySettings(sampler="random"))
+    scheduler = make_scheduler(Plan.of(space, StudySettings(sampler="random"), Limits(trials=trials)), study, executor)
     pace = Pace(study, scheduler.limits)
     # Workers take their time to start.
     clock.sleep(30.0)

@@ -49,8 +49,7 @@ def warnings(
         _code=CodeVersion(),
         _disk=DiskWatch(),
         _widest=1,
-        _settings=StudySettings(classes=("gpu", "cpu")),
-        _limits=Limits(trials=1),
+        _plan=SimpleNamespace(settings=StudySettings(classes=("gpu", "cpu")), limits=Limits(trials=1)),
         _study=SimpleNamespace(best=None, deletions=list),
     )
     missing = Session._missing_workers(session) if known_for >= MISSING_SECONDS else ()

@@ -10,15 +10,15 @@ import pytest
 
 from shadho_celery.core.trial import Outcome, Report, Trial, TrialState
 from shadho_celery.errors import UsageError
-from shadho_celery.fidelity.pruners import ENOUGH, Pruning, make_pruning, percentile, read_pruner
+from shadho_celery.fidelity.pruners import ENOUGH, Pruning, percentile, read_pruner
 
 NAMES = ["median", "percentile", "patience", "threshold:1e9", "asha"]
 
 
 def pruning(given: Any) -> Pruning:
-    made = make_pruning(given)
-    assert made is not None
-    return made
+    settings = read_pruner(given)
+    assert settings is not None
+    return Pruning(settings)
 
 
 def trial(number: int, state: TrialState = TrialState.RUNNING, budget: float | None = None) -> Trial:
@@ -239,15 +239,14 @@ def test_percentiles_are_numpys(percent: float) -> None:
 )
 def test_what_is_no_pruner_is_refused_in_one_line(given: Any, said: str) -> None:
     with pytest.raises(UsageError) as caught:
-        make_pruning(given)
+        read_pruner(given)
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
     assert "median" in str(caught.value) or "threshold" in str(caught.value)
 
 
 def test_that_nothing_is_reported_is_said_after_some_trials() -> None:
-    judge = make_pruning("median")
-    assert judge is not None
+    judge = pruning("median")
     for number in range(ENOUGH):
         assert judge.notice is None
         judge.end(trial(number, TrialState.FAILED))
@@ -260,4 +259,4 @@ def test_that_nothing_is_reported_is_said_after_some_trials() -> None:
 def test_the_short_form_and_the_dict_are_one() -> None:
     assert read_pruner("asha:4") == read_pruner({"how": "asha", "eta": 4})
     assert read_pruner("percentile:10.5") == read_pruner({"how": "percentile", "percentile": 10.5})
-    assert make_pruning("none") is make_pruning(None) is make_pruning({"how": "none"}) is None
+    assert read_pruner("none") is read_pruner(None) is read_pruner({"how": "none"}) is None

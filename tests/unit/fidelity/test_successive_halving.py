@@ -11,10 +11,9 @@ import numpy as np
 import pytest
 from services.rounds import Player, shape
 
-from shadho_celery.core.settings import StudySettings
 from shadho_celery.core.trial import Outcome, Trial, TrialState, whole
 from shadho_celery.errors import UsageError
-from shadho_celery.fidelity.ladder import LARGEST, Ladder
+from shadho_celery.fidelity.ladder import LARGEST, Ladder, ladder_of
 from shadho_celery.fidelity.rounds import Endless, Wanted
 from shadho_celery.fidelity.successive_halving import SuccessiveHalving
 from shadho_celery.scheduler import build
@@ -23,7 +22,7 @@ S = TrialState
 
 
 def make_rounds(rungs: Any) -> Any:
-    return build.make_rounds(build.read_ladder(StudySettings(rungs=rungs)))
+    return build.make_rounds(ladder_of({"rungs": rungs}))
 
 
 def halving(least: float, most: float, eta: int = 3, backups: int = 0) -> SuccessiveHalving:

@@ -19,6 +19,7 @@ from shadho_celery.errors import ShadhoError
 from shadho_celery.results.frame import FACTS
 from shadho_celery.results.warm_start import of_study, of_table, read_source
 from shadho_celery.space.compile import compile_space
+from shadho_celery.space.split import split
 from shadho_celery.store.sql import SqlStore
 from shadho_celery.study.warm_start import Source, fit
 
@@ -117,7 +118,7 @@ def read(options: Sequence[Any], cells: Sequence[str], header: str = "c,loss") -
     compiled = compile_space({"c": hp.choice("c", [*options])})
     rows = "".join(f'"{cell}",1\n' for cell in cells)
     Path("cells.csv").write_text(f"{header}\n{rows}", encoding="utf-8")
-    found = fit(of_table(Path("cells.csv"), compiled), compiled)
+    found = fit(of_table(Path("cells.csv"), compiled), split(compiled))
     return [compiled.evaluate(trial.params)["c"] for trial in found.trials], found.words
 
 
@@ -171,7 +172,7 @@ def test_options_that_are_objects_are_found_by_their_texts_in_a_study_and_its_ta
     study.dataframe().to_csv("objects.csv", index=False)
     compiled = compile_space({"c": hp.choice("c", options[::-1])})
     for source in (of_study(study, compiled), of_table(Path("objects.csv"), compiled)):
-        told = [compiled.evaluate(trial.params)["c"] for trial in fit(source, compiled).trials]
+        told = [compiled.evaluate(trial.params)["c"] for trial in fit(source, split(compiled)).trials]
         assert told == [options[trial.params["c"]] for trial in study.trials]
 
 
@@ -182,7 +183,7 @@ def test_options_that_no_text_tells_apart_do_not_teach() -> None:
     )
     study.dataframe().to_csv("objects.csv", index=False)
     compiled = compile_space({"c": hp.choice("c", options)})
-    found = fit(of_table(Path("objects.csv"), compiled), compiled)
+    found = fit(of_table(Path("objects.csv"), compiled), split(compiled))
     assert {trial.params["c"] for trial in found.trials} == {2}
     assert "outside c (3 options)" in found.words
 
@@ -198,7 +199,7 @@ def test_several_losses_and_constraints_come_from_a_study_and_from_its_table() -
     compiled = compile_space(hp.uniform("x", 0, 2))
     table = of_table(Path("old.csv"), compiled, objectives=objectives)
     for source in (of_study(study, compiled), table):
-        for trial, own in zip(fit(source, compiled, objectives).trials, study.trials, strict=True):
+        for trial, own in zip(fit(source, split(compiled), objectives).trials, study.trials, strict=True):
             x = own.params["x"]
             assert trial.losses == pytest.approx({"error": -x, "acc": -x})
             assert (trial.loss, trial.constraints["size"]) == pytest.approx((own.loss, x - 1))
@@ -208,7 +209,7 @@ def test_a_whole_number_too_long_for_a_float_is_outside_of_its_label() -> None:
     long = "9" * 400
     Path("long.csv").write_text(f"kind,rate,units,loss\n0,{long},1,1\n0,1,-{long},1\n0,1,1,{long}\n0,1,1,1\n")
     compiled = compile_space(space())
-    found = fit(of_table(Path("long.csv"), compiled), compiled)
+    found = fit(of_table(Path("long.csv"), compiled), split(compiled))
     assert len(found.trials) == 1
     assert all(word in found.words for word in ("1 outside rate", "1 outside units", "1 without a finite loss"))
 
@@ -217,19 +218,19 @@ def test_a_label_named_as_a_fact_needs_a_prefix_and_the_message_says_so() -> Non
     compiled = compile_space({"seconds": hp.uniform("seconds", 0, 9), "x": hp.uniform("x", 0, 1)})
     remedy = "the column seconds is no label's but a fact of a trial; name the label's param.seconds"
     Path("own.csv").write_text("seconds,x,loss\n5,0.5,1\n")
-    assert fit(of_table(Path("own.csv"), compiled), compiled).words.endswith(remedy)
+    assert fit(of_table(Path("own.csv"), compiled), split(compiled)).words.endswith(remedy)
     Path("own.csv").write_text("seconds,loss\n5,1\n")
     with pytest.raises(ShadhoError, match=remedy):
         of_table(Path("own.csv"), compiled)
     Path("own.csv").write_text("param.seconds,x,loss\n5,0.5,1\n")
-    assert fit(of_table(Path("own.csv"), compiled), compiled).is_whole
+    assert fit(of_table(Path("own.csv"), compiled), split(compiled)).is_whole
 
 
 @pytest.mark.parametrize("column", ["loss", "acc", "loss.acc"])
 def test_a_table_of_ones_own_has_what_the_objective_returns(column: str) -> None:
     Path("own.csv").write_text(f"kind,{column}\n4,0.75\n", encoding="utf-8")
     compiled, objectives = compile_space(space()), {"acc": "maximize"}
-    [trial] = fit(of_table(Path("own.csv"), compiled, objectives=objectives), compiled, objectives).trials
+    [trial] = fit(of_table(Path("own.csv"), compiled, objectives=objectives), split(compiled), objectives).trials
     assert (trial.loss, trial.losses) == (-0.75, {"acc": -0.75})
 
 
@@ -237,7 +238,7 @@ def test_the_losses_of_export_without_names_were_minimised(store: SqlStore) -> N
     load_study(STORE, "old").dataframe().to_csv("old.csv", index=False)
     compiled, objectives = compile_space(space()), {"acc": "maximize"}
     for given in ("old.csv", "old"):
-        found = fit(read_source(given, compiled, store, objectives=objectives), compiled, objectives)
+        found = fit(read_source(given, compiled, store, objectives=objectives), split(compiled), objectives)
         assert all((trial.loss or 0) > 0 for trial in found.trials)
 
 

@@ -17,6 +17,7 @@ from shadho_celery.core.settings import StudySettings
 from shadho_celery.core.trial import Attempt, Outcome, TrialState
 from shadho_celery.samplers.grid import LEVELS, MOST, GridSampler, levels
 from shadho_celery.scheduler.build import make_scheduler
+from shadho_celery.scheduler.plan import Plan
 from shadho_celery.simulation.executor import Change, SimulatedExecutor
 from shadho_celery.space.compile import compile_space
 from shadho_celery.space.split import split
@@ -124,7 +125,7 @@ def test_a_point_that_is_lost_while_the_grid_ends_is_tried_again() -> None:
     changes = (Change(at=90.0, compute_class="slow", slots=-1), Change(at=300.0, compute_class="late", slots=1))
     executor = SimulatedExecutor({"fast": 1, "slow": 1}, play, clock, changes=changes)
     settings = StudySettings(sampler="grid", policy="fifo", speculate=False)
-    scheduler = make_scheduler(space, study, executor, Limits(trials=100), settings)
+    scheduler = make_scheduler(Plan.of(space, settings, Limits(trials=100)), study, executor)
     scheduler.run()
     assert study.lost == 1
     assert study.count(TrialState.COMPLETE) == len({trial.params["n"] for trial in study}) == 6

@@ -12,7 +12,8 @@ from shadho_celery.core.hardware import DEFAULT_CLASSES
 from shadho_celery.core.settings import StudySettings
 from shadho_celery.core.trial import Attempt, Outcome, TrialState
 from shadho_celery.errors import UsageError
-from shadho_celery.scheduler.build import changes, check_settings, make_scheduler
+from shadho_celery.scheduler.build import changes, make_scheduler
+from shadho_celery.scheduler.plan import Plan
 from shadho_celery.scheduler.scheduler import Scheduler
 from shadho_celery.simulation.executor import SimulatedExecutor
 from shadho_celery.space.compile import compile_space
@@ -34,6 +35,10 @@ UNKNOWN = [
 ]
 
 
+def plan(settings: StudySettings | None = None) -> Plan:
+    return Plan.of(SPACE, settings or StudySettings(), Limits(trials=3))
+
+
 def build(settings: StudySettings | None = None) -> Scheduler:
     def play(attempt: Attempt, compute_class: str) -> Outcome:
         return Outcome(state=TrialState.COMPLETE, loss=0.0, seconds=1.0)
@@ -42,26 +47,22 @@ def build(settings: StudySettings | None = None) -> Scheduler:
     record = StudyRecord(key="k", name="n", module="", seed=1, space={}, created_at=0.0)
     study = StudyState(MemoryStore(), record, 1, clock=clock)
     executor = SimulatedExecutor({"cpu": 2}, play, clock)
-    options = [] if settings is None else [settings]
-    return make_scheduler(SPACE, study, executor, Limits(trials=3), *options)
+    return make_scheduler(plan(settings), study, executor)
 
 
 @pytest.mark.parametrize(("settings", "message"), UNKNOWN, ids=["sampler", "policy", "shares"])
 def test_a_name_that_there_is_not_is_refused_with_those_that_there_are(settings: StudySettings, message: str) -> None:
-    for refuse in (check_settings, build):
-        with pytest.raises(UsageError) as caught:
-            refuse(settings)
-        assert str(caught.value) == message
+    with pytest.raises(UsageError) as caught:
+        plan(settings)
+    assert str(caught.value) == message
 
 
 def test_rungs_that_make_no_ladder_are_refused_as_names_are() -> None:
-    for refuse in (check_settings, build):
-        with pytest.raises(UsageError, match="rungs"):
-            refuse(StudySettings(rungs={"least": 9, "most": 1}))
+    with pytest.raises(UsageError, match="rungs"):
+        plan(StudySettings(rungs={"least": 9, "most": 1}))
 
 
 def test_without_settings_a_study_runs_with_the_default_ones() -> None:
-    check_settings(StudySettings())
     scheduler = build()
     assert tuple(scheduler.expected) == DEFAULT_CLASSES
     scheduler.run()

@@ -13,6 +13,7 @@ from shadho_celery.core.clock import ManualClock, SystemClock
 from shadho_celery.core.settings import StudySettings
 from shadho_celery.core.trial import Attempt, Outcome, TrialState
 from shadho_celery.scheduler.build import make_scheduler
+from shadho_celery.scheduler.plan import Plan
 from shadho_celery.scheduler.scheduler import WATCH_SECONDS, Scheduler
 from shadho_celery.simulation.executor import SimulatedExecutor
 from shadho_celery.space.compile import compile_space
@@ -52,7 +53,7 @@ def searching(
 
     study = open_study(SqlStore("sqlite://"), SPACE.describe(), name="s", seed=1, clock=SystemClock())
     executor = SimulatedExecutor({"cpu": slots}, play, Workers(machine))
-    return make_scheduler(SPACE, study, executor, Limits(**limits), StudySettings(speculate=speculate))
+    return make_scheduler(Plan.of(SPACE, StudySettings(speculate=speculate), Limits(**limits)), study, executor)
 
 
 def turn(scheduler: Scheduler, seconds: float, machine: MachineTime) -> None:

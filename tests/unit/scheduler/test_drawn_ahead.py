@@ -19,6 +19,7 @@ from shadho_celery.errors import UsageError
 from shadho_celery.placement.pool import LEAST, MOST_WAIT, REFILL
 from shadho_celery.predictors.cost_model import CostModel
 from shadho_celery.scheduler.build import make_scheduler
+from shadho_celery.scheduler.plan import Plan
 from shadho_celery.scheduler.scheduler import Scheduler
 from shadho_celery.simulation.executor import Change, SimulatedExecutor
 from shadho_celery.space.compile import Space, compile_space
@@ -62,13 +63,9 @@ class Search:
             self.store, self.space.describe(), name="s", seed=None if resume else 7, clock=self.clock, resume=resume
         )
         self.machines = SimulatedExecutor(slots, self.play, self.clock, changes=changes)
-        self.scheduler: Scheduler = make_scheduler(
-            self.space,
-            self.study,
-            self.machines,
-            limits or Limits(trials=trials),
-            settings or StudySettings(sampler="random", speculate=False),
-        )
+        settings = settings or StudySettings(sampler="random", speculate=False)
+        plan = Plan.of(self.space, settings, limits or Limits(trials=trials))
+        self.scheduler: Scheduler = make_scheduler(plan, self.study, self.machines)
 
     def play(self, attempt: Attempt, compute_class: str) -> Outcome:
         seconds = self.seconds(attempt.params)[compute_class]

@@ -19,6 +19,7 @@ from shadho_celery.fidelity.brackets import Bracket, Brackets
 from shadho_celery.fidelity.rounds import Wanted
 from shadho_celery.program.search import minimize
 from shadho_celery.scheduler.build import make_scheduler
+from shadho_celery.scheduler.plan import Plan
 from shadho_celery.scheduler.scheduler import Scheduler
 from shadho_celery.simulation.cluster_file import Cluster, Family, LogNormal, Slow
 from shadho_celery.simulation.executor import Change, SimulatedExecutor
@@ -98,18 +99,14 @@ class Search:
             return Outcome(state=S.COMPLETE, loss=float(loss), seconds=float(seconds))
 
         self.simulated = SimulatedExecutor(slots or {"gpu": 27}, play, self.clock)
-        self.scheduler: Scheduler = make_scheduler(
-            SPACE,
-            self.study,
-            self.simulated,
-            Limits(trials=trials),
-            StudySettings(
-                sampler="auto" if fidelity else "random",
-                rungs=None if fidelity else rungs,
-                fidelity=fidelity,
-                speculate=speculate,
-            ),
+        settings = StudySettings(
+            sampler="auto" if fidelity else "random",
+            rungs=None if fidelity else rungs,
+            fidelity=fidelity,
+            speculate=speculate,
         )
+        plan = Plan.of(SPACE, settings, Limits(trials=trials))
+        self.scheduler: Scheduler = make_scheduler(plan, self.study, self.simulated)
         self.scheduler.turn_seconds = math.inf
         self.scheduler.assign()
         if fills:
@@ -403,7 +400,7 @@ def test_copies_that_nobody_claims_do_not_follow_one_another_without_pause() -> 
 
     clock = ManualClock(1000.0)
     study = open_study(SqlStore("sqlite://"), SPACE.describe(), name="s", seed=0, clock=clock)
-    make_scheduler(SPACE, study, Refusing({"gpu": 2}, play, clock), Limits(trials=20)).run()
+    make_scheduler(Plan.of(SPACE, limits=Limits(trials=20)), study, Refusing({"gpu": 2}, play, clock)).run()
     assert (study.count(S.COMPLETE), study.trial(19).lost) == (20, 0)
     assert 2 <= study.copied <= 10
 
@@ -423,9 +420,8 @@ def test_a_resumed_search_watches_every_attempt_that_lived_and_makes_no_other(wa
 
     study = open_study(first.store, SPACE.describe(), name="s", clock=ManualClock(3000.0), resume=True)
     executor = Watching({"gpu": 27}, lambda attempt, compute_class: Outcome(state=S.COMPLETE), ManualClock(3000.0))
-    scheduler = make_scheduler(
-        SPACE, study, executor, Limits(trials=3 * BRACKET), StudySettings(sampler="random", rungs=RUNGS)
-    )
+    plan = Plan.of(SPACE, StudySettings(sampler="random", rungs=RUNGS), Limits(trials=3 * BRACKET))
+    scheduler = make_scheduler(plan, study, executor)
     assert [attempt for attempt in sent if attempt.number == original.number] == [original, other]
     assert (original.attempt, other.attempt) == (1, 2)
     failed = Outcome(state=S.FAILED, error="no GPU here")

@@ -26,6 +26,7 @@ from shadho_celery.placement.policies import POLICIES, FifoPolicy
 from shadho_celery.placement.shares import FLOOR, HOPELESS, SHARES, UniformShares
 from shadho_celery.predictors.cost_model import CostModel
 from shadho_celery.scheduler.build import make_scheduler
+from shadho_celery.scheduler.plan import Plan
 from shadho_celery.scheduler.proposals import WAITING_PER_SUBSPACE, Proposals
 from shadho_celery.scheduler.scheduler import TIMED_TRIALS, TURN_SECONDS, Scheduler
 from shadho_celery.simulation.executor import Play, SimulatedExecutor
@@ -102,14 +103,10 @@ class Search:
             self.store, self.space.describe(), name="s", seed=seed, clock=self.clock, resume=resume
         )
         self.simulated = SimulatedExecutor(slots or {"gpu": 2, "cpu": 3}, play or lasting(1.0), self.clock, ahead)
-        self.scheduler: Scheduler = make_scheduler(
-            self.space,
-            self.study,
-            wrap(self.simulated),
-            Limits(**limits),
-            # A late trial's copy would be one attempt more than these tests count.
-            StudySettings(sampler=sampler, policy=policy, shares=shares, speculate=speculate),
-        )
+        # A late trial's copy would be one attempt more than these tests count.
+        settings = StudySettings(sampler=sampler, policy=policy, shares=shares, speculate=speculate)
+        plan = Plan.of(self.space, settings, Limits(**limits))
+        self.scheduler: Scheduler = make_scheduler(plan, self.study, wrap(self.simulated))
 
     def run(self, until: Callable[[Search], bool] = lambda _: False) -> Search:
         """Turn the loop to its end, or until that holds."""

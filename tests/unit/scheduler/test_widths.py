@@ -14,6 +14,7 @@ from shadho_celery.core.settings import SlotsSetting, StudySettings
 from shadho_celery.core.trial import Attempt, Memory, Outcome, TrialState
 from shadho_celery.errors import UsageError
 from shadho_celery.scheduler.build import make_scheduler
+from shadho_celery.scheduler.plan import Plan
 from shadho_celery.scheduler.widths import make_width, widest
 from shadho_celery.simulation.executor import Change, Play, SimulatedExecutor
 from shadho_celery.space.compile import Space, compile_space
@@ -33,7 +34,7 @@ def replicas(params: Mapping[str, Any]) -> int:
 
 
 def width(slots: SlotsSetting, drawn: Mapping[str, Any] | None = None) -> int:
-    return make_width(slots, GANGS, split(GANGS))(drawn or {"x": 0.5, "kind": 0})
+    return make_width(slots, split(GANGS))(drawn or {"x": 0.5, "kind": 0})
 
 
 def test_a_number_holds_for_all_trials() -> None:
@@ -75,12 +76,13 @@ def test_a_function_is_given_what_the_objective_gets() -> None:
 )
 def test_what_gives_no_number_of_slots_is_refused_before_the_study_begins(slots: Any) -> None:
     with pytest.raises(UsageError, match="STUDY\\['slots'\\]"):
-        make_width(slots, GANGS, split(GANGS))
+        make_width(slots, split(GANGS))
 
 
 def test_the_widest_trial_is_found_among_all_subspaces() -> None:
-    assert widest(replicas, GANGS) == 3
-    assert widest(1, GANGS) == 1
+    subspaces = split(GANGS)
+    assert widest(make_width(replicas, subspaces), subspaces) == 3
+    assert widest(make_width(1, subspaces), subspaces) == 1
 
 
 def lasting(trial: Attempt, compute_class: str) -> Outcome:
@@ -106,7 +108,7 @@ def search(
 
     executor = SimulatedExecutor(slots, play, clock, **options)
     settings = StudySettings(sampler="random", slots=width, policy="fifo")
-    scheduler = make_scheduler(space, study, executor, Limits(trials=trials), settings)
+    scheduler = make_scheduler(Plan.of(space, settings, Limits(trials=trials)), study, executor)
     held: list[dict[str, int]] = []
     while not scheduler.done and len(held) < turns:
         scheduler.turn()

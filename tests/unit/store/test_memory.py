@@ -15,6 +15,7 @@ from shadho_celery.errors import LockLost
 from shadho_celery.placement.policies import POLICIES
 from shadho_celery.placement.shares import SHARES
 from shadho_celery.scheduler.build import make_scheduler
+from shadho_celery.scheduler.plan import Plan
 from shadho_celery.simulation.executor import Change, SimulatedExecutor
 from shadho_celery.space.compile import compile_space
 from shadho_celery.store.base import StudyRecord
@@ -95,7 +96,7 @@ def played(study: StudyState, policy: str = "cost", shares: str = "uniform", tri
     executor = SimulatedExecutor({"gpu": 2, "cpu": 3}, play, study.clock, 1, changes=changes)
     limits = Limits(trials=trials)
     settings = StudySettings(sampler="random", policy=policy, shares=shares)
-    make_scheduler(compile_space(space), study, executor, limits, settings).run()
+    make_scheduler(Plan.of(compile_space(space), settings, limits), study, executor).run()
     study.commit()
     return study
 

@@ -12,10 +12,13 @@ from hyperopt import hp
 from shadho_celery.core.trial import TrialState
 from shadho_celery.errors import UsageError
 from shadho_celery.space.compile import compile_space
+from shadho_celery.space.split import split
 from shadho_celery.study.warm_start import Lesson, Source, fit, refuse_if_resumed
 
-SPACE = compile_space(
-    {"rate": hp.uniform("rate", 0, 1), "kind": hp.choice("kind", ["plain", {"depth": hp.randint("depth", 9)}])}
+SUBSPACES = split(
+    compile_space(
+        {"rate": hp.uniform("rate", 0, 1), "kind": hp.choice("kind", ["plain", {"depth": hp.randint("depth", 9)}])}
+    )
 )
 
 
@@ -25,7 +28,7 @@ def source(*trials: tuple[Mapping[str, Any], Any], **left_out: int) -> Source:
 
 
 def test_what_fits_is_complete_and_has_no_seconds() -> None:
-    found = fit(source(({"rate": 0.5, "kind": "plain"}, 2), ({"rate": 1, "kind": 1, "depth": 3.0}, 1.5)), SPACE)
+    found = fit(source(({"rate": 0.5, "kind": "plain"}, 2), ({"rate": 1, "kind": 1, "depth": 3.0}, 1.5)), SUBSPACES)
     first, second = found.trials
     assert (first.params, first.loss, first.state) == ({"rate": 0.5, "kind": 0}, 2.0, TrialState.COMPLETE)
     assert (second.params, second.subspace) == ({"rate": 1.0, "kind": 1, "depth": 3}, "kind={'depth': depth}")
@@ -48,7 +51,7 @@ def test_what_does_not_fit_is_counted_by_its_reason() -> None:
             (known, np.complex128(1)),
             failed=4,
         ),
-        SPACE,
+        SUBSPACES,
     )
     assert len(found.trials) == 1
     assert found.words == (
@@ -65,17 +68,17 @@ def test_trials_without_the_losses_of_the_study_are_left_out() -> None:
         Lesson(point=point, loss=1.0, losses={"ms": 1.0}),
         Lesson(point=point, loss=1.0, losses=losses, constraints={"size": "x"}),
     ]
-    found = fit(Source(name="s", trials=known), SPACE, {"acc": "maximize", "ms": "minimize"})
+    found = fit(Source(name="s", trials=known), SUBSPACES, {"acc": "maximize", "ms": "minimize"})
     [trial] = found.trials
     assert (trial.loss, trial.losses, trial.violation) == (-0.9, {"acc": -0.9, "ms": 3.0}, 2.0)
     assert found.words.endswith("left out 2 without the losses acc, ms, 1 without a finite constraint")
-    assert fit(Source(name="s", trials=known), SPACE).trials[0].loss == 3.0, "of several the first"
+    assert fit(Source(name="s", trials=known), SUBSPACES).trials[0].loss == 3.0, "of several the first"
 
 
 def test_labels_that_are_lacking_are_drawn_alike_each_time_and_others_dropped() -> None:
     known = source(({"rate": 0.5, "old": 1, 3: 4}, 1.0), ({"rate": 0.6}, 2.0))  # type: ignore[dict-item]
-    found = fit(known, SPACE)
-    assert [trial.params for trial in found.trials] == [trial.params for trial in fit(known, SPACE).trials]
+    found = fit(known, SUBSPACES)
+    assert [trial.params for trial in found.trials] == [trial.params for trial in fit(known, SUBSPACES).trials]
     assert {"kind", "rate"} <= {*found.trials[0].params} <= {"kind", "rate", "depth"}
     assert "dropped, as the space lacks them: 3, old; drawn, as trials lack them: " in found.words
     assert not found.is_whole
@@ -85,7 +88,7 @@ def test_a_source_of_which_nothing_fits_is_refused() -> None:
     with pytest.raises(
         UsageError, match=r"nothing of study svm can teach this study, of 3 trials: left out 2 failed, 1"
     ):
-        fit(source(({"rate": 7}, 1.0), failed=2), SPACE)
+        fit(source(({"rate": 7}, 1.0), failed=2), SUBSPACES)
 
 
 def test_a_study_that_is_continued_has_its_warm_start() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from shadho_celery.objective.context import LocalContext
-from shadho_celery.scheduler.widths import widest
+from shadho_celery.scheduler.widths import make_width, widest
 from shadho_celery.space.compile import compile_space
 from shadho_celery.space.split import split
 from tasks import sync_sgd
@@ -30,5 +30,6 @@ def test_digits_are_learned_and_the_training_is_recomputed(tmp_path: Path, monke
 
 def test_a_trial_takes_as_many_slots_as_it_has_replicas() -> None:
     space = compile_space(sync_sgd.SPACE)
-    assert len(split(space)) == 1
-    assert widest(str(sync_sgd.STUDY["slots"]), space) == 3
+    subspaces = split(space)
+    assert len(subspaces) == 1
+    assert widest(make_width(str(sync_sgd.STUDY["slots"]), subspaces), subspaces) == 3

@@ -1,0 +1,157 @@
+"""Plan of a study: everything that follows from its settings and its search space, found once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from shadho_celery.core.checks import check_name
+from shadho_celery.core.names import POLICIES, SHARES
+from shadho_celery.core.settings import StudySettings
+from shadho_celery.errors import UsageError
+from shadho_celery.fidelity.ladder import Fidelity, Ladder, ladder_of
+from shadho_celery.fidelity.pruners import Asha, PrunerSettings, Pruning, read_pruner
+from shadho_celery.samplers import BY_BUDGET, MakeSampler, find_sampler, spans_space
+from shadho_celery.scheduler.widths import Width, make_width
+from shadho_celery.space.space import Space
+from shadho_celery.space.split import Subspace, split, undivided
+from shadho_celery.study.limits import Limits
+from shadho_celery.study.warm_start import refuse_if_resumed
+
+DEFAULT_SETTINGS = StudySettings()
+
+#: limits of a study that its caller ends
+ENDLESS = Limits(target=-math.inf)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What the settings of a study make of its search space."""
+
+    #: settings in force
+    settings: StudySettings
+    space: Space
+    #: members of the split, in the order of the space
+    subspaces: Sequence[Subspace]
+    #: when the study ends
+    limits: Limits
+    #: budgets of its trials; None for a study without budgets
+    ladder: Ladder | None
+    #: makes the sampler of a subspace, or of the whole space
+    make_sampler: MakeSampler
+    #: settings of its pruner; None for no pruner
+    pruner: PrunerSettings | None
+    #: slots of a trial, by its params
+    width: Width
+
+    @classmethod
+    def of(cls, space: Space, settings: StudySettings = DEFAULT_SETTINGS, limits: Limits | None = None) -> Plan:
+        """Return the plan of these settings for a space, with their limits or the given ones.
+
+        Raises UsageError for a name that does not exist, for settings that do not go together, for an invalid ladder,
+        pruner or number of slots, and without a limit.
+        """
+        return _plan(settings, space, split(space), limits or Limits.of(settings))
+
+    def with_settings(self, settings: StudySettings, limits: Limits | None = None) -> Plan:
+        """Return the plan of other settings for the same space. Raises UsageError as `of`."""
+        return _plan(settings, self.space, self.subspaces, limits or Limits.of(settings))
+
+    def with_limits(self, limits: Limits) -> Plan:
+        """Return the plan with other limits."""
+        return replace(
+            self, limits=_limited(limits, self.ladder), make_sampler=_sampler(self.settings, limits, self.ladder)
+        )
+
+    def check_sampler(self) -> None:
+        """Raise UsageError if the sampler cannot be made for this space: before anything is recorded."""
+        self.make_sampler(self.whole if self.spans_space else self.subspaces[0], (0, 0))
+
+    def check_warm_start(self, given: object, *, resume: bool) -> None:
+        """Raise UsageError for a warm start of a study that is continued, or of one that would not learn from it."""
+        refuse_if_resumed(given, resume=resume)
+        if given is not None and self.ladder is not None and self.ladder.way == "dehb":
+            raise UsageError(
+                "how: dehb learns from trials of its own only; leave out the warm start, or choose another how"
+            )
+
+    def make_pruning(self) -> Pruning | None:
+        """Return what prunes the trials of one run; None without a pruner."""
+        return None if self.pruner is None else Pruning(self.pruner)
+
+    @property
+    def spans_space(self) -> bool:
+        """True if there is one sampler for the whole space."""
+        return spans_space(self.make_sampler)
+
+    @property
+    def whole(self) -> Subspace:
+        """The whole space as one subspace."""
+        return undivided(self.space)
+
+
+def _plan(settings: StudySettings, space: Space, subspaces: Sequence[Subspace], limits: Limits) -> Plan:
+    check_name("policy", settings.policy, POLICIES)
+    check_name("kind of shares", settings.shares_in_force, SHARES)
+    if settings.shares == "paper" != settings.policy:
+        raise UsageError("shares 'paper' are those of --policy paper, which has ranks; choose even, uniform or promise")
+    pruner = read_pruner(settings.pruner, settings.objectives)
+    ladder = _ladder(settings, pruner)
+    if settings.has_several:
+        _refuse_for_several(settings, pruner, ladder)
+    make_sampler = _sampler(settings, limits, ladder)
+    if settings.policy == "paper" and spans_space(make_sampler):
+        raise UsageError("policy 'paper' ranks subspaces, which this sampler chooses itself; choose cost or fifo")
+    return Plan(
+        settings=settings,
+        space=space,
+        subspaces=subspaces,
+        limits=_limited(limits, ladder),
+        ladder=ladder,
+        make_sampler=make_sampler,
+        pruner=pruner,
+        width=make_width(settings.slots, subspaces),
+    )
+
+
+def _sampler(settings: StudySettings, limits: Limits, ladder: Ladder | None) -> MakeSampler:
+    budgets = () if ladder is None else ladder.budgets
+    return find_sampler(settings.sampler, limits.trials, len(settings.objectives or ()), budgets)
+
+
+def _limited(limits: Limits, ladder: Ladder | None) -> Limits:
+    """Return the limits of a study with a ladder: only a loss at the full budget may reach its target."""
+    return limits if ladder is None else replace(limits, budget=ladder.most)
+
+
+def _ladder(settings: StudySettings, pruner: PrunerSettings | None) -> Ladder | None:
+    """Return the ladder of ``STUDY["fidelity"]`` or ``STUDY["rungs"]``, None without. Raises UsageError."""
+    if settings.fidelity is not None and settings.rungs is not None:
+        raise UsageError("fidelity and rungs both give budgets; leave out rungs, which is fidelity with how: halving")
+    ladder = ladder_of({"fidelity": settings.fidelity, "rungs": settings.rungs})
+    if not isinstance(ladder, Fidelity):
+        return ladder
+    if ladder.backups and ladder.how != "halving":
+        raise UsageError(f"fidelity.backups are trials that halving does not wait for; leave them out of {ladder.how}")
+    if ladder.how in {"asha", "auto"} and isinstance(pruner, Asha):
+        raise UsageError(
+            f"how: {ladder.how} promotes trials and pruner asha stops them, by the same rule; leave out one of the "
+            "two, or choose pruner none if the study began with it"
+        )
+    if ladder.how == "bohb" and settings.sampler not in BY_BUDGET:
+        raise UsageError(f"how: bohb asks a sampler that learns; leave out sampler, or choose {', '.join(BY_BUDGET)}")
+    if ladder.how == "dehb" and settings.sampler != "auto":
+        raise UsageError("how: dehb proposes the trials itself; leave out sampler, or choose auto")
+    return ladder
+
+
+def _refuse_for_several(settings: StudySettings, pruner: PrunerSettings | None, ladder: Ladder | None) -> None:
+    """Raise UsageError for what judges trials by one loss, in a study of several."""
+    if pruner is not None:
+        raise UsageError("a pruner judges reports of one loss, and this study has several; leave out one of the two")
+    if ladder is not None:
+        given = "STUDY['rungs']" if settings.fidelity is None else "STUDY['fidelity']"
+        raise UsageError(
+            f"{given} promotes trials by one loss, and this study has several; leave out {given} or objectives"
+        )
