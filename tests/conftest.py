@@ -10,6 +10,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import services
@@ -34,29 +35,50 @@ LONGEST = (
     "test_fleet",
     "test_outages",
 )
+#: fixtures whose tests are slow: their server takes long to start, or is killed and restarted
+SLOW_FIXTURES = {"amqp_server", "postgres_server", "private_redis", "private_rabbitmq"}
 
 
 def pytest_configure(config: pytest.Config) -> None:
     # A shell's background job has lost the meaning of Ctrl-C, which tests send to themselves.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    worker = getattr(config, "workerinput", None)
     # Tests start processes by the thousand: where Python writes no bytecode, each would compile the package.
-    if sys.dont_write_bytecode and not hasattr(config, "workerinput"):
+    if sys.dont_write_bytecode and worker is None:
         compileall.compile_dir(shadho_celery.__path__[0], quiet=2)
+    # pytest rewrites the asserts of each test file, which takes longer than all imports, and keeps what it made.
+    sys.dont_write_bytecode = False
+    if worker is not None and config.args_source is pytest.Config.ArgsSource.TESTPATHS:
+        config.args[:] = _from_another_file(worker["workerid"], worker["workercount"])
 
 
+def _from_another_file(worker: str, count: int) -> list[str]:
+    """Return all test files, from another one on for each process, so that no two rewrite the same files at once."""
+    files = sorted(str(path) for path in Path(__file__).parent.rglob("test_*.py"))
+    begin = int(worker.removeprefix("gw")) * len(files) // count
+    return files[begin:] + files[:begin]
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the tests in the order in which they run, those of a file as they are; leave long ones to CI."""
+    """Put the tests in the order in which they run; mark those that are slow by the server or the kind that they have.
 
-    def place(item: pytest.Item) -> tuple[int, int]:
+    Of the acceptance tests those marked `sample` are not slow.
+    """
+
+    def place(item: pytest.Item) -> tuple[int, int, str]:
         folder = next((FOLDERS.index(name) for name in item.path.parts if name in FOLDERS), -1)
-        return folder, LONGEST.index(item.path.stem) if item.path.stem in LONGEST else len(LONGEST)
+        rank = LONGEST.index(item.path.stem) if item.path.stem in LONGEST else len(LONGEST)
+        return folder, rank, str(item.path)
 
     items.sort(key=place)
-    if not os.environ.get("CI"):
-        for item in items:
-            if item.get_closest_marker("long"):
-                item.add_marker(pytest.mark.skip(reason="takes long: runs with CI=true, as in .ci/run"))
+    for item in items:
+        is_acceptance = "acceptance" in item.path.parts and not item.get_closest_marker("sample")
+        if is_acceptance or not SLOW_FIXTURES.isdisjoint(getattr(item, "fixturenames", ())):
+            item.add_marker("slow")
+        if limit := item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(limit.args[0] * services.PATIENCE), append=False)
 
 
 @pytest.fixture(scope="session")
@@ -150,11 +172,11 @@ def closed_databases(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture
 def no_orphans(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Five seconds after the test nothing that it started is alive, under any parent (Linux only)."""
+    """Soon after the test nothing that it started is alive, under any parent (Linux only)."""
     mark = uuid.uuid4().hex
     monkeypatch.setenv(services.MARK, mark)
     yield
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 5 * services.PATIENCE
     while (left := services.marked_processes(mark)) and time.monotonic() < deadline:
         time.sleep(0.05)
     for pid, _ in left:

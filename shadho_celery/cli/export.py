@@ -44,7 +44,7 @@ def _parquet(study: StudyResults, file: IO[bytes]) -> None:
     try:
         study.dataframe().to_parquet(file, index=False)
     except ImportError:
-        raise UsageError("parquet needs pyarrow: pip install 'shadho_celery[export]'") from None
+        raise UsageError('parquet needs pyarrow; in the checkout: pip install -e ".[export]"') from None
 
 
 WRITERS: Mapping[str, Callable[[StudyResults, IO[bytes]], None]] = {"csv": _csv, "json": _json, "parquet": _parquet}
@@ -59,7 +59,7 @@ Examples:
   shadho-celery export svm -o trials.parquet
 \b
 csv and parquet are tables: one row a trial, one column a label with its value, one a metric. parquet
-needs pandas and pyarrow: pip install 'shadho_celery[export]'
+needs pandas and pyarrow: pip install -e ".[export]" in the checkout
 \b
 A text in csv that begins with =, +, -, @, a tab or a carriage return gets an apostrophe in front, because
 spreadsheets take it for a formula, and one that begins with an apostrophe gets another. --warm-start reads

@@ -62,7 +62,7 @@ def make_frame(trials: Iterable[TrialResult], values: Values) -> pd.DataFrame:
     try:
         import pandas as pd
     except ImportError:
-        raise UsageError("a table of trials needs pandas: pip install 'shadho_celery[export]'") from None
+        raise UsageError('tables of trials need pandas; in the checkout: pip install -e ".[export]"') from None
     columns = table(trials, values)
     facts = {"error", "warning", *FACTS}
     kept = {name: column if name in facts else _typed(column) for name, column in columns.items()}

@@ -219,7 +219,7 @@ class Child:
                 # The worker lacks it too: it seals the token.
                 raise UsageError(
                     "no replicas can be called: the fleet has a signing key, so the gang is encrypted, and that needs "
-                    'cryptography; install it on all workers with: pip install "shadho_celery[torch]"'
+                    'cryptography; install it on all workers, in the checkout: pip install -e ".[torch]"'
                 )
             call = {"address": address, "token": token, "backups": backups}
             form = "give host:port, a token, and backups >= 0"

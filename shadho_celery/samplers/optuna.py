@@ -138,7 +138,7 @@ class MakeOptunaSampler:
         try:
             import optuna
         except ImportError:
-            raise UsageError("samplers of Optuna need it: pip install 'shadho_celery[optuna]'") from None
+            raise UsageError('samplers of Optuna need it; in the checkout: pip install -e ".[optuna]"') from None
         if name not in (known := names(optuna)):
             raise UsageError(f"Optuna has no sampler {short(name)}; choose one of {', '.join(known)}")
         if (package := _NEEDS.get(name)) is not None and importlib.util.find_spec(package) is None:

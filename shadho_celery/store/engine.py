@@ -136,7 +136,7 @@ def _postgresql_engine(url: sa.URL, options: dict[str, object]) -> sa.Engine:
     try:
         engine = sa.create_engine(url, hide_parameters=True, connect_args=arguments, execution_options=options)
     except ModuleNotFoundError:
-        raise StoreError('PostgreSQL needs its driver: pip install "shadho_celery[postgres]"') from None
+        raise StoreError('PostgreSQL needs its driver; in the checkout: pip install -e ".[postgres]"') from None
     _Watch(engine)
     return engine
 

@@ -12,7 +12,7 @@ try:
     import torch  # noqa: F401
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
-        'shadho_celery.training needs torch; install it with: pip install "shadho_celery[torch]"', name="torch"
+        'shadho_celery.training needs torch; install it in the checkout: pip install -e ".[torch]"', name="torch"
     ) from error
 
 from shadho_celery.training.codecs import Quantize, Raw

@@ -114,7 +114,7 @@ class Signer:
         except ModuleNotFoundError:
             raise UsageError(
                 "with a signing key the token of a gang is encrypted, which needs cryptography; "
-                'install it on all workers with: pip install "shadho_celery[torch]"'
+                'install it on all workers, in the checkout: pip install -e ".[torch]"'
             ) from None
         return AESGCM(HKDF(SHA256(), 32, None, b"shadho secrets in messages").derive(self._key))
 

@@ -95,6 +95,7 @@ class Command:
         return found
 
     def wait(self, seconds: float = 60.0) -> Command:
+        seconds *= services.PATIENCE
         try:
             self.process.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -312,7 +313,8 @@ class Desk:
 
 
 def until(ready: Callable[[], Any], seconds: float, told: Callable[[], str] = str) -> None:
-    """Wait until `ready()` is true; the test fails after `seconds` with what `told()` says."""
+    """Wait until `ready()` is true; the test fails after `seconds`, times PATIENCE, with what `told()` says."""
+    seconds *= services.PATIENCE
     deadline = time.monotonic() + seconds
     while not ready():
         if time.monotonic() > deadline:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from acceptance.commands import ROOT
 
-pytestmark = [pytest.mark.timeout(240), pytest.mark.long]
+pytestmark = [pytest.mark.timeout(240), pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")

@@ -319,7 +319,7 @@ def test_stopping_at_once_leaves_nothing_and_loses_no_trial(desk: Desk, how: str
     assert tried(desk) == reference(desk, 6, 4)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_after_sigkill_of_the_scheduler_nothing_is_left_and_resume_finishes_exactly(desk: Desk) -> None:
     """Within 5 s no process and no socket; the store and the state folder stay; each finished trial counts once."""
     desk.study(seconds=0.4, body="import subprocess; subprocess.Popen(['sleep', '60'])")
@@ -356,7 +356,7 @@ def test_after_sigkill_of_the_scheduler_nothing_is_left_and_resume_finishes_exac
     desk.nothing_left()
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_killed_worker_is_started_again_and_its_trial_is_run_again(desk: Desk) -> None:
     """The lease of its running trial ends after 30 s at most; then the trial is sent as a new attempt."""
     desk.study(seconds=0.05, body="context.attempt == 1 and context.trial == 4 and time.sleep(3600)")
@@ -442,7 +442,7 @@ def test_long_logs_are_cut_while_their_processes_run(
         fleet.raise_if_dead()
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_redis_files_that_are_cut_or_damaged_cost_no_finished_trial(desk: Desk) -> None:
     """As a crash of the machine may leave them; what is kept is for its owner's eyes."""
     desk.study()

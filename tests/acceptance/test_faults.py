@@ -33,7 +33,7 @@ def runs(desk: Desk) -> list[tuple[int, str, bool]]:
     return [(int(line.split()[0]), line.split()[1], len(line.split()) > 2) for line in lines]
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("broker", ["rabbitmq", "redis"])
 def test_a_worker_that_fails_what_others_finish_is_quarantined_and_its_trials_run_elsewhere(
     desk: Desk, broker: str, request: pytest.FixtureRequest

@@ -17,7 +17,7 @@ import pytest
 import services
 from acceptance.commands import Command, Desk, until
 
-pytestmark = [pytest.mark.timeout(400), pytest.mark.long]
+pytestmark = [pytest.mark.timeout(400), pytest.mark.slow]
 
 #: kills of each of the two tests
 KILLS = 12

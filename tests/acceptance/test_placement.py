@@ -126,7 +126,7 @@ def test_a_class_that_appears_late_gets_trials(desk: Desk) -> None:
     assert len(families) == 3, "it is tried with every family"
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_what_waits_for_a_class_that_vanishes_is_handed_back(desk: Desk) -> None:
     """Its worker is killed: others run what waited there, and the study has its exact number of trials."""
     write_study(desk, dict.fromkeys(GOOD_AT, dict.fromkeys(CLASSES, 0.1)))

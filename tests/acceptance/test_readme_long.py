@@ -9,7 +9,7 @@ import pytest
 from acceptance.commands import ROOT, Desk
 from acceptance.documents import COMMANDS, in_tests, shell
 
-pytestmark = [pytest.mark.timeout(480), pytest.mark.long]
+pytestmark = [pytest.mark.timeout(480), pytest.mark.slow]
 
 
 @pytest.mark.parametrize("command", [line for line in COMMANDS if "placement.py" in line])

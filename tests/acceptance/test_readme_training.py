@@ -8,7 +8,7 @@ import pytest
 from acceptance.commands import Desk
 from acceptance.documents import COMMANDS, TRAINING, blocks, in_tests, shell
 
-pytestmark = [pytest.mark.timeout(480), pytest.mark.long]
+pytestmark = [pytest.mark.timeout(480), pytest.mark.slow]
 
 
 def test_training_in_several_slots(desk: Desk) -> None:

@@ -16,7 +16,7 @@ from acceptance.commands import until
 from integration import fleets
 from integration.fleets import Fleet
 
-pytestmark = [pytest.mark.timeout(240), pytest.mark.long]
+pytestmark = [pytest.mark.timeout(240), pytest.mark.slow]
 
 #: how far the recomputed parameters may be from the trained ones: their sums are taken in another order
 TOLERANCE = 1e-4

@@ -67,7 +67,7 @@ FINITE: dict[str, Any] = {
 ELSEWHERE = ["optuna:TPESampler", "hyperopt:tpe", "hyperopt:anneal"]
 
 
-@pytest.fixture(params=[*SAMPLERS, *(pytest.param(each, marks=pytest.mark.long) for each in ELSEWHERE)])
+@pytest.fixture(params=[*SAMPLERS, *(pytest.param(each, marks=pytest.mark.slow) for each in ELSEWHERE)])
 def name(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

@@ -94,7 +94,7 @@ def consumer_is_thrown_out(url: str, seconds: float) -> bool:
     return False
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_trials_longer_than_the_brokers_limits_run_once_and_all_slots_stay_in_use(
     make_fleet: Callable[..., Fleet], impatient_rabbitmq: services.RabbitServer

@@ -29,7 +29,7 @@ from shadho_celery.objective.context import LocalContext
 from shadho_celery.training import Async, Average, Elastic, Gang, Quantize, Report, Sync, gang, replay
 from shadho_celery.training.strategies import Strategy
 
-pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("no_orphans"), pytest.mark.long]
+pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("no_orphans"), pytest.mark.slow]
 
 #: where processes find the package and this folder
 PATHS = f"{Path(__file__).parents[2]}:{Path(__file__).parents[1]}"

@@ -30,7 +30,7 @@ from shadho_celery.transport.broker import Publisher, queue
 from shadho_celery.transport.redis import connect
 from shadho_celery.transport.registry import Registry, Worker
 
-pytestmark = [pytest.mark.timeout(180), pytest.mark.long]
+pytestmark = [pytest.mark.timeout(180), pytest.mark.slow]
 
 #: A trial of several slots waits for all of its replicas to say hello, and holds them until its file is gone; what the
 #: last trial of a study does with one slot ends at once. A replica writes down how it ended. With x == 9 replicas fail,

@@ -21,7 +21,7 @@ from integration import fleets
 from integration.fleets import Fleet, on_each
 from services.proxy import Proxy
 
-pytestmark = [pytest.mark.timeout(120), pytest.mark.long]
+pytestmark = [pytest.mark.timeout(120), pytest.mark.slow]
 
 TRIALS = 16
 
@@ -146,7 +146,7 @@ def test_rabbitmq_is_killed_and_comes_back_and_a_firewall_forgets_the_connection
         ground.to_redis.heal(half_open=True)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_nothing_answers_for_a_minute(ground: Ground) -> None:
     """Redis stands still, the way to RabbitMQ swallows everything; then both go on as if nothing had been.

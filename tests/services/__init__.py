@@ -22,7 +22,7 @@ from services.lending import (
     service,
     start_any,
 )
-from services.processes import MARK, Server, Unavailable, free_port, marked_processes, wait_until
+from services.processes import MARK, PATIENCE, Server, Unavailable, free_port, marked_processes, wait_until
 from services.servers import (
     COMPOSE,
     Container,
@@ -41,6 +41,7 @@ from services.servers import (
 __all__ = [
     "COMPOSE",
     "MARK",
+    "PATIENCE",
     "TEST_DBS",
     "Container",
     "PostgresServer",

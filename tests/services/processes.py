@@ -17,6 +17,10 @@ from typing import Any
 #: Set in the environment of everything a test starts, so that what it leaves behind is found under any parent.
 MARK = "MARK_OF_A_SHADHO_TEST"
 
+#: The factor of every limit in seconds of the tests: a slower machine needs more. A test that passes takes no longer,
+#: since it polls for what it waits for.
+PATIENCE = float(os.environ.get("SHADHO_TEST_PATIENCE", "2"))
+
 
 class Unavailable(Exception):
     """This way to a service is closed; the message says why."""
@@ -31,6 +35,7 @@ def free_port() -> int:
 
 def wait_until(ready: Callable[[], object], seconds: float = 30.0, alive: Callable[[], bool] = lambda: True) -> None:
     """Poll `ready` until it neither raises nor returns False; `alive` turning false ends the wait early."""
+    seconds *= PATIENCE
     deadline = time.monotonic() + seconds
     while True:
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,13 @@ import hyperopt
 import pytest
 
 import shadho_celery
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+ROOT = Path(__file__).parents[2]
 
 
 def test_every_name_is_there_and_hyperopts_are_hyperopts() -> None:
@@ -64,3 +72,21 @@ def test_a_file_that_hides_a_library_is_named_in_one_line_however_it_is_met(
     [line] = [line for line in done.stderr.splitlines() if "serving class" not in line]
     assert f"{tmp_path / name}.py has the name of " in line
     assert f"rename it, such as to my_{name}.py" in line
+
+
+def test_type_checkers_find_the_hints_of_the_package() -> None:
+    assert Path(shadho_celery.__file__).with_name("py.typed").exists()
+
+
+def test_the_packages_facts_agree_with_one_another() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    least, most = (int(minor) for minor in re.findall(r"3\.(\d+)", project["requires-python"]))
+    versions = [line for line in project["classifiers"] if re.search(r":: 3\.\d+$", line)]
+    assert versions == [f"Programming Language :: Python :: 3.{minor}" for minor in range(least, most)]
+    extras = project["optional-dependencies"]
+    [everything] = extras["all"]
+    assert set(re.findall(r"\w+", everything)) == {"shadho_celery", *extras} - {"all", "test"}
+    ci = (ROOT / ".ci" / "run").read_text()
+    assert f"< (3, {most})" in ci
+    assert f"from 3.{least} to 3.{most - 1}" in ci
+    assert f"Python 3.{least} to 3.{most - 1}" in (ROOT / "README.md").read_text()

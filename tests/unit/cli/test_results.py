@@ -371,7 +371,7 @@ def test_tables_have_a_column_for_each_label_and_metric(here: Path) -> None:
 
 def test_a_table_without_pandas_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pandas", None)
-    assert "pip install 'shadho_celery[export]'" in refused("export", "svm-1a", "-o", "trials.parquet")
+    assert 'pip install -e ".[export]"' in refused("export", "svm-1a", "-o", "trials.parquet")
     assert answer("export", "svm-1a").startswith("number,state,loss")
 
 

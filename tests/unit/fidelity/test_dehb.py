@@ -67,7 +67,7 @@ def dehb(problem: FidelityProblem, ladder: Ladder, seed: int) -> Dehb:
     return Dehb(ladder, compile_space(problem.space), seed)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_on_counting_ones_of_16_and_16_its_regret_is_that_of_the_paper() -> None:
     """Normalised regret after 300 full evaluations: .162 in the paper, .159 by the dehb package."""
     ladder = Ladder.of({"least": 9, "most": 729, "eta": 3})
@@ -81,7 +81,7 @@ def test_on_counting_ones_of_16_and_16_its_regret_is_that_of_the_paper() -> None
     assert ours < 0.75 * regret(lambda seed: Hyperband(ladder))
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_on_hartmann_with_budgets_it_is_ahead_of_hyperband_and_of_random_search() -> None:
     """After 276 evaluations, four cycles of 69, which cost as much as 60 full ones."""
     problem, ladder = PROBLEMS["mfh6"], Ladder.of({"least": 100 / 27, "most": 100, "eta": 3})
@@ -99,7 +99,7 @@ def test_on_hartmann_with_budgets_it_is_ahead_of_hyperband_and_of_random_search(
     assert found["dehb"] < min(found["hyperband"], at_random) - 0.25
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_eight_workers_of_uneven_speed_come_as_far_as_one_in_the_paper_with_as_many_evaluations() -> None:
     """2600 evaluations cost about 300 full ones, after which the regret of one worker is .162 in the paper.
 

@@ -47,29 +47,29 @@ def test_pairing_gives_the_golden_table(sizes: tuple[int, int], expected: list[l
     assert pair(range(subspaces), names) == dict(zip(names, expected, strict=True))
 
 
-@pytest.mark.parametrize(("subspaces", "classes"), SIZES)
-def test_pairing_leaves_no_class_empty_and_puts_each_subspace_on_neighbouring_classes(
-    subspaces: int, classes: int
-) -> None:
-    lists = pair(range(subspaces), range(classes))
-    assert list(lists) == list(range(classes))
-    assert all(members == sorted(set(members)) and members for members in lists.values())
-    for subspace in range(subspaces):
-        homes = [c for c, members in lists.items() if subspace in members]
-        assert len(homes) >= 2
-        assert homes == list(range(homes[0], homes[-1] + 1))
+def test_pairing_leaves_no_class_empty_and_puts_each_subspace_on_neighbouring_classes() -> None:
+    for subspaces, classes in SIZES:
+        case = f"{subspaces} subspaces, {classes} classes"
+        lists = pair(range(subspaces), range(classes))
+        assert list(lists) == list(range(classes)), case
+        assert all(members == sorted(set(members)) and members for members in lists.values()), case
+        for subspace in range(subspaces):
+            homes = [c for c, members in lists.items() if subspace in members]
+            assert len(homes) >= 2, case
+            assert homes == list(range(homes[0], homes[-1] + 1)), case
 
 
-@pytest.mark.parametrize(("subspaces", "classes"), SIZES)
-def test_pairing_is_the_published_loop(subspaces: int, classes: int) -> None:
-    lists = pair(range(subspaces), range(classes))
-    assert {(s, c) for c, members in lists.items() for s in members} == published_pairs(subspaces, classes)
+def test_pairing_is_the_published_loop() -> None:
+    for subspaces, classes in SIZES:
+        lists = pair(range(subspaces), range(classes))
+        pairs = {(s, c) for c, members in lists.items() for s in members}
+        assert pairs == published_pairs(subspaces, classes), f"{subspaces} subspaces, {classes} classes"
 
 
-@pytest.mark.parametrize("subspaces", range(25))
-def test_a_single_class_gets_everything_in_rank_order(subspaces: int) -> None:
-    names = [f"m{k}" for k in range(subspaces)]
-    assert pair(names, ["only"]) == {"only": names}
+def test_a_single_class_gets_everything_in_rank_order() -> None:
+    for subspaces in range(25):
+        names = [f"m{k}" for k in range(subspaces)]
+        assert pair(names, ["only"]) == {"only": names}, f"{subspaces} subspaces"
 
 
 def test_nothing_to_pair_is_no_error() -> None:
@@ -107,12 +107,12 @@ def test_planck_weights_are_the_golden_four() -> None:
     np.testing.assert_allclose(planck_weights(4), [0.455, 0.276, 0.167, 0.102], atol=5e-4)
 
 
-@pytest.mark.parametrize("n", range(1, 65))
-def test_planck_weights_fall_and_add_up_to_one(n: int) -> None:
-    weights = planck_weights(n)
-    assert weights.shape == (n,)
-    assert weights.sum() == pytest.approx(1.0)
-    assert (np.diff(weights) < 0).all()
+def test_planck_weights_fall_and_add_up_to_one() -> None:
+    for n in range(1, 65):
+        weights = planck_weights(n)
+        assert weights.shape == (n,)
+        assert weights.sum() == pytest.approx(1.0), f"{n} weights"
+        assert (np.diff(weights) < 0).all(), f"{n} weights"
 
 
 def test_planck_weights_of_nothing_are_empty() -> None:

@@ -968,7 +968,7 @@ def test_with_a_signing_key_a_gang_needs_the_library_that_encrypts_it_and_says_s
     outcome, told = told_by(shared, order("coordinating", slots=3, encrypted=True))
     assert (outcome.loss, len(told)) == (3, 4)
     outcome, told = told_by(shared, order("coordinating_without_cryptography", slots=3, encrypted=True))
-    assert 'install it on all workers with: pip install "shadho_celery[torch]"' in str(outcome.error)
+    assert 'install it on all workers, in the checkout: pip install -e ".[torch]"' in str(outcome.error)
     assert told == []
 
 

@@ -45,7 +45,7 @@ def test_an_unknown_name_is_refused_with_those_that_there_are() -> None:
 
 def test_without_optuna_the_error_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "optuna", None)
-    with pytest.raises(UsageError, match=r"pip install 'shadho_celery\[optuna\]'"):
+    with pytest.raises(UsageError, match=r'pip install -e "\.\[optuna\]"$'):
         find_sampler("optuna:TPESampler")
 
 

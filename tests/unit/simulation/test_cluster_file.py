@@ -314,10 +314,10 @@ def test_every_place_is_one_where_a_number_is_understood(key: str) -> None:
     understood(put(key, "1"))
 
 
-@pytest.mark.parametrize("value", NO_NUMBERS)
 @pytest.mark.parametrize("key", PLACES)
-def test_what_is_no_number_is_named(key: str, value: str, tmp_path: Path) -> None:
-    assert refusal(put(key, value), tmp_path).startswith(f"{key}: ")
+def test_what_is_no_number_is_named(key: str, tmp_path: Path) -> None:
+    for value in NO_NUMBERS:
+        assert refusal(put(key, value), tmp_path).startswith(f"{key}: "), value
 
 
 @pytest.mark.parametrize("key", [key for key in PLACES if key not in SIGNED])
@@ -340,12 +340,10 @@ def test_more_than_the_whole_is_named(key: str, tmp_path: Path) -> None:
     assert "at most 1" in refusal(put(key, "1.01"), tmp_path)
 
 
-@pytest.mark.parametrize(
-    "value", ["1e30", "1e300", "1" + "0" * 400, "-1" + "0" * 400, "0x1" + "0" * 5000, "1" + "0" * 5000]
-)
 @pytest.mark.parametrize("key", PLACES)
-def test_a_number_that_nothing_can_hold_is_refused_in_one_short_line(key: str, value: str, tmp_path: Path) -> None:
-    assert len(refusal(put(key, value), tmp_path)) < 400
+def test_a_number_that_nothing_can_hold_is_refused_in_one_short_line(key: str, tmp_path: Path) -> None:
+    for value in ["1e30", "1e300", "1" + "0" * 400, "-1" + "0" * 400, "0x1" + "0" * 5000, "1" + "0" * 5000]:
+        assert len(refusal(put(key, value), tmp_path)) < 400, value[:10]
 
 
 @pytest.mark.parametrize("sign", ["", "-"])

@@ -13,7 +13,6 @@ import hyperopt
 import numpy as np
 import pytest
 from hyperopt.pyll.stochastic import sample
-from sklearn.svm import SVC
 
 from tasks import svm
 
@@ -96,6 +95,8 @@ def test_a_kernel_beyond_single_precision_trains(coef0: int) -> None:
 
 
 def test_a_rescaled_kernel_has_the_same_decision_function_and_is_at_most_one() -> None:
+    from sklearn.svm import SVC
+
     train, held_out, labels, _ = svm.images(None)
     largest = np.square(train).sum(axis=1).max()
     params = {"kernel": "poly", "C": 0.5, "gamma": 0.1, "coef0": 2.0, "degree": 3}

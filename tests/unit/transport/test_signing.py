@@ -80,7 +80,7 @@ def test_an_encrypted_token_is_a_token_of_a_message() -> None:
 def test_a_worker_without_the_library_for_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cryptography.hazmat.primitives.ciphers.aead", None)
     for call in (Signer(KEY).encrypt, Signer(KEY).decrypt):
-        with pytest.raises(UsageError, match=r"needs cryptography; .* pip install \"shadho_celery\[torch\]\""):
+        with pytest.raises(UsageError, match=r"needs cryptography; .* pip install -e \"\.\[torch\]\""):
             call("secret", "call 1")
 
 
