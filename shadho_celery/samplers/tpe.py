@@ -25,11 +25,11 @@ from scipy.special import ndtr, ndtri
 
 from shadho_celery.core.trial import WELL, Params, Trial, TrialState
 from shadho_celery.samplers.failure_avoidance import FailureAvoidance
+from shadho_celery.samplers.pareto import order_of
 from shadho_celery.samplers.qmc import QmcSampler
 from shadho_celery.space.domains import UNIT_MASS, Array, Categorical, Continuous, Domain, Normal, RandInt
 from shadho_celery.space.split import Key, Subspace
 from shadho_celery.space.tree import Value
-from shadho_celery.study.front import order_of
 
 #: results before the first guess: the most, for the whole space, and the least, for a small part of it
 MOST_RANDOM, LEAST_RANDOM = 10, 5

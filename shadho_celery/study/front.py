@@ -1,9 +1,7 @@
-"""Pareto front of trials with several losses: which are best, how much they cover, and an order of all of them.
+"""Pareto front of trials with several losses, and its hypervolume.
 
-All losses are minimised. One point dominates another if it is nowhere worse and somewhere better. Sources: [D] Deb,
-Pratap, Agarwal, Meyarivan, "A Fast and Elitist Multiobjective Genetic Algorithm: NSGA-II", 2002; [B] Beume, Naujoks,
-Emmerich, "SMS-EMOA: Multiobjective Selection Based on Dominated Hypervolume", 2007; [F] Fonseca, Paquete, Lopez-Ibanez,
-"An Improved Dimension-Sweep Algorithm for the Hypervolume Indicator", 2006.
+All losses are minimised. One point dominates another if it is nowhere worse and somewhere better. Source: [F] Fonseca,
+Paquete, Lopez-Ibanez, "An Improved Dimension-Sweep Algorithm for the Hypervolume Indicator", 2006.
 """
 
 from __future__ import annotations
@@ -18,9 +16,6 @@ Array = NDArray[np.float64]
 
 #: part of the range of a loss by which the reference point lies beyond its worst value
 MARGIN = 0.1
-#: points of a front up to which the hypervolume of three losses orders them; beyond it crowding does, for its time's
-#: sake
-MOST_COVERED = 100
 #: losses up to which a hypervolume is exact: the time of an exact one grows with the power of their number
 MOST_EXACT = 3
 #: points of Sobol's sequence that estimate the hypervolume of more losses; a power of two
@@ -58,10 +53,10 @@ class Front:
 
 def reference_point(losses: Array) -> Array:
     """Return the point beyond the worst of each loss by MARGIN of its range, shape (losses,); a finite one."""
-    sizes = _sizes(losses)
-    low, worst = np.ldexp([losses.min(axis=0), losses.max(axis=0)], -sizes)
+    scale = sizes(losses)
+    low, worst = np.ldexp([losses.min(axis=0), losses.max(axis=0)], -scale)
     with np.errstate(over="ignore"):
-        return np.asarray(np.clip(np.ldexp(worst + MARGIN * (worst - low), sizes), -_GREATEST, _GREATEST))
+        return np.asarray(np.clip(np.ldexp(worst + MARGIN * (worst - low), scale), -_GREATEST, _GREATEST))
 
 
 def hypervolume(points: Array, reference: Array) -> float:
@@ -78,10 +73,10 @@ def hypervolumes(points: Array, reference: Array, counts: Sequence[int]) -> list
     One that is more than a float can hold is the greatest float.
     """
     # Differences of the greatest floats, and products of large ones, are more than a float can hold.
-    sizes = _sizes(np.vstack([points, reference]))
-    found = _scaled(np.ldexp(points, -sizes), np.ldexp(reference, -sizes), counts)
+    scale = sizes(np.vstack([points, reference]))
+    found = _scaled(np.ldexp(points, -scale), np.ldexp(reference, -scale), counts)
     with np.errstate(over="ignore"):
-        return [float(each) for each in np.minimum(np.ldexp(found, sizes.sum()), _GREATEST)]
+        return [float(each) for each in np.minimum(np.ldexp(found, scale.sum()), _GREATEST)]
 
 
 def _scaled(points: Array, reference: Array, counts: Sequence[int]) -> list[float]:
@@ -143,15 +138,6 @@ def _estimated(points: Array, reference: Array, counts: Sequence[int]) -> list[f
     return found
 
 
-def contributions(points: Array, reference: Array) -> Array:
-    """Return the volume that each point of a front covers alone, shape (n,)."""
-    found = np.empty(len(points))
-    for place, point in enumerate(points):
-        others = np.maximum(np.delete(points, place, axis=0), point)
-        found[place] = np.prod(np.maximum(reference - point, 0.0)) - hypervolume(others, reference)
-    return found
-
-
 def first_front(points: Array) -> NDArray[np.bool_]:
     """Return which points no other one dominates, and of equal ones the first, shape (n,)."""
     order = np.lexsort((np.arange(len(points)), *points.T[::-1]))
@@ -170,71 +156,7 @@ def first_front(points: Array) -> NDArray[np.bool_]:
     return found
 
 
-def order_of(losses: Array, violations: Array, most: int) -> NDArray[np.intp]:
-    """Return the places of the best trials, `most` at most, the best first.
-
-    Feasible ones come first, by fronts, and within a front by what each covers ([D], section III; [B]); then the others
-    by their violations. `losses` has shape (n, losses), `violations` (n,): 0 for a feasible trial.
-    """
-    feasible = np.flatnonzero(violations <= 0)
-    found: list[int] = []
-    while len(feasible) and len(found) < most:
-        is_first = first_front(losses[feasible])
-        front, feasible = feasible[is_first], feasible[~is_first]
-        found += front[spread(losses[front])].tolist()
-    if len(found) < most:
-        rest = np.flatnonzero(violations > 0)
-        found += rest[np.lexsort((losses[rest, 0], violations[rest]))].tolist()
-    return np.array(found[:most], dtype=np.intp)
-
-
-def spread(points: Array) -> NDArray[np.intp]:
-    """Return the places of a front's points in an order whose beginnings cover it well.
-
-    Of two losses the point that covers least alone is last, and so on with the others ([B], section 3.1). Of three, for
-    its time's sake, what each covers beside all others is looked at once; of more, how crowded it is ([D]).
-    """
-    points = np.ldexp(points, -_sizes(points))
-    low, high = points.min(axis=0), points.max(axis=0)
-    scaled = (points - low) / np.where(high > low, high - low, 1.0)
-    if points.shape[1] != 2:
-        is_covered = points.shape[1] <= MOST_EXACT and len(points) <= MOST_COVERED
-        worth = contributions(scaled, _corner(scaled)) if is_covered else crowding(scaled)
-        return np.argsort(-worth, kind="stable")
-    left, last_first = [*range(len(points))], []
-    while left:
-        least = int(np.argmin(_covered_alone(scaled[left])))
-        last_first.append(left.pop(least))
-    return np.array(last_first[::-1], dtype=np.intp)
-
-
-def crowding(points: Array) -> Array:
-    """Return the sum over losses of the distance between a point's neighbours, infinite at the ends ([D], III B)."""
-    found = np.zeros(len(points))
-    for column in points.T:
-        order = np.argsort(column, kind="stable")
-        gaps = np.full(len(points), np.inf)
-        gaps[1:-1] = column[order[2:]] - column[order[:-2]]
-        found[order] += gaps
-    return found
-
-
-def _covered_alone(points: Array) -> Array:
-    """Return `contributions` to a front of two losses, scaled to [0, 1]: each point's only neighbours are two."""
-    order, corner = np.argsort(points[:, 0], kind="stable"), _corner(points)
-    right = np.append(points[order[1:], 0], corner[0])
-    above = np.concatenate([corner[1:], points[order[:-1], 1]])
-    found = np.empty(len(points))
-    found[order] = (right - points[order, 0]) * (above - points[order, 1])
-    return found
-
-
-def _corner(points: Array) -> Array:
-    """Return the reference point of losses that are scaled to [0, 1]."""
-    return np.full(points.shape[1], 1.0 + MARGIN)
-
-
-def _sizes(losses: Array) -> NDArray[np.intc]:
+def sizes(losses: Array) -> NDArray[np.intc]:
     """Return the power of two above each loss's greatest size, shape (losses,): a scale that rounds nothing."""
     return np.asarray(np.frexp(np.abs(losses).max(axis=0))[1])
 
