@@ -44,8 +44,10 @@ def coverage(
     """
     if reference is not None:
         reference = _checked(reference, objectives)
+    if len(objectives) < 2:
+        return None
     found = [(ended, [losses[name] for name in objectives]) for ended, losses in trials.losses()]
-    if len(objectives) < 2 or not found:
+    if not found:
         return None
     if reference is None:
         point = reference_point(np.array([losses for _, losses in found]))

@@ -27,9 +27,8 @@ TRIAL = (
 
 def trial_json(trial: TrialResult) -> dict[str, Any]:
     """Return a trial as plain values for JSON; its loss, the first of several, as the objective returned it."""
-    found = {name: getattr(trial, name) for name in TRIAL if name != "values"}
-    loss = next(iter(trial.losses.values()), trial.loss)
-    return {name: {**found, "values": _values(trial), "loss": loss}[name] for name in TRIAL}
+    found = {name: _values(trial) if name == "values" else getattr(trial, name) for name in TRIAL}
+    return found | {"loss": next(iter(trial.losses.values()), trial.loss)}
 
 
 def study_json(report: StudyReport, run: Run | None = None) -> dict[str, Any]:

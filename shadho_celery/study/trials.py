@@ -270,8 +270,10 @@ class FinishedTrials:
     def by_subspace(self) -> dict[str, dict[str, OnClass]]:
         """Return how many of the trials of each subspace each class had."""
         table = self._table()
-        places = np.unique(table["subspace"]).tolist()
-        return {str(self._names[place]): self._by_class(table[table["subspace"] == place]) for place in places}
+        table = table[np.argsort(table["subspace"], kind="stable")]
+        places, starts = np.unique(table["subspace"], return_index=True)
+        blocks = zip(places.tolist(), np.split(table, starts)[1:], strict=True)
+        return {str(self._names[place]): self._by_class(block) for place, block in blocks}
 
     def active_seconds(self) -> float:
         """Return the seconds in which trials ran, together; a pause of more than PAUSE_SECONDS is one between runs."""
