@@ -1,38 +1,37 @@
-"""hyperopt's way to call: `fmin` and `Trials` by their own signatures, with this package's samplers behind them.
+"""hyperopt's way to call: our samplers as algorithms of its ``fmin``, and an `fmin` around it.
 
-Spaces, results and records are hyperopt's own: its `Domain` calls the objective, its `Trials` keep the documents.
+Spaces, the loop, results and records are hyperopt's own: its `Domain` calls the objective, its `Trials` keep the
+documents.
 """
 
 from __future__ import annotations
 
 import inspect
 import math
-import os
-import pickle
 import sys
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial, wraps
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Annotated, Any
+from weakref import WeakKeyDictionary
 
 import hyperopt
 import numpy as np
-from hyperopt import STATUS_FAIL, STATUS_OK, anneal, base, hp, progress, rand, space_eval, tpe
+from hyperopt import STATUS_FAIL, STATUS_OK, Trials, anneal, base, hp, space_eval
 from hyperopt.exceptions import AllTrialsFailed, InvalidAnnotatedParameter
-from hyperopt.fmin import generate_trials_to_calculate
+from hyperopt.fmin import generate_trials_to_calculate, pickler
 from hyperopt.pyll.base import Apply
-from hyperopt.utils import coarse_utcnow
+from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec.structs import asdict
 
-from shadho_celery.core.checks import one_line, short
+from shadho_celery.core.checks import as_record, one_line, short
 from shadho_celery.core.files import replacing
+from shadho_celery.core.trial import Params
 from shadho_celery.errors import NoSuccessfulTrial, SpaceError, UsageError
 from shadho_celery.program.study import AskedTrial, Study
-from shadho_celery.program.words import python_words
 from shadho_celery.samplers import MakeSampler, unrepeated
-from shadho_celery.samplers.hyperopt import HYPEROPT, Suggest, new_document, suggest_of, suggestion
-from shadho_celery.samplers.random import RandomSampler
+from shadho_celery.samplers.hyperopt import new_document
 from shadho_celery.samplers.tpe import TpeSampler
 from shadho_celery.space.compile import compile_space
 from shadho_celery.space.points import complete
@@ -40,66 +39,146 @@ from shadho_celery.space.split import split
 
 #: one of hyperopt's documents of a trial
 Document = dict[str, Any]
+#: called after each turn of the loop with the trials and what it returned before; ends the search by True
+EarlyStop = Callable[..., tuple[bool, Iterable[Any]]]
 
-#: what the package's root has of hyperopt, too
-__all__ = ["STATUS_FAIL", "STATUS_OK", "Trials", "anneal", "fmin", "hp", "rand", "space_eval", "tpe"]
+#: the names that the package's root takes from here and from hyperopt
+__all__ = [
+    "STATUS_FAIL",
+    "STATUS_OK",
+    "Trials",
+    "anneal",
+    "auto",
+    "cma",
+    "fmin",
+    "gp",
+    "hp",
+    "local",
+    "qmc",
+    "rand",
+    "space_eval",
+    "tpe",
+]
 
-_SUGGEST = {tpe.suggest: "tpe", rand.suggest: "random", anneal.suggest: "anneal"}
-ALGOS = "tpe.suggest, rand.suggest or anneal.suggest"
-#: options of ``partial(tpe.suggest, ...)``, and what they are called in our sampler; None for one that changes no trial
-_TPE = {"n_startup_jobs": "startup", "n_EI_candidates": "candidates", "gamma": "gamma", "verbose": None}
-_ANNEAL = ("avg_best_idx", "shrink_coef")
-#: greatest seed of one proposal, as hyperopt draws it
+#: greatest seed that is drawn from an old generator of numpy's
 _MAX_SEED = 2**31 - 1
 
 
-class Trials(hyperopt.Trials):  # type: ignore[misc]  # hyperopt has no types
-    """hyperopt's ``Trials``; its method `fmin` is this package's too."""
+class TpeOptions(
+    Struct,
+    frozen=True,
+    rename={"startup": "n_startup_jobs", "candidates": "n_EI_candidates"},
+    forbid_unknown_fields=True,
+):
+    """Options of hyperopt's ``tpe.suggest`` that have a meaning here."""
 
-    def fmin(  # noqa: PLR0917  # hyperopt's own signature
-        self,
-        fn: Callable[..., Any],
-        space: Any,
-        algo: Any = None,
-        max_evals: float | None = None,
-        timeout: float | None = None,
-        loss_threshold: float | None = None,
-        max_queue_len: int = 1,
-        rstate: np.random.Generator | np.random.RandomState | int | None = None,
-        verbose: bool = False,
-        pass_expr_memo_ctrl: bool | None = None,
-        catch_eval_exceptions: bool = False,
-        return_argmin: bool = True,
-        show_progressbar: Any = True,
-        early_stop_fn: Callable[..., tuple[bool, Iterable[Any]]] | None = None,
-        trials_save_file: str = "",
-    ) -> Any:
-        """Minimise `fn`, as `fmin` does, and keep the trials here; silently, unless `verbose`."""
-        return fmin(
-            fn,
-            space,
-            algo,
-            max_evals,
-            timeout,
-            loss_threshold,
-            self,
-            rstate,
-            pass_expr_memo_ctrl=pass_expr_memo_ctrl,
-            catch_eval_exceptions=catch_eval_exceptions,
-            verbose=verbose,
-            return_argmin=return_argmin,
-            max_queue_len=max_queue_len,
-            show_progressbar=show_progressbar,
-            early_stop_fn=early_stop_fn,
-            trials_save_file=trials_save_file,
-        )
+    startup: Annotated[int, Meta(ge=1)] | UnsetType = UNSET
+    candidates: Annotated[int, Meta(ge=1)] | UnsetType = UNSET
+    gamma: Annotated[float, Meta(gt=0, le=1e6)] | UnsetType = UNSET
+    #: changes no trial
+    verbose: bool = False
 
 
-@python_words()
+#: the remedy of an error in them
+_TPE_FORM = (
+    "n_startup_jobs and n_EI_candidates are whole numbers from 1, gamma is a number above 0; no others are known"
+)
+
+
+class Algorithm:
+    """A sampler of this package as an algorithm of hyperopt's: ``fmin(..., algo=auto.suggest)``."""
+
+    def __init__(self, sampler: str) -> None:
+        self._sampler = sampler
+        #: the search that each call of hyperopt's fmin describes by a Domain of its own
+        self._searches: WeakKeyDictionary[base.Domain, _Search] = WeakKeyDictionary()
+
+    def suggest(
+        self, new_ids: Sequence[int], domain: base.Domain, trials: hyperopt.Trials, seed: int, **options: Any
+    ) -> list[Document]:
+        """Return a new trial for each of `new_ids`, as hyperopt's own algorithms do. Points of finite spaces repeat.
+
+        Only the first `seed` of a search matters. Raises UsageError for unknown options, SpaceError for a space that
+        cannot be searched.
+        """
+        if domain not in self._searches:
+            sampler = self._with(options)
+            self._searches[domain] = _Search(Study(domain.expr, seed=int(seed), sampler=sampler), domain.expr)
+        return self._searches[domain].propose(new_ids, domain, trials)
+
+    def _with(self, options: Mapping[str, Any]) -> str | MakeSampler:
+        if not options:
+            return self._sampler
+        if self._sampler != "tpe":
+            raise UsageError(f"algo: {self._sampler} has no option {next(iter(options))}; only tpe.suggest has options")
+        given = asdict(as_record(options, TpeOptions, "algo", _TPE_FORM))
+        del given["verbose"]
+        return unrepeated(partial(TpeSampler, **{name: each for name, each in given.items() if each is not UNSET}))
+
+
+# Not the grid: hyperopt has no word for a search that ends by itself.
+auto, tpe, gp, cma, local, qmc, rand = map(Algorithm, ("auto", "tpe", "gp", "cma", "local", "qmc", "random"))
+
+
+class _Search:
+    """Proposals of a study, which learns from hyperopt's documents."""
+
+    def __init__(self, study: Study, space: Any) -> None:
+        self._study, self._space = study, space
+        #: trials that were proposed and have not ended, by hyperopt's numbers
+        self._asked: dict[int, AskedTrial] = {}
+        self._told: set[int] = set()
+
+    def propose(self, new_ids: Iterable[int], domain: base.Domain, trials: hyperopt.Trials) -> list[Document]:
+        self._learn([each for each in trials._dynamic_trials if each["tid"] not in self._told and _has_ended(each)])
+        documents = []
+        for number in new_ids:
+            trial = self._asked[number] = self._study.ask()
+            documents.append(new_document(number, trial.params, domain, trials))
+        return documents
+
+    def _learn(self, ended: Sequence[Document]) -> None:
+        """Learn from trials that have ended: those of an earlier search, and known points, too."""
+        self._told.update(each["tid"] for each in ended)
+        if others := [each for each in ended if each["tid"] not in self._asked]:
+            known = [(params, _loss(document)) for document, params in _within(self._space, others)]
+            self._study.add((params for params, _ in known), (loss for _, loss in known))
+        for document in ended:
+            if (trial := self._asked.pop(document["tid"], None)) is not None:
+                self._study.tell(trial, _loss(document))
+
+
+def _has_ended(document: Document) -> bool:
+    # A trial that runs may have been interrupted, and never end.
+    return document["state"] not in {base.JOB_STATE_NEW, base.JOB_STATE_RUNNING}
+
+
+def _loss(document: Document) -> float:
+    """Return the loss of a trial that has ended; NaN for a failure."""
+    loss = document["result"].get("loss")
+    is_ok = document["state"] == base.JOB_STATE_DONE and document["result"].get("status") == STATUS_OK
+    return float(loss) if is_ok and loss is not None else math.nan
+
+
+def _within(space: Any, documents: Sequence[Document]) -> Iterator[tuple[Document, Params]]:
+    """Yield the documents whose points lie in the space, with the params; the law draws those that a point leaves out.
+
+    hyperopt evaluates the others all the same, and so do we; a sampler cannot learn from them.
+    """
+    if not documents:
+        return
+    compiled = compile_space(space)
+    subspaces, generator = split(compiled), np.random.default_rng(0)
+    for document in documents:
+        with suppress(SpaceError):
+            point = base.spec_from_misc(document["misc"])
+            yield document, complete(compiled, subspaces, point, generator, off_grid=True)[1]
+
+
 def fmin(  # noqa: PLR0917  # hyperopt's own signature
     fn: Callable[..., Any],
     space: Any,
-    algo: Any = None,
+    algo: Callable[..., Any] | None = None,
     max_evals: float | None = None,
     timeout: float | None = None,
     loss_threshold: float | None = None,
@@ -113,42 +192,71 @@ def fmin(  # noqa: PLR0917  # hyperopt's own signature
     points_to_evaluate: list[dict[str, Any]] | None = None,
     max_queue_len: int = 1,
     show_progressbar: Any = True,
-    early_stop_fn: Callable[..., tuple[bool, Iterable[Any]]] | None = None,
+    early_stop_fn: EarlyStop | None = None,
     trials_save_file: str = "",
 ) -> Any:
-    """Minimise `fn` over `space`, as hyperopt's ``fmin`` does; return the best trial's drawn values by label.
+    """Minimise `fn` over `space` by hyperopt's ``fmin``; return the best trial's drawn values by label.
 
-    Arguments and results are hyperopt's. `algo` is tpe.suggest (the default), rand.suggest or anneal.suggest, or a
-    ``partial`` of one: the first two name this package's samplers, anneal is hyperopt's own; so are "hyperopt:tpe" and
-    "hyperopt:rand". A search is resumed by passing its `trials` again with a larger `max_evals`. An exception of `fn`
-    ends the search unless `catch_eval_exceptions`. `allow_trials_fmin` makes no difference: there is one fmin.
-    Raises UsageError for an unknown `algo`, SpaceError for a space that cannot be searched, else as hyperopt does.
+    Arguments and results are hyperopt's. `algo` is the `suggest` of auto, tpe (the default), gp, cma, local, qmc or
+    rand of this package, a ``partial`` of one, or an algorithm of hyperopt's. `trials_save_file` is replaced as a
+    whole, so that a full disk or a killed process costs nothing that was saved. A point to evaluate may leave labels
+    out. `rstate` may be a number, too. `allow_trials_fmin` makes no difference.
+    Raises UsageError for invalid arguments, SpaceError for a space that cannot be searched, else as hyperopt does.
     """
-    base.validate_timeout(timeout)
-    base.validate_loss_threshold(loss_threshold)
-    propose, options = _read_algo(algo)
     if isinstance(space, str) and space == "annotated":
         fn, space = _annotated(fn)
     if trials is not None and points_to_evaluate is not None:
         raise UsageError("points_to_evaluate go into new trials; leave out one of trials and points_to_evaluate")
+    if algo is not None and not callable(algo):
+        raise UsageError(f"algo is {short(algo, 60)}; give auto.suggest, tpe.suggest or another function")
     trials = _trials(trials, points_to_evaluate, trials_save_file)
-    domain = base.Domain(_with_status(fn), space, pass_expr_memo_ctrl=pass_expr_memo_ctrl)
-    bar = show_progressbar if verbose else False
-    search = _Search(
-        domain,
-        trials,
-        propose(space, domain, trials, _seed(rstate), options),
-        catches=catch_eval_exceptions,
-        queue=max_queue_len,
-        early_stop=early_stop_fn,
-        save_file=trials_save_file,
-        show=progress.default_callback if bar is True else bar or progress.no_progress_callback,
-    )
-    # Scripts write 1e3, too.
-    search.run(sys.maxsize if max_evals is None else int(max_evals), timeout, loss_threshold)
-    if return_argmin:
-        return _argmin(trials)
-    return space_eval(space, _argmin(trials)) if len(trials) else None
+    _complete(trials, space)
+    best = None
+    try:
+        best = hyperopt.fmin(
+            _with_status(fn),
+            space,
+            algo or tpe.suggest,
+            # Scripts write 1e3, too.
+            sys.maxsize if max_evals is None else int(max_evals),
+            timeout,
+            loss_threshold,
+            trials,
+            _generator(rstate),
+            allow_trials_fmin=False,
+            pass_expr_memo_ctrl=pass_expr_memo_ctrl,
+            catch_eval_exceptions=catch_eval_exceptions,
+            verbose=verbose,
+            return_argmin=False,
+            max_queue_len=max_queue_len,
+            show_progressbar=show_progressbar,
+            early_stop_fn=_saving(early_stop_fn, trials_save_file) if trials_save_file else early_stop_fn,
+        )
+    except AllTrialsFailed:
+        if STATUS_OK in trials.statuses():
+            # It is the objective's own.
+            raise
+        raise _no_trials(trials) from None
+    if not return_argmin:
+        return best
+    if not len(trials):
+        raise _no_trials(trials)
+    return trials.argmin
+
+
+class NoTrials(NoSuccessfulTrial, AllTrialsFailed):  # type: ignore[misc]  # hyperopt has no types
+    """No trial was run, so there is no argmin: see max_evals."""
+
+
+def _no_trials(trials: hyperopt.Trials) -> NoTrials:
+    """Return the error of a search without a success, with its last failure."""
+    ended = [each for each in trials._dynamic_trials if each["state"] != base.JOB_STATE_NEW]
+    if not ended:
+        return NoTrials()
+    last = ended[-1]
+    kind, message = last["misc"].get("error") or ("", f"the objective returned {short(last['result'], 200)}")
+    what = f"{kind}: {one_line(message)}" if kind else message
+    return NoTrials(f"none of {len(ended)} trials has succeeded, so there is no argmin; the last one: {what}")
 
 
 def _with_status(fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -167,273 +275,6 @@ def _with_status(fn: Callable[..., Any]) -> Callable[..., Any]:
         return result
 
     return checked
-
-
-class NoTrials(NoSuccessfulTrial, AllTrialsFailed):  # type: ignore[misc]  # hyperopt has no types
-    """No trial was run, so there is no argmin: see max_evals."""
-
-
-def _argmin(trials: hyperopt.Trials) -> Any:
-    """Return the drawn values of the best trial. Raises NoTrials, with the last failure, if none has succeeded."""
-    with suppress(AllTrialsFailed):
-        if len(trials):
-            return trials.argmin
-    ended = [each for each in trials._dynamic_trials if each["state"] != base.JOB_STATE_NEW]
-    if not ended:
-        raise NoTrials
-    last = ended[-1]
-    kind, message = last["misc"].get("error") or ("", f"the objective returned {short(last['result'], 200)}")
-    what = f"{kind}: {one_line(message)}" if kind else message
-    raise NoTrials(f"none of {len(ended)} trials has succeeded, so there is no argmin; the last one: {what}")
-
-
-class _Proposer(Protocol):
-    """Proposes params, and learns from results."""
-
-    def ask(self, number: int) -> Mapping[str, Any]:
-        """Return the drawn values of the active labels for the trial of this number."""
-
-    def tell(self, document: Document) -> None:
-        """Learn from a trial that has ended, proposed or not."""
-
-    def close(self) -> None:
-        """End the search."""
-
-
-class _Sampled:
-    """Proposals of this package's samplers, for one subspace after the other."""
-
-    def __init__(self, space: Any, trials: hyperopt.Trials, seed: int, make: MakeSampler) -> None:
-        self._study = Study(space, seed=seed, sampler=make)
-        #: trials that were proposed and are not told yet, by hyperopt's numbers
-        self._asked: dict[int, AskedTrial] = {}
-        # A trial that still runs was interrupted, and is never ended.
-        lasting = [each for each in trials._dynamic_trials if each["state"] != base.JOB_STATE_RUNNING]
-        ended = [each for each in lasting if each["state"] != base.JOB_STATE_NEW]
-        waiting = [each for each in lasting if each["state"] == base.JOB_STATE_NEW]
-        ended, waiting = [*_within(space, ended, off_grid=True)], [*_within(space, waiting)]
-        self._study.add(map(_point, ended), map(_loss, ended))
-        self._study.enqueue(map(_point, waiting))
-        for document in waiting:
-            trial = self._asked[document["tid"]] = self._study.ask()
-            _fill(document, trial)
-
-    def ask(self, number: int) -> Mapping[str, Any]:
-        trial = self._asked[number] = self._study.ask()
-        return trial.params
-
-    def tell(self, document: Document) -> None:
-        trial = self._asked.pop(document["tid"], None)
-        if trial is not None:
-            self._study.tell(trial, _loss(document))
-
-    def close(self) -> None:
-        self._study.close()
-
-
-def _point(document: Document) -> Mapping[str, Any]:
-    point: Mapping[str, Any] = base.spec_from_misc(document["misc"])
-    return point
-
-
-def _fill(document: Document, trial: AskedTrial) -> None:
-    """Write what a point to evaluate leaves out into its document, as its trial has it."""
-    misc = document["misc"]
-    for label, value in trial.params.items():
-        if not misc["vals"].get(label):
-            misc["idxs"][label], misc["vals"][label] = [document["tid"]], [value]
-
-
-def _loss(document: Document) -> float:
-    """Return the loss of a trial that has ended; NaN for a failure."""
-    loss = document["result"].get("loss")
-    is_ok = document["state"] == base.JOB_STATE_DONE and document["result"].get("status") == STATUS_OK
-    return float(loss) if is_ok and loss is not None else math.nan
-
-
-def _within(space: Any, documents: Iterable[Document], *, off_grid: bool = False) -> Iterator[Document]:
-    """Yield the trials of an earlier search, and the known points, that lie in the space.
-
-    hyperopt evaluates the others all the same, and so do we; a sampler cannot learn from them.
-    """
-    compiled = compile_space(space)
-    subspaces, generator = split(compiled), np.random.default_rng(0)
-    for document in documents:
-        with suppress(SpaceError):
-            complete(compiled, subspaces, _point(document), generator, off_grid=off_grid)
-            yield document
-
-
-class _Suggested:
-    """Proposals of one of hyperopt's own algorithms, which reads the documents of all trials."""
-
-    def __init__(
-        self, suggest: Suggest, domain: base.Domain, trials: hyperopt.Trials, seed: int, options: Mapping[str, Any]
-    ) -> None:
-        self._suggest, self._domain, self._trials = partial(suggest, **options), domain, trials
-        self._generator = np.random.default_rng(seed)
-
-    def ask(self, number: int) -> Mapping[str, Any]:
-        seed = int(self._generator.integers(_MAX_SEED))
-        return suggestion(self._suggest, number, self._domain, self._trials, seed)
-
-    def tell(self, document: Document) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
-
-class _Search:
-    """One call of fmin."""
-
-    def __init__(
-        self,
-        domain: base.Domain,
-        trials: hyperopt.Trials,
-        proposer: _Proposer,
-        *,
-        catches: bool,
-        queue: int,
-        early_stop: Callable[..., tuple[bool, Iterable[Any]]] | None,
-        save_file: str,
-        show: Callable[..., Any],
-    ) -> None:
-        self._domain, self._trials, self._proposer = domain, trials, proposer
-        self._catches, self._queue, self._save_file, self._show = catches, max(1, queue), save_file, show
-        self._early_stop = early_stop
-        self._stop_state: Iterable[Any] = ()
-
-    def run(self, total: int, timeout: float | None, threshold: float | None) -> None:
-        """Evaluate trials until there are `total`, the time is up, a loss is below the threshold, or an early stop."""
-        began = time.monotonic()
-        left = total - len(self._trials)
-        # Known points of hyperopt's are beyond the total: its `Trials` do not count them before they are refreshed.
-        self._trials.refresh()
-        try:
-            with self._show(initial=self._done, total=total) as shown:
-                while True:
-                    done = self._done
-                    is_late = timeout is not None and time.monotonic() - began >= timeout
-                    if is_late or (threshold is not None and self._best < threshold):
-                        break
-                    waiting = [each for each in self._trials._dynamic_trials if each["state"] == base.JOB_STATE_NEW]
-                    for _ in range(min(left, self._queue - len(waiting))):
-                        waiting.append(self._propose())
-                        left -= 1
-                    if not waiting:
-                        break
-                    is_stopped = self._turn(waiting)
-                    if self._best < math.inf:
-                        shown.postfix = f"best loss: {self._best}"
-                    shown.update(self._done - done)
-                    if is_stopped:
-                        break
-        finally:
-            self._proposer.close()
-
-    @property
-    def _done(self) -> int:
-        found: int = self._trials.count_by_state_unsynced(base.JOB_STATE_DONE)
-        return found
-
-    @property
-    def _best(self) -> float:
-        losses = (loss for loss in self._trials.losses() if loss is not None and not math.isnan(loss))
-        return float(min(losses, default=math.inf))
-
-    def _propose(self) -> Document:
-        """Enter a new trial."""
-        trials, domain = self._trials, self._domain
-        [number] = trials.new_trial_ids(1)
-        params = self._proposer.ask(number)
-        trials.insert_trial_docs([new_document(number, params, domain, trials)])
-        trials.refresh()
-        document: Document = trials._dynamic_trials[-1]
-        return document
-
-    def _turn(self, waiting: Iterable[Document]) -> bool:
-        """Evaluate the trials that wait; return True if the search stops early."""
-        for document in waiting:
-            self._evaluate(document)
-        self._trials.refresh()
-        if self._save_file:
-            _save(self._trials, self._save_file)
-        if self._early_stop is None:
-            return False
-        is_stopped, self._stop_state = self._early_stop(self._trials, *self._stop_state)
-        return bool(is_stopped)
-
-    def _evaluate(self, document: Document) -> None:
-        document["state"] = base.JOB_STATE_RUNNING
-        document["book_time"] = document["refresh_time"] = coarse_utcnow()
-        control = base.Ctrl(self._trials, current_trial=document)
-        try:
-            document["result"] = self._domain.evaluate(base.spec_from_misc(document["misc"]), control)
-            document["state"] = base.JOB_STATE_DONE
-        except Exception as error:
-            document["state"] = base.JOB_STATE_ERROR
-            document["misc"]["error"] = (str(type(error)), str(error))
-            if not self._catches:
-                raise
-        finally:
-            document["refresh_time"] = coarse_utcnow()
-            # A trial with an exception is none of the `trials` any more.
-            self._trials.refresh()
-        self._proposer.tell(document)
-
-
-_Propose = Callable[[Any, base.Domain, hyperopt.Trials, int, Mapping[str, Any]], _Proposer]
-
-
-def _read_algo(algo: Any) -> tuple[_Propose, Mapping[str, Any]]:
-    """Return what makes the proposer that `algo` names, and its options. Raises UsageError for an unknown one."""
-    function: Any = algo
-    options: dict[str, Any] = {}
-    while isinstance(function, partial):
-        if function.args:
-            raise UsageError(f"algo: a partial of {_name(function.func)} has keyword arguments only")
-        function, options = function.func, {**function.keywords, **options}
-    name = "tpe" if function is None else function if isinstance(function, str) else None
-    if name is None:
-        name = next((known for suggest, known in _SUGGEST.items() if suggest is function), None)
-    if name == "anneal" or (name or "").startswith(HYPEROPT):
-        _refuse_unknown("anneal.suggest", options, _ANNEAL)
-        suggest = suggest_of((name or "").removeprefix(HYPEROPT))
-        return lambda space, domain, trials, seed, given: _Suggested(suggest, domain, trials, seed, given), options
-    if name == "tpe":
-        found = _tpe_options(options)
-        make = unrepeated(partial(TpeSampler, **found))
-        return lambda space, domain, trials, seed, _: _Sampled(space, trials, seed, make), {}
-    if name == "random":
-        _refuse_unknown("rand.suggest", options, ())
-        return lambda space, domain, trials, seed, _: _Sampled(space, trials, seed, RandomSampler), {}
-    raise UsageError(f"algo: there is no {_name(function)} here; give {ALGOS}, or a partial of one")
-
-
-def _tpe_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of our TPE for those of hyperopt's. Raises UsageError for one that it has not."""
-    _refuse_unknown("tpe.suggest", options, _TPE)
-    found = {ours: value for name, value in options.items() if (ours := _TPE[name]) is not None}
-    for name in ("n_startup_jobs", "n_EI_candidates"):
-        value = options.get(name, 1)
-        if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
-            raise UsageError(f"algo: {name} is {short(value, 60)}; give a whole number from 1")
-    gamma = options.get("gamma", 1)
-    if isinstance(gamma, bool) or not isinstance(gamma, (int, float)) or not 0 < gamma < math.inf:
-        raise UsageError(f"algo: gamma is {short(gamma, 60)}; give a number above 0")
-    return found
-
-
-def _refuse_unknown(name: str, options: Mapping[str, Any], known: Iterable[str]) -> None:
-    known = [*known]
-    if unknown := [option for option in options if option not in known]:
-        raise UsageError(f"algo: {name} has no {unknown[0]} here; it takes {', '.join(known) or 'no options'}")
-
-
-def _name(function: Any) -> str:
-    module, name = getattr(function, "__module__", ""), getattr(function, "__qualname__", None)
-    return f"{module}.{name}" if name else short(function, 60)
 
 
 def _annotated(fn: Callable[..., Any]) -> tuple[Callable[..., Any], dict[str, Any]]:
@@ -468,24 +309,41 @@ def _trials(given: Any, points: list[dict[str, Any]] | None, save_file: str) -> 
     return generate_trials_to_calculate(points)
 
 
-def _seed(rstate: Any) -> int:
-    """Return a seed drawn from a generator of numpy's, old or new; else the number itself, else hyperopt's variable."""
-    if rstate is None:
-        fixed = os.environ.get("HYPEROPT_FMIN_SEED", "")
-        rstate = np.random.default_rng(int(fixed) if fixed else None)
-    if isinstance(rstate, np.random.Generator):
-        return int(rstate.integers(_MAX_SEED))
+def _complete(trials: hyperopt.Trials, space: Any) -> None:
+    """Draw the labels that points to evaluate leave out; hyperopt asserts that they are there."""
+    waiting = [each for each in trials._dynamic_trials if each["state"] == base.JOB_STATE_NEW]
+    for document, params in _within(space, waiting):
+        misc = document["misc"]
+        for label, value in params.items():
+            if not misc["vals"].get(label):
+                misc["idxs"][label], misc["vals"][label] = [document["tid"]], [value]
+
+
+def _generator(rstate: Any) -> np.random.Generator | None:
+    """Return the generator of seeds; None leaves it to hyperopt's environment variable."""
     if isinstance(rstate, np.random.RandomState):
-        return int(rstate.randint(_MAX_SEED))
+        rstate = int(rstate.randint(_MAX_SEED))
     if isinstance(rstate, (int, np.integer)) and not isinstance(rstate, bool):
-        return int(rstate)
+        return np.random.default_rng(rstate)
+    if rstate is None or isinstance(rstate, np.random.Generator):
+        return rstate
     raise UsageError(f"rstate is {short(rstate, 60)}; give numpy.random.default_rng(SEED), or a whole number")
+
+
+def _saving(early_stop: EarlyStop | None, save_file: str) -> EarlyStop:
+    """Return a function that saves the trials after each turn of hyperopt's loop, and then asks `early_stop`."""
+
+    def saved(trials: hyperopt.Trials, *state: Any) -> tuple[bool, Iterable[Any]]:
+        _save(trials, save_file)
+        return (False, ()) if early_stop is None else early_stop(trials, *state)
+
+    return saved
 
 
 def _load(file: Path) -> hyperopt.Trials:
     """Return the trials of an earlier search. Raises UsageError for a file that does not have them."""
     try:
-        loaded = _pickler().loads(file.read_bytes())
+        loaded = pickler.loads(file.read_bytes())
     except Exception as error:
         cause = f"{type(error).__name__}: {error}"
         raise UsageError(
@@ -498,7 +356,7 @@ def _load(file: Path) -> hyperopt.Trials:
 
 def _save(trials: hyperopt.Trials, save_file: str) -> None:
     """Write the trials to a file; an earlier one stays whole until then. Raises UsageError."""
-    content = _pickler().dumps(trials)
+    content = pickler.dumps(trials)
     try:
         with replacing(Path(save_file)) as file:
             file.write(content)
@@ -506,12 +364,3 @@ def _save(trials: hyperopt.Trials, save_file: str) -> None:
         raise UsageError(
             f"trials_save_file {save_file} cannot be written: {error.strerror}; what it had before is whole"
         ) from None
-
-
-def _pickler() -> Any:
-    """Return cloudpickle where it is installed, as hyperopt uses it: it takes lambdas, too."""
-    try:
-        import cloudpickle
-    except ImportError:
-        return pickle
-    return cloudpickle
