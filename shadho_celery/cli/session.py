@@ -47,7 +47,6 @@ from shadho_celery.scheduler.known_points import completed, enqueue
 from shadho_celery.scheduler.plan import Plan
 from shadho_celery.scheduler.widths import widest
 from shadho_celery.space.compile import compile_space
-from shadho_celery.space.split import renamed
 from shadho_celery.space.stored import to_json
 from shadho_celery.store.base import DEFAULT_STORE
 from shadho_celery.store.sql import SqlStore
@@ -221,8 +220,6 @@ class Session:
             settings=self._options.given,
             settle=self._settle,
             tree=to_json(self._space),
-            describe=self._space.describe,
-            renamed=partial(renamed, self._space),
             repaired=partial(say, err=True) if self._options.repair else None,
             warm_start=taught,
         )

@@ -42,7 +42,6 @@ from shadho_celery.scheduler.known_points import completed
 from shadho_celery.scheduler.plan import DEFAULT_SETTINGS, ENDLESS, Plan
 from shadho_celery.scheduler.scheduler import Scheduler
 from shadho_celery.space.compile import compile_space
-from shadho_celery.space.split import renamed
 from shadho_celery.space.stored import to_json
 from shadho_celery.store.sql import SqlStore
 from shadho_celery.study.limits import Limits
@@ -173,8 +172,6 @@ class Study(StudyResults):
             seed=names.seed,
             settle=self._settle,
             tree=to_json(self._space),
-            describe=self._space.describe,
-            renamed=partial(renamed, self._space),
             warm_start=taught,
         )
         super().__init__(self._database, self._study.record, self._space.evaluate)

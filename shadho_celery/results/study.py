@@ -20,7 +20,6 @@ from shadho_celery.results.frame import make_frame, write_csv
 from shadho_celery.results.report import Recorded, StudyReport, report_of
 from shadho_celery.results.trial import TrialResult, TrialResults
 from shadho_celery.results.values import Evaluate, Values
-from shadho_celery.space.stored import version_of
 from shadho_celery.store.base import StudyRecord
 from shadho_celery.store.lock import holder_name
 from shadho_celery.store.sql import SqlStore
@@ -109,11 +108,8 @@ class StudyResults:
 
     @property
     def in_force(self) -> Mapping[str, Any]:
-        """Sampler, policy, shares and objectives of its latest run, defaults too; a sampler of one's own is None.
-
-        Empty for a study of a version up to 0.5.
-        """
-        return self._record.in_force or {}
+        """Sampler, policy, shares and objectives of its latest run, defaults too; a sampler of one's own is None."""
+        return self._record.in_force
 
     @property
     def choices(self) -> Mapping[str, str]:
@@ -139,11 +135,6 @@ class StudyResults:
     def space(self) -> Mapping[str, str]:
         """Domain and condition of each label, in words."""
         return self._record.space
-
-    @property
-    def space_version(self) -> int:
-        """Version of these words; see `Space.describe`."""
-        return version_of(self._record.tree)
 
     @property
     def store(self) -> str:

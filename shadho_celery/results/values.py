@@ -11,7 +11,7 @@ from shadho_celery.core.checks import short
 from shadho_celery.core.trial import Params
 from shadho_celery.errors import ShadhoError
 from shadho_celery.objective import study_file
-from shadho_celery.space.stored import RestoredSpace, version_of
+from shadho_celery.space.stored import RestoredSpace
 from shadho_celery.store.base import StudyRecord
 
 #: makes values from params
@@ -51,7 +51,7 @@ class Values:
 
     @cached_property
     def _restored(self) -> RestoredSpace | None:
-        """The space that the store has; None in a study of an earlier version."""
+        """The space that the store has; None if it has none, or one that cannot be read."""
         if self._record.tree is None:
             return None
         try:
@@ -79,7 +79,7 @@ class Values:
         except ShadhoError as error:
             self.note = f"some values are shown as texts: {error}"
             return None
-        if space.describe(version_of(self._record.tree)) != dict(self._record.space):
+        if space.describe() != dict(self._record.space):
             self.note = f"some values are shown as texts: {name} has another search space now"
             return None
         return space.evaluate

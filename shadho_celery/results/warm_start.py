@@ -77,7 +77,7 @@ def of_study(study: StudyResults, space: Space, least: float | None = None) -> S
 
     Where a label's domain has changed, its new draw is the one that gives the objective what the old one gave.
     """
-    reader, described = _Reader(space), space.describe(study.space_version)
+    reader, described = _Reader(space), space.describe()
 
     def point(params: Mapping[str, Any]) -> dict[str, Any]:
         is_same = {label: study.space.get(label) == described.get(label) for label in params}

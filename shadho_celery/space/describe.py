@@ -10,13 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from shadho_celery.space.literals import LONG_INT, digest, earlier_text, literal_text
+from shadho_celery.space.literals import LONG_INT, digest, literal_text
 from shadho_celery.space.tree import Call, Dict, Literal, Node, Param, Sequence, Switch, nodes, unshared
 
-#: version of these texts, which a store has beside them: 0 does not tell all constants apart
+#: version of these texts, which a store has beside them: a study with texts of another version is refused
 VERSION = 2
-#: version from which on options without a tag are named by their texts, not by indexes
-NAMED = 2
 
 #: a longer text is replaced by its beginning and its hash
 MAX_TEXT = 200
@@ -30,12 +28,11 @@ _DRAWN = "..."
 _SCALARS = (str, int, float, np.number, np.bool_)
 
 
-def structure(root: Node, version: int = VERSION) -> dict[Node, str]:
+def structure(root: Node) -> dict[Node, str]:
     """Return a text for every node under `root`: the computation, and the labels it is made from."""
-    constant = literal_text if version else earlier_text
     texts: dict[Node, str] = {}
     for node in nodes(root):
-        texts[node] = _cut(_node_text(node, texts, constant))
+        texts[node] = _cut(_node_text(node, texts))
     return texts
 
 
@@ -71,13 +68,13 @@ def outermost_calls(root: Node) -> dict[str, list[Node]]:
     return found
 
 
-def _node_text(node: Node, texts: dict[Node, str], constant: Callable[[object], str]) -> str:
+def _node_text(node: Node, texts: dict[Node, str]) -> str:
     parts = [texts[child] for child in node.children]
     match node:
         case Param(label=label):
             return f"<{label}>"
         case Literal(value=value):
-            return constant(value)
+            return literal_text(value)
         case Sequence():
             return f"({', '.join(parts)})"
         case Dict(items=items):
@@ -129,18 +126,15 @@ def _cut(text: str) -> str:
     return text if len(text) <= MAX_TEXT else f"{text[: MAX_TEXT - 20]}... {digest(text)}"
 
 
-def option_names(label: str, options: SequenceOf[Node], version: int = VERSION) -> tuple[str, ...]:
+def option_names(label: str, options: SequenceOf[Node]) -> tuple[str, ...]:
     """Return a name for each option: its tag (`option_tags`), else its text as a person reads it, else its index.
 
-    Long texts are shortened in the middle. Names of a `version` before 2 are tags that are strings, and indexes.
+    Long texts are shortened in the middle.
     """
-    tags = option_tags(label, options, with_numbers=version >= NAMED)
-    if version < NAMED:
-        names = [str(place) if tag is None else tag for place, tag in enumerate(tags)]
-    else:
-        words = [_name_of(option) if tag is None else tag for option, tag in zip(options, tags, strict=True)]
-        counts = Counter(words)
-        names = [str(place) if word is None or counts[word] > 1 else word for place, word in enumerate(words)]
+    tags = option_tags(label, options, with_numbers=True)
+    words = [_name_of(option) if tag is None else tag for option, tag in zip(options, tags, strict=True)]
+    counts = Counter(words)
+    names = [str(place) if word is None or counts[word] > 1 else word for place, word in enumerate(words)]
     # a tag may look like another option's index
     return tuple(names) if len(set(names)) == len(names) else tuple(map(str, range(len(names))))
 

@@ -191,28 +191,3 @@ def _object(value: object) -> str:
 
 def _name(named: object) -> str:
     return f"{getattr(named, '__module__', None)}.{getattr(named, '__qualname__', None)}"
-
-
-def earlier_text(value: object) -> str:
-    """Return the text that version 0 of stored spaces has of a constant, to compare with."""
-    if isinstance(value, np.generic):
-        value = value.item()
-    match value:
-        case Enum():
-            return f"{type(value).__qualname__}.{value.name}"
-        case int() if value.bit_length() > LONG_INT:
-            return hex(value)
-        case None | bool() | int() | float() | complex() | str() | bytes():
-            return repr(value)
-        case np.ndarray():
-            return f"array({value.dtype}, {value.shape}, {digest(earlier_text(value.tolist()))})"
-        case tuple() | list():
-            return f"({', '.join(map(earlier_text, value))})"
-        case set() | frozenset():
-            return f"{{{', '.join(sorted(map(earlier_text, value)))}}}"
-        case dict():
-            return f"{{{', '.join(f'{earlier_text(key)}: {earlier_text(item)}' for key, item in value.items())}}}"
-        case _:
-            # A generator has a name and no module.
-            named = value if hasattr(value, "__qualname__") and hasattr(value, "__module__") else type(value)
-            return f"{named.__module__}.{named.__qualname__}"

@@ -106,13 +106,12 @@ class Space:
                 return self._simplified(rest | {prefix})
         return chains
 
-    def describe(self, version: int = text.VERSION) -> dict[str, str]:
+    def describe(self) -> dict[str, str]:
         """Return label -> its law, options, use and condition, as a text that is the same in every process.
 
-        Two spaces that describe alike give a recorded index or number the same meaning. A store of an earlier version
-        is compared with the texts of that version.
+        Two spaces that describe alike give a recorded index or number the same meaning.
         """
-        texts = text.structure(self.root, version)
+        texts = text.structure(self.root)
         calls = text.expressions(self.root, texts)
         return {label: self._described(label, texts, calls.get(label, ())) for label in self.domains}
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from shadho_celery.core.trial import Params
 from shadho_celery.space.blocks import Block, Branch, Pins
-from shadho_celery.space.describe import VERSION, option_names
+from shadho_celery.space.describe import option_names
 from shadho_celery.space.domains import Discrete, Domain
 from shadho_celery.space.space import Space
 from shadho_celery.space.tree import Value, postorder
@@ -66,12 +66,12 @@ class Subspace:
         return all(params.get(label) == place for label, place in self.fixed.items())
 
 
-def split(space: Space, max_subspaces: int = DEFAULT_MAX_SUBSPACES, *, version: int = VERSION) -> tuple[Subspace, ...]:
+def split(space: Space, max_subspaces: int = DEFAULT_MAX_SUBSPACES) -> tuple[Subspace, ...]:
     """Return the space's subspaces, every assignment in exactly one, in declaration order.
 
     With more than `max_subspaces` combinations only the outermost choices are split, and of these as many, in
     declaration order, as fit; the others stay conditional leaves, and a log line says so. An option of probability 0
-    has no subspace. `version` is that of the names (`describe.VERSION`).
+    has no subspace.
     """
     within = _Structure(space)
     combinations = list(islice(within.combinations(within.choices), max_subspaces + 1))
@@ -81,13 +81,7 @@ def split(space: Space, max_subspaces: int = DEFAULT_MAX_SUBSPACES, *, version: 
         # No warning: it is searched as any other, and there is nothing to fix.
         logger.info("the space has more than %d combinations of choices: split on %s only", max_subspaces, only)
         combinations = list(within.combinations(chosen))
-    return tuple(map(within.subspace, within.names(combinations, version), combinations))
-
-
-def renamed(space: Space, version: int) -> dict[str, str]:
-    """Return the names of subspaces that have changed since an earlier version of them, and those of now."""
-    names = zip(split(space, version=version), split(space), strict=True)
-    return {before.name: now.name for before, now in names if before.name != now.name}
+    return tuple(map(within.subspace, within.names(combinations), combinations))
 
 
 def undivided(space: Space) -> Subspace:
@@ -140,10 +134,10 @@ class _Structure:
                 chosen[branch.label] = options
         return list(chosen)
 
-    def names(self, combinations: list[dict[str, int]], version: int) -> list[str]:
+    def names(self, combinations: list[dict[str, int]]) -> list[str]:
         """Return a name for each combination, all different."""
         labels = dict.fromkeys(label for pins in combinations for label in pins)
-        options = {label: option_names(label, self.choices[label].switch.options, version) for label in labels}
+        options = {label: option_names(label, self.choices[label].switch.options) for label in labels}
         named = [[f"{label}={options[label][place]}" for label, place in pins.items()] for pins in combinations]
         names = [",".join(parts) or UNDIVIDED for parts in named]
         if len(set(names)) == len(names):

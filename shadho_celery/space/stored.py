@@ -125,11 +125,6 @@ class StoredSpace(Struct, frozen=True, kw_only=True):
     version: int = 0
 
 
-def version_of(stored: Mapping[str, Any] | None) -> int:
-    """Return the version of the texts that describe a stored space; 0 for a store that has no space in this form."""
-    return int((stored or {}).get("version", 0))
-
-
 def to_json(space: Space) -> dict[str, Any]:
     """Return the machine-readable form of a space, in JSON values."""
     order = list(tree.nodes(space.root))

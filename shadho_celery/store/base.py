@@ -32,17 +32,17 @@ class StudyRecord:
     created_at: Moment
     #: options that its command lines have given so far: name -> value
     settings: Mapping[str, Any] = field(default_factory=dict)
-    #: `settings.IN_FORCE` of its latest run, the sampler None if it was a function; None in a study up to version 0.5
-    in_force: Mapping[str, Any] | None = None
-    #: by subspace, what the sampler `auto` chose last, and why; empty with other samplers, and up to version 0.5
+    #: `settings.IN_FORCE` of its latest run, the sampler None if it was a function
+    in_force: Mapping[str, Any] = field(default_factory=dict)
+    #: by subspace, what the sampler `auto` chose last, and why; empty with other samplers
     choices: Mapping[str, str] = field(default_factory=dict)
-    #: the space in machine-readable form, `space.stored`; None in a study of an earlier version
+    #: the space in machine-readable form, `space.stored`; None if it was not given
     tree: Mapping[str, Any] | None = None
 
     @property
     def objectives(self) -> Mapping[str, str]:
         """Direction of each loss by name; empty in a study of one loss without a name."""
-        return (self.in_force or {}).get("objectives") or {}
+        return self.in_force.get("objectives") or {}
 
 
 class Store(Protocol):

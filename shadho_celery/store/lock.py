@@ -35,7 +35,7 @@ def described(holder: str) -> str:
 
 
 def _parts(holder: str) -> list[str]:
-    """Return the four parts of a holder's name; an earlier version did not tell the last one."""
+    """Return the four parts of a holder's name; those that it lacks are unknown."""
     return (holder.split(" ") + 4 * [UNKNOWN])[:4]
 
 

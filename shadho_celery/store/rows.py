@@ -70,10 +70,9 @@ def as_text(column: sa.Column[Any]) -> sa.ColumnElement[Any]:
 def as_study(row: sa.Row[Any]) -> StudyRecord:
     """Return the study of a row. Raises one of UNREADABLE if a value is not of its field's type."""
     found = _facts(row, RECORD_JSON)
-    # A study of an earlier version has no settings and no choices.
-    found |= {name: found[name] or {} for name in ("settings", "choices")}
+    found |= {name: found[name] or {} for name in ("settings", "in_force", "choices")}
     record: StudyRecord = msgspec.convert(found, StudyRecord)
-    for name, value in [*record.settings.items(), *(record.in_force or {}).items()]:
+    for name, value in [*record.settings.items(), *record.in_force.items()]:
         if value is not None and name in _SETTINGS:
             msgspec.convert(value, _SETTINGS[name])
     return record

@@ -266,28 +266,10 @@ class SqlStore:
                 raise StudyLocked
             return fence
 
-    def keep_settings(
-        self, key: str, fence: int, settings: Mapping[str, Any], in_force: Mapping[str, Any] | None
-    ) -> None:
+    def keep_settings(self, key: str, fence: int, settings: Mapping[str, Any], in_force: Mapping[str, Any]) -> None:
         """Replace the settings of the study's record, unless another scheduler has taken the study over."""
         with self._begin() as connection:
             _set(connection, key, fence, settings=settings, in_force=in_force)
-
-    def keep_space(self, record: StudyRecord, fence: int, renamed: Mapping[str, str]) -> None:
-        """Replace space and choices of a study by those of `record`, and names of subspaces by those of now.
-
-        Nothing is changed if another scheduler has taken the study over.
-        """
-        with self._begin() as connection:
-            allow(connection, MAINTENANCE_SECONDS)
-            kept = {name: getattr(record, name) for name in ("space", "tree", "choices")}
-            if not _set(connection, record.key, fence, **kept) or not renamed:
-                return
-            for table in (trials, warm_starts):
-                # At once: a name of now may be that of another subspace before.
-                name = sa.case(dict(renamed), value=table.c.subspace, else_=table.c.subspace)
-                mine = (table.c.study == record.key) & table.c.subspace.in_(renamed)
-                connection.execute(sa.update(table).where(mine).values(subspace=name))
 
     def unlock(self, key: str, fence: int) -> None:
         """Unlock the study, unless another scheduler has taken it over."""

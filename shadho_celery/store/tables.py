@@ -12,7 +12,7 @@ import sqlalchemy as sa
 #: marks of SQLite for a column that is computed, when it is read or when it is written
 _GENERATED = {2, 3}
 
-#: version of these tables; stores up to 0.4 have none, and lack nothing but columns that may be null
+#: version of these tables; columns and tables that are added later change it not, those that go do
 VERSION = 1
 
 #: type of JSON columns; not PostgreSQL's JSONB, which reorders keys, makes an int of 1e22 and refuses NUL characters
@@ -31,9 +31,9 @@ studies = sa.Table(
     sa.Column("created_at", sa.Float, nullable=False),
     #: options that its command lines have given so far
     sa.Column("settings", json),
-    #: sampler, policy, shares and objectives of its latest run, given ones or defaults; null before version 0.6
+    #: sampler, policy, shares and objectives of its latest run, given ones or defaults
     sa.Column("in_force", sa.JSON(none_as_null=True)),
-    #: by subspace, what the sampler `auto` chose last, and why; null before version 0.6
+    #: by subspace, what the sampler `auto` chose last, and why
     sa.Column("choices", sa.JSON(none_as_null=True)),
     #: the space in machine-readable form, by which values are made from params
     sa.Column("tree", sa.JSON(none_as_null=True)),
@@ -56,7 +56,7 @@ trials = sa.Table(
     sa.Column("compute_class", sa.String(255)),
     #: of several losses the first one; one to maximise is negative
     sa.Column("loss", sa.Float),
-    #: losses by name, in a study that names them, as they are minimised; null for none, and before version 0.6
+    #: losses by name, in a study that names them, as they are minimised; null for none
     sa.Column("losses", sa.JSON(none_as_null=True)),
     #: constraints by name, of which none above 0 is feasible; null for none
     sa.Column("constraints", sa.JSON(none_as_null=True)),
@@ -69,7 +69,7 @@ trials = sa.Table(
     sa.Column("started_at", sa.Float),
     sa.Column("finished_at", sa.Float),
     sa.Column("seconds", sa.Float),
-    #: bytes of resident memory at the trial's peak; up to version 0.5 of GPU memory if it ran on a GPU
+    #: bytes of resident memory at the trial's peak
     sa.Column("memory", sa.BigInteger),
     #: bytes of GPU memory at the trial's peak
     sa.Column("gpu_memory", sa.BigInteger),
@@ -77,20 +77,20 @@ trials = sa.Table(
     #: slots that it takes; null for one
     sa.Column("slots", sa.Integer),
     sa.Column("rung", sa.Integer),
-    #: step of the last report of a trial that was pruned, or is to be; null for others, and before version 0.6
+    #: step of the last report of a trial that was pruned, or is to be; null for others
     sa.Column("step", sa.BigInteger),
     #: number of the trial whose params, seed and checkpoints it carries on
     sa.Column("origin", sa.Integer),
-    #: whether the folder of those checkpoints held files when it began; null without an origin, and before version 0.6
+    #: whether the folder of those checkpoints held files when it began; null without an origin
     sa.Column("continued", sa.Boolean),
     #: compute classes that it ran out of memory on, joined by commas
     sa.Column("outgrown", sa.Text),
-    #: the memory that each of them had too little of, gpu or host; null before version 0.6
+    #: the memory that each of them had too little of, gpu or host
     sa.Column("outgrown_memory", sa.Text),
     sa.Column("warning", sa.Text),
     #: the last lines of its output, if it has failed
     sa.Column("log", sa.Text),
-    #: digest of the code that it ran under; null for a function without a module, and before version 0.6
+    #: digest of the code that it ran under; null for a function without a module
     sa.Column("code", sa.String(16)),
     #: the live attempts of a trial that was copied: number, state, class, host and moment of the start of each
     sa.Column("live", sa.JSON(none_as_null=True)),
@@ -143,7 +143,7 @@ unreadable = sa.Table(
 def damage(engine: sa.Engine, *, is_written: bool) -> str | None:
     """Return the reason, with its remedy, why the store cannot be used.
 
-    It is of an unknown version, has lost a table, or is a file with statements of its own, which might never end.
+    It is of another version, has lost a table, or is a file with statements of its own, which might never end.
     """
     needed = (studies, trials, reports)
     found = set(sa.inspect(engine).get_table_names())
@@ -151,10 +151,12 @@ def damage(engine: sa.Engine, *, is_written: bool) -> str | None:
         foreign = _foreign(connection, found, is_written=is_written) if engine.dialect.name == "sqlite" else None
         if foreign is not None:
             return f"it has {foreign}, which this package never makes; remove that, or restore the store from a copy"
-        is_old = schema_version.name not in found
-        versions = [] if is_old else connection.scalars(sa.select(schema_version.c.version)).all()
+        has_versions = schema_version.name in found
+        versions = connection.scalars(sa.select(schema_version.c.version)).all() if has_versions else []
         kept = (connection.execute(sa.select(t.c[0]).limit(1)).first() for t in needed if t.name in found)
         has_content = bool(versions) or any(kept)
+    if studies.name in found and studies.c.in_force.name not in _columns(engine, studies.name):
+        return "version 0.5 or earlier, or another program, has written it; give --store another URL"
     if any(version != VERSION for version in versions):
         return f"its tables are of version {max(versions)}, not {VERSION}; install the shadho_celery that wrote it"
     # Looked at again: another process may have made them meanwhile.
@@ -181,10 +183,13 @@ def _foreign(connection: sa.Connection, found: AbstractSet[str], *, is_written: 
     return f"the trigger {own[0]}" if own and is_written else None
 
 
+def _columns(engine: sa.Engine, table: str) -> set[str]:
+    return {column["name"] for column in sa.inspect(engine).get_columns(table)}
+
+
 def lacking_columns(engine: sa.Engine) -> dict[str, frozenset[str]]:
     """Return the columns by table that the database of an earlier version lacks; all of a table's if it is missing."""
-    found = sa.inspect(engine)
-    existing = {name: {column["name"] for column in found.get_columns(name)} for name in found.get_table_names()}
+    existing = {name: _columns(engine, name) for name in sa.inspect(engine).get_table_names()}
     return {
         table.name: frozenset(str(column.name) for column in table.columns) - existing.get(table.name, set())
         for table in schema.sorted_tables
@@ -205,9 +210,8 @@ def add_columns(engine: sa.Engine) -> None:
 
     Raises sqlalchemy's DBAPIError if another process has added one meanwhile; a second call continues.
     """
-    found = sa.inspect(engine)
     for table in schema.sorted_tables:
-        existing = {column["name"] for column in found.get_columns(table.name)}
+        existing = _columns(engine, table.name)
         for column in table.columns:
             if column.nullable and column.name not in existing:
                 definition = sa.schema.CreateColumn(column).compile(engine)

@@ -12,10 +12,16 @@ import numpy as np
 
 from shadho_celery.core.checks import short
 from shadho_celery.core.clock import Clock, SystemClock
-from shadho_celery.core.settings import EARLIER_DEFAULTS
 from shadho_celery.core.trial import Summary, Trial
-from shadho_celery.errors import ShadhoError, SpaceChanged, StoreError, StudyExists, StudyNotFound, UsageError
-from shadho_celery.space.stored import version_of
+from shadho_celery.errors import (
+    ShadhoError,
+    SpaceChanged,
+    StoreError,
+    StudyError,
+    StudyExists,
+    StudyNotFound,
+    UsageError,
+)
 from shadho_celery.store.base import StudyRecord
 from shadho_celery.store.lock import holder_name
 from shadho_celery.store.sql import SqlStore
@@ -42,35 +48,29 @@ def open_study(
     settings: Mapping[str, Any] | None = None,
     settle: Settle | None = None,
     tree: Mapping[str, Any] | None = None,
-    describe: Callable[[int], Mapping[str, str]] | None = None,
-    renamed: Callable[[int], Mapping[str, str]] | None = None,
     clock: Clock | None = None,
     repaired: Callable[[str], None] | None = None,
     warm_start: Sequence[Trial] = (),
 ) -> StudyState:
     """Begin or resume a study, and lock it.
 
-    `space` is `Space.describe()`, and `tree` its machine-readable form, which is kept. A study of an earlier version is
-    compared with the texts of its version, which `describe` returns, and gets those of this one; `renamed` returns the
-    subspaces' names of now by those of its version. With `resume` the study is the one called `name`, else the module's
-    latest. `settings` (JSON values) are added to those of earlier runs in its record. `settle` decides what is in
+    `space` is `Space.describe()`, and `tree` its machine-readable form, which is kept. With `resume` the study is the
+    one called `name`, else the module's latest. `settings` (JSON values) are added to those of earlier runs in its record. `settle` decides what is in
     force, and that is kept, too. With `repaired` trials that are missing or cannot be read are moved away, and it is
     told what was done; without they are refused. A new study keeps the trials of a `warm_start`, which teach it and its
     resumptions.
-    Raises StudyExists, StudyNotFound, StudyLocked, SpaceChanged, UsageError (another seed) or StoreError.
+    Raises StudyExists, StudyNotFound, StudyLocked, SpaceChanged, StudyError (another
+    version), UsageError (another seed) or StoreError.
     """
     clock = clock or SystemClock()
     if name is not None:
         _check_name(name)
-    version = 0
     if resume:
         record = store.find(name) if name else store.latest(module)
-        version = version_of(record.tree)
-        is_old = tree is not None and version < version_of(tree)
-        _compare(record, describe(version) if is_old and describe is not None else space, module, seed)
-        before, record = record, _settled(record, settings, settle, _earlier(record.in_force))
+        _refuse_other_version(record, tree)
+        _compare(record, space, module, seed)
+        before, record = record, _settled(record, settings, settle, record.in_force)
     else:
-        is_old = False
         record = replace(_new_record(space, module, name, seed, clock), tree=tree)
         settled = _settled(record, settings, settle, {})
         before = record = _create(store, settled, is_named=name is not None, warm_start=warm_start)
@@ -80,11 +80,6 @@ def open_study(
             repaired(store.repair(record.key, fence, clock.wall()))
         if record != before:
             store.keep_settings(record.key, fence, record.settings, record.in_force)
-        if is_old and tree is not None:
-            names = {} if renamed is None else renamed(version)
-            choices = {names.get(name, name): choice for name, choice in record.choices.items()}
-            record = replace(record, space=dict(space), tree=tree, choices=choices)
-            store.keep_space(record, fence, names)
         moved = store.moved(record.key) if resume else set()
         earlier = _whole(store, record.key, fence, moved, clock) if resume else ()
         taught = store.warm_start(record.key) if resume else warm_start
@@ -103,11 +98,6 @@ def _settled(
     if settle is None:
         return replace(record, settings=settings)
     return replace(record, settings=settings, in_force=dict(settle(settings, in_force)))
-
-
-def _earlier(in_force: Mapping[str, Any] | None) -> Mapping[str, Any]:
-    """Return what was in force in an earlier run; what its version did not keep was a default of then."""
-    return {**EARLIER_DEFAULTS, **(in_force or {})}
 
 
 def _whole(store: SqlStore, key: str, fence: int, moved: Collection[int], clock: Clock) -> Iterator[Trial | Summary]:
@@ -161,6 +151,15 @@ def _check_name(name: str) -> None:
     if is_odd or not name.strip() or name[0] in ".-" or len(name.encode()) > MAX_NAME:
         raise UsageError(
             f"{name[:60]!a} cannot name a study; use up to {MAX_NAME} bytes of UTF-8, no slash, no dot or dash first"
+        )
+
+
+def _refuse_other_version(record: StudyRecord, tree: Mapping[str, Any] | None) -> None:
+    """Raise StudyError if the texts of the study's space are those of another version, and cannot be compared."""
+    if tree is not None and (record.tree or {}).get("version") != tree.get("version"):
+        raise StudyError(
+            f"study {record.name!r} was begun by another version of shadho_celery; begin another study (leave out "
+            "--resume), or resume it with the version that began it"
         )
 
 

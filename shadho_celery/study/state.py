@@ -93,7 +93,7 @@ class StudyState:
         self.copied = self.rescued = 0
         #: results of this run that were refused: they are of other params than their trial's
         self.refused = 0
-        is_auto = (record.in_force or {}).get("sampler") == "auto"
+        is_auto = record.in_force.get("sampler") == "auto"
         #: by subspace, what the sampler `auto` chose last, and why; empty with other samplers
         self.choices: dict[str, str] = {**record.choices} if is_auto else {}
         #: True if `commit` has to write them
