@@ -327,14 +327,6 @@ KEPT = tuple(name for name, each in SETTINGS.items() if each.kept)
 IN_FORCE = tuple(name for name, each in SETTINGS.items() if each.in_force)
 #: settings that give trials budgets
 BUDGETS = tuple(name for name, each in SETTINGS.items() if each.is_budgets)
-#: the defaults of the versions whose stores do not have what was in force: up to 0.5
-EARLIER_DEFAULTS: Mapping[str, Any] = {
-    "sampler": "random",
-    "policy": "cost",
-    "shares": "uniform",
-    "pool": 0,
-    "pruner": None,
-}
 
 
 def words(name: str) -> Words:

@@ -55,10 +55,10 @@ def open_study(
     """Begin or resume a study, and lock it.
 
     `space` is `Space.describe()`, and `tree` its machine-readable form, which is kept. With `resume` the study is the
-    one called `name`, else the module's latest. `settings` (JSON values) are added to those of earlier runs in its record. `settle` decides what is in
-    force, and that is kept, too. With `repaired` trials that are missing or cannot be read are moved away, and it is
-    told what was done; without they are refused. A new study keeps the trials of a `warm_start`, which teach it and its
-    resumptions.
+    one called `name`, else the module's latest. `settings` (JSON values) are added to those of earlier runs in its
+    record. `settle` decides what is in force, and that is kept, too. With `repaired` trials that are missing or cannot
+    be read are moved away, and it is told what was done; without they are refused. A new study keeps the trials of a
+    `warm_start`, which teach it and its resumptions.
     Raises StudyExists, StudyNotFound, StudyLocked, SpaceChanged, StudyError (another
     version), UsageError (another seed) or StoreError.
     """

@@ -173,7 +173,7 @@ def test_the_latest_study_of_a_module_is_the_youngest_of_that_module(store: SqlS
 
 def test_what_its_command_lines_have_asked_for_is_kept_with_a_study(store: SqlStore) -> None:
     store.create(record("k1"))
-    assert (store.find("study k1").settings, store.find("study k1").in_force) == ({}, None)
+    assert (store.find("study k1").settings, store.find("study k1").in_force) == ({}, {})
     fence = store.lock("k1", holder_name(), NOW)
     given, in_force = {"trials": 12, "target": 0.1 + 0.2, "sampler": "tpe"}, {"sampler": "tpe", "policy": "cost"}
     store.keep_settings("k1", fence, given, in_force)
@@ -525,9 +525,9 @@ def test_a_step_may_count_tokens(store: SqlStore) -> None:
     assert store.reports("k1") == [report(2**40)]
 
 
-# A database of an earlier version
+# A database of an earlier version, without columns that were added later
 
-NEWER = {"memory", "gpu_memory", "outgrown_memory", "budget", "settings", "in_force", "choices"}
+NEWER = {"memory", "gpu_memory", "outgrown_memory", "budget", "settings", "choices"}
 NEWER |= {"losses", "constraints", "violation", "continued"}
 
 
@@ -582,6 +582,27 @@ def test_a_study_of_an_earlier_version_is_resumed_and_goes_on(shared_url: str) -
     assert memory == [None, 2**40, None]
     assert [trial.budget for trial in store.trials(RECORD.key)] == [None, None, 0.25]
     store.close()
+
+
+@pytest.mark.parametrize("read_only", [False, True])
+def test_a_database_up_to_version_05_is_refused_in_one_line_and_nothing_is_written(
+    shared_url: str, read_only: bool
+) -> None:
+    written_by_an_earlier_version(shared_url)
+    engine = database.make_engine(shared_url)
+    with engine.begin() as connection:
+        connection.execute(sa.text("ALTER TABLE studies DROP COLUMN in_force"))
+
+    def content() -> list[Any]:
+        with engine.connect() as connection:
+            tables = sorted(sa.inspect(connection).get_table_names())
+            return [(name, connection.execute(sa.text(f"SELECT * FROM {name}")).mappings().all()) for name in tables]
+
+    before = content()
+    with pytest.raises(StoreError, match=r"version 0\.5 or earlier, or another program, has written it; give --store"):
+        SqlStore(shared_url, read_only=read_only)
+    assert content() == before
+    engine.dispose()
 
 
 def test_many_may_open_a_database_of_an_earlier_version_at_once(shared_url: str) -> None:

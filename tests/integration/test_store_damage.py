@@ -177,7 +177,7 @@ def test_a_store_of_an_unknown_version_is_refused_with_its_version(url: str, ver
         SqlStore(url)
 
 
-def test_a_store_without_a_version_is_one_of_an_earlier_version_and_opens(url: str) -> None:
+def test_a_store_whose_version_was_not_noted_yet_opens(url: str) -> None:
     change(url, "DROP TABLE schema_version")
     change(url, "DROP TABLE unreadable")
     for _ in range(2):

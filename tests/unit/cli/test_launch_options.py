@@ -296,7 +296,7 @@ def test_the_study_file_of_today_holds_where_no_run_was_given_anything(
     assert (second.policy, second.weight, second.trial_timeout) == ("fifo", 3, 60)
 
 
-def resumed_after(monkeypatch: pytest.MonkeyPatch, study_file: str, in_force: str | None) -> tuple[str, str, str]:
+def resumed_after(monkeypatch: pytest.MonkeyPatch, study_file: str, in_force: str) -> tuple[str, str, str]:
     """Sampler, policy and shares of a resumed study whose store has this of what was in force."""
     settled(monkeypatch, study_file)
     with closing(sqlite3.connect("shadho.db")) as store, store:
@@ -312,24 +312,14 @@ def resumed_after(monkeypatch: pytest.MonkeyPatch, study_file: str, in_force: st
     ("in_force", "goes_on_with"),
     [
         ('{"sampler": "tpe", "policy": "fifo", "shares": "promise"}', ("tpe", "fifo", "promise")),
-        ('{"policy": "fifo"}', ("random", "fifo", "uniform")),
-        (None, ("random", "cost", "uniform")),
+        ('{"policy": "fifo"}', ("auto", "fifo", "promise")),
     ],
-    ids=["other defaults", "some were not kept then", "up to version 0.5"],
+    ids=["other defaults", "some were not kept then"],
 )
 def test_a_study_begun_under_other_defaults_goes_on_with_them(
-    study_file: str, monkeypatch: pytest.MonkeyPatch, in_force: str | None, goes_on_with: tuple[str, str, str]
+    study_file: str, monkeypatch: pytest.MonkeyPatch, in_force: str, goes_on_with: tuple[str, str, str]
 ) -> None:
     assert resumed_after(monkeypatch, study_file, in_force) == goes_on_with
-
-
-def test_a_study_of_an_earlier_version_goes_on_with_that_versions_defaults(
-    study_file: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Not with those of today, which may be others."""
-    then = {"sampler": "tpe", "policy": "paper", "shares": "promise"}
-    monkeypatch.setattr("shadho_celery.study.open.EARLIER_DEFAULTS", then)
-    assert resumed_after(monkeypatch, study_file, None) == ("tpe", "paper", "promise")
 
 
 def test_what_was_in_force_gives_way_to_the_study_file_and_both_to_what_was_given(options: Captured) -> None:

@@ -226,7 +226,7 @@ def test_a_store_of_an_earlier_version_is_read_without_a_change() -> None:
     searched(trials=5)
     with closing(sqlite3.connect("shadho.db")) as store, store:
         store.execute("PRAGMA journal_mode = DELETE")
-        for table, column in (("studies", "tree"), ("studies", "in_force"), ("trials", "warning"), ("trials", "live")):
+        for table, column in (("studies", "tree"), ("trials", "warning"), ("trials", "live")):
             store.execute(f"ALTER TABLE {table} DROP COLUMN {column}")
         store.execute("DROP TABLE schema_version")
         store.execute("DROP TABLE unreadable")
