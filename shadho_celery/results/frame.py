@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 #: columns in front of the labels and the metrics
 FACTS = ("number", "state", "loss", "subspace", "budget", "step", "seconds", "compute_class", "host", "attempts")
+#: beginning of the column with the drawn values of a label, where they are not what the objective got
+DRAWN = "drawn."
 #: columns behind them, seconds since the epoch in the store, and moments here
 MOMENTS = ("asked_at", "started_at", "finished_at")
 #: beginnings of texts that a spreadsheet takes for formulas, and the apostrophe by which such texts are quoted
@@ -29,10 +31,11 @@ _CSV_END = "\r\n"
 def table(trials: Iterable[TrialResult], values: Values) -> dict[str, list[Any]]:
     """Return the columns by name, with one row a trial: numbers, truth values, texts, and None.
 
-    Facts come first, then one column a loss with a name, a label (its value), a metric, and a constraint, and at the
-    end moments (seconds since the epoch), error and warning. A constraint's column has the prefix ``constraint.``, and
-    one whose name is taken ``loss.``, ``param.`` or ``metric.``. A column of unlike values, or of lists and dicts, is
-    made one of texts, so that every format can keep it.
+    Facts come first, then one column a loss with a name, a label (its value, and in ``drawn.LABEL`` what was drawn,
+    where that is another), a metric, and a constraint, and at the end moments (seconds since the epoch), error and
+    warning. A constraint's column has the prefix ``constraint.``, and one whose name is taken ``loss.``, ``param.`` or
+    ``metric.``. A column of unlike values, or of lists and dicts, is made one of texts, so that every format can keep
+    it.
     """
     rows = list(trials)
     labels = dict.fromkeys(label for trial in rows for label in trial.params)
@@ -45,6 +48,8 @@ def table(trials: Iterable[TrialResult], values: Values) -> dict[str, list[Any]]
     for label in labels:
         shown = [values.shown(params, label) if label in (params := trial.params) else None for trial in rows]
         columns[_name(label, "param", taken)] = _column(shown)
+        if (drawn := [trial.params.get(label) for trial in rows]) != shown:
+            columns[_name(f"{DRAWN}{label}", "drawn", taken)] = _column(drawn)
     for name in metrics:
         columns[_name(name, "metric", taken)] = _column([trial.metrics.get(name) for trial in rows])
     for name in dict.fromkeys(name for trial in rows for name in trial.constraints):

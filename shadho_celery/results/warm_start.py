@@ -6,7 +6,6 @@ import csv
 import json
 import math
 import re
-import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import closing, suppress
@@ -17,19 +16,16 @@ from typing import Any
 from shadho_celery.core.checks import one_line, short
 from shadho_celery.core.trial import TrialState
 from shadho_celery.errors import UsageError
-from shadho_celery.results.frame import FACTS, MOMENTS, unquoted
+from shadho_celery.results.frame import DRAWN, FACTS, MOMENTS, unquoted
 from shadho_celery.results.study import StudyResults
 from shadho_celery.results.trial import TrialResult
 from shadho_celery.space.compile import find_function
-from shadho_celery.space.domains import Domain
 from shadho_celery.space.space import Space
 from shadho_celery.space.stored import RestoredSpace, to_json
 from shadho_celery.store.sql import SqlStore
 from shadho_celery.study.warm_start import Lesson, Source
 
-#: steps of a domain that are compared with a number, and halvings of a range in search of its draw
-_MOST_STEPS, _HALVINGS = 10_000, 200
-#: relative difference up to which a number of a table is what a draw gives
+#: relative difference up to which a number is what a draw gives
 _EQUAL = 1e-9
 #: a number as tables have it: no underscores, no digits of other scripts
 _NUMBER = re.compile(r"\s*[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?\s*|[+-]?(inf|nan)", re.ASCII | re.IGNORECASE)
@@ -75,14 +71,15 @@ def _is_named(_: str) -> None:
 def of_study(study: StudyResults, space: Space, least: float | None = None) -> Source:
     """Return the trials of a recorded study.
 
-    Where a label's domain has changed, its new draw is the one that gives the objective what the old one gave.
+    Where a label's domain has changed, its draw counts if it gives the objective what it gave then. An option of a
+    choice is found by its name.
     """
     reader, described = _Reader(space), space.describe()
 
     def point(params: Mapping[str, Any]) -> dict[str, Any]:
         is_same = {label: study.space.get(label) == described.get(label) for label in params}
         return {
-            label: value if is_same[label] else reader.draw(label, study.shown(params, label))
+            label: value if is_same[label] else reader.draw(label, value, study.shown(params, label))
             for label, value in params.items()
         }
 
@@ -96,7 +93,10 @@ def of_study(study: StudyResults, space: Space, least: float | None = None) -> S
 def of_table(
     path: Path, space: Space, least: float | None = None, objectives: Mapping[str, str] | None = None
 ) -> Source:
-    """Return the trials of a CSV file: a column for each label, with what the objective got, and `loss`.
+    """Return the trials of a CSV file: a column for each label, with its drawn value, and `loss`.
+
+    A file of `export` has what the objective got in it, and the drawn value in ``drawn.LABEL`` where that is another.
+    The cell of a choice is the option, its name, or its index.
 
     With `objectives` a column of each counts in place of it. Both have what the objective returned, but `loss` in a
     file of `export` is the one that was minimised. The columns `state`,
@@ -116,7 +116,10 @@ def of_table(
 
     def row(cells: Mapping[str, str]) -> _Row:
         filled = {label: cell for label, column in columns.items() if (cell := cells[column])}
-        point = {label: reader.of_cell(label, cell, may_be_index=not is_export) for label, cell in filled.items()}
+        drawn = {label: cells.get(f"{DRAWN}{label}") or cell for label, cell in filled.items()}
+        point = {
+            label: reader.of_cell(label, cell, drawn[label] if is_export else None) for label, cell in filled.items()
+        }
         state = (cells.get("state") or TrialState.COMPLETE).upper()
         lesson = Lesson(
             point=point,
@@ -200,7 +203,7 @@ class _Options:
 
 
 class _Reader:
-    """Turns what the objective got of a label into the draw of a space that gives it."""
+    """Finds the draws of a space that give the objective what it got."""
 
     def __init__(self, space: Space) -> None:
         self._space = space
@@ -219,56 +222,30 @@ class _Reader:
         read = [f"{label} ({count})" for label, count in self._indexed.items()]
         return f"cells that no option has as its text were read as indexes: {', '.join(read)}" if read else ""
 
-    def of_cell(self, label: str, cell: str, *, may_be_index: bool) -> Any:
-        """Return the draw that a table's cell stands for, as `draw`."""
+    def of_cell(self, label: str, cell: str, drawn: str | None) -> Any:
+        """Return the draw that a table's cell stands for, as `draw`; `drawn` is that of a table of `export`."""
         if label not in self._options:
-            return self.draw(label, _number(cell))
+            return _number(cell) if drawn is None else self.draw(label, _number(drawn), _number(cell))
         options, index = self._options[label], _number(cell)
         place = options.of_cell(cell)
-        if place is None and may_be_index and isinstance(index, int) and 0 <= index < options.count:
+        if place is None and drawn is None and isinstance(index, int) and 0 <= index < options.count:
             self._indexed[label] += 1
             return index
         return place
 
-    def draw(self, label: str, shown: Any) -> Any:
-        """Return the draw; for what no draw gives None or a text, which no domain contains."""
-        if label not in self._space.domains:
-            return shown
+    def draw(self, label: str, drawn: Any, shown: Any) -> Any:
+        """Return the draw that gives the objective what is `shown`; else None or a text, which no domain contains."""
         if label in self._options:
             return self._options[label].of_value(shown)
-        if isinstance(shown, int) and abs(shown) > sys.float_info.max:
-            return "a number too long for a float"
-        if not _is_number(shown) or self._value(label, shown) == shown:
-            return shown
-        return self._inverse(label, self._space.domains[label], float(shown))
+        is_same = label not in self._space.domains or _are_equal(self._restored.shown({label: drawn}, label), shown)
+        return drawn if is_same else str(shown)
 
-    def _inverse(self, label: str, domain: Domain, shown: float) -> Any:
-        """Return the draw whose expression has this value: one of its steps, or by halving, if it is monotone."""
-        grid = domain.steps()
-        if grid is not None and grid[0].stop - grid[0].start <= _MOST_STEPS:
-            draws = [step * grid[1] for step in grid[0]]
-        elif not (draws := self._halved(label, domain, shown)):
-            return str(shown)
-        return next((draw for draw in draws if self._gives(label, draw, shown)), str(shown))
 
-    def _halved(self, label: str, domain: Domain, shown: float) -> list[float]:
-        """Return the ends of the range that is left after halving the domain towards a value; none without values."""
-        low, high = domain.from_unit([0.0, 1.0]).tolist()
-        ends = self._value(label, low), self._value(label, high)
-        if not all(map(_is_number, ends)):
-            return []
-        grows = ends[0] < ends[1]
-        for _ in range(_HALVINGS):
-            middle = (low + high) / 2
-            low, high = (middle, high) if (self._value(label, middle) < shown) == grows else (low, middle)
-        return [low, high]
-
-    def _value(self, label: str, draw: Any) -> Any:
-        return self._restored.shown({label: draw}, label)
-
-    def _gives(self, label: str, draw: Any, shown: float) -> bool:
-        value = self._value(label, draw)
-        return _is_number(value) and math.isclose(value, shown, rel_tol=_EQUAL)
+def _are_equal(one: Any, other: Any) -> bool:
+    # A whole number may be too long for a float.
+    with suppress(OverflowError):
+        return _is_number(one) and _is_number(other) and math.isclose(one, other, rel_tol=_EQUAL)
+    return False
 
 
 def _column(label: str, names: Sequence[str]) -> str | None:

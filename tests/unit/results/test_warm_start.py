@@ -67,7 +67,7 @@ def test_the_trials_of_a_study_that_succeeded_are_given(store: SqlStore) -> None
 
 
 def test_a_table_of_export_is_the_same(store: SqlStore) -> None:
-    """Expressions are inverted, names of options found, and a label of a taken name has its own column."""
+    """Drawn values and names of options are found, and a label of a taken name has its own column."""
     compiled = compile_space(space())
     study = load_study(STORE, "old")
     study.dataframe().to_csv("old.csv", index=False)
@@ -92,11 +92,22 @@ def test_options_that_moved_are_found_and_those_that_are_gone_are_not_of_the_spa
         assert isinstance(point["kind"], int) is (trial.params["kind"] in {0, 4})
 
 
-def test_a_number_whose_expression_changed_gives_the_objective_the_same() -> None:
+def test_a_number_whose_expression_changed_does_not_teach_and_one_whose_domain_changed_does() -> None:
+    """The draw would give the objective something else."""
     study = load_study(STORE, "old")
-    found = of_study(study, compile_space(space(base=100.0)))
-    for trial, (point, _) in zip((t for t in study.trials if t.state == "COMPLETE"), pairs(found), strict=True):
-        assert point["rate"] == pytest.approx(trial.params["rate"] / 2)
+    study.dataframe().to_csv("old.csv", index=False)
+    complete = [trial for trial in study.trials if trial.state == "COMPLETE"]
+    for read in (partial(of_study, study), partial(of_table, Path("old.csv"))):
+        wider = read(compile_space(space(widest=3.0)))
+        assert [point["rate"] for point, _ in pairs(wider)] == pytest.approx([each.params["rate"] for each in complete])
+        changed = compile_space(space(base=100.0))
+        with pytest.raises(ShadhoError, match=f"{len(complete)} outside rate"):
+            fit(read(changed), split(changed))
+
+
+def test_a_table_of_ones_own_has_drawn_values() -> None:
+    Path("own.csv").write_text("rate,loss\n1.5,1\n", encoding="utf-8")
+    assert pairs(of_table(Path("own.csv"), compile_space(space()))) == [({"rate": 1.5}, 1)]
 
 
 def test_of_budgets_the_greatest_teaches_or_the_least_of_a_study_with_rungs() -> None:
