@@ -10,7 +10,7 @@ from itertools import islice
 from shadho_celery.core.trial import Trial, TrialState
 from shadho_celery.fidelity.brackets import rank_loss, rung_of
 from shadho_celery.fidelity.ladder import Ladder
-from shadho_celery.fidelity.rounds import Wanted
+from shadho_celery.fidelity.rounds import Round, Wanted
 
 #: the most trials of one rung that are offered at a time
 MOST_OFFERED = 32
@@ -75,10 +75,6 @@ class Asha:
     Hyperparameter Tuning", MLSys 2020, algorithm 2.
     """
 
-    #: a promotion waits for no round
-    size: int | None = None
-    left: float = math.inf
-
     def __init__(self, ladder: Ladder) -> None:
         self._budgets: Sequence[float] = ladder.budgets
         self._eta = ladder.eta
@@ -86,7 +82,12 @@ class Asha:
         self._is_finite = False
         self._rungs = [Rung() for _ in self._budgets]
 
-    def offers(self) -> Sequence[Wanted]:
+    @property
+    def present(self) -> Round:
+        # A promotion waits for no round.
+        return Round()
+
+    def offers(self, slots: int = 0) -> Sequence[Wanted]:
         promotions = [
             Wanted(budget=self._budgets[place + 1], rung=place + 1, origin=origin)
             for place in range(len(self._rungs) - 2, -1, -1)
@@ -94,13 +95,6 @@ class Asha:
         ]
         first = self._first()
         return [*promotions, Wanted(budget=self._budgets[first], rung=first)]
-
-    @property
-    def notice(self) -> str | None:
-        return None
-
-    def see(self, slots: int) -> None:
-        pass
 
     def _promotable(self, place: int) -> Sequence[int]:
         """Return the origins that may be promoted from a rung, the best first."""

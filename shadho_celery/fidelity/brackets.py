@@ -10,7 +10,7 @@ from itertools import islice
 from msgspec.structs import replace
 
 from shadho_celery.core.trial import Trial, TrialState
-from shadho_celery.fidelity.rounds import Wanted
+from shadho_celery.fidelity.rounds import Round, Wanted
 
 
 @dataclass
@@ -146,8 +146,6 @@ class Bracket:
 class Brackets:
     """Brackets in turn: one at a time, or the next one begins while all that have begun wait for results."""
 
-    notice: str | None = None
-
     def __init__(
         self, budgets: Sequence[float], sizes: Sequence[Sequence[int]], *, backups: int = 0, overlap: bool = False
     ) -> None:
@@ -166,23 +164,17 @@ class Brackets:
         self._begin()
 
     @property
-    def size(self) -> int:
-        return sum(bracket.size for bracket in self._active)
-
-    @property
-    def left(self) -> float:
+    def present(self) -> Round:
         bracket = self._asking or (self._next() if self._overlap else None)
-        return 0 if bracket is None else bracket.left
+        size = sum(bracket.size for bracket in self._active)
+        return Round(size=size, left=0 if bracket is None else bracket.left)
 
-    def offers(self) -> Sequence[Wanted]:
+    def offers(self, slots: int = 0) -> Sequence[Wanted]:
         found = [offer for bracket in self._active for offer in bracket.offers()]
         if found or not self._overlap:
             return [self._numbered(offer, self._drawn) for offer in found]
         bracket = self._next()
         return [self._numbered(offer, self._drawn + bracket.draws) for offer in bracket.offers()]
-
-    def see(self, slots: int) -> None:
-        pass
 
     def add(self, trial: Trial) -> None:
         rung = rung_of(trial, self._budgets)

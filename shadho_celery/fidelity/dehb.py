@@ -18,7 +18,7 @@ from shadho_celery.core.trial import Params, Trial, TrialState
 from shadho_celery.fidelity.brackets import rank_loss, rung_of
 from shadho_celery.fidelity.hyperband import sizes_of
 from shadho_celery.fidelity.ladder import Ladder
-from shadho_celery.fidelity.rounds import Wanted
+from shadho_celery.fidelity.rounds import Round, Wanted
 from shadho_celery.space.domains import Domain
 from shadho_celery.space.space import Space
 from shadho_celery.space.split import undivided
@@ -101,9 +101,7 @@ class Dehb:
     A failed trial takes none. While all brackets that have begun wait for results, the next one begins.
     """
 
-    size: int | None = None
-    left: float = math.inf
-    notice: str | None = None
+    present = Round()
 
     def __init__(self, ladder: Ladder, space: Space, seed: int) -> None:
         self._budgets = ladder.budgets
@@ -119,13 +117,10 @@ class Dehb:
         self._vectors: dict[int, Array] = {}
         self._populations = [self._population(rung) for rung in range(len(self._budgets))]
 
-    def offers(self) -> Sequence[Wanted]:
+    def offers(self, slots: int = 0) -> Sequence[Wanted]:
         _, job = self._next()
         params = None if job.origin is not None else self._whole.at(job.vector)
         return [Wanted(budget=self._budgets[job.rung], rung=job.rung, origin=job.origin, params=params)]
-
-    def see(self, slots: int) -> None:
-        pass
 
     def add(self, trial: Trial) -> None:
         rung = rung_of(trial, self._budgets)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from msgspec import Struct
 
@@ -32,17 +32,25 @@ class Wanted(Struct, frozen=True, kw_only=True):
     left: float = 1.0
 
 
+class Round(NamedTuple):
+    """The present round of a search, and what a user should know of the rounds."""
+
+    #: its trials; None without rounds
+    size: int | None = None
+    #: trials of it that are not added yet; infinitely many without rounds
+    left: float = math.inf
+    #: a sentence on the choices of the rounds; None without one
+    notice: str | None = None
+
+
 class Rounds(Protocol):
     """Offers the trials of a search, given the results of earlier ones."""
 
-    def offers(self) -> Sequence[Wanted]:
+    def offers(self, slots: int = 0) -> Sequence[Wanted]:
         """Return the trials that may be sent now, the one whose turn it is first; none while results are awaited.
 
-        Placement may take another one than the first. To look again changes nothing.
+        Placement may take another one than the first. To look again changes nothing. `slots` are those of the fleet.
         """
-
-    def see(self, slots: int) -> None:
-        """Update the number of slots of the fleet."""
 
     def add(self, trial: Trial) -> None:
         """Enter a trial that was offered. Those of an earlier run are entered again, in order, see `Replay`."""
@@ -54,30 +62,17 @@ class Rounds(Protocol):
         """Expect no new draws: the search is finite, and all of its points have been sent."""
 
     @property
-    def size(self) -> int | None:
-        """Trials of the present round; None without rounds."""
-
-    @property
-    def left(self) -> float:
-        """Trials of the present round that are not added yet; infinitely many without rounds."""
-
-    @property
-    def notice(self) -> str | None:
-        """A sentence on what a user should know of its choices; None without one."""
+    def present(self) -> Round:
+        """The present round."""
 
 
 class Endless:
     """Absence of rounds: every trial is a new one with all of the fidelity."""
 
-    size: int | None = None
-    left: float = math.inf
-    notice: str | None = None
+    present = Round()
 
-    def offers(self) -> Sequence[Wanted]:
-        return (Wanted(left=math.inf),)
-
-    def see(self, slots: int) -> None:
-        pass
+    def offers(self, slots: int = 0) -> Sequence[Wanted]:
+        return _ANY
 
     def add(self, trial: Trial) -> None:
         pass
@@ -87,3 +82,6 @@ class Endless:
 
     def end_draws(self) -> None:
         pass
+
+
+_ANY = (Wanted(left=math.inf),)

@@ -10,6 +10,7 @@ from shadho_celery.core.trial import Trial, TrialState
 from shadho_celery.fidelity.asha import Asha
 from shadho_celery.fidelity.brackets import rung_of
 from shadho_celery.fidelity.ladder import Ladder
+from shadho_celery.fidelity.rounds import Round, Wanted
 from shadho_celery.study.rungs import LATEST, agreement
 
 #: first draws that go through all rungs, whatever comes of them, and how many draws there are to one such later on
@@ -49,18 +50,22 @@ class TrustingAsha(Asha):
         self.trust: list[float | None] = [None] * (len(self._budgets) - 1)
 
     @property
-    def notice(self) -> str | None:
-        """A sentence if the limit leaves rungs out; None if it does not."""
-        if self._lowest == 0 or not self._slots:
-            return None
+    def present(self) -> Round:
+        return Round(notice=self._notice if self._slots and self._lowest else None)
+
+    @property
+    def _notice(self) -> str:
+        """A sentence on the rungs that the limit leaves out."""
         spent = f", {self._spent} of which have failed or had other budgets," if self._spent else ""
         return (
             f"fidelity auto begins at budget {self._budgets[self._lowest]:g}: with a limit of {self._limit} trials"
             f"{spent} few if any would come from a lower one to {self._budgets[-1]:g}"
         )
 
-    def see(self, slots: int) -> None:
-        self._slots = slots
+    def offers(self, slots: int = 0) -> Sequence[Wanted]:
+        # Rungs are left out by the latest fleet that is known.
+        self._slots = slots or self._slots
+        return super().offers(slots)
 
     def add(self, trial: Trial) -> None:
         is_of_ladder = rung_of(trial, self._budgets) is not None

@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import math
 from collections import Counter, deque
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from itertools import groupby
 from operator import itemgetter
 from typing import NamedTuple, TypeVar
 
 import numpy as np
 
+from shadho_celery.core.hardware import ComputeClass
 from shadho_celery.core.trial import Trial
-from shadho_celery.placement.pool import Pool
-from shadho_celery.placement.promotions import Promotions
+from shadho_celery.placement.base import Choice, Fits, Offers, Slot
 from shadho_celery.predictors.features import Array, complexity, features
 from shadho_celery.space.split import Subspace
 
@@ -232,22 +232,23 @@ class PaperPolicy:
         self._news: Counter[str] = Counter()
         self._results = 0
         self._generator = generator
-        self.pool: Pool | None = None
-        self.promotions: Promotions | None = None
         self._classes: tuple[str, ...] = ()
         #: subspaces by class, the highest ranked first
         self.mapping: dict[str, list[str]] = {}
 
-    def see_classes(self, names: Sequence[str]) -> None:
-        if tuple(names) != self._classes:
-            self._classes = tuple(names)
+    def see(self, classes: Sequence[ComputeClass]) -> None:
+        names = tuple(compute_class.name for compute_class in classes)
+        if names != self._classes:
+            self._classes = names
             self._rank()
 
-    def tell(self, *trials: Trial, following: Mapping[str, int] | None = None) -> None:
+    def tell(self, trials: Sequence[Trial], following: Mapping[str, int] | None = None) -> None:
         # One subspace needs no rank.
         if len(self._subspaces) < 2:
             return
-        told = [(t.subspace, t.params, t.loss) for t in trials if t.loss is not None and t.subspace in self._history]
+        # Losses compare at one budget only: those of promoted trials are left out.
+        known = (t for t in trials if t.loss is not None and not t.rung and t.subspace in self._history)
+        told = [(t.subspace, t.params, t.loss) for t in known]
         for name, results in groupby(sorted(told, key=itemgetter(0)), itemgetter(0)):
             _, params_list, losses = zip(*results, strict=True)
             self._news[name] += len(losses)
@@ -260,19 +261,21 @@ class PaperPolicy:
         if self._results >= REFRESH_RESULTS and not following:
             self._refresh()
 
-    def pick(
-        self,
-        compute_class: str,
-        backlogs: Mapping[str, float],
-        fits: Callable[[Trial], bool] = lambda trial: True,
-        budget: float | None = None,
-    ) -> str | Trial:
-        ranked = [name for name in self.mapping.get(compute_class, ()) if name in backlogs]
-        if not ranked:
-            return next(iter(backlogs))
-        if len(ranked) == 1:
-            return ranked[0]
-        return ranked[int(self._generator.choice(len(ranked), p=planck_weights(len(ranked))))]
+    def wants(self) -> Mapping[str, int]:
+        return {}
+
+    def offer(self, trials: Sequence[Trial]) -> None:
+        pass
+
+    def pick(self, slot: Slot, offers: Offers, fits: Fits) -> Choice | None:
+        if offers.promotions:
+            return Choice(offers.promotions[0])
+        if not offers.open:
+            return None
+        ranked = [name for name in self.mapping.get(slot.compute_class.name, ()) if name in offers.open]
+        if len(ranked) < 2:
+            return Choice(ranked[0] if ranked else offers.open[0])
+        return Choice(ranked[int(self._generator.choice(len(ranked), p=planck_weights(len(ranked))))])
 
     def _refresh(self) -> None:
         """Score anew the subspaces about which there is news, and rank."""

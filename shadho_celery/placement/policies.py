@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from shadho_celery.core.checks import check_name
+from shadho_celery.core.hardware import ComputeClass
 from shadho_celery.core.names import POLICIES, named
 from shadho_celery.core.trial import Trial
-from shadho_celery.placement.pool import Pool
+from shadho_celery.placement.base import Choice, Fits, Offers, Policy, Slot
+from shadho_celery.placement.pool import WHOLE, Pool
 from shadho_celery.placement.promotions import Promotions
 from shadho_celery.predictors.cost_model import CostModel
 from shadho_celery.predictors.features import Array
@@ -33,38 +34,6 @@ STEP = 0.05
 MOST_STEPS = 4.0
 
 
-def _anything(trial: Trial) -> bool:
-    return True
-
-
-class Policy(Protocol):
-    """Gives a free slot its trial, or the subspace that a new one is drawn in."""
-
-    #: drawn trials that it chooses from; None if it chooses a subspace only, before the draw
-    pool: Pool | None
-    #: chooses among promoted trials; None if they go to the next slot in turn
-    promotions: Promotions | None
-
-    def see_classes(self, names: Sequence[str]) -> None:
-        """Note the classes with live workers, strongest first; called whenever they have changed."""
-
-    def tell(self, *trials: Trial, following: Mapping[str, int] | None = None) -> None:
-        """Learn from finished trials; of an earlier run's many a part, which so many by subspace are `following`."""
-
-    def pick(
-        self,
-        compute_class: str,
-        backlogs: Mapping[str, float],
-        fits: Callable[[Trial], bool] = _anything,
-        budget: float | None = None,
-    ) -> str | Trial:
-        """Return a trial of the pool that `fits`, or one of the subspaces that may get a new trial.
-
-        The first in `backlogs` is the one whose turn it is; a new trial gets `budget`. A subspace with trials in the
-        pool is named only if none of all subspaces' trials there fits, and no subspace is without.
-        """
-
-
 class CostPolicy:
     """Gives a slot the trial that its class is comparatively good at, unless other subspaces are far behind.
 
@@ -80,13 +49,12 @@ class CostPolicy:
     more than it can do gets dearer.
     """
 
-    def __init__(self, cost_model: CostModel, pool_size: int | None = None) -> None:
-        """Choose from up to `pool_size` trials, by default as many as the slots ask for."""
-        self.pool: Pool | None = Pool(cost_model, pool_size)
-        self.promotions: Promotions | None = Promotions(cost_model)
-        self._pool = self.pool
+    def __init__(self, cost_model: CostModel, pool: Pool) -> None:
+        """Choose from the trials of a `pool` too."""
+        self._pool = pool
         self._model = cost_model
         self._classes: tuple[str, ...] = ()
+        self._slots = 0
         #: by live class and row, a subspace's least log seconds on any live class less those on this one
         self._advantages: list[list[float]] = []
         #: version of the model's belief and budget of new trials that they are of
@@ -101,42 +69,52 @@ class CostPolicy:
         self._spreads: dict[int, float] = {}
         self._spreads_version = -1
 
-    def see_classes(self, names: Sequence[str]) -> None:
+    def see(self, classes: Sequence[ComputeClass]) -> None:
+        names, slots = [], 0
+        for compute_class in classes:
+            names.append(compute_class.name)
+            slots += compute_class.slots
+        if slots == self._slots and tuple(names) == self._classes:
+            return
         if tuple(names) != self._classes:
             self._prices_seen |= dict(zip(self._classes, self._prices.T, strict=True))
-            self._classes = tuple(names)
             self._known, self._spreads_version = (-1, None), -1
             # Only their differences count, and they are 0 on average: that is a new class's price.
             new = np.zeros(len(self._model.log_seconds(names)))
             columns = [self._prices_seen.get(name, new) for name in names]
             self._prices = np.array(columns).reshape(len(names), len(new)).T.copy()
-        self._pool.see_classes(names)
+        self._classes, self._slots = tuple(names), slots
+        self._pool.see(names, slots)
 
-    def tell(self, *trials: Trial, following: Mapping[str, int] | None = None) -> None:
+    def tell(self, trials: Sequence[Trial], following: Mapping[str, int] | None = None) -> None:
         pass
 
-    def pick(
-        self,
-        compute_class: str,
-        backlogs: Mapping[str, float],
-        fits: Callable[[Trial], bool] = _anything,
-        budget: float | None = None,
-    ) -> str | Trial:
-        column = self._classes.index(compute_class)
-        self._budget = budget
-        indices = self._indices(column, backlogs)
-        drawn, worth = self._best_drawn(column, indices, fits)
-        undrawn = [name for name in backlogs if not self._pool.count(name)]
-        if drawn is None:
-            undrawn = undrawn or list(backlogs)
-        if undrawn:
+    def wants(self) -> Mapping[str, int]:
+        return self._pool.missing() if self._pool.sizes else {}
+
+    def offer(self, trials: Sequence[Trial]) -> None:
+        self._pool.add(trials)
+
+    def pick(self, slot: Slot, offers: Offers, fits: Fits) -> Choice | None:
+        column = self._classes.index(slot.compute_class.name)
+        self._budget = offers.budget
+        indices = [] if self._pool.is_whole else self._indices(column, offers.backlogs)
+        drawn, worth = self._best_drawn(column, indices, slot, fits) if self._pool.trials else (None, -math.inf)
+        # What has trials in the pool is drawn in only if none of all of them fits, and there is nothing else.
+        undrawn = [name for name in offers.open if not self._pool.in_part[name]]
+        open_ = undrawn if drawn is not None else undrawn or offers.open
+        if open_ and self._pool.is_whole:
+            return Choice(WHOLE)
+        if open_:
             row_of = self._model.row_of
-            name = max(undrawn, key=lambda name: indices[row_of[name]])
-            if drawn is None or indices[row_of[name]] > worth:
-                return name
-        assert drawn is not None
+            name = max(open_, key=lambda name: indices[row_of[name]])
+            if indices[row_of[name]] > worth:
+                return Choice(name)
+        if drawn is None:
+            return None
         self._move_prices(drawn, column)
-        return self._pool.trials[drawn]
+        trial = self._pool.trials[drawn]
+        return Choice(trial, overdue=self._pool.take(drawn))
 
     def _indices(self, column: int, backlogs: Mapping[str, float]) -> list[float]:
         """Return the logarithms of the subspaces' indices on a class, by row; of those without a backlog -inf."""
@@ -152,13 +130,9 @@ class CostPolicy:
             indices[row] = round(advantages[row] + math.log(behind + PATIENCE), DIGITS)
         return indices
 
-    def _best_drawn(
-        self, column: int, indices: Sequence[float], fits: Callable[[Trial], bool]
-    ) -> tuple[int | None, float]:
+    def _best_drawn(self, column: int, indices: Sequence[float], slot: Slot, fits: Fits) -> tuple[int | None, float]:
         """Return the place in the pool of the trial that fits with the greatest index, and the index's logarithm."""
         trials, rows = self._pool.trials, self._pool.rows
-        if not trials:
-            return None, -np.inf
         departures = self._pool.departures()
         if self._pool.is_whole:
             costs = departures + self._model.log_seconds(self._classes, 0.0, self._budget)[rows] + self._prices[0]
@@ -170,10 +144,10 @@ class CostPolicy:
         # Mostly the first fits.
         for _ in trials:
             place = int(worth.argmax())
-            if fits(trials[place]):
+            if fits(trials[place], slot.compute_class):
                 return place, float(worth[place])
             worth[place] = -np.inf
-        return None, -np.inf
+        return None, -math.inf
 
     def _move_prices(self, drawn: int, column: int) -> None:
         """Make the class that a trial is cheapest on dearer, and the one that takes it cheaper, by what is lost.
@@ -206,26 +180,44 @@ class CostPolicy:
         return self._spreads[row]
 
 
+class RungsCostPolicy(CostPolicy):
+    """`CostPolicy` for a search with rungs: promoted trials first, on the class that is expected to end them first."""
+
+    def __init__(self, cost_model: CostModel, pool: Pool) -> None:
+        super().__init__(cost_model, pool)
+        self._promotions = Promotions(cost_model)
+
+    def see(self, classes: Sequence[ComputeClass]) -> None:
+        super().see(classes)
+        self._promotions.see(classes)
+
+    def tell(self, trials: Sequence[Trial], following: Mapping[str, int] | None = None) -> None:
+        self._promotions.tell(trials)
+
+    def pick(self, slot: Slot, offers: Offers, fits: Fits) -> Choice | None:
+        promoted = self._promotions.pick(slot, offers.promotions, fits, offers.rung) if offers.promotions else None
+        return super().pick(slot, offers, fits) if promoted is None else promoted
+
+
 class FifoPolicy:
     """Every slot takes the trial that is next by the shares, whatever the slot: first come, first served."""
 
-    pool: Pool | None = None
-    promotions: Promotions | None = None
-
-    def see_classes(self, names: Sequence[str]) -> None:
+    def see(self, classes: Sequence[ComputeClass]) -> None:
         pass
 
-    def tell(self, *trials: Trial, following: Mapping[str, int] | None = None) -> None:
+    def tell(self, trials: Sequence[Trial], following: Mapping[str, int] | None = None) -> None:
         pass
 
-    def pick(
-        self,
-        compute_class: str,
-        backlogs: Mapping[str, float],
-        fits: Callable[[Trial], bool] = _anything,
-        budget: float | None = None,
-    ) -> str | Trial:
-        return next(iter(backlogs))
+    def wants(self) -> Mapping[str, int]:
+        return {}
+
+    def offer(self, trials: Sequence[Trial]) -> None:
+        pass
+
+    def pick(self, slot: Slot, offers: Offers, fits: Fits) -> Choice | None:
+        if offers.promotions:
+            return Choice(offers.promotions[0])
+        return Choice(offers.open[0]) if offers.open else None
 
 
 def make_policy(
@@ -233,10 +225,22 @@ def make_policy(
     subspaces: Sequence[Subspace],
     cost_model: CostModel,
     generator: np.random.Generator,
+    *,
     pool_size: int | None = None,
+    has_rungs: bool = False,
+    spans_space: bool = False,
+    is_adaptive: bool = False,
 ) -> Policy:
-    """Return the policy called `name`, of which cost has a pool. Raises UsageError for an unknown one."""
+    """Return the policy called `name`. Raises UsageError for an unknown one.
+
+    Cost chooses from up to `pool_size` trials drawn ahead. It asks whether the search promotes trials, whether one
+    sampler spans the space, and whether samplers are adaptive.
+    """
     check_name("policy", name, POLICIES)
-    parts = {"cost": (cost_model, pool_size), "paper": (subspaces, generator)}.get(name, ())
-    policy: Policy = named(POLICIES[name])(*parts)
-    return policy
+    if name != "cost":
+        parts = (subspaces, generator) if name == "paper" else ()
+        policy: Policy = named(POLICIES[name])(*parts)
+        return policy
+    shares = {WHOLE: 1.0} if spans_space else {subspace.name: subspace.probability for subspace in subspaces}
+    pool = Pool(cost_model, shares, size=pool_size, is_adaptive=is_adaptive)
+    return RungsCostPolicy(cost_model, pool) if has_rungs else CostPolicy(cost_model, pool)

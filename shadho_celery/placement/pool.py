@@ -33,13 +33,25 @@ MOST_WAIT = 8
 class Pool:
     """Drawn trials in the order of their draws, and what their params are predicted to do to their log seconds."""
 
-    def __init__(self, cost_model: CostModel, size: int | None = None) -> None:
+    def __init__(
+        self,
+        cost_model: CostModel,
+        shares: Mapping[str, float],
+        *,
+        size: int | None = None,
+        is_adaptive: bool = False,
+    ) -> None:
         """Hold up to `size` trials, by default as many as the slots ask for.
 
-        Its parts are the subspaces, or it is one part if one sampler draws in the whole space.
+        `shares` are those of its parts: the subspaces, or WHOLE if one sampler draws in the whole space. A sampler that
+        `is_adaptive` learns from losses, so that fewer trials are drawn ahead.
         """
         self._model = cost_model
+        self._shares = shares
         self._size = size
+        self._is_adaptive = is_adaptive
+        #: True if one sampler draws in the whole space
+        self.is_whole = WHOLE in shares
         #: the trials, the oldest first
         self.trials: list[Trial] = []
         #: of each trial, its part, what the cost model knows its params by, and the trials of its part that had been
@@ -48,96 +60,62 @@ class Pool:
         self._functions: list[Array] = []
         self._sent_before: list[int] = []
         #: rows of the trials' subspaces in the cost model, shape (trials,)
-        self._rows = np.empty(0, dtype=np.intp)
+        self.rows: NDArray[np.intp] = np.empty(0, dtype=np.intp)
         #: departures of the trials from their subspace's log seconds, shape (trials, live classes)
         self._departures = np.empty((0, 0))
         #: version of the model's belief in the effects of params that they are of
         self.version = -1
-        #: trials by subspace, and by part
-        self._counts: Counter[str] = Counter()
-        self._in_part: Counter[str] = Counter()
+        #: trials by part
+        self.in_part: Counter[str] = Counter()
         #: by part, trials that have been sent from the pool
         self._sent: Counter[str] = Counter()
         #: by part that is worth drawing ahead for, the most of its trials
-        self._sizes: dict[str, int] = {}
+        self.sizes: dict[str, int] = {}
         self._classes: tuple[str, ...] = ()
-        #: what the places were last shared out by
-        self._shared: tuple[object, ...] = ()
 
-    def __len__(self) -> int:
-        return len(self.trials)
+    def see(self, classes: Sequence[str], slots: int) -> None:
+        """Update the live classes and their slots, and share the places of the pool out among its parts.
 
-    @property
-    def subspaces(self) -> list[str]:
-        """Subspaces of the trials."""
-        return [name for name, count in self._counts.items() if count]
-
-    @property
-    def rows(self) -> NDArray[np.intp]:
-        """Rows of the trials' subspaces in the cost model's table, shape (trials,)."""
-        return self._rows
-
-    @property
-    def is_whole(self) -> bool:
-        """True if one sampler draws in the whole space."""
-        return WHOLE in self._sizes
-
-    def of(self, subspace: str) -> list[Trial]:
-        """Return the trials of a subspace, the oldest first."""
-        return [trial for trial in self.trials if trial.subspace == subspace]
-
-    def count(self, subspace: str) -> int:
-        """Return the number of trials of a subspace."""
-        return self._counts[subspace]
-
-    def see_classes(self, names: Sequence[str]) -> None:
-        """Replace the live classes."""
-        if self._classes != tuple(names):
-            self._classes = tuple(names)
+        Without a choice of classes there are no places.
+        """
+        if self._classes != tuple(classes):
+            self._classes = tuple(classes)
             self._departures = self._predicted()
-
-    def share_out(self, slots: int, probabilities: Mapping[str, float], *, is_adaptive: bool = False) -> None:
-        """Share the places of the pool out among parts; without a choice of classes there are none."""
-        if self._shared == (known := (slots, is_adaptive, self._classes, probabilities)):
-            return
-        self._shared = known
-        of_few = min(slots // PART_OF_FEW, LEAST_ADAPTIVE) if is_adaptive else min(EACH_SLOT * slots, LEAST)
+        of_few = min(slots // PART_OF_FEW, LEAST_ADAPTIVE) if self._is_adaptive else min(EACH_SLOT * slots, LEAST)
         size = max(slots // PART_OF_SLOTS, of_few)
         size = min(size, MOST) if self._size is None else self._size
-        size = size if len(self._classes) > 1 else 0
-        parts = {name: int(size * probability) for name, probability in probabilities.items()}
-        self._sizes = {name: part for name, part in parts.items() if part >= LEAST_EACH}
+        size = size if len(classes) > 1 else 0
+        parts = {name: int(size * share) for name, share in self._shares.items()}
+        self.sizes = {name: part for name, part in parts.items() if part >= LEAST_EACH}
 
     def missing(self) -> dict[str, int]:
         """Return by part how many trials are to be drawn now."""
-        missing = {name: size - self._in_part[name] for name, size in self._sizes.items()}
-        return {name: number for name, number in missing.items() if number >= max(1, self._sizes[name] // REFILL)}
+        missing = {name: size - self.in_part[name] for name, size in self.sizes.items()}
+        return {name: number for name, number in missing.items() if number >= max(1, self.sizes[name] // REFILL)}
 
-    def add(self, part: str, trials: Sequence[Trial]) -> None:
-        """Put drawn trials of a part into the pool, in the order of their draws."""
+    def add(self, trials: Sequence[Trial]) -> None:
+        """Put drawn trials into the pool, in the order of their draws."""
         for (subspace, budget), drawn in groupby(trials, lambda trial: (trial.subspace, trial.budget)):
-            added = list(drawn)
+            added, part = list(drawn), WHOLE if self.is_whole else subspace
             functions = self._model.functions(subspace, [trial.params for trial in added])
             self.trials += added
             self._functions += list(functions)
             self._parts += [part] * len(added)
-            self._rows = np.append(self._rows, [self._model.row_of[subspace]] * len(added))
+            self.rows = np.append(self.rows, [self._model.row_of[subspace]] * len(added))
             self._sent_before += [self._sent[part]] * len(added)
-            self._counts[subspace] += len(added)
-            self._in_part[part] += len(added)
+            self.in_part[part] += len(added)
             predicted = self._model.departures(subspace, functions, self._classes, budget)
             self._departures = np.concatenate([self._departures, predicted])
 
-    def take(self, trial: Trial) -> Trial | None:
-        """Remove a trial that is sent; return the one of its part that has now waited too long, removed too."""
-        place = next(place for place, pooled in enumerate(self.trials) if pooled.number == trial.number)
+    def take(self, place: int) -> Trial | None:
+        """Remove the trial at a place, to be sent; return the one of its part that has waited too long, removed too."""
         part = self._parts[place]
         self._remove(place)
         self._sent[part] += 1
-        if not self._in_part[part]:
+        if not self.in_part[part]:
             return None
         oldest = self._parts.index(part)
-        most = MOST_WAIT * max(self._sizes.get(part, 0), LEAST_EACH)
+        most = MOST_WAIT * max(self.sizes.get(part, 0), LEAST_EACH)
         return self._remove(oldest) if self._sent[part] - self._sent_before[oldest] >= most else None
 
     def departures(self) -> Array:
@@ -160,11 +138,10 @@ class Pool:
 
     def _remove(self, place: int) -> Trial:
         trial = self.trials.pop(place)
-        self._counts[trial.subspace] -= 1
-        self._in_part[self._parts[place]] -= 1
+        self.in_part[self._parts[place]] -= 1
         del self._parts[place], self._functions[place], self._sent_before[place]
         # In place: `np.delete` takes five times as long.
-        for each in (self._departures, self._rows):
+        for each in (self._departures, self.rows):
             each[place:-1] = each[place + 1 :]
-        self._departures, self._rows = self._departures[:-1], self._rows[:-1]
+        self._departures, self.rows = self._departures[:-1], self.rows[:-1]
         return trial

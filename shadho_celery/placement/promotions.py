@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from shadho_celery.core.hardware import ComputeClass
 from shadho_celery.core.trial import Trial, TrialState
+from shadho_celery.placement.base import Choice, Fits, Load, Slot
 from shadho_celery.predictors.cost_model import Beginning, CostModel
 
 #: weight of the newest trial in a class's mean seconds
@@ -25,15 +26,6 @@ NEWEST = 0.1
 #: a rung counts as much as this logarithm of what a trial would lose elsewhere: where classes differ in speed only,
 #: that is the same for all rungs but for noise
 RUNG = math.log(1.25)
-
-
-class Choice(NamedTuple):
-    """Promotion for a free slot."""
-
-    #: its place among those that are offered
-    place: int
-    #: machine whose queue it goes to; None for any of the class
-    only_on: str | None
 
 
 class _Place(NamedTuple):
@@ -48,16 +40,6 @@ class _Place(NamedTuple):
     @property
     def end(self) -> float:
         return self.wait + self.seconds
-
-
-class Load(Protocol):
-    """Slots that attempts of a study take."""
-
-    def taken(self, compute_class: str) -> int:
-        """Return the number of slots of a class."""
-
-    def running(self) -> Mapping[str, int]:
-        """Return the number of slots of each machine."""
 
 
 class Promotions:
@@ -75,7 +57,7 @@ class Promotions:
         #: False if promoted trials do not find the checkpoints that they should
         self._finds = True
 
-    def see_classes(self, classes: Sequence[ComputeClass]) -> None:
+    def see(self, classes: Sequence[ComputeClass]) -> None:
         """Update the live classes."""
         self._classes = {each.name: each for each in classes}
         self._storages = {host: storage for each in classes for host, storage in each.storages.items()}
@@ -92,30 +74,20 @@ class Promotions:
                 # An executor that does not tell has none.
                 self._finds = bool(trial.continued)
 
-    def pick(
-        self,
-        compute_class: str,
-        offered: Sequence[Trial],
-        fits: Callable[[Trial, str], bool],
-        load: Load,
-        *,
-        now: float,
-        new: int | None = None,
-    ) -> Choice | None:
-        """Return the promotion for a free slot of a class; None to leave all to others.
+    def pick(self, slot: Slot, offered: Sequence[Trial], fits: Fits, new: int | None = None) -> Choice | None:
+        """Return the promotion for a free slot; None to leave all of them to other slots.
 
-        `offered` are as they would be added to the study, and begin with the one whose turn it is. `load` tells the
-        slots that the study's attempts take, and `new` is the rung of the trial that the slot may get instead: a
-        promotion is left only for one on a lower rung.
+        `offered` are as they would be added to the study, and begin with the one whose turn it is. `new` is the rung of
+        the trial that the slot may get instead: a promotion is left only for one on a lower rung.
         """
         before, self._offered_at = self._offered_at, {}
         best: tuple[float, Choice] | None = None
         #: by class, the trials before this one in `offered` that are faster there than here
         ahead: Counter[str] = Counter()
-        for place, trial in enumerate(offered):
+        for trial in offered:
             key = int(trial.origin or 0), int(trial.rung or 0)
-            since = self._offered_at[key] = before.get(key, now)
-            here, elsewhere = self._places(compute_class, trial, fits, load, ahead)
+            since = self._offered_at[key] = before.get(key, slot.now)
+            here, elsewhere = self._places(slot, trial, fits, ahead)
             if here is None:
                 continue
             gain, patience = 0.0, 0.0
@@ -123,23 +95,19 @@ class Promotions:
                 gain, patience = math.log(elsewhere.end / here.seconds), here.seconds - elsewhere.seconds
                 if patience > 0:
                     ahead[elsewhere.compute_class] += 1
-            if gain < 0 and now - since < patience and new is not None and new < key[1]:
+            if gain < 0 and slot.now - since < patience and new is not None and new < key[1]:
                 continue
             score = gain + RUNG * key[1]
             if best is None or score > best[0]:
-                best = score, Choice(place, here.only_on)
+                best = score, Choice(trial, here.only_on)
         return None if best is None else best[1]
 
     def _places(
-        self,
-        compute_class: str,
-        trial: Trial,
-        fits: Callable[[Trial, str], bool],
-        load: Load,
-        ahead: Mapping[str, int],
+        self, slot: Slot, trial: Trial, fits: Fits, ahead: Mapping[str, int]
     ) -> tuple[_Place | None, _Place | None]:
-        """Return a trial's fastest place in a class with a free slot, and the one elsewhere that ends it first."""
-        fitting = [name for name in self._classes if fits(trial, name)]
+        """Return a trial's fastest place in the class of a slot, and the one elsewhere that ends it first."""
+        load, compute_class = slot.load, slot.compute_class.name
+        fitting = [name for name, known in self._classes.items() if fits(trial, known)]
         if compute_class not in fitting:
             return None, None
         seconds = self._model.expected(trial, fitting, [*Beginning])

@@ -19,7 +19,7 @@ from shadho_celery.placement.shares import make_shares
 from shadho_celery.predictors.cost_model import CostModel
 from shadho_celery.predictors.declared_cost import declared_cost
 from shadho_celery.scheduler.plan import Plan
-from shadho_celery.scheduler.proposals import Proposals
+from shadho_celery.scheduler.proposals import Proposals, make_samplers
 from shadho_celery.scheduler.scheduler import Scheduler
 from shadho_celery.space.space import Space
 from shadho_celery.study.state import StudyState
@@ -69,7 +69,7 @@ def make_rounds(ladder: Ladder | None, space: Space | None = None, seed: int = 0
 
 
 def make_scheduler(plan: Plan, study: StudyState, executor: Executor, *, pruning: Pruning | None = None) -> Scheduler:
-    """Return the scheduler of `study` with the parts that its plan names.
+    """Return the scheduler of `study`, begun, with the parts that its plan names.
 
     An executor that runs trials in this process asks the same `pruning` while one runs; by default one is made.
     """
@@ -77,17 +77,25 @@ def make_scheduler(plan: Plan, study: StudyState, executor: Executor, *, pruning
     declared = None if settings.cost is None else declared_cost(settings.cost, plan.space, subspaces)
     cost_model = CostModel(subspaces, declared)
     generator = np.random.default_rng([study.record.seed, _POLICY_STREAM])
+    samplers = make_samplers(plan.make_sampler, subspaces, study.record.seed)
+    policy = make_policy(
+        *(settings.policy, subspaces, cost_model, generator),
+        pool_size=settings.pool,
+        has_rungs=plan.ladder is not None,
+        spans_space=plan.spans_space,
+        is_adaptive=any(sampler.adaptive for sampler in samplers.values()),
+    )
     proposals = Proposals(
         study,
         subspaces,
-        policy=make_policy(settings.policy, subspaces, cost_model, generator, settings.pool),
+        policy=policy,
         shares=make_shares(settings.shares_in_force, {subspace.name: subspace.probability for subspace in subspaces}),
         rounds=make_rounds(plan.ladder, plan.space, study.record.seed, plan.limits.trials),
-        make_sampler=plan.make_sampler,
+        samplers=samplers,
         limits=plan.limits,
         width=plan.width,
     )
-    return Scheduler(
+    scheduler = Scheduler(
         study,
         executor,
         proposals,
@@ -97,3 +105,5 @@ def make_scheduler(plan: Plan, study: StudyState, executor: Executor, *, pruning
         speculate=settings.speculate,
         pruning=pruning or plan.make_pruning(),
     )
+    scheduler.begin()
+    return scheduler

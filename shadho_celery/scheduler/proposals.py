@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
-from itertools import takewhile
+from collections.abc import Collection, Mapping, Sequence
 from typing import TypeVar
 
 import numpy as np
@@ -16,11 +15,12 @@ from shadho_celery.core.hardware import ComputeClass
 from shadho_celery.core.trial import WELL, Params, Trial, TrialState
 from shadho_celery.fidelity.replay import Replay
 from shadho_celery.fidelity.rounds import Endless, Rounds, Wanted
-from shadho_celery.placement.policies import Policy
+from shadho_celery.placement.base import Choice, Fits, Offers, Policy, Slot
 from shadho_celery.placement.pool import WHOLE
 from shadho_celery.placement.shares import Shares
 from shadho_celery.samplers import MakeSampler, spans_space
 from shadho_celery.samplers.auto import AutoSampler
+from shadho_celery.samplers.base import Sampler
 from shadho_celery.samplers.by_budget import ByBudget
 from shadho_celery.samplers.own import OwnSampler
 from shadho_celery.samplers.unrepeated import Unrepeated
@@ -30,8 +30,6 @@ from shadho_celery.study.limits import Limits
 from shadho_celery.study.state import StudyState
 
 P = TypeVar("P")
-#: whether a trial fits the class of a name
-Fits = Callable[[Trial, str], bool]
 
 #: draws for a slot until one fits its memory
 DRAWS = 20
@@ -58,56 +56,54 @@ class Proposals:
         policy: Policy,
         shares: Shares,
         rounds: Rounds,
-        make_sampler: MakeSampler,
+        samplers: Mapping[str, Sampler],
         limits: Limits,
         width: Width,
     ) -> None:
-        """Count the trials of the study; learning from them is left to `tell`."""
+        """`samplers` are by subspace, or one of WHOLE, see `make_samplers`."""
         self._study = study
         self._seed = study.record.seed
         self._index = {subspace.name: place for place, subspace in enumerate(subspaces)}
         self._by_name = {subspace.name: subspace for subspace in subspaces}
         #: names, in the order of the search space
         self.subspaces = tuple(self._index)
+        self.samplers = samplers
         #: True if one sampler draws in the whole space, which leaves nothing to the shares
-        self._spans_space = spans_space(make_sampler)
-        #: by subspace, or one of WHOLE
-        self.samplers = (
-            {WHOLE: make_sampler(undivided(subspaces[0].space), (self._seed,))}
-            if self._spans_space
-            else {s.name: make_sampler(s, (self._seed, place)) for place, s in enumerate(subspaces)}
-        )
-        #: the pool's parts, and the share of its trials that each has
-        self._parts = {WHOLE: 1.0} if self._spans_space else {s.name: s.probability for s in subspaces}
+        self._spans_space = WHOLE in samplers
         self.policy = policy
-        self._pool = policy.pool
         self.shares = shares
         self.rounds = rounds
         self._limits = limits
         self._width = width
-        #: slots of the widest class; and by subspace, slots of its narrowest trials
-        self._widest = 0
+        #: slots of all classes, and of the widest one; and by subspace, slots of its narrowest trials
+        self._slots = self._widest = 0
         self._narrowest: dict[str, int] = {}
         #: subspaces, or WHOLE, whose sampler has no further params
         self._exhausted: set[str] = set()
-        #: by origin and rung, the promoted trials that were offered, as they would be added
-        self._seen_offers: dict[tuple[int | None, int | None], Trial] = {}
+        #: by subspace and number, the trials that the policy has drawn ahead
+        self._ahead: defaultdict[str, dict[int, Trial]] = defaultdict(dict)
+        #: by origin and rung, the promoted trials that are offered, as they would be added
+        self._promotable: dict[tuple[int | None, int | None], Trial] = {}
         #: by promoted trial that is not sent yet, the one machine that is to run it
         self._machines: dict[int, str] = {}
         self._all_tried: int | None = None
-        self._adaptive = any(sampler.adaptive for sampler in self.samplers.values())
-        self._learns_by_budget = any(_part(each, ByBudget) is not None for each in self.samplers.values())
-        for name in study.drawn():
-            shares.deal(name)
+        self._adaptive = any(sampler.adaptive for sampler in samplers.values())
+        self._learns_by_budget = any(_part(each, ByBudget) is not None for each in samplers.values())
         #: takes the results of earlier runs for the rounds; None without such, or without rounds
-        self._replay = None if isinstance(rounds, Endless) else Replay(rounds, study.recalled())
+        self._replay: Replay | None = None
+
+    def begin(self) -> None:
+        """Count the trials of earlier runs; learning from them is left to `tell`."""
+        for name in self._study.drawn():
+            self.shares.deal(name)
+        self._replay = None if isinstance(self.rounds, Endless) else Replay(self.rounds, self._study.recalled())
 
     @property
     def is_exhausted(self) -> bool:
         """True once no sampler has further params, and nothing is to be promoted."""
         if len(self._exhausted) < len(self.samplers):
             return False
-        return all(offer.origin is None and offer.params is None for offer in self.rounds.offers())
+        return all(offer.origin is None and offer.params is None for offer in self.rounds.offers(self._slots))
 
     @property
     def most_ahead(self) -> int:
@@ -121,51 +117,21 @@ class Proposals:
 
     def see(self, classes: Sequence[ComputeClass]) -> None:
         """Update the live classes, the strongest first."""
-        self.policy.see_classes([compute_class.name for compute_class in classes])
-        if self.policy.promotions is not None:
-            self.policy.promotions.see_classes(classes)
-        self._widest = max((compute_class.slots for compute_class in classes), default=0)
-        slots = sum(compute_class.slots for compute_class in classes)
-        self.rounds.see(slots)
-        if self._pool is not None:
-            self._pool.share_out(slots, self._parts, is_adaptive=self._adaptive)
+        self.policy.see(classes)
+        slots = [compute_class.slots for compute_class in classes]
+        self._slots, self._widest = sum(slots), max(slots, default=0)
 
-    def ask(self, compute_class: str, fits: Fits, left: float) -> Trial | None:
+    def ask(self, compute_class: ComputeClass, fits: Fits, left: float) -> Trial | None:
         """Return a new trial that `fits` a class; None if none is wanted now.
 
         Trials that do not fit wait in the study. `left` bounds the trials that are still to be sent, with the waiting
         ones.
         """
-
-        def fits_here(trial: Trial) -> bool:
-            return fits(trial, compute_class)
-
+        slot = Slot(compute_class, self._study, self._study.clock.now())
         self._draw_ahead(left)
-        draws = 0
-        while draws < DRAWS:
-            draws += 1
-            offers = self._offers(left)
-            wanted = next((offer for offer in offers if offer.origin is None), None)
-            promotion = self._promotion(compute_class, offers, fits)
-            if promotion is not None:
-                trial = self._promoted(*promotion)
-            elif wanted is not None and wanted.params is not None:
-                trial = self._added(self._subspace_of(wanted.params), wanted.params, wanted)
-                self.shares.deal(trial.subspace)
-            else:
-                picked = self._picked(wanted, compute_class, fits_here)
-                if isinstance(picked, Trial):
-                    return self._taken(picked)
-                if picked is None or wanted is None:
-                    return None
-                drawn = self._drawn(picked, wanted)
-                if not drawn:
-                    # One subspace less to draw from, which is no misfit.
-                    draws -= 1
-                    continue
-                [trial] = drawn
-                self.shares.deal(trial.subspace)
-            if fits_here(trial):
+        for _ in range(DRAWS):
+            trial = self._chosen(slot, fits, left)
+            if trial is None or fits(trial, compute_class):
                 return trial
             self._study.hold_back(trial)
         return None
@@ -177,12 +143,9 @@ class Proposals:
         """
         return self._machines.pop(trial.number, None)
 
-    def tell(self, *trials: Trial, following: Mapping[str, int] | None = None) -> None:
+    def tell(self, trials: Sequence[Trial], following: Mapping[str, int] | None = None) -> None:
         """Learn from finished trials, in the order of their results; `following` as in `FinishedTrials.recall`."""
-        # Policy `paper` compares losses, which it can at one budget only.
-        self.policy.tell(*(trial for trial in trials if not trial.rung), following=following)
-        if self.policy.promotions is not None:
-            self.policy.promotions.tell(trials)
+        self.policy.tell(trials, following)
         self.teach(trials)
         rounds = self._replay or self.rounds
         for trial in trials:
@@ -207,115 +170,113 @@ class Proposals:
             if name in self.samplers:
                 self.samplers[name].tell(told)
 
-    def _offers(self, left: float) -> Sequence[Wanted]:
+    def _chosen(self, slot: Slot, fits: Fits, left: float) -> Trial | None:
+        """Return the trial that the policy chooses for a slot, as it is in the study; None if none is wanted now."""
+        while True:
+            wanted, offers = self._offers(left)
+            choice = self.policy.pick(slot, offers, fits)
+            picked = None if choice is None else choice.picked
+            if choice is not None and isinstance(picked, Trial):
+                return self._taken(picked, choice.overdue) if picked.origin is None else self._promoted(picked, choice)
+            if wanted is None:
+                return None
+            if wanted.params is not None:
+                drawn = [self._added(self._subspace_of(wanted.params), wanted.params, wanted)]
+            elif isinstance(picked, str):
+                drawn = self._drawn(picked, wanted)
+            else:
+                return None
+            if drawn:
+                self.shares.deal(drawn[0].subspace)
+                return drawn[0]
+            # There is a subspace less to draw from.
+
+    def _wanted(self, left: float) -> Sequence[Wanted]:
         """Return what the rounds offer; nothing if no further trial may wait."""
-        return () if self._study.waiting() >= left else self.rounds.offers()
+        return () if self._study.waiting() >= left else self.rounds.offers(self._slots)
 
-    def _new(self, left: float) -> Wanted | None:
-        """Return the offer of a new draw; None if it is the turn of others."""
-        offers = self._offers(left)
-        if self.policy.promotions is None:
-            offers = offers[:1]
-        return next((offer for offer in offers if offer.origin is None and offer.params is None), None)
+    def _offers(self, left: float) -> tuple[Wanted | None, Offers]:
+        """Return the new trial that the rounds want next, if any, and what a slot may get."""
+        known, self._promotable = self._promotable, {}
+        new = None
+        for wanted in self._wanted(left):
+            if wanted.origin is None:
+                # Those behind a new trial are of later brackets: it is not their turn.
+                new = wanted
+                break
+            key = wanted.origin, wanted.rung
+            self._promotable[key] = known.get(key) or self._as_promoted(wanted)
+        backlogs = {} if self._spans_space else self.shares.backlogs()
+        return new, Offers(
+            backlogs=backlogs,
+            open=[] if new is None or new.params is not None else self._open(backlogs, new.drawn),
+            promotions=[*self._promotable.values()],
+            budget=None if new is None else new.budget,
+            rung=None if new is None else new.rung,
+        )
 
-    def _promotion(self, compute_class: str, offers: Sequence[Wanted], fits: Fits) -> tuple[Wanted, str | None] | None:
-        """Return the promotion for a slot of a class, and the one machine for it; None if there is none."""
-        # Those behind a new trial are of later brackets: it is not their turn.
-        wanted = [*takewhile(lambda offer: offer.origin is not None, offers)]
-        if not wanted:
-            return None
-        promotions = self.policy.promotions
-        if promotions is None:
-            return wanted[0], None
-        offered = [self._offered(offer) for offer in wanted]
-        self._seen_offers = {(trial.origin, trial.rung): trial for trial in offered}
-        new = next((offer.rung for offer in offers if offer.origin is None), None)
-        choice = promotions.pick(compute_class, offered, fits, self._study, now=self._study.clock.now(), new=new)
-        return None if choice is None else (wanted[choice.place], choice.only_on)
+    def _open(self, backlogs: Mapping[str, float], drawn: int | None) -> list[str]:
+        """Return the subspaces in which a new trial may be drawn, or WHOLE if its sampler may draw one."""
+        if self._spans_space:
+            return [WHOLE] if not self._exhausted and self._may_wait(*self.subspaces) else []
+        left = [name for name in backlogs if name not in self._exhausted]
+        return [name for name in self._with_quota(left, drawn) or left if self._may_wait(name)]
 
-    def _offered(self, wanted: Wanted) -> Trial:
+    def _as_promoted(self, wanted: Wanted) -> Trial:
         """Return a promoted trial as it would be added."""
         assert wanted.origin is not None
-        key = wanted.origin, wanted.rung
-        if key not in self._seen_offers:
-            origin = self._study.trial(wanted.origin)
-            facts = {"budget": wanted.budget, "rung": wanted.rung, "origin": wanted.origin}
-            self._seen_offers[key] = replace(origin, **facts, state=TrialState.WAITING, outcome=None)
-        return self._seen_offers[key]
+        facts = {"budget": wanted.budget, "rung": wanted.rung, "origin": wanted.origin}
+        return replace(self._study.trial(wanted.origin), **facts, state=TrialState.WAITING, outcome=None)
 
     def _draw_ahead(self, left: float) -> None:
-        """Draw the trials that are missing in the policy's pool; their shares count them when they are sent.
+        """Draw the trials ahead that the policy wants; their shares count them when they are sent.
 
         No more are drawn ahead of a subspace than have succeeded there: before, nothing is known of what the params do,
         and of one that only fails every trial drawn would be run.
         """
-        if self._pool is None:
-            return
-        for name, missing in self._pool.missing().items():
+        for name, missing in self.policy.wants().items():
             wanted = self._new(left)
             if wanted is None:
                 return
-            subspace = None if name == WHOLE else name
-            drawn = len(self._pool) if subspace is None else self._pool.count(subspace)
+            subspaces = self.subspaces if name == WHOLE else (name,)
             number = min(
                 missing,
                 left - self._study.waiting(),
                 self._quota_left(name, wanted.drawn),
-                self._study.count(*WELL, subspace=subspace) - drawn,
+                self._study.count(*WELL, subspace=None if name == WHOLE else name)
+                - sum(len(self._ahead[each]) for each in subspaces),
             )
             this_round = wanted.drawn
             while number > 0 and name not in self._exhausted and wanted is not None and wanted.drawn == this_round:
                 at_once = int(min(number, wanted.left))
-                self._pool.add(name, self._drawn(name, wanted, at_once))
+                drawn = self._drawn(name, wanted, at_once)
+                for trial in drawn:
+                    self._ahead[trial.subspace][trial.number] = trial
+                self.policy.offer(drawn)
                 number -= at_once
                 wanted = self._new(left)
 
-    def _picked(self, wanted: Wanted | None, compute_class: str, fits: Callable[[Trial], bool]) -> str | Trial | None:
-        """Return a trial of the pool that fits, or a subspace that may get a new trial; None if there is neither."""
-        if self._spans_space:
-            return self._picked_of_all(wanted, compute_class, fits)
-        backlogs = self.shares.backlogs()
-        left = {name: behind for name, behind in backlogs.items() if name not in self._exhausted}
-        may_draw = [] if wanted is None else self._with_quota(left, wanted.drawn) or [*left]
-        may_draw = [name for name in may_draw if self._may_wait(name)]
-        if len(may_draw) < len(backlogs):
-            pooled = () if self._pool is None else self._pool.subspaces
-            backlogs = {name: behind for name, behind in backlogs.items() if name in may_draw or name in pooled}
-        budget = None if wanted is None else wanted.budget
-        picked = self.policy.pick(compute_class, backlogs, fits, budget) if backlogs else None
-        return picked if isinstance(picked, Trial) or picked in may_draw else None
+    def _new(self, left: float) -> Wanted | None:
+        """Return the offer of a new draw; None if there is none."""
+        offers = self._wanted(left)
+        return next((offer for offer in offers if offer.origin is None and offer.params is None), None)
 
-    def _picked_of_all(
-        self, wanted: Wanted | None, compute_class: str, fits: Callable[[Trial], bool]
-    ) -> str | Trial | None:
-        """Return a trial of the pool that fits, or WHOLE, if its sampler may draw; None if there is neither."""
-        if self._pool is not None and len(self._pool):
-            budget = None if wanted is None else wanted.budget
-            picked = self.policy.pick(compute_class, dict.fromkeys(self._pool.subspaces, 0.0), fits, budget)
-            if isinstance(picked, Trial):
-                return picked
-        may_draw = wanted is not None and not self._exhausted and self._may_wait(*self.subspaces)
-        return WHOLE if may_draw else None
-
-    def _taken(self, trial: Trial) -> Trial:
-        """Take a trial out of the pool, for it to be sent, and let another go that has waited there too long."""
-        assert self._pool is not None
-        self.shares.deal(trial.subspace)
-        overdue = self._pool.take(trial)
+    def _taken(self, trial: Trial, overdue: Trial | None) -> Trial:
+        """Return a trial that was drawn ahead; hold back the one that has waited for too long, if any."""
+        for each in (trial,) if overdue is None else (trial, overdue):
+            self.shares.deal(each.subspace)
+            del self._ahead[each.subspace][each.number]
         if overdue is not None:
-            self.shares.deal(overdue.subspace)
             self._study.hold_back(overdue)
         return trial
 
-    def _promoted(self, wanted: Wanted, only_on: str | None) -> Trial:
+    def _promoted(self, offered: Trial, choice: Choice) -> Trial:
         """Add a trial again, on a higher rung."""
-        offered = self._offered(wanted)
-        del self._seen_offers[wanted.origin, wanted.rung]
-        draw = (offered.subspace, offered.params, offered.seed)
-        trial = self._study.add(*draw, wanted.budget, slots=offered.slots, rung=wanted.rung, origin=wanted.origin)
+        draw, rung = (offered.subspace, offered.params, offered.seed), offered.rung
+        trial = self._study.add(*draw, offered.budget, slots=offered.slots, rung=rung, origin=offered.origin)
         self.rounds.add(trial)
-        if only_on is not None:
-            self._machines[trial.number] = only_on
+        if choice.only_on is not None:
+            self._machines[trial.number] = choice.only_on
         return trial
 
     def _drawn(self, name: str, wanted: Wanted, number: int = 1) -> list[Trial]:
@@ -362,14 +323,12 @@ class Proposals:
         """
         waiting = 0
         for name in names:
-            waiting += self._study.waiting(name)
-            waiting -= 0 if self._pool is None else self._pool.count(name)
+            waiting += self._study.waiting(name) - len(self._ahead[name])
         most = WAITING_PER_SUBSPACE * len(names)
         if waiting < most:
             return True
         too_wide = sum(self._study.count_wider(self._widest, name) for name in names)
-        if self._pool is not None:
-            too_wide -= sum(trial.slots > self._widest for name in names for trial in self._pool.of(name))
+        too_wide -= sum(trial.slots > self._widest for name in names for trial in self._ahead[name].values())
         if waiting - too_wide >= most or min(map(self._least_slots, names)) > self._widest:
             return False
         return too_wide < TOO_WIDE * (1 + sum(map(self._study.asked, names)) - too_wide)
@@ -412,6 +371,13 @@ def _part(sampler: object, kind: type[P]) -> P | None:
             return None
         sampler = sampler.sampler
     return sampler
+
+
+def make_samplers(make: MakeSampler, subspaces: Sequence[Subspace], seed: int) -> dict[str, Sampler]:
+    """Return the sampler of each subspace, or one of WHOLE that draws in the whole space."""
+    if spans_space(make):
+        return {WHOLE: make(undivided(subspaces[0].space), (seed,))}
+    return {subspace.name: make(subspace, (seed, place)) for place, subspace in enumerate(subspaces)}
 
 
 def trial_seed(seed: int, subspace: int, index: int) -> int:

@@ -48,7 +48,7 @@ class Scheduler:
         speculate: bool = True,
         pruning: Pruning | None = None,
     ) -> None:
-        """Learn from the trials of earlier runs, and submit those in flight again.
+        """Learn and send nothing: call `begin` before the first turn.
 
         `expected` orders classes of equal hardware, the strongest first. With `speculate` late trials are copied to
         idle slots, and with `pruning` trials are stopped by their reports.
@@ -80,20 +80,25 @@ class Scheduler:
         #: attempts that are placed, and sent once they are recorded
         self._unsent: list[Attempt] = []
         #: trials that are pruned, and stopped once that is recorded
-        self._to_stop = study.to_stop
+        self._to_stop: list[int] = []
         self._began = self._watched_at = study.clock.now()
         #: True once so many trials have ended without a better feasible loss that the study should
         self.is_stale = False
-        proposals.teach(study.warm_start)
-        for trials, following in study.history():
-            self._learn(*trials, following=following)
-            executor.keep()
-        proposals.end_history()
+
+    def begin(self) -> None:
+        """Learn from the trials of earlier runs, and submit those in flight again."""
+        self._to_stop = self.study.to_stop
+        self._proposals.begin()
+        self._proposals.teach(self.study.warm_start)
+        for trials, following in self.study.history():
+            self._learn(trials, following)
+            self._executor.keep()
+        self._proposals.end_history()
         self._look_for_gain()
-        if pruning is not None:
-            pruning.recall(study.recalled(), study.reports())
-        if study.in_flight:
-            executor.submit(list(study.attempts))
+        if self._pruning is not None:
+            self._pruning.recall(self.study.recalled(), self.study.reports())
+        if self.study.in_flight:
+            self._executor.submit(list(self.study.attempts))
 
     @property
     def is_exhausted(self) -> bool:
@@ -146,7 +151,7 @@ class Scheduler:
             self._look_for_gain()
         # From many at once the models learn far faster than from one after the other.
         if finished := [trial for trial in told if trial is not None and trial.state.is_finished]:
-            self._learn(*finished)
+            self._learn(finished)
         if self._pruning is not None:
             for trial in finished:
                 self._pruning.end(trial)
@@ -207,7 +212,7 @@ class Scheduler:
         repeated = f"all {points} points of the space have been tried; trials repeat them, as losses may be noisy"
         # Of a space with nothing to choose this is no news.
         found = [repeated] if points is not None and points > 1 else []
-        told = [self._budget_use.notice, self._proposals.rounds.notice]
+        told = [self._budget_use.notice, self._proposals.rounds.present.notice]
         told += [] if self._pruning is None else [self._pruning.notice]
         return [*self._memory_fit.notices, *found, *(notice for notice in told if notice is not None)]
 
@@ -254,9 +259,9 @@ class Scheduler:
         retry = self._memory_fit.retry(result, trial)
         return self._memory_fit.warned(result, trial) if retry is None else replace(result, retry=retry)
 
-    def _learn(self, *trials: Trial, following: Mapping[str, int] | None = None) -> None:
+    def _learn(self, trials: Sequence[Trial], following: Mapping[str, int] | None = None) -> None:
         # First: placement asks the cost model where the checkpoint of a promoted trial was.
-        self._proposals.tell(*trials, following=following)
+        self._proposals.tell(trials, following)
         self.cost_model.tell(*trials, following=following)
         for trial in trials:
             self._budget_use.tell(trial)
@@ -272,7 +277,7 @@ class Scheduler:
         """Yield trials and their classes: one a class in turn, the strongest first, until no class has a free slot."""
         # Near the end a queued trial would better go to the first slot that becomes free.
         slots = sum(compute_class.slots for compute_class in self.classes)
-        near_end = min(self._left(), self._proposals.rounds.left) <= slots
+        near_end = min(self._left(), self._proposals.rounds.present.left) <= slots
         # And a study that may be hopeless should send little before its first success.
         is_shallow = near_end or (self.limits.failures and not self.study.count(*WELL))
         takers = self.classes
@@ -301,7 +306,7 @@ class Scheduler:
         )
         if waiting is not None or self._reservations.is_reserved(compute_class):
             return waiting
-        return self._proposals.ask(compute_class.name, self._fits_class, self._left())
+        return self._proposals.ask(compute_class, self._fits, self._left())
 
     def _spill(self) -> None:
         """With nothing to send, cancel attempts queued for a crowded class that fit a free slot of another."""
@@ -329,8 +334,8 @@ class Scheduler:
         alone = (
             (trial, self.study.running_since(trial)) for trial in self.study.alone if trial.subspace in self.subspaces
         )
-        size = self.study.in_flight if self._proposals.rounds.size is None else self._proposals.rounds.size
-        most = most_copies(size) - self.study.copies
+        size = self._proposals.rounds.present.size
+        most = most_copies(self.study.in_flight if size is None else size) - self.study.copies
         late = self._speculation.ask(alone, self._idle, most, self.study.clock.now())
         return [self.study.send(trial, compute_class) for trial, compute_class in late]
 
@@ -359,9 +364,6 @@ class Scheduler:
         if not failed_on or not compute_class.names or compute_class.names - failed_on:
             return True
         return not any(each.names - failed_on and self._memory_fit.fits(trial, each) for each in self.classes)
-
-    def _fits_class(self, trial: Trial, compute_class: str) -> bool:
-        return any(each.name == compute_class and self._fits(trial, each) for each in self.classes)
 
     def _left(self) -> float:
         """Return the number of trials that may still be sent."""

@@ -132,4 +132,4 @@ def test_trials_of_other_budgets_or_of_none_are_left_alone(how: str) -> None:
         other.add(trial)
         other.tell(trial)
     assert alone.offers() == other.offers()
-    assert (alone.size, alone.left) == (other.size, other.left)
+    assert alone.present == other.present

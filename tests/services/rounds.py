@@ -89,7 +89,7 @@ class Player:
                 shuffle.shuffle(running)
             for trial in running:
                 self.finish(trial)
-                if self.rounds.left > 0 and trial is not running[-1]:
+                if self.rounds.present.left > 0 and trial is not running[-1]:
                     break
             for trial in self.running:
                 self.finish(trial)

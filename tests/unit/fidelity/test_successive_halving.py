@@ -14,7 +14,7 @@ from services.rounds import Player, shape
 from shadho_celery.core.trial import Outcome, Trial, TrialState, whole
 from shadho_celery.errors import UsageError
 from shadho_celery.fidelity.ladder import LARGEST, Ladder, ladder_of
-from shadho_celery.fidelity.rounds import Endless, Wanted
+from shadho_celery.fidelity.rounds import Endless, Round, Wanted
 from shadho_celery.fidelity.successive_halving import SuccessiveHalving
 from shadho_celery.scheduler import build
 
@@ -32,7 +32,7 @@ def halving(least: float, most: float, eta: int = 3, backups: int = 0) -> Succes
 def test_without_rounds_every_trial_is_a_new_one_with_all_of_the_fidelity() -> None:
     rounds = Endless()
     assert [[*rounds.offers()] for _ in range(3)] == [[Wanted(left=math.inf)]] * 3
-    assert (rounds.size, rounds.left) == (None, math.inf)
+    assert rounds.present == Round(size=None, left=math.inf)
 
 
 def test_a_bracket_is_a_ladder_of_budgets_and_the_best_of_each_rung_are_promoted() -> None:
@@ -155,12 +155,12 @@ def test_new_trials_are_numbered_so_that_each_round_has_its_own_set() -> None:
 def test_size_and_left_are_those_of_the_rung_that_is_open() -> None:
     rounds = halving(1, 9, 3)
     player = Player(rounds)
-    assert (rounds.size, rounds.left) == (9, 9)
+    assert rounds.present == Round(size=9, left=9)
     lowest = player.ask_all()
-    assert (rounds.size, rounds.left) == (9, 0)
+    assert rounds.present == Round(size=9, left=0)
     for trial in lowest:
         player.finish(trial)
-    assert (rounds.size, rounds.left) == (3, 3)
+    assert rounds.present == Round(size=3, left=3)
 
 
 # Backups: the first n of n + b
@@ -198,7 +198,7 @@ def test_a_resumed_round_whose_backups_were_not_drawn_takes_no_draws_of_the_next
     """On one slot the results are there before the backups: the next new trial is of the next round."""
     first = Player(halving(1, 9, 3, backups=2)).play_on(1, at, random.Random(0))
     resumed = first.resumed(halving(1, 9, 3, backups=2)).rounds
-    assert (resumed.offers(), resumed.left) == (first.rounds.offers(), first.rounds.left)
+    assert (resumed.offers(), resumed.present) == (first.rounds.offers(), first.rounds.present)
 
 
 # Carried on
@@ -232,7 +232,7 @@ def test_trials_of_another_ladder_or_of_none_are_left_alone() -> None:
         trial = Trial(number=number, subspace="all", params={}, state=S.COMPLETE, outcome=outcome, **facts)
         rounds.add(trial)
         rounds.tell(trial)
-    assert rounds.left == 9
+    assert rounds.present.left == 9
 
 
 # What makes no ladder
@@ -314,13 +314,13 @@ def test_settings_that_make_no_ladder_are_refused_in_one_line_that_names_key_cau
 
 
 def test_a_key_may_be_one_of_numpys_texts() -> None:
-    assert make_rounds({np.str_("least"): 1, np.str_("most"): 9}).size == 9
+    assert make_rounds({np.str_("least"): 1, np.str_("most"): 9}).present.size == 9
 
 
 def test_budgets_may_be_numpys_floats() -> None:
     """A numpy float64 is a Python float."""
     rounds = make_rounds({"least": np.float64(1.0), "most": np.float64(9.0)})
-    assert rounds.size == 9
+    assert rounds.present.size == 9
 
 
 @pytest.mark.parametrize("most", [10**400, -(10**400), 10**5000, -(10**5000)], ids=["400", "-400", "5000", "-5000"])
@@ -332,5 +332,5 @@ def test_a_number_that_no_float_can_hold_is_not_called_no_number(most: int) -> N
 
 def test_the_settings_make_the_rounds() -> None:
     assert isinstance(make_rounds(None), Endless)
-    assert make_rounds({"least": 1, "most": 27}).size == 27
-    assert make_rounds({"least": 1, "most": 16, "eta": 2, "backups": 3}).size == 19
+    assert make_rounds({"least": 1, "most": 27}).present.size == 27
+    assert make_rounds({"least": 1, "most": 16, "eta": 2, "backups": 3}).present.size == 19

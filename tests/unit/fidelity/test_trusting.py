@@ -73,13 +73,13 @@ def test_trust_comes_back_with_agreement() -> None:
 )
 def test_trials_begin_at_the_lowest_budget_whose_round_fits_in_the_limit(limit: int, slots: int, lowest: int) -> None:
     rounds = TrustingAsha(LADDER, limit)
-    assert rounds.notice is None
-    rounds.see(slots)
+    assert rounds.present.notice is None
+    rounds.offers(slots)
     [first] = rounds.offers()
     assert (first.rung, first.budget) == (lowest, 3.0**lowest)
-    assert (rounds.notice is None) == (lowest == 0 or slots == 0)
-    if rounds.notice is not None:
-        assert f"begins at budget {3**lowest}: with a limit of {limit} trials" in rounds.notice
+    assert (rounds.present.notice is None) == (lowest == 0 or slots == 0)
+    if rounds.present.notice is not None:
+        assert f"begins at budget {3**lowest}: with a limit of {limit} trials" in rounds.present.notice
 
 
 @pytest.mark.parametrize("limit", [3, 10, 11, 20, 41, 70, 93, 131])
@@ -88,7 +88,7 @@ def test_a_limit_always_leaves_trials_at_the_top(limit: int) -> None:
         case = f"{slots} slots, spread {spread}, seed {seed}"
         gauss = functools.partial(random.Random(case).gauss, 0, spread)
         rounds = TrustingAsha(LADDER, limit)
-        rounds.see(slots)
+        rounds.offers(slots)
         # The generator is bound now: the next one must not stand in for it.
         player = Player(rounds, true).play_out(slots, limit, lambda budget, gauss=gauss: budget * (1 + abs(gauss())))
         assert len(player.finished) == limit, case
@@ -102,9 +102,9 @@ def test_a_resumed_study_begins_at_a_budget_whose_round_fits_in_what_is_left(spe
     for number in range(40):
         facts = {"budget": 1.0, **spent}
         rounds.add(Trial(number=number, subspace="all", params={}, rung=0, **facts))
-    rounds.see(1)
+    rounds.offers(1)
     assert [offer.budget for offer in rounds.offers()] == [9.0]
-    assert "46 trials, 40 of which have failed or had other budgets, few" in str(rounds.notice)
+    assert "46 trials, 40 of which have failed or had other budgets, few" in str(rounds.present.notice)
 
 
 def test_a_pruned_pilot_goes_no_further_and_is_followed_by_no_other() -> None:
@@ -120,9 +120,9 @@ def test_a_pruned_pilot_goes_no_further_and_is_followed_by_no_other() -> None:
 
 def test_without_a_limit_trials_begin_at_the_lowest_budget_on_any_number_of_slots() -> None:
     rounds = TrustingAsha(LADDER)
-    rounds.see(1000)
+    rounds.offers(1000)
     assert [offer.rung for offer in rounds.offers()] == [0]
-    assert rounds.notice is None
+    assert rounds.present.notice is None
 
 
 def test_of_a_finite_search_whose_pilots_fail_another_trial_comes_to_the_top() -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import pytest
 from hyperopt import hp
 
+from shadho_celery.core.hardware import ComputeClass
 from shadho_celery.core.trial import Outcome, Params, Trial, TrialState
+from shadho_celery.placement.base import Offers, Slot
 from shadho_celery.placement.policies import CostPolicy
 from shadho_celery.placement.pool import LEAST, MOST, MOST_WAIT, REFILL, Pool
 from shadho_celery.predictors.cost_model import CostModel
@@ -53,21 +55,52 @@ def drawn(number: int, w: float = 0.5, subspace: str = "all", slots: int = 1) ->
     return Trial(number=number, subspace=subspace, params={"w": w}, slots=slots)
 
 
-def pool_of(*trials: Trial, slots: int = 16, model: CostModel | None = None) -> Pool:
-    pool = Pool(model or Known(FLAT))
-    pool.see_classes(CLASSES)
-    pool.share_out(slots, {"all": 1.0})
-    pool.add("all", trials)
+def pool_of(
+    *trials: Trial,
+    shares: Mapping[str, float] | None = None,
+    slots: int = 16,
+    model: CostModel | None = None,
+    is_adaptive: bool = False,
+) -> Pool:
+    pool = Pool(model or Known(FLAT), shares or {"all": 1.0}, is_adaptive=is_adaptive)
+    pool.see(CLASSES, slots)
+    pool.add(trials)
     return pool
 
 
-def policy_of(*trials: Trial, model: CostModel | None = None, slots: int = 16) -> tuple[CostPolicy, Pool]:
-    policy = CostPolicy(model or Known(FLAT))
-    assert policy.pool is not None
-    policy.see_classes(CLASSES)
-    policy.pool.share_out(slots, {"all": 1.0})
-    policy.pool.add("all", trials)
-    return policy, policy.pool
+def policy_of(
+    *trials: Trial,
+    model: CostModel | None = None,
+    shares: Mapping[str, float] | None = None,
+    fleet: tuple[int, int] = (4, 12),
+) -> CostPolicy:
+    model = model or Known(FLAT)
+    policy = CostPolicy(model, Pool(model, shares or {"all": 1.0}))
+    policy.see([ComputeClass(name=name, slots=slots) for name, slots in zip(CLASSES, fleet, strict=True)])
+    policy.offer(trials)
+    return policy
+
+
+class NoLoad:
+    """A study none of whose attempts takes a slot."""
+
+    def taken(self, compute_class: str) -> int:
+        return 0
+
+    def running(self) -> Mapping[str, int]:
+        return {}
+
+
+def pick(
+    policy: CostPolicy,
+    name: str,
+    backlogs: Mapping[str, float] | None = None,
+    fits: Callable[[Trial], bool] = lambda trial: True,
+) -> Trial | str | None:
+    backlogs = backlogs or {"all": 0.0}
+    slot = Slot(ComputeClass(name=name, slots=1), NoLoad())
+    choice = policy.pick(slot, Offers(backlogs, [*backlogs]), lambda trial, compute_class: fits(trial))
+    return None if choice is None else choice.picked
 
 
 # Its size
@@ -80,33 +113,28 @@ def test_it_holds_32_trials_or_a_quarter_of_the_slots_and_fewer_on_small_fleets(
     slots: int, size: int, size_adaptive: int | None
 ) -> None:
     assert pool_of(slots=slots).missing() == {"all": size}
-    pool = pool_of()
-    pool.share_out(slots, {"all": 1.0}, is_adaptive=True)
-    assert pool.missing() == ({} if size_adaptive is None else {"all": size_adaptive})
+    assert pool_of(slots=slots, is_adaptive=True).missing() == ({} if size_adaptive is None else {"all": size_adaptive})
 
 
 def test_without_a_choice_of_classes_nothing_is_drawn_ahead() -> None:
     pool = pool_of()
     for classes in ([], ["gpu"]):
-        pool.see_classes(classes)
-        pool.share_out(16, {"all": 1.0})
+        pool.see(classes, 16)
         assert pool.missing() == {}
 
 
 def test_each_subspace_has_its_part_and_the_smallest_ones_have_none() -> None:
-    pool = pool_of()
-    pool.share_out(16, {"half": 0.5, "quarter": 0.25, "least": 0.05})
-    assert pool.missing() == {"half": 16, "quarter": 8}
-    pool.share_out(16, {"half": 0.5, "quarter": 0.25, "least": 0.05}, is_adaptive=True)
-    assert pool.missing() == {"half": 4, "quarter": 2}
+    shares = {"half": 0.5, "quarter": 0.25, "least": 0.05}
+    assert pool_of(shares=shares).missing() == {"half": 16, "quarter": 8}
+    assert pool_of(shares=shares, is_adaptive=True).missing() == {"half": 4, "quarter": 2}
 
 
 def test_what_is_missing_is_drawn_some_at_a_time() -> None:
     pool = pool_of(*map(drawn, range(LEAST)))
     for number in range(LEAST // REFILL - 1):
-        pool.take(pool.trials[number])
+        pool.take(number)
         assert pool.missing() == {}
-    pool.take(pool.trials[0])
+    pool.take(0)
     assert pool.missing() == {"all": LEAST // REFILL}
 
 
@@ -117,12 +145,12 @@ def test_it_keeps_the_order_and_the_seconds_of_its_trials_whatever_is_taken() ->
     trials = [drawn(number, number / 10) for number in range(10)]
     pool = pool_of(*trials)
     for number in (3, 0, 9, 5):
-        pool.take(trials[number])
+        pool.take(pool.trials.index(trials[number]))
     assert [trial.number for trial in pool.trials] == [1, 2, 4, 6, 7, 8]
     assert pool.departures() == pytest.approx(np.log([by_width(trial.params) for trial in pool.trials]))
-    pool.see_classes(["cpu"])
+    pool.see(["cpu"], 1)
     assert pool.departures() == pytest.approx(np.log([by_width(trial.params)[1:] for trial in pool.trials]))
-    pool.see_classes([])
+    pool.see([], 0)
     assert pool.departures().shape == (6, 0)
 
 
@@ -155,51 +183,47 @@ def test_a_class_takes_what_it_is_comparatively_good_at() -> None:
     small, large = drawn(0, 0.1), drawn(1, 0.9)
     model = Known(FLAT, crossing)
     for order in ([small, large], [large, small]):
-        policy, _ = policy_of(*order, model=model)
-        assert policy.pick("gpu", {"all": 0.0}) == large
-        assert policy.pick("cpu", {"all": 0.0}) == small
+        for name, best in (("gpu", large), ("cpu", small)):
+            assert pick(policy_of(*order, model=model), name) == best
 
 
 def test_of_trials_alike_the_oldest_is_taken() -> None:
     for model in (CostModel(FLAT), Known(FLAT, lambda params: (7.0, 21.0))):
-        policy, _ = policy_of(*(drawn(number, number / 9) for number in range(9)), model=model)
-        assert [policy.pick(name, {"all": 0.0}) for name in CLASSES] == [drawn(0, 0.0)] * 2
+        for name in CLASSES:
+            assert pick(policy_of(*(drawn(number, number / 9) for number in range(9)), model=model), name) == drawn(
+                0, 0
+            )
 
 
 def test_of_what_fits_the_best_is_taken_and_a_new_one_is_wanted_only_if_nothing_fits() -> None:
-    policy, _ = policy_of(drawn(0, 0.1), drawn(1, 0.3), drawn(2, 0.9), model=Known(FLAT, crossing))
-    assert policy.pick("gpu", {"all": 0.0}, lambda trial: trial.number < 2) == drawn(1, 0.3)
-    assert policy.pick("gpu", {"all": 0.0}, lambda trial: False) == "all"
+    policy = policy_of(drawn(0, 0.1), drawn(1, 0.3), drawn(2, 0.9), model=Known(FLAT, crossing))
+    assert pick(policy, "gpu", fits=lambda trial: trial.number < 2) == drawn(1, 0.3)
+    assert pick(policy, "gpu", fits=lambda trial: False) == "all"
 
 
 def test_a_subspace_far_behind_comes_first_drawn_ahead_or_not() -> None:
     names = [subspace.name for subspace in HALVES]
-    policy = CostPolicy(Known(HALVES, lambda params: (10.0, 20.0)))
-    policy.see_classes(CLASSES)
-    assert policy.pool is not None
-    policy.pool.share_out(16, dict.fromkeys(names, 0.5))
     ahead = drawn(0, subspace=names[0])
-    policy.pool.add(names[0], [ahead])
-    assert policy.pick("gpu", {names[0]: 0.0, names[1]: 100.0}) == names[1]
-    assert policy.pick("gpu", {names[0]: 100.0, names[1]: 0.0}) == ahead
+    model = Known(HALVES, lambda params: (10.0, 20.0))
+    policy = policy_of(ahead, model=model, shares=dict.fromkeys(names, 0.5))
+    assert pick(policy, "gpu", {names[0]: 0.0, names[1]: 100.0}) == names[1]
+    assert pick(policy, "gpu", {names[0]: 100.0, names[1]: 0.0}) == ahead
 
 
 @pytest.mark.parametrize("fleet", [(4, 12), (40, 110), (1, 15)])
 def test_the_prices_keep_every_class_busy_with_what_it_is_good_at(fleet: tuple[int, int]) -> None:
     """Known seconds, a slot after the other: nearly the trials an hour of the best threshold between the classes."""
     generator = np.random.default_rng(3)
-    policy, pool = policy_of()
-    pool.share_out(sum(fleet), {"all": 1.0})
+    policy = policy_of(fleet=fleet)
     free = sorted((0.0, place, CLASSES[place >= fleet[0]]) for place in range(sum(fleet)))
     count = number = 0
     while free[0][0] < 20_000.0:
-        for _ in range(pool.missing().get("all", 0)):
-            pool.add("all", [drawn(number, float(generator.random()))])
+        for _ in range(policy.wants().get("all", 0)):
+            policy.offer([drawn(number, float(generator.random()))])
             number += 1
         now, place, name = free.pop(0)
-        trial = policy.pick(name, {"all": 0.0})
+        trial = pick(policy, name)
         assert isinstance(trial, Trial)
-        pool.take(trial)
         seconds = by_width(trial.params)[CLASSES.index(name)]
         free = sorted([*free, (now + seconds, place, name)])
         count += 1
@@ -220,18 +244,16 @@ def test_a_trial_that_no_class_wants_leaves_after_so_many_others() -> None:
     unwanted = drawn(0, 0.5)
     pool = pool_of(unwanted, *(drawn(number) for number in range(1, LEAST)))
     for number in range(1, MOST_WAIT * LEAST):
-        assert pool.take(pool.trials[-1]) is None
-        pool.add("all", [drawn(number + LEAST)])
-    assert pool.take(pool.trials[-1]) == unwanted
+        assert pool.take(LEAST - 1) is None
+        pool.add([drawn(number + LEAST)])
+    assert pool.take(LEAST - 1) == unwanted
     assert unwanted not in pool.trials
 
 
 def test_the_wait_counts_trials_of_its_own_subspace() -> None:
     often, rare = [subspace.name for subspace in HALVES]
-    pool = pool_of(model=Known(HALVES))
-    pool.share_out(16, {often: 0.5, rare: 0.125})
-    pool.add(rare, [drawn(0, subspace=rare)])
+    pool = pool_of(drawn(0, subspace=rare), model=Known(HALVES), shares={often: 0.5, rare: 0.125})
     for number in range(1, 500):
-        pool.add(often, [drawn(number, subspace=often)])
-        assert pool.take(pool.of(often)[0]) is None
-    assert len(pool) == 1
+        pool.add([drawn(number, subspace=often)])
+        assert pool.take(1) is None
+    assert len(pool.trials) == 1

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 import pytest
 
 from shadho_celery.core.hardware import ComputeClass
 from shadho_celery.core.trial import Outcome, Params, Trial, TrialState
-from shadho_celery.placement.promotions import Choice, Promotions
+from shadho_celery.placement.base import Slot
+from shadho_celery.placement.promotions import Promotions
 from shadho_celery.predictors.cost_model import Beginning, CostModel
 from shadho_celery.predictors.features import Array
 
@@ -61,7 +62,7 @@ def classes(storage: str) -> list[ComputeClass]:
 
 def promotions(storage: str = "shared", startup: float = STARTUP, seconds: float = 4.0) -> Promotions:
     made = Promotions(Known(startup))
-    made.see_classes(classes(storage))
+    made.see(classes(storage))
     made.tell([ended(name, seconds) for name in UNIT])
     return made
 
@@ -80,23 +81,38 @@ def offered(*rungs: int, params: Params | None = None) -> list[Trial]:
     ]
 
 
-def pick(made: Promotions, name: str, trials: list[Trial], now: float = 0.0, load: Busy | None = None) -> Choice | None:
-    return made.pick(name, trials, lambda trial, where: True, load or Busy(), now=now, new=0)
+def pick(
+    made: Promotions,
+    name: str,
+    trials: list[Trial],
+    now: float = 0.0,
+    load: Busy | None = None,
+    *,
+    fits: Collection[str] = ("strong", "weak"),
+    new: int | None = 0,
+) -> tuple[int, str | None] | None:
+    """The place of the trial that a slot of a class gets, and its machine; the trials fit some classes."""
+    slot = Slot(ComputeClass(name=name, slots=1), load or Busy(), now)
+    choice = made.pick(slot, trials, lambda trial, where: where.name in fits, new)
+    if choice is None:
+        return None
+    assert isinstance(choice.picked, Trial)
+    return trials.index(choice.picked), choice.only_on
 
 
 def test_the_top_rung_is_left_to_the_strong_class_which_takes_it() -> None:
     made = promotions()
     assert pick(made, "weak", offered(4)) is None
-    assert pick(made, "strong", offered(4)) == Choice(0, None)
+    assert pick(made, "strong", offered(4)) == (0, None)
 
 
 def test_a_strong_slot_takes_the_highest_rung_first_where_classes_differ_in_speed_only() -> None:
-    assert pick(promotions(), "strong", offered(1, 4, 2)) == Choice(1, None)
+    assert pick(promotions(), "strong", offered(1, 4, 2)) == (1, None)
 
 
 def test_with_a_start_up_a_weak_slot_takes_low_rungs_and_leaves_high_ones() -> None:
     made = promotions(startup=30.0, seconds=40.0)
-    assert pick(made, "weak", offered(4, 1)) == Choice(1, None)
+    assert pick(made, "weak", offered(4, 1)) == (1, None)
 
 
 def test_the_longer_the_queue_for_the_strong_class_the_more_a_weak_slot_takes() -> None:
@@ -110,43 +126,41 @@ def test_what_has_been_left_for_as_long_as_it_could_gain_is_taken() -> None:
     gain = 3 * 81 * 2 / 3
     assert pick(made, "weak", top, now=0.0) is None
     assert pick(made, "weak", top, now=gain - 1) is None
-    assert pick(made, "weak", top, now=gain + 1) == Choice(0, None)
+    assert pick(made, "weak", top, now=gain + 1) == (0, None)
 
 
 def test_no_slot_idles_for_a_promotion_that_it_could_run() -> None:
     made = promotions()
     for new in (None, 4):
-        choice = made.pick("weak", offered(4), lambda trial, where: True, Busy(), now=0.0, new=new)
-        assert choice == Choice(0, None)
+        assert pick(made, "weak", offered(4), new=new) == (0, None)
 
 
 def test_nothing_is_left_to_a_class_that_it_does_not_fit() -> None:
-    choice = promotions().pick("weak", offered(4), lambda trial, where: where == "weak", Busy(), now=0.0, new=0)
-    assert choice == Choice(0, None)
+    assert pick(promotions(), "weak", offered(4), fits=["weak"]) == (0, None)
 
 
 def test_what_does_not_fit_here_is_not_taken() -> None:
-    assert promotions().pick("weak", offered(1), lambda trial, where: False, Busy(), now=0.0, new=0) is None
+    assert pick(promotions(), "weak", offered(1), fits=[]) is None
 
 
 def test_without_shared_storage_a_promotion_goes_to_the_machine_of_its_checkpoint() -> None:
     made = promotions(storage="")
-    assert pick(made, "strong", offered(4, 3), load=Busy("strong.1")) == Choice(1, "strong.1")
-    assert pick(made, "strong", offered(4, 3), load=Busy("strong.0")) == Choice(0, "strong.0")
+    assert pick(made, "strong", offered(4, 3), load=Busy("strong.1")) == (1, "strong.1")
+    assert pick(made, "strong", offered(4, 3), load=Busy("strong.0")) == (0, "strong.0")
 
 
 def test_on_shared_storage_any_machine_of_the_class_will_do() -> None:
-    assert pick(promotions("shared"), "strong", offered(4, 3), load=Busy("strong.1")) == Choice(0, None)
+    assert pick(promotions("shared"), "strong", offered(4, 3), load=Busy("strong.1")) == (0, None)
 
 
 def test_where_checkpoints_are_not_found_their_machine_does_not_matter() -> None:
     made = promotions(storage="")
     made.tell([ended("strong", 4.0, origin=0, continued=False)])
-    assert pick(made, "strong", offered(4, 3), load=Busy("strong.1")) == Choice(0, None)
+    assert pick(made, "strong", offered(4, 3), load=Busy("strong.1")) == (0, None)
 
 
 @pytest.mark.parametrize("name", ["strong", "weak"])
 def test_one_class_alone_takes_promotions_in_their_turn(name: str) -> None:
     made = promotions()
-    made.see_classes([each for each in classes("shared") if each.name == name])
-    assert pick(made, name, offered(4, 2, 1)) == Choice(0, None)
+    made.see([each for each in classes("shared") if each.name == name])
+    assert pick(made, name, offered(4, 2, 1)) == (0, None)

@@ -16,6 +16,7 @@ from shadho_celery.core.clock import ManualClock
 from shadho_celery.core.settings import StudySettings
 from shadho_celery.core.trial import Attempt, Outcome, Params, Trial, TrialState
 from shadho_celery.errors import UsageError
+from shadho_celery.placement.policies import CostPolicy
 from shadho_celery.placement.pool import LEAST, MOST_WAIT, REFILL
 from shadho_celery.predictors.cost_model import CostModel
 from shadho_celery.scheduler.build import make_scheduler
@@ -79,8 +80,7 @@ class Search:
 
     @property
     def pooled(self) -> int:
-        pool = self.scheduler._proposals.policy.pool
-        return 0 if pool is None else len(pool)
+        return sum(map(len, self.scheduler._proposals._ahead.values()))
 
 
 def drawn(study: StudyState) -> list[tuple[str, int, tuple[tuple[str, Any], ...]]]:
@@ -142,15 +142,14 @@ def test_no_trial_waits_for_more_than_its_bound(monkeypatch: pytest.MonkeyPatch)
     """Where every slot would rather take the latest draw."""
     search = Search(trials=600, slots={"gpu": 1, "cpu": 15})
     policy = search.scheduler._proposals.policy
-    assert policy.pool is not None
-    trials, pick = policy.pool.trials, policy.pick
+    assert isinstance(policy, CostPolicy)
+    pool = policy._pool
 
-    def latest(
-        compute_class: str, backlogs: Mapping[str, float], fits: Callable[[Trial], bool], budget: float | None
-    ) -> str | Trial | None:
-        return next((trial for trial in reversed(trials) if fits(trial)), None) or pick(compute_class, backlogs, fits)
+    def latest(*asked: object) -> tuple[int | None, float]:
+        return len(pool.trials) - 1, math.inf
 
-    monkeypatch.setattr(policy, "pick", latest)
+    monkeypatch.setattr(policy, "_best_drawn", latest)
+    monkeypatch.setattr(policy, "_move_prices", lambda *asked: None)
     search.run()
     # Those that leave the pool together go one by one.
     assert passed_over(search.study) <= MOST_WAIT * LEAST + sum(FLEET.values())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ from shadho_celery.fidelity.successive_halving import SuccessiveHalving
 from shadho_celery.placement.policies import FifoPolicy
 from shadho_celery.placement.shares import UniformShares
 from shadho_celery.samplers import make_sampler
-from shadho_celery.scheduler.proposals import TOO_WIDE, WAITING_PER_SUBSPACE, Proposals, trial_seed
+from shadho_celery.scheduler.proposals import TOO_WIDE, WAITING_PER_SUBSPACE, Proposals, make_samplers, trial_seed
 from shadho_celery.scheduler.widths import Width
 from shadho_celery.space.compile import compile_space
 from shadho_celery.space.split import Subspace, split
@@ -27,6 +28,7 @@ from shadho_celery.store.memory import MemoryStore
 from shadho_celery.study.limits import Limits
 from shadho_celery.study.state import StudyState
 
+CPU, GPU = (ComputeClass(name=name, slots=1) for name in ("cpu", "gpu"))
 SUBSPACES = split(compile_space(hp.choice("model", [{"a": hp.uniform("a", 0, 1)}, {"b": hp.uniform("b", 0, 1)}])))
 
 
@@ -42,51 +44,53 @@ def proposals_of(
     subspaces: Sequence[Subspace] = SUBSPACES,
     width: Width = lambda params: 2 if "a" in params else 1,
 ) -> Proposals:
-    return Proposals(
+    made = Proposals(
         study,
         subspaces,
         policy=FifoPolicy(),
         shares=UniformShares({subspace.name: subspace.probability for subspace in subspaces}),
         rounds=rounds or Endless(),
-        make_sampler=lambda subspace, entropy: make_sampler("random", subspace, entropy),
+        samplers=make_samplers(partial(make_sampler, "random"), subspaces, study.record.seed),
         limits=Limits(trials=100),
         width=width,
     )
+    made.begin()
+    return made
 
 
-def fits(trial: Trial, compute_class: str) -> bool:
+def fits(trial: Trial, compute_class: ComputeClass) -> bool:
     return True
 
 
 def test_proposals_made_anew_go_on_where_the_last_ones_ended(study: StudyState) -> None:
     first = proposals_of(study)
     for _ in range(3):
-        first.ask("cpu", fits, math.inf)
+        first.ask(CPU, fits, math.inf)
     second = proposals_of(study)
     for _ in range(3):
-        second.ask("cpu", fits, math.inf)
+        second.ask(CPU, fits, math.inf)
     whole = StudyState(MemoryStore(), study.record, 1, clock=ManualClock())
     proposals = proposals_of(whole)
     for _ in range(6):
-        proposals.ask("gpu", fits, math.inf)
+        proposals.ask(GPU, fits, math.inf)
     assert list(whole) == list(study)
 
 
 def test_a_trial_takes_the_slots_that_its_params_say(study: StudyState) -> None:
     proposals = proposals_of(study)
-    asked = [proposals.ask("cpu", fits, math.inf) for _ in range(10)]
+    asked = [proposals.ask(CPU, fits, math.inf) for _ in range(10)]
     assert {(trial.slots, "a" in trial.params) for trial in asked if trial} == {(2, True), (1, False)}
 
 
 def test_what_fits_nobody_is_held_back_up_to_a_few_of_each_subspace(study: StudyState) -> None:
     proposals = proposals_of(study)
-    assert proposals.ask("cpu", lambda trial, compute_class: False, math.inf) is None
+    assert proposals.ask(CPU, lambda trial, compute_class: False, math.inf) is None
     assert study.count(TrialState.WAITING) == WAITING_PER_SUBSPACE * len(SUBSPACES)
-    assert proposals.ask("cpu", fits, math.inf) is None, "those that wait come first"
+    assert proposals.ask(CPU, fits, math.inf) is None, "those that wait come first"
     assert len(list(iter(study.next_waiting, None))) == WAITING_PER_SUBSPACE * len(SUBSPACES)
 
 
-def narrow(trial: Trial, compute_class: str) -> bool:
+def narrow(trial: Trial, compute_class: ComputeClass) -> bool:
     return trial.slots == 1
 
 
@@ -94,14 +98,14 @@ def mixed_widths(study: StudyState, width: Width) -> Proposals:
     """The proposals in a space with one subspace, for a class of one slot."""
     subspaces = split(compile_space({"x": hp.uniform("x", 0, 1)}))
     proposals = proposals_of(study, subspaces=subspaces, width=width)
-    proposals.see([ComputeClass(name="cpu", slots=1)])
+    proposals.see([CPU])
     return proposals
 
 
 def test_what_is_too_wide_for_every_class_keeps_no_slot_from_narrower_trials(study: StudyState) -> None:
     proposals = mixed_widths(study, lambda params: 1 if params["x"] < 0.3 else 2)
     for _ in range(30):
-        trial = proposals.ask("cpu", narrow, math.inf)
+        trial = proposals.ask(CPU, narrow, math.inf)
         assert trial is not None
         study.send(trial, "cpu")
     assert study.count(TrialState.WAITING) == len(study) - 30 > 30
@@ -110,14 +114,14 @@ def test_what_is_too_wide_for_every_class_keeps_no_slot_from_narrower_trials(stu
 def test_what_is_too_wide_does_not_take_the_places_of_what_waits_for_memory(study: StudyState) -> None:
     proposals = mixed_widths(study, lambda params: 1 if params["x"] < 0.3 else 2)
     for _ in range(5):
-        assert proposals.ask("cpu", lambda trial, compute_class: False, math.inf) is None
+        assert proposals.ask(CPU, lambda trial, compute_class: False, math.inf) is None
     assert sum(trial.slots == 1 for trial in study) == WAITING_PER_SUBSPACE
 
 
 def test_where_every_trial_is_too_wide_only_a_few_are_made(study: StudyState) -> None:
     proposals = mixed_widths(study, lambda params: 2)
     for _ in range(100):
-        assert proposals.ask("cpu", narrow, math.inf) is None
+        assert proposals.ask(CPU, narrow, math.inf) is None
     assert len(study) == WAITING_PER_SUBSPACE
 
 
@@ -126,25 +130,25 @@ def test_where_a_sampler_proposes_nothing_narrow_enough_it_is_not_asked_for_ever
     [sampler] = proposals.samplers.values()
     sampler.ask = lambda n, pending: n * [{"x": 0.9}]  # type: ignore[method-assign]
     for _ in range(100):
-        assert proposals.ask("cpu", narrow, math.inf) is None
+        assert proposals.ask(CPU, narrow, math.inf) is None
     assert len(study) == TOO_WIDE
 
 
 def test_no_trial_is_made_that_could_not_be_sent_any_more(study: StudyState) -> None:
     proposals = proposals_of(study)
-    assert proposals.ask("cpu", lambda trial, compute_class: False, 3) is None
+    assert proposals.ask(CPU, lambda trial, compute_class: False, 3) is None
     assert len(study) == 3
 
 
 def test_a_trial_on_a_higher_rung_is_the_one_it_carries_on(study: StudyState) -> None:
     proposals = proposals_of(study, SuccessiveHalving(Ladder.of({"least": 1, "most": 3})))
-    lowest = [proposals.ask("cpu", fits, math.inf) for _ in range(3)]
-    assert proposals.ask("cpu", fits, math.inf) is None, "a rung is complete before the next one begins"
+    lowest = [proposals.ask(CPU, fits, math.inf) for _ in range(3)]
+    assert proposals.ask(CPU, fits, math.inf) is None, "a rung is complete before the next one begins"
     for place, trial in enumerate(lowest):
         assert trial is not None
         outcome = Outcome(state=TrialState.COMPLETE, loss=float(place))
-        proposals.tell(trial.evolve(state=TrialState.COMPLETE, outcome=outcome))
-    carried_on = proposals.ask("cpu", fits, math.inf)
+        proposals.tell([trial.evolve(state=TrialState.COMPLETE, outcome=outcome)])
+    carried_on = proposals.ask(CPU, fits, math.inf)
     best = study.trial(0)
     assert carried_on is not None
     assert (carried_on.origin, carried_on.rung, carried_on.budget) == (0, 1, 3.0)

@@ -27,7 +27,7 @@ from shadho_celery.placement.shares import FLOOR, HOPELESS, SHARES, UniformShare
 from shadho_celery.predictors.cost_model import CostModel
 from shadho_celery.scheduler.build import make_scheduler
 from shadho_celery.scheduler.plan import Plan
-from shadho_celery.scheduler.proposals import WAITING_PER_SUBSPACE, Proposals
+from shadho_celery.scheduler.proposals import WAITING_PER_SUBSPACE, Proposals, make_samplers
 from shadho_celery.scheduler.scheduler import TIMED_TRIALS, TURN_SECONDS, Scheduler
 from shadho_celery.simulation.executor import Play, SimulatedExecutor
 from shadho_celery.space.compile import Space, compile_space
@@ -805,9 +805,8 @@ def test_few_trials_wait_for_the_large_class_however_much_smaller_it_is_than_the
     search, _ = measuring(ROOM, nets_need_much, seconds=1000.0, slots={"large": 1, "small": 10}, play=lasting(10.0))
 
     def check(search: Search) -> bool:
-        pool = search.scheduler._proposals.policy.pool
-        assert pool is not None
-        assert search.study.count(S.WAITING) - len(pool) <= WAITING_PER_SUBSPACE
+        ahead = sum(map(len, search.scheduler._proposals._ahead.values()))
+        assert search.study.count(S.WAITING) - ahead <= WAITING_PER_SUBSPACE
         return False
 
     search.run(check)
@@ -1195,11 +1194,13 @@ def test_samplers_and_policy_learn_each_finished_trial_once_and_after_a_resume_a
             policy=FifoPolicy(),
             shares=UniformShares({subspace.name: subspace.probability for subspace in subspaces}),
             rounds=Endless(),
-            make_sampler=Learner,
+            samplers=make_samplers(Learner, subspaces, search.study.record.seed),
             limits=limits,
             width=lambda params: 1,
         )
-        return Scheduler(search.study, search.simulated, proposals, cost_model=CostModel(subspaces), limits=limits)
+        made = Scheduler(search.study, search.simulated, proposals, cost_model=CostModel(subspaces), limits=limits)
+        made.begin()
+        return made
 
     search = Search(trials=20, play=lasting(uneven, fails=lambda trial: trial.number % 5 == 0))
     search.scheduler = scheduler_of(search)
