@@ -11,7 +11,11 @@ from shadho_celery.core.trial import Attempt, Event
 
 
 class Executor(Protocol):
-    """Runs attempts."""
+    """Runs attempts.
+
+    Six methods, one more than other roles: while the store is away the lock of the study is kept (`keep`), although
+    nothing is collected (`poll`), which would confirm events that are not recorded.
+    """
 
     def classes(self) -> Sequence[ComputeClass]:
         """Return the compute classes with live workers for this study, as of the last `poll`."""

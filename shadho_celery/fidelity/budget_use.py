@@ -15,6 +15,11 @@ LEAST_SECONDS = 0.02
 #: latest promoted trials that are looked at
 LATEST = 20
 
+NOTICE = (
+    "promoted trials take no longer than with the budget below, so that budgets save nothing; does the objective look "
+    "at context.budget, or is most of its time its start-up?"
+)
+
 
 class BudgetUse:
     """Compares the seconds of promoted trials with those of the same params on the rung below."""
@@ -23,6 +28,8 @@ class BudgetUse:
         #: by origin and rung, class, seconds, budget and the part of it that was work, without what was continued
         self._seconds: dict[tuple[int, int], tuple[str | None, float, float, float]] = {}
         self._multiples: list[float] = []
+        #: a sentence if budgets seem to be ignored; None before that is known, and where they are not
+        self.notice: str | None = None
 
     def tell(self, trial: Trial) -> None:
         """Learn from a finished trial; what ran on another class than before tells nothing."""
@@ -38,13 +45,5 @@ class BudgetUse:
         # With eta 2 a trial that continues from budget 1 to 2 has as much to do as the one before it.
         if work >= MORE_WORK * below[3]:
             self._multiples = [*self._multiples[1 - LATEST :], trial.seconds / below[1]]
-
-    @property
-    def notice(self) -> str | None:
-        """A sentence if budgets seem to be ignored; None before it is known, and where they are not."""
-        if len(self._multiples) < ENOUGH or statistics.median(self._multiples) >= MULTIPLE:
-            return None
-        return (
-            "promoted trials take no longer than with the budget below, so that budgets save nothing; "
-            "does the objective look at context.budget, or is most of its time its start-up?"
-        )
+            is_ignored = len(self._multiples) >= ENOUGH and statistics.median(self._multiples) < MULTIPLE
+            self.notice = NOTICE if is_ignored else None

@@ -183,7 +183,8 @@ class QueueExecutor:
             reason = "it ran on this machine, and ended with its scheduler"
             self._unwanted.append(partial(self._channel.give_up, orphans, reason))
             return
-        self._gangs.expect([(a.number, a.attempt) for a in attempts if a.state is TrialState.RUNNING])
+        if running := [(a.number, a.attempt) for a in attempts if a.state is TrialState.RUNNING]:
+            self._gangs.expect(running)
         queued = [attempt for attempt in attempts if attempt.state is TrialState.QUEUED]
         # Not for a copy of an attempt that runs: that may have ended in this moment.
         again = [a for a in queued if a.attempt > 1 and len(self._in_flight.of(a.number)) == 1]
@@ -210,7 +211,7 @@ class QueueExecutor:
             if unclaimed and self._dispatch.refusal is None:
                 # Sent again as new attempts, which costs their trials nothing: the old messages will be refused.
                 self._take_back(unclaimed, running=False)
-            for gang in self._gangs.tend(self._clock.now()):
+            for gang in self._gangs.tend(self._clock.now()) if self._gangs.is_needed else ():
                 self._channel.give_up([(gang.number, gang.attempt)], gang.reason, claimed=gang.failed)
             self._dispatch.pace.turn(self._workers.classes)
             losses = self._leases.losses
@@ -334,9 +335,9 @@ class QueueExecutor:
 
     def _close(self, event: Lost | Result, *, is_over: bool) -> None:
         """Close the gang of an attempt that has ended; if its trial `is_over`, all of its gangs."""
+        if self._gangs.is_needed:
+            self._gangs.close(event.number, None if is_over else event.attempt)
         if is_over:
-            self._gangs.close(event.number)
             return
-        self._gangs.close(event.number, event.attempt)
         # Another attempt may not be claimed yet: for Redis this one has ended the trial.
         self._dispatch.reopen([(event.number, event.attempt)])

@@ -109,6 +109,8 @@ class Gangs:
         self._workers = workers
         self._in_flight = in_flight
         self._wait_seconds = wait_seconds
+        #: True once an attempt may have called for replicas: before there is nothing to `tend` or to `close`
+        self.is_needed = False
         #: warnings for the operator
         self.notices: list[str] = []
         self._gangs: dict[tuple[int, int], _Gang] = {}
@@ -121,6 +123,7 @@ class Gangs:
     def expect(self, attempts: Sequence[tuple[int, int]]) -> None:
         """Read at the next `tend` the calls of these (number, attempt) pairs, which run since an earlier scheduler."""
         self._unheard += attempts
+        self.is_needed = True
 
     def hear(self, event: GangEvent, now: float) -> None:
         """Handle an event from inside a gang; the next `tend` follows at once."""
@@ -129,6 +132,7 @@ class Gangs:
         else:
             self._note_failure(event)
         self._tended_at = -math.inf
+        self.is_needed = True
 
     def close(self, number: int, attempt: int | None = None) -> None:
         """Free the seats of an attempt that has ended; without `attempt` those of all attempts of its trial."""

@@ -36,7 +36,10 @@ class ReplicaDone(BaseException):
 
 
 class Context(Protocol):
-    """A trial as its objective sees it."""
+    """A trial as its objective sees it.
+
+    More members than other roles have: it is the whole of what a user's function may ask. Thirteen are plain facts.
+    """
 
     #: name of the trial's study; "" without one
     study: str

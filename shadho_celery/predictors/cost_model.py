@@ -142,9 +142,10 @@ class CostModel:
         # An earlier version measured by the time of day, which may have been set back within the trial. What is no
         # finite time, by an executor's mistake, would spoil all that is known.
         if outcome.seconds is not None and 0 <= outcome.seconds < math.inf:
-            work = self._budgets.work(trial)
+            work = Work(None) if trial.budget is None else self._budgets.work(trial)
             self._tell_seconds(trial, row, work)
-            self._tell_budget(trial, row, work)
+            if trial.budget is not None:
+                self._tell_budget(trial, row, work)
         for memory, peak in ((Memory.HOST, outcome.memory), (Memory.GPU, outcome.gpu_memory)):
             if peak and row is not None:
                 key = trial.subspace, compute_class, memory
@@ -154,7 +155,8 @@ class CostModel:
 
     def _tell_seconds(self, trial: Trial, row: Array | None, work: Work) -> None:
         timing = self._timing(trial, trial.seconds or 0.0, work)
-        self._tell_own_run(trial, row, timing)
+        if trial.rung is not None:
+            self._tell_own_run(trial, row, timing)
         self._durations.tell(timing.row, timing.column, timing.work, timing.weight)
         self._declared_logs[:, timing.row] += (math.log(self._declared(trial.subspace, trial.params)), 1.0)
         if row is None:
@@ -167,15 +169,13 @@ class CostModel:
                 self._due.add(trial.subspace)
 
     def _tell_own_run(self, trial: Trial, row: Array | None, timing: _Timing) -> None:
-        if trial.rung is None or row is None or timing.weight < TELLING_PART**2:
+        if row is None or timing.weight < TELLING_PART**2:
             return
         origin = trial.number if trial.origin is None else trial.origin
         expected = self._rates(trial) if origin in self._own_runs else None
         self._own_runs.tell(origin, timing.column, timing.work, expected)
 
     def _tell_budget(self, trial: Trial, row: Array | None, work: Work) -> None:
-        if trial.budget is None:
-            return
         if row is not None:
             self._with_budgets.append((trial, row, work))
         if self._budgets.tell(trial, work):
@@ -212,7 +212,7 @@ class CostModel:
         log_seconds = math.log(max(seconds, LEAST_SECONDS))
         offset = self._offset(trial.subspace, trial.params, work.units)
         row, column = self.row_of[trial.subspace], self._column_of(compute_class)
-        startup = self._startup_of(trial, compute_class, work)
+        startup = 0.0 if trial.budget is None else self._startup_of(trial, compute_class, work)
         if not startup > 0:
             return _Timing(row, column, log_seconds - offset, 1.0, log_seconds - offset)
         centre = float(self._durations.estimate().mean[row, column])
@@ -225,7 +225,7 @@ class CostModel:
 
     def _startup_of(self, trial: Trial, compute_class: str, work: Work) -> float:
         """Return the seconds of a trial that do not grow with its budget."""
-        if trial.budget is None or not self._budgets:
+        if not self._budgets:
             return 0.0
         handover = self._budgets.handover if work.is_handed_over else 0.0
         return self._budgets.startup(trial.subspace, compute_class) + handover

@@ -53,6 +53,9 @@ class MemoryFit:
         """Return False if the class has too few slots, or likely too little memory and a better one is wide enough."""
         if trial.slots > compute_class.slots:
             return False
+        if len(self._live) == 1:
+            # It is the only one: there is none with more memory.
+            return True
         classes = self._classes_for(trial)
         if trial.outgrown and all(each.name != compute_class.name for each in classes):
             return False

@@ -88,6 +88,8 @@ class Proposals:
         self._machines: dict[int, str] = {}
         self._all_tried: int | None = None
         self._adaptive = any(sampler.adaptive for sampler in samplers.values())
+        #: those whose sampler is `auto`, which says what it has chosen
+        self._choosers = {name for name, each in samplers.items() if _part(each, AutoSampler) is not None}
         self._learns_by_budget = any(_part(each, ByBudget) is not None for each in samplers.values())
         #: takes the results of earlier runs for the rounds; None without such, or without rounds
         self._replay: Replay | None = None
@@ -283,11 +285,8 @@ class Proposals:
         """Add so many new trials in the subspace called `name`, or in those of WHOLE."""
         sampler = self.samplers[name]
         asked = sampler.ask(number, self._study.pending() if name == WHOLE else self._study.pending(name))
-        if (auto := _part(sampler, AutoSampler)) is not None:
-            by_budget = _part(sampler, ByBudget)
-            budget = None if by_budget is None else by_budget.budget
-            words = "" if budget is None else f", by the losses at budget {budget:g}"
-            self._study.note_choice(name, auto.choice + words)
+        if name in self._choosers:
+            self._note_choice(name, sampler)
         if len(asked) < number:
             self._exhausted.add(name)
             if self.is_exhausted:
@@ -297,6 +296,14 @@ class Proposals:
         if name != WHOLE:
             return [self._added(name, params, wanted) for params in asked]
         return [self._added(self._subspace_of(params), params, wanted) for params in asked]
+
+    def _note_choice(self, name: str, sampler: Sampler) -> None:
+        """Note in the study what a sampler `auto` has chosen."""
+        auto, by_budget = _part(sampler, AutoSampler), _part(sampler, ByBudget)
+        assert auto is not None
+        budget = None if by_budget is None else by_budget.budget
+        words = "" if budget is None else f", by the losses at budget {budget:g}"
+        self._study.note_choice(name, auto.choice + words)
 
     def _let_repeat(self) -> None:
         """Let the samplers that may repeat points do so: every point has been tried, and losses may be noisy."""

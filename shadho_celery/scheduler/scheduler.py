@@ -126,8 +126,9 @@ class Scheduler:
             self._call_on_trial()
         else:
             self.tell(self.collect())
-            # Before the next ones are sent: it may stop the study.
-            self._call_on_trial()
+            if self._ended:
+                # Before the next ones are sent: it may stop the study.
+                self._call_on_trial()
             self.assign()
             self.fill()
 
@@ -144,8 +145,8 @@ class Scheduler:
         told = []
         for event in events:
             trial = self.study.tell(self._with_retry(event) if isinstance(event, Result) else event)
-            if trial is not None and isinstance(event, Report):
-                self._prune(trial, event)
+            if trial is not None and isinstance(event, Report) and self._pruning is not None:
+                self._prune(trial, event, self._pruning)
             told.append(trial)
             # After each: of many events at once a later one may be a gain.
             self._look_for_gain()
@@ -237,9 +238,9 @@ class Scheduler:
         else:
             self._spill()
 
-    def _prune(self, trial: Trial, report: Report) -> None:
+    def _prune(self, trial: Trial, report: Report, pruning: Pruning) -> None:
         """Have a trial stopped if the pruner says so; again at each later report, as the word may not have come."""
-        if self._pruning is not None and self._pruning.tell(trial, report):
+        if pruning.tell(trial, report):
             self.study.prune(trial.number)
             self._to_stop.append(trial.number)
 
@@ -253,9 +254,11 @@ class Scheduler:
 
     def _with_retry(self, result: Result) -> Result:
         """Return a result, with a reason if its trial is to be tried again on a class with more memory."""
+        trial = self.study.find_open(result.number)
+        if trial is None or (result.outcome.out_of_memory is None and not trial.outgrown):
+            return result
         if not self.study.is_current(result.number, result.attempt):
             return result
-        trial = self.study.trial(result.number)
         retry = self._memory_fit.retry(result, trial)
         return self._memory_fit.warned(result, trial) if retry is None else replace(result, retry=retry)
 
@@ -264,7 +267,8 @@ class Scheduler:
         self._proposals.tell(trials, following)
         self.cost_model.tell(*trials, following=following)
         for trial in trials:
-            self._budget_use.tell(trial)
+            if trial.rung is not None:
+                self._budget_use.tell(trial)
 
     def _in_order(self, classes: Sequence[ComputeClass]) -> list[ComputeClass]:
         """Sort classes, strongest first: by their hardware, until the speed of every class is known."""

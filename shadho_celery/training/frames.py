@@ -188,6 +188,7 @@ def control_content(payload: Buffer) -> dict[str, object]:
 class Form(Protocol):
     """Form of a connection's frames: what is sent for a frame, and how what comes is checked.
 
+    Six methods and two buffers, as a frame is received in three parts, into memory that the form provides.
     The receiver fills `head`, then `room` for each piece of `CHUNK` bytes of the payload, then `tail`.
     """
 

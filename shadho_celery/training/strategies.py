@@ -29,7 +29,8 @@ class Replica(Protocol):
 
     `wait`, `load`, `descend`, `gradient` and `send` raise an exception to end the local rule, at the latest half a
     second after the replica must end; a local rule must not catch it. `wait`, `newest`, `received`, `read`,
-    `write` and `send` may be called from another thread than the others.
+    `write` and `send` may be called from another thread than the others. Eleven members, more than other roles have: it
+    is all that a local rule may ask, and each rule asks for a part of it.
     """
 
     #: count of the model's parameters
