@@ -6,6 +6,7 @@ Celery's own control), which is said, nor a variable that is set here. The names
 what differs between machines:
 
 CELERY_BROKER_URL   where the trials are queued; RabbitMQ, or Redis where that is enough
+SHADHO_BROKER_URL   the same, and comes before it: for machines on which it is another application's
 SHADHO_REDIS_URL    where workers and schedulers meet, and results come back
 SHADHO_IMPORTS      modules whose objectives a worker may run, joined by commas
 SHADHO_ACCEPT_CODE                              1 if studies may ship their code to this worker, signed (--code ship)

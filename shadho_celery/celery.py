@@ -33,6 +33,7 @@ from shadho_celery.transport.celery_settings import configuration
 from shadho_celery.transport.redis import connect, own_address
 from shadho_celery.transport.redis_queues import AMQP
 from shadho_celery.transport.signing import Signer
+from shadho_celery.transport.urls import prefer_own
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +44,7 @@ def _refusal(message: str) -> SystemExit:
     return SystemExit(2)
 
 
+prefer_own()
 app = Celery("shadho_celery", amqp=AMQP)
 try:
     with readable_warnings():

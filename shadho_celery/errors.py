@@ -26,7 +26,8 @@ no text of a user is searched for names.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum, auto
 
@@ -90,13 +91,14 @@ class ShadhoError(Exception):
     #: exit code of a command that ends with this error
     exit_code = 2
     #: who reads it, and the settings that come from the study file
-    surface, stated = Surface.COMMAND, frozenset[str]()
+    surface: Surface | None = None
+    stated = frozenset[str]()
 
     def __init__(self, message: str | None = None, *values: object) -> None:
         super().__init__(message or (type(self).__doc__ or "").strip(), *values)
 
     def __str__(self) -> str:
-        return self.on(self.surface, self.stated)
+        return self.on(self.surface or Surface.COMMAND, self.stated)
 
     def on(self, surface: Surface, stated: Collection[str] = ()) -> str:
         """Return the message in the words of a surface."""
@@ -160,3 +162,17 @@ class NoSuccessfulTrial(ShadhoError):
     """There is no successful trial: every trial failed or was pruned; the report above and the store say why."""
 
     exit_code = 1
+
+
+@contextmanager
+def told(surface: Surface, stated: Collection[str] = ()) -> Iterator[None]:
+    """Let a ShadhoError name settings as a surface does; a decorator of functions, too. The innermost surface counts.
+
+    `stated` are the settings that come from the study file.
+    """
+    try:
+        yield
+    except ShadhoError as error:
+        error.surface = error.surface or surface
+        error.stated |= {*stated}
+        raise

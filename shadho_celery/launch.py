@@ -1,4 +1,4 @@
-"""Command that runs a study: ``python -m shadho_celery.launch tasks.svm``.
+"""Command that runs a study: ``shadho-celery run tasks.svm``.
 
 Without a broker or Redis, everything runs on this machine (embedded mode); with one, on its fleet.
 """
@@ -26,12 +26,12 @@ from shadho_celery.cli.command import Command
 from shadho_celery.cli.connection_options import refusal
 from shadho_celery.cli.messages import readable_warnings, say
 from shadho_celery.cli.points import read_points
+from shadho_celery.cli.result_options import store_option
 from shadho_celery.core.checks import short
 from shadho_celery.core.hardware import CLASS_NAME, DEFAULT_CLASSES
 from shadho_celery.core.settings import KEPT
-from shadho_celery.errors import UsageError
+from shadho_celery.errors import Surface, UsageError, told
 from shadho_celery.objective import study_file
-from shadho_celery.store.base import DEFAULT_STORE
 from shadho_celery.transport import urls
 
 if TYPE_CHECKING:
@@ -40,14 +40,14 @@ if TYPE_CHECKING:
 EXAMPLES = f"""
 \b
 Examples:
-  python -m shadho_celery.launch tasks.svm                          # everything on this machine
-  python -m shadho_celery.launch tasks.svm --trials 40 --seed 0
-  python -m shadho_celery.launch tasks.svm --workers cpu=4          # four trials at a time
-  python -m shadho_celery.launch tasks.svm --demo                   # three classes, played on this machine
-  python -m shadho_celery.launch tasks.svm --resume --trials 80     # carry the latest study on
-  python -m shadho_celery.launch tasks.svm --warm-start svm-3f2a    # learn from an earlier study
+  shadho-celery run tasks.svm                          # everything on this machine
+  shadho-celery run tasks.svm --trials 40 --seed 0
+  shadho-celery run tasks.svm --workers cpu=4          # four trials at a time
+  shadho-celery run tasks.svm --demo                   # three classes, played on this machine
+  shadho-celery run tasks.svm --resume --trials 80     # carry the latest study on
+  shadho-celery run tasks.svm --warm-start svm-3f2a    # learn from an earlier study
   {urls.BROKER}=amqp://127.0.0.1 {urls.REDIS}=redis://127.0.0.1/0 \\
-      python -m shadho_celery.launch tasks.svm                      # on the fleet
+      shadho-celery run tasks.svm                      # on the fleet
 """
 
 
@@ -88,7 +88,7 @@ def _points(_: object, __: object, path: Path | None) -> list[object]:
     help="With --resume: copy the store, move trials that are missing or cannot be read to its table `unreadable`, and "
     "go on.",
 )
-@click.option("--store", default=DEFAULT_STORE, show_default=True, help="Database URL that keeps the trials.")
+@store_option
 @click.option(
     "--workers",
     multiple=True,
@@ -127,10 +127,12 @@ def _points(_: object, __: object, path: Path | None) -> list[object]:
     "of shadho-celery export, or one with a column for each label and one named loss or as the objective, with what "
     "the objective returns. What does not fit is left out, and said.",
 )
+@click.option("-q", "--quiet", "silent", is_flag=True, help="Show no progress; warnings and the result stay.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else on standard output.")
+@click.option("--local", is_flag=True, help="Run on this machine alone, whatever broker the environment names.")
 @connection_options.options
 @connection_options.refusals()
-def main(study_module: str, resume: str | None, **given: Any) -> None:
+def main(study_module: str, resume: str | None, local: bool, **given: Any) -> None:
     """Run the study in STUDY_FILE: a module with SPACE and objective, such as tasks.svm or my_study.py.
 
     It runs on this machine unless a broker or Redis is named, else on their fleet. Ctrl-C once lets running trials
@@ -141,9 +143,14 @@ def main(study_module: str, resume: str | None, **given: Any) -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     connection = ("broker", "redis", "url_file", "signing_key_file")
-    found = connection_options.environment(*(given.pop(name) for name in connection))
+    options = [given.pop(name) for name in connection]
+    if local and any(options[:3]):
+        raise UsageError("--local is for this machine alone; leave out --broker, --redis and --url-file, or --local")
+    found = connection_options.environment(*options)
+    is_fleet = not local and connection_options.is_fleet(found)
+    if is_fleet and (origin := connection_options.origin(found)):
+        say(f"the broker is that of {origin}; --local runs on this machine alone", err=True)
     os.environ.update(found)
-    is_fleet = connection_options.is_fleet(found)
     if given["repair"] and resume is None:
         raise UsageError("--repair is for the store of an earlier run; give --resume too")
     if is_fleet and (given["workers"] or given["demo"]):
@@ -173,7 +180,7 @@ def run(options: Options) -> int:
         # A study file may print during its import, and that is not the result.
         with redirect_stdout(sys.stderr) if options.as_json else nullcontext():
             file = study_file.load(options.study)
-        with Session(options, file) as session:
+        with told(Surface.COMMAND, {*file.stated}.difference(options.given)), Session(options, file) as session:
             code = session.search()
             session.show_result()
         return code

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from shadho_celery.cli import connection_options
+from shadho_celery.cli.command import Command
 from shadho_celery.cli.messages import say
 from shadho_celery.core.files import replacing
 from shadho_celery.core.names import POLICIES, SHARES
@@ -58,7 +59,7 @@ def _example(context: click.Context, _: object, wanted: bool) -> None:
         context.exit()
 
 
-@click.command(epilog=EXAMPLES)
+@click.command(cls=Command, epilog=EXAMPLES)
 @click.argument("cluster_file", metavar="CLUSTER_FILE", type=click.Path(path_type=Path))
 @click.option(
     "--policy",
@@ -72,7 +73,14 @@ def _example(context: click.Context, _: object, wanted: bool) -> None:
 @click.option("--seed", type=click.IntRange(min=0), help="Instead of the file's.")
 @click.option("--seconds", type=click.FloatRange(min=0, min_open=True), help="Simulated; instead of the file's.")
 @click.option("--trials", type=click.IntRange(min=1, max=MOST_TRIALS), help="Instead of the file's.")
-@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="Write the trials to this CSV file.")
+@click.option(
+    "-o",
+    "--output",
+    "--out",
+    "out",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write the trials to this CSV file.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object a policy and nothing else.")
 @click.option(
     "--example", is_flag=True, is_eager=True, expose_value=False, callback=_example, help="Print a cluster file."

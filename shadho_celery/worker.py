@@ -15,6 +15,7 @@ import os
 import click
 
 from shadho_celery.cli import connection_options
+from shadho_celery.cli.command import Command
 from shadho_celery.cli.messages import say
 from shadho_celery.core import hardware
 
@@ -30,7 +31,7 @@ Examples:
 """
 
 
-@click.command(epilog=EXAMPLES)
+@click.command(cls=Command, epilog=EXAMPLES)
 @click.option("--class", "compute_class", metavar="NAME", help="Compute class to serve.  [default: detected]")
 @click.option("--slots", type=click.IntRange(min=1), help="Trials at a time.  [default: one per GPU, else per core]")
 @click.option("--import", "imports", multiple=True, metavar="MODULE", help="Study file to run; may be repeated.")
@@ -40,14 +41,17 @@ Examples:
     help="Run the code that a study ships (--code ship), signed with the fleet's key, without its files here.",
 )
 @click.option("--loglevel", default="INFO", show_default=True, help="Level of the worker's log.")
+@click.option("-v", "--verbose", is_flag=True, help="The same as --loglevel DEBUG.")
 @connection_options.options
 @connection_options.refusals()
 def main(
+    *,
     compute_class: str | None,
     slots: int | None,
     imports: tuple[str, ...],
     accept_code: bool,
     loglevel: str,
+    verbose: bool,
     **connection: str | None,
 ) -> None:
     """Serve trials on this machine until Ctrl-C; running trials finish first, or are given back at a second one."""
@@ -62,7 +66,7 @@ def main(
     # Imported late: the application reads the environment, which is complete only now.
     from shadho_celery.celery import app
 
-    arguments = ["worker", "-Q", name, "-l", loglevel, "--without-gossip", "--without-mingle"]
+    arguments = ["worker", "-Q", name, "-l", "DEBUG" if verbose else loglevel, "--without-gossip", "--without-mingle"]
     app.worker_main(arguments + (["-c", str(slots)] if slots else []))
     # Celery returns no exit code.
     raise SystemExit(app.shadho_exit_code)

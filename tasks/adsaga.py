@@ -1,6 +1,6 @@
 """Least squares on forty machines that work at their own pace, each on rows of its own.
 
-    python -m shadho_celery.launch tasks.adsaga --trials 30        # embedded, or on the fleet
+    shadho-celery run tasks.adsaga --trials 30        # embedded, or on the fleet
     python -m tasks.adsaga                                         # alone, in this process
 
 A machine gets a point, works out the gradient of one of its rows there, and sends what that adds to the last one of the

@@ -1,6 +1,6 @@
 """Federated averaging on digits that come in two label blocks by turns, as users of day and night do.
 
-    python -m shadho_celery.launch tasks.federated_blockcyclic --trials 20       # embedded, or on the fleet
+    shadho-celery run tasks.federated_blockcyclic --trials 20       # embedded, or on the fleet
     python -m tasks.federated_blockcyclic                                        # alone, in this process
 
 A cycle is one block of rounds on the digits 0-4, then one on 5-9. A single model forgets the first while it learns the

@@ -1,6 +1,6 @@
 """A graph network on a cut graph, whose parts exchange neighbourhood sums late and in turns.
 
-    python -m shadho_celery.launch tasks.gnn_delayed --trials 20        # embedded, or on the fleet
+    shadho-celery run tasks.gnn_delayed --trials 20        # embedded, or on the fleet
     python -m tasks.gnn_delayed                                         # alone, in this process
 
 The edges of a generated graph are dealt to parts. A vertex whose edges lie in several parts has a copy in each, with a

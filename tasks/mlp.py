@@ -1,7 +1,7 @@
 """A small neural network on handwritten digits: it reports its loss after every epoch, and stops when told to.
 
-    python -m shadho_celery.launch tasks.mlp                    # embedded, or on the fleet
-    python -m shadho_celery.launch tasks.mlp --pruner asha      # bad networks are stopped after a few epochs
+    shadho-celery run tasks.mlp                    # embedded, or on the fleet
+    shadho-celery run tasks.mlp --pruner asha      # bad networks are stopped after a few epochs
     python -m tasks.mlp                                         # alone, in this process
 
 On a slot with a GPU it trains there. A trial takes a few seconds. With budgets, of epochs, a promoted trial goes on

@@ -1,9 +1,9 @@
 """A support vector machine on handwritten digits: the search SHADHO's authors ran, on data that every scikit-learn has.
 
-    python -m shadho_celery.launch tasks.svm --trials 40        # embedded, or on the fleet
+    shadho-celery run tasks.svm --trials 40        # embedded, or on the fleet
     python -m tasks.svm                                         # alone, in this process
     python -m tasks.svm --data mnist                            # on MNIST, kept in the folder mnist
-    SHADHO_SVM_DATA=mnist python -m shadho_celery.launch tasks.svm
+    SHADHO_SVM_DATA=mnist shadho-celery run tasks.svm
 
 The four kernels are four subspaces of very unlike size; the ranges are the paper's. No trial takes over a few seconds.
 The authors' own data is MNIST, minutes a trial. scikit-learn fetches it from openml.org into the folder, if it is not

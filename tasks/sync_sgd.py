@@ -1,6 +1,6 @@
 """A convolutional network on handwritten digits, trained by a gang: synchronous SGD with backup workers.
 
-    python -m shadho_celery.launch tasks.sync_sgd --trials 8    # replicas from the queue: embedded, or on the fleet
+    shadho-celery run tasks.sync_sgd --trials 8    # replicas from the queue: embedded, or on the fleet
     python -m tasks.sync_sgd                                    # alone: replicas are processes of this machine
 
 Learning rate, number of replicas N and of backup replicas b are searched. Each trial computes its own training again

@@ -1,6 +1,6 @@
 """A two-layer network spread over eight processes, no one of which holds a whole matrix.
 
-    python -m shadho_celery.launch tasks.tensor_parallel_25d --trials 5         # embedded, or on the fleet
+    shadho-celery run tasks.tensor_parallel_25d --trials 5         # embedded, or on the fleet
     python -m tasks.tensor_parallel_25d                                         # alone, in this process
 
 The processes stand in a cube of q by q by d. The rows of a layer's input are split in d*q, its columns in q; its

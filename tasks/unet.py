@@ -1,7 +1,7 @@
 """A U-Net that finds cells in pictures: SHADHO's second experiment, at a scale that a laptop can afford.
 
-    python -m shadho_celery.launch tasks.unet                   # embedded, or on the fleet; draws unet.png
-    python -m shadho_celery.launch tasks.unet --demo            # three classes, played here: which depth went where
+    shadho-celery run tasks.unet                   # embedded, or on the fleet; draws unet.png
+    shadho-celery run tasks.unet --demo            # three classes, played here: which depth went where
     python -m tasks.unet                                        # alone, in this process: a few trials, no picture
 
 The pictures are drawn on the spot: touching cells in uneven light. Beside the search the scheduler's process trains a

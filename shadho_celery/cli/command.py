@@ -18,5 +18,5 @@ class Command(click.Command):
             is_flag = getattr(parameter, "is_flag", False) and not parameter.secondary_opts
             is_once = isinstance(parameter, click.Option) and not parameter.multiple and not is_flag
             if is_once and parameter in given[:place]:
-                raise click.UsageError(f"{parameter.opts[0]} is given twice; give it once", ctx)
+                raise click.UsageError(f"{max(parameter.opts, key=len)} is given twice; give it once", ctx)
         return super().parse_args(ctx, args)

@@ -15,8 +15,9 @@ from shadho_celery.cli.interrupts import INTERRUPTED
 from shadho_celery.cli.messages import readable_warnings, say
 from shadho_celery.core.checks import mask, printable
 from shadho_celery.errors import ShadhoError, UsageError
+from shadho_celery.transport import urls
 from shadho_celery.transport.signing import KEY_FILE, Signer, read_key
-from shadho_celery.transport.urls import BROKER, DEFAULTS, REDIS
+from shadho_celery.transport.urls import BROKER, DEFAULTS, OWN_BROKER, REDIS
 
 F = TypeVar("F", bound=Callable[..., object])
 
@@ -32,7 +33,9 @@ def options(command: F) -> F:
         ),
         click.option("--url-file", type=click.Path(), help=f"File with lines {BROKER}=URL and {REDIS}=URL."),
         click.option("--redis", metavar="URL", help=f"Redis of the fleet.  [env: {REDIS}]"),
-        click.option("--broker", metavar="URL", help=f"Broker of the fleet, amqp:// or redis://.  [env: {BROKER}]"),
+        click.option(
+            "--broker", metavar="URL", help=f"Broker of the fleet, amqp:// or redis://.  [env: {OWN_BROKER}, {BROKER}]"
+        ),
     ):
         command = decorate(command)
     return command
@@ -45,6 +48,7 @@ def environment(
 
     Raises UsageError for a file that cannot be read or understood. Warns of passwords that other users can see.
     """
+    urls.prefer_own()
     found = _read(Path(url_file).expanduser()) if url_file else {}
     for variable, option, url in ((BROKER, "--broker", broker), (REDIS, "--redis", redis)):
         if url:
@@ -62,6 +66,13 @@ def warn_of_password(option: str, url: str, better: str) -> None:
     """Warn if an option's URL has a password: every process of the machine can read command lines."""
     if mask(url) != url:
         say(f"Warning: {option} shows its password to all users of this machine; better in {better}", err=True)
+
+
+def origin(found: Mapping[str, str]) -> str:
+    """Return the environment variable that names the broker; "" if an option or a file does, or none is named."""
+    if BROKER in found or not os.environ.get(BROKER):
+        return ""
+    return OWN_BROKER if os.environ.get(OWN_BROKER) else BROKER
 
 
 def is_fleet(found: Mapping[str, str]) -> bool:

@@ -13,6 +13,7 @@ from shadho_celery.cli.connection_options import refusals
 #: name -> module, its click command, and one line of help: `--help` imports none of them
 COMMANDS: Mapping[str, tuple[str, str, str]] = {
     "run": ("shadho_celery.launch", "main", "Run a study, here or on a fleet."),
+    "resume": ("shadho_celery.cli.resume", "resume", "Continue a study by its name."),
     "worker": ("shadho_celery.worker", "main", "Serve trials on this machine."),
     "simulate": ("shadho_celery.simulate", "main", "Simulate a search on a described cluster."),
     "studies": ("shadho_celery.cli.results", "studies", "List the studies of a store."),
@@ -76,7 +77,7 @@ class Commands(click.Group):
             return super().invoke(ctx)
 
 
-@click.command(cls=Commands, epilog=EPILOG)
+@click.command(cls=Commands, epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="shadho_celery", prog_name="shadho-celery")
 def commands() -> None:
     """Hardware-aware distributed hyperparameter search on Celery."""

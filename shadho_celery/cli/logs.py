@@ -40,7 +40,7 @@ Examples:
 )
 @study_argument
 @click.argument("number", metavar="TRIAL", type=click.IntRange(min=0))
-@click.option("--follow", is_flag=True, help="Go on until the trial ends.")
+@click.option("-f", "--follow", is_flag=True, help="Go on until the trial ends.")
 @click.option("--attempt", type=click.IntRange(min=1), help="Attempt of the trial.  [default: the last with output]")
 @click.option("--raw", is_flag=True, help="Print it as it is, with what a terminal obeys, in place of escapes.")
 @store_option

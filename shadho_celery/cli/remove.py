@@ -26,7 +26,7 @@ Examples:
 """
 )
 @study_argument
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 @store_option
 @connection_options.options
 @connection_options.refusals()

@@ -20,8 +20,16 @@ from shadho_celery.store.base import DEFAULT_STORE
 if TYPE_CHECKING:
     from shadho_celery.results.study import StudyResults
 
+#: environment variable with the URL of the store
+STORE_VARIABLE = "SHADHO_STORE"
+
 store_option = click.option(
-    "--store", default=DEFAULT_STORE, show_default=True, metavar="URL", help="Database that keeps the trials."
+    "--store",
+    default=DEFAULT_STORE,
+    envvar=STORE_VARIABLE,
+    show_default=True,
+    metavar="URL",
+    help=f"Database that keeps the trials.  [env: {STORE_VARIABLE}]",
 )
 json_option = click.option(
     "--json", "as_json", is_flag=True, help="Print one JSON object and nothing else on standard output."

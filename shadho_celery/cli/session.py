@@ -28,11 +28,11 @@ from shadho_celery.cli.live import Fleet, LiveView, PlainView
 from shadho_celery.cli.messages import say
 from shadho_celery.cli.shown_output import ShownOutput
 from shadho_celery.core import hardware
-from shadho_celery.core.checks import as_record, mask
+from shadho_celery.core.checks import mask
 from shadho_celery.core.code import CodeVersion, Sources
 from shadho_celery.core.folders import EMBEDDED, below
 from shadho_celery.core.objectives import refuse_others
-from shadho_celery.core.settings import BUDGETS, DEFAULT_TRIALS, StudySettings, continued
+from shadho_celery.core.settings import BUDGETS, DEFAULT_TRIALS, StudySettings, continued, read_settings
 from shadho_celery.core.trial import Trial, TrialState
 from shadho_celery.embedded.embedded import Embedded
 from shadho_celery.errors import NestedStart, NoSuccessfulTrial, ServiceError, UsageError
@@ -117,7 +117,7 @@ class Options:
         Each is the option, else that of an earlier run, else the study file's, else what was `in_force` in an earlier
         run, else the default. Raises UsageError for one that no message could carry.
         """
-        return as_record({**(in_force or {}), **stated, **(earlier or {}), **self.given}, StudySettings)
+        return read_settings({**(in_force or {}), **stated, **(earlier or {}), **self.given})
 
 
 class _StopNow(Exception):

@@ -46,6 +46,7 @@ def option(setting: Setting) -> Callable[[F], F]:
     flag = setting.words.command
     is_switch = isinstance(setting.default, bool)
     return click.option(
+        *filter(None, [setting.short]),
         f"{flag}/--no-{flag.removeprefix('--')}" if is_switch else flag,
         setting.name,
         type=None if is_switch else click.Choice([*setting.choices]) if setting.choices else Value(setting),

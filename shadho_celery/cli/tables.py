@@ -74,7 +74,7 @@ def resume_command(module: str, name: str, store: str, trials: int, workers: Map
 
     `store` is its URL without a password; `workers` are the slots by class that were asked for.
     """
-    words = ["python", "-m", "shadho_celery.launch", module, "--resume", name]
+    words = ["shadho-celery", "run", module, "--resume", name]
     if store != DEFAULT_STORE:
         words += ["--store", store]
     words += [word for name, slots in (workers or {}).items() for word in ("--workers", f"{name}={slots}")]

@@ -16,6 +16,11 @@ def resume(name: str) -> Words:
     return Words(f"--resume {name}", "resume=True")
 
 
+def repair(name: str) -> Words:
+    """Return the words that resume a damaged study of this name: there is no argument of Python for it."""
+    return Words(f"give --resume {name} --repair", f"run shadho-celery run with --resume {name} --repair")
+
+
 def workers(compute_class: str, slots: int) -> Words:
     """Return the words that start so many slots of a class."""
     return Words(f"--workers {compute_class}={slots}", f'workers={{"{compute_class}": {slots}}}')

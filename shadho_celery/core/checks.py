@@ -15,7 +15,7 @@ from urllib.parse import unquote
 
 import msgspec
 
-from shadho_celery.errors import UsageError
+from shadho_celery.errors import UsageError, Words
 
 R = TypeVar("R")
 
@@ -137,10 +137,10 @@ def _plain_key(key: object) -> object:
     return str.encode(key, errors="backslashreplace").decode() if isinstance(key, str) else key
 
 
-def check_name(kind: str, name: object, known: Collection[str]) -> None:
+def check_name(kind: str | Words, name: object, known: Collection[str]) -> None:
     """Raise UsageError unless `name` is one of the `known` names of its `kind`."""
     if not isinstance(name, str) or name not in known:
-        raise UsageError(f"there is no {kind} {short(name)}; choose one of {', '.join(known)}")
+        raise UsageError("there is no %s %s; choose one of %s", kind, short(name), ", ".join(known))
 
 
 def resolve(*kinds: Any) -> None:

@@ -13,13 +13,14 @@ from typing import Annotated, Any, get_args, get_type_hints
 
 import msgspec
 from msgspec import Meta, Struct
+from msgspec.structs import replace
 
 from shadho_celery.core.checks import misfit, misfit_at, one_line, plain, short
 from shadho_celery.core.hardware import CLASS_NAME
 from shadho_celery.core.names import NO_PRUNER, POLICIES, PRUNERS, SAMPLERS, SHARES
-from shadho_celery.core.objectives import Objectives
+from shadho_celery.core.objectives import Direction, Objectives
 from shadho_celery.core.trial import Count, Finite, Number, Positive
-from shadho_celery.errors import UsageError, Words
+from shadho_celery.errors import StudyError, UsageError, Words
 
 #: width of a trial: a number, a key of the objective's values, or a function of those
 SlotsSetting = int | str | Callable[[Any], int]
@@ -52,6 +53,8 @@ class Setting:
     shown_default: str | None = None
     #: name of the option where it is not the setting's
     option: str = ""
+    #: the option in one letter, with its hyphen; "" without one
+    short: str = ""
     #: what stands for the value in help
     metavar: str | None = None
     #: all values that there are; empty for any of the type
@@ -101,6 +104,7 @@ class StudySettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             "limit on the trials of the study, a whole number from 1",
             help="Trials of the whole study, failed ones too.",
             shown_default=str(DEFAULT_TRIALS),
+            short="-n",
             in_python=True,
         ),
     ] = None
@@ -135,6 +139,13 @@ class StudySettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         _about(
             'losses by name, "minimize" or "maximize" each, such as {"error": "minimize", "f1": "maximize"}'
             ": 1 to 10 names, of 1 to 60 characters without line breaks",
+            in_python=True,
+        ),
+    ] = None
+    direction: Annotated[
+        Direction | None,
+        _about(
+            'whether the loss is to be small or large: "minimize" or "maximize"; short for one of the objectives',
             in_python=True,
         ),
     ] = None
@@ -199,14 +210,6 @@ class StudySettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         _about(
             "budgets of trials, a dict such as {'least': 1, 'most': 81, 'eta': 3, 'how': 'asha'}; what stops trials "
             "by their reports is the pruner",
-            is_budgets=True,
-            in_python=True,
-        ),
-    ] = None
-    rungs: Annotated[
-        Mapping[str, Any] | None,
-        _about(
-            "budgets of halving, a dict such as {'least': 1, 'most': 9, 'eta': 3, 'backups': 0}",
             is_budgets=True,
             in_python=True,
         ),
@@ -286,8 +289,7 @@ class StudySettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     @property
     def least_budget(self) -> float | None:
         """The lowest budget; None for a study without budgets."""
-        given = self.fidelity or self.rungs
-        least = None if given is None else given.get("least", 1)
+        least = None if self.fidelity is None else self.fidelity.get("least", 1)
         return float(least) if isinstance(least, (int, float)) else None
 
     @property
@@ -329,6 +331,10 @@ IN_FORCE = tuple(name for name, each in SETTINGS.items() if each.in_force)
 BUDGETS = tuple(name for name, each in SETTINGS.items() if each.is_budgets)
 
 
+#: what the former setting rungs is now
+AS_FIDELITY = 'write STUDY["fidelity"] = {"least": 1, "most": 9, "eta": 3, "how": "halving"} with the same budgets'
+
+
 def words(name: str) -> Words:
     """Return how messages name a setting."""
     return SETTINGS[name].words
@@ -337,18 +343,31 @@ def words(name: str) -> Words:
 def read_settings(given: Mapping[str, object]) -> StudySettings:
     """Convert plain values to settings. Raises UsageError, naming the one that does not fit."""
     try:
-        return msgspec.convert(plain(given), StudySettings)
+        return _directed(msgspec.convert(plain(given), StudySettings))
     except msgspec.ValidationError as error:
         if unknown := [name for name in given if name not in SETTINGS]:
             raise no_setting(unknown[0]) from None
         key, what = misfit(error, given, StudySettings)
         name, _, part = key.partition(".")
-        what = f"{short(given[name])} is not allowed" if part else what
-        raise UsageError("%s: %s; it should be: %s", words(name), what, SETTINGS[name].meaning) from None
+        # A pattern says less than the meaning does.
+        what = f"{short(given[name])} is not allowed" if "regex" in what else f"{part}: {what}" if part else what
+        raise UsageError("%s: %s; %s", words(name), what, SETTINGS[name].meaning) from None
+
+
+def _directed(settings: StudySettings) -> StudySettings:
+    """Return settings with the objective that their direction stands for."""
+    if settings.direction is None:
+        return settings
+    if settings.objectives is not None:
+        raise UsageError("%s is short for %s; leave out one of them", words("direction"), words("objectives"))
+    objectives: Objectives | None = {"loss": "maximize"} if settings.direction == "maximize" else None
+    return replace(settings, direction=None, objectives=objectives)
 
 
 def no_setting(name: object) -> UsageError:
     """Return the error for a key that is no setting."""
+    if name == "rungs":
+        return UsageError(f'STUDY["rungs"] is no longer a setting; {AS_FIDELITY}')
     near = get_close_matches(name, SETTINGS, n=1) if isinstance(name, str) else []
     guess = f'did you mean "{near[0]}"? ' if near else ""
     shown = f'"{one_line(name, 60)}"' if isinstance(name, str) else short(name, 60)
@@ -358,13 +377,18 @@ def no_setting(name: object) -> UsageError:
 def continued(in_force: Mapping[str, Any], given: Collection[str]) -> dict[str, Any]:
     """Return the settings that were `in_force` in an earlier run and apply unless others are `given` now.
 
-    Raises UsageError if it had a sampler of its own, which a store cannot keep, and none is given.
+    Raises UsageError if it had a sampler of its own, which a store cannot keep, and none is given, and StudyError for
+    budgets of a form that this version lacks.
     """
     if in_force.get("sampler", "") is None and "sampler" not in given:
         raise UsageError(
             'this study was begun with a sampler of its own: pass that function again, as STUDY["sampler"] in a study '
             "file, or name one, see %s",
             words("sampler"),
+        )
+    if "rungs" in in_force:
+        raise StudyError(
+            f"this study was begun with rungs, which this version lacks: begin another one, and {AS_FIDELITY}"
         )
     # A limit is that of one run: it is kept to be shown.
     return {name: value for name, value in in_force.items() if value is not None and name != "trials"}

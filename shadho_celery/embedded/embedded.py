@@ -24,6 +24,7 @@ from pathlib import Path
 import msgspec
 import redis
 
+from shadho_celery.core.arguments import RESUME
 from shadho_celery.core.checks import one_line
 from shadho_celery.core.folders import LOCK
 from shadho_celery.embedded.plan import (
@@ -80,7 +81,7 @@ class Embedded:
         """Raise ServiceError if the supervisor has died: nothing runs any more."""
         if self._supervisor.poll() is not None:
             raise ServiceError(
-                f"the embedded supervisor died; see its log in {self.directory}, and continue with --resume"
+                "the embedded supervisor died; see its log in %s, and continue with %s", self.directory, RESUME
             )
 
     def close(self) -> None:

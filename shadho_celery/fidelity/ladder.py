@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
 from shadho_celery.core.checks import as_record, refuse_foreign, short
 from shadho_celery.core.names import FIDELITIES, PRUNERS
-from shadho_celery.errors import UsageError
+from shadho_celery.core.settings import words
+from shadho_celery.errors import Message, UsageError, Words
 
 #: most rungs above the lowest one
 HIGHEST = 40
@@ -19,10 +20,7 @@ HIGHEST = 40
 LARGEST = 100_000
 
 _NAMES = ", ".join(FIDELITIES)
-_FORMS = {
-    "rungs": "give a dict such as {'least': 1, 'most': 9, 'eta': 3}",
-    "fidelity": "give a dict such as {'least': 1, 'most': 81, 'eta': 3, 'how': 'asha'}",
-}
+_FORM = "give a dict such as {'least': 1, 'most': 81, 'eta': 3, 'how': 'asha'}"
 #: what other tools call the settings
 _ELSEWHERE = {
     "least": ("min", "min_budget", "min_resource", "min_t", "grace_period"),
@@ -40,8 +38,6 @@ _HOW_ELSEWHERE = {
     "hyperbandforbohb": "bohb",
 }
 
-L = TypeVar("L", bound="Ladder")
-
 Budget = Annotated[
     float,
     Meta(gt=0, le=sys.float_info.max, description="a budget is a number above 0 that a float can hold"),
@@ -49,59 +45,62 @@ Budget = Annotated[
 
 
 class Ladder(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Budgets from `least` to `most`, as set in ``STUDY["rungs"]``."""
+    """Budgets from `least` to `most`, and how trials get them, as set in ``STUDY["fidelity"]``."""
 
     least: Budget = 1.0
     most: Budget
     #: reduction factor: each rung has `eta` times the budget of the one below, and 1 / `eta` of its trials
     eta: Annotated[int, Meta(ge=2, le=LARGEST)] = 3
-    #: trials of each rung beyond the results that it waits for
+    #: trials of each rung beyond the results that halving waits for
     backups: Annotated[int, Meta(ge=0, le=LARGEST)] = 0
+    #: name of the way in which trials get their budgets, one of FIDELITIES
+    how: Annotated[str, Meta(description=f"one of {_NAMES}")] = "auto"
 
     @classmethod
-    def of(cls: type[L], settings: Mapping[str, object], name: str = "rungs") -> L:
-        """Convert plain settings to a ladder; `name` is theirs in STUDY. Raises UsageError for an invalid one."""
+    def of(cls, settings: Mapping[str, object], name: str | Words | None = None) -> Ladder:
+        """Convert plain settings to a ladder; `name` is theirs, by default fidelity. Raises UsageError."""
+        name = name or words("fidelity")
         if not isinstance(settings, Mapping):
-            raise UsageError(f"{name}: {short(settings, 60)} is no dict of settings; {_FORMS[name]}")
-        refuse_foreign(settings, cls.__struct_fields__, _ELSEWHERE, name, _FORMS[name])
-        if "how" in cls.__struct_fields__ and isinstance(how := settings.get("how"), str) and how not in FIDELITIES:
-            raise UsageError(f"{name}.how: {_unknown(how)}; {_FORMS[name]}")
-        ladder = as_record(settings, cls, name, _FORMS[name])
-        between = f"{name}: from {ladder.least:g} to {ladder.most:g}"
-        if ladder.has_rounds and ladder.most / ladder.least + ladder.backups > LARGEST:
-            raise UsageError(f"{between} takes over {LARGEST} trials a round; raise 'least'")
-        if ladder.most / ladder.least > float(ladder.eta) ** HIGHEST:
-            raise UsageError(f"{between} there are over {HIGHEST} rungs; raise 'least' or 'eta'")
-        if ladder.most <= ladder.least:
-            raise UsageError(
-                f"{name}: 'most' is {ladder.most:g} and 'least' is {ladder.least:g}; "
-                f"let 'most' be {ladder.eta} times 'least' or more"
+            raise UsageError("%s: %s is no dict of settings; %s", name, short(settings, 60), _FORM)
+        refuse_foreign(settings, cls.__struct_fields__, _ELSEWHERE, "fidelity", _FORM)
+        if isinstance(how := settings.get("how"), str) and how not in FIDELITIES:
+            raise UsageError("%s: how: %s; %s", name, _unknown(how), _FORM)
+        ladder = as_record(settings, cls, "fidelity", _FORM)
+        if problem := ladder._problem(settings):
+            raise UsageError("%s: %s", name, problem)
+        return ladder
+
+    def _problem(self, settings: Mapping[str, object]) -> str | None:
+        """Return why a search cannot use rounds, rungs or budgets of these sizes, and the remedy; None if it can."""
+        between = f"from {self.least:g} to {self.most:g}"
+        if self.has_rounds and self.most / self.least + self.backups > LARGEST:
+            return f"{between} takes over {LARGEST} trials a round; raise 'least'"
+        if self.most / self.least > float(self.eta) ** HIGHEST:
+            return f"{between} there are over {HIGHEST} rungs; raise 'least' or 'eta'"
+        if self.most <= self.least:
+            return (
+                f"'most' is {self.most:g} and 'least' is {self.least:g}; let 'most' be {self.eta} times 'least' or more"
             )
-        if ladder.top < 1:
-            raise UsageError(
-                f"{between} there is one rung only with eta {ladder.eta}; lower 'eta', or let 'most' be {ladder.eta} "
+        if self.top < 1:
+            return (
+                f"{between} there is one rung only with eta {self.eta}; lower 'eta', or let 'most' be {self.eta} "
                 "times 'least' or more"
             )
-        for key, budget in (("least", ladder.least), ("most", ladder.most)):
+        for key, budget in (("least", self.least), ("most", self.most)):
             if isinstance(given := settings.get(key), int) and given != budget:
-                raise UsageError(f"{name}.{key}: no float holds {given}; write {budget:.0f}")
-        return ladder
+                return f"{key}: no float holds {given}; write {budget:.0f}"
+        return None
 
     @property
     def has_rounds(self) -> bool:
         """True if trials are drawn in rounds of a size that follows from the budgets."""
-        return True
-
-    @property
-    def way(self) -> str:
-        """Name of the way in which trials get their budgets, one of FIDELITIES."""
-        return "halving"
+        return self.how not in {"auto", "asha"}
 
     @property
     def in_words(self) -> str:
         """Its range, and how trials get their budgets, for messages."""
         backups = f", {self.backups} backups" if self.backups else ""
-        return f"{self.least:g} to {self.most:g}, eta {self.eta}, {self.way}{backups}"
+        return f"{self.least:g} to {self.most:g}, eta {self.eta}, {self.how}{backups}"
 
     @property
     def budgets(self) -> list[float]:
@@ -115,36 +114,20 @@ class Ladder(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return math.floor(math.log(self.most / self.least) / math.log(self.eta) + 1e-9)
 
 
-class Fidelity(Ladder, frozen=True, kw_only=True):
-    """Budgets, and how trials get them, as set in ``STUDY["fidelity"]``."""
-
-    how: Annotated[
-        Literal["auto", "halving", "hyperband", "asha", "bohb", "dehb"],
-        Meta(description=f"one of {_NAMES}"),
-    ] = "auto"
-
-    @property
-    def way(self) -> str:
-        return self.how
-
-    @property
-    def has_rounds(self) -> bool:
-        return self.how not in {"auto", "asha"}
-
-
 def ladder_of(settings: Mapping[str, Any]) -> Ladder | None:
-    """Return the ladder among a study's settings, of `fidelity` or `rungs`; None without. Raises UsageError."""
-    if settings.get("fidelity") is not None:
-        return Fidelity.of(settings["fidelity"], "fidelity")
-    return None if settings.get("rungs") is None else Ladder.of(settings["rungs"])
+    """Return the ladder among a study's settings; None without. Raises UsageError."""
+    return None if settings.get("fidelity") is None else Ladder.of(settings["fidelity"])
 
 
-def _unknown(how: str) -> str:
+def _unknown(how: str) -> str | Message:
     """Return what is wrong with the name of a way to give budgets that does not exist."""
     name = how.lower().removesuffix("pruner").removesuffix("scheduler")
     name = _HOW_ELSEWHERE.get(name, name)
     if name in FIDELITIES:
         return f"write {name} for {short(how, 60)}"
     if name in PRUNERS:
-        return f"{short(how, 60)} stops trials by their reports, see --pruner; budgets are given by one of {_NAMES}"
+        return Message(
+            "%s stops trials by their reports, see %s; budgets are given by one of %s",
+            (short(how, 60), words("pruner"), _NAMES),
+        )
     return f"there is no {short(how, 60)}; choose one of {_NAMES}"

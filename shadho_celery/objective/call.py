@@ -31,6 +31,13 @@ MAX_ERROR = 8000
 MAX_CAUSES, MAX_FRAMES = 20, 50
 
 
+#: said of an objective that asks a trial for its params
+OTHER_SPACE = (
+    "an objective gets a trial's params here, and suggests none: the space is SPACE = "
+    "{'x': hp.uniform('x', 0, 1)}, with hp of hyperopt, and the objective reads params['x']"
+)
+
+
 def call(
     objective: Objective,
     make_params: Callable[[], object],
@@ -72,6 +79,8 @@ def _call(
     except BaseException as error:
         # An unreadable return value needs no traceback, which would show this package's code.
         text = str(error) if isinstance(error, Unreadable) else describe(error)
+        if isinstance(error, AttributeError) and str(error.name).startswith("suggest_"):
+            text = f"{text.rstrip()}; {OTHER_SPACE}"
         if context.timed_out():
             text = f"timed out after {context.timeout or 0:g} s (trial timeout)\n{text}"
         seconds, lacking = max(0.0, clock.now() - began), exhausted(error)

@@ -85,6 +85,9 @@ class Context(Protocol):
         At once: a cancelled or pruned trial that goes on gets a TrialStopped, and is killed half a second later.
         """
 
+    def should_prune(self) -> bool:
+        """Return the same as `should_stop`, under the name that Optuna has for it."""
+
     def call_replicas(self, address: str, token: str, backups: int) -> None:
         """Have the other slots of the trial, and as many idle ones as `backups`, join the gang at `address`.
 
@@ -133,7 +136,6 @@ class Thinning:
 
 #: what other tools call a part of the context
 _ELSEWHERE = {
-    "should_prune": "should_stop()",
     "get_checkpoint": "checkpoint_dir",
     "number": "trial",
     "trial_id": "trial",
@@ -190,12 +192,15 @@ class LocalContext:
 
     def report(self, step: int, loss: float) -> None:
         # NaN is allowed on the way: a pruner may learn from a training that diverges.
-        step, loss = _step(step), _number(loss, "context.report: the loss", finite=False)
+        step, loss = _step(step, loss), _number(loss, "context.report: the loss", finite=False)
         if self.thinning.keeps_next():
             self.on_report(step, turned_first(loss, self.objectives))
 
     def should_stop(self) -> bool:
         return self.stopped() or self.timed_out()
+
+    def should_prune(self) -> bool:
+        return self.should_stop()
 
     def call_replicas(self, address: str, token: str, backups: int) -> None:
         self.on_call_replicas(address, token, backups)
@@ -204,11 +209,16 @@ class LocalContext:
         self.on_gang_assembled()
 
 
-def _step(step: Any) -> int:
+def _step(step: Any, loss: Any) -> int:
     """Return the step as an int of 64 bits. Raises TypeError or ValueError with a message for the user."""
     what = "context.report: the step"
     if _number(step, what) % 1:
-        raise ValueError(f"{what} must be a whole number, not {short(step)}: write context.report(step, loss)")
+        is_swapped = isinstance(loss, int)
+        order = "; report(value, step) is Optuna's order" if is_swapped else ""
+        raise ValueError(
+            f"{what} must be a whole number, not {short(step)}: write context.report(step, loss), or "
+            f"report(loss=..., step=...){order}"
+        )
     whole = int(scalar(step))
     if not -(2**63) <= whole < 2**63:
         raise ValueError(f"{what} is too large: {short(step)}")

@@ -279,11 +279,13 @@ def _checked(name: str, stated: object) -> dict[str, object]:
     if not isinstance(stated, Mapping):
         raise UsageError(f"STUDY of {name} is no dict")
     if isinstance(stated.get("classes"), (set, frozenset)):
-        raise UsageError(f'{name}: STUDY["classes"]: a set has no order; it should be: {SETTINGS["classes"].meaning}')
+        raise UsageError(f'{name}: STUDY["classes"]: a set has no order; {SETTINGS["classes"].meaning}')
     try:
         settings = read_settings(stated)
     except UsageError as error:
         refusal = UsageError("%s: %s", name, error)
         refusal.stated = frozenset(SETTINGS)
         raise refusal from None
-    return {key: getattr(settings, key) for key in stated}
+    # A direction has become objectives.
+    keys = ["objectives" if key == "direction" else key for key in stated]
+    return {key: getattr(settings, key) for key in keys}

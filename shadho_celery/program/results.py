@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from shadho_celery.program.words import python_words
+from shadho_celery.errors import Surface, told
 from shadho_celery.results import study
 from shadho_celery.results.study import StudyResults, StudySummary
 
 
-@python_words()
+@told(Surface.PYTHON)
 def load_study(store: str, name: str) -> StudyResults:
     """Return the study called `name`, which may be shortened while it is unique, from the store at a URL.
 
@@ -17,7 +17,7 @@ def load_study(store: str, name: str) -> StudyResults:
     return study.load_study(store, name)
 
 
-@python_words()
+@told(Surface.PYTHON)
 def list_studies(store: str) -> list[StudySummary]:
     """Return the studies of the store at a URL, the latest first. Raises StoreError."""
     return study.list_studies(store)

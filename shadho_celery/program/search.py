@@ -14,14 +14,14 @@ from typing import Any
 
 from shadho_celery.core.checks import as_record, short
 from shadho_celery.core.hardware import CLASS_NAME
-from shadho_celery.core.settings import StudySettings
+from shadho_celery.core.settings import read_settings
 from shadho_celery.core.trial import COUNTED
-from shadho_celery.errors import NestedStart, UsageError
+from shadho_celery.errors import NestedStart, Surface, UsageError, told
 from shadho_celery.objective import study_file
 from shadho_celery.objective.call import Objective, check_objective
+from shadho_celery.program.notices import warn
 from shadho_celery.program.study import Names, Study
 from shadho_celery.program.warm_start import WarmStartSource, of_object
-from shadho_celery.program.words import python_words, warn
 from shadho_celery.results.on_trial import OnTrial, check_on_trial
 from shadho_celery.results.study import StudyResults
 from shadho_celery.samplers import MakeSampler
@@ -31,7 +31,7 @@ from shadho_celery.study.limits import Limits
 from shadho_celery.study.warm_start import Source, refuse_if_resumed
 
 
-@python_words()
+@told(Surface.PYTHON)
 def minimize(
     objective: Objective | str,
     space: object = None,
@@ -45,10 +45,10 @@ def minimize(
     sampler: str | MakeSampler | None = None,
     policy: str | None = None,
     shares: str | None = None,
-    rungs: Mapping[str, object] | None = None,
     fidelity: Mapping[str, object] | None = None,
     pruner: str | Mapping[str, object] | None = None,
     objectives: Mapping[str, str] | None = None,
+    direction: str | None = None,
     enqueue: Iterable[Mapping[str, Any]] = (),
     store: str = "sqlite://",
     study: str | None = None,
@@ -81,11 +81,10 @@ def minimize(
         hold the best loss; "even", the default with others, by the space's own law, but a tenth to a subspace that only
         fails; "uniform"; or "paper", with that policy. With `resume` sampler, policy and shares are those of before,
         unless they are given.
-    `rungs`: such as ``{"least": 1, "most": 9, "eta": 3}``; many trials get a small ``context.budget``, and the best of
-        them are promoted to larger ones (successive halving). For workers it stands in the study file.
-    `fidelity`: such as ``{"least": 1, "most": 81, "eta": 3, "how": "asha"}``; trials get budgets as with rungs, by
-        "asha" (promoted without waiting), "hyperband", "bohb" (Hyperband, and a sampler that learns by budget), "dehb"
-        (differential evolution), "halving" (rungs), or "auto".
+    `fidelity`: such as ``{"least": 1, "most": 81, "eta": 3, "how": "asha"}``; many trials get a small
+        ``context.budget``, and the best of them are promoted to larger ones, by "asha" (without waiting), "halving"
+        (successive halving), "hyperband", "bohb" (Hyperband, and a sampler that learns by budget), "dehb" (differential
+        evolution), or "auto". For workers it stands in the study file.
     `pruner`: stops a trial early by the losses that it tells ``context.report(step, loss)``, if it looks at
         ``context.should_stop()``: "median", "percentile:25" (not among the best quarter), "patience:10" (ten steps
         without a better loss), "threshold:100" (a loss above), "asha" (not among the best third at the steps 1, 3, 9,
@@ -94,6 +93,8 @@ def minimize(
     `objectives`: such as ``{"error": "minimize", "accuracy": "maximize"}``, the names and directions of the `losses`
         that the objective returns. Of several, `.front` has the feasible trials that no other one dominates.
         For workers it stands in the study file.
+    `direction`: "maximize" if the objective returns a number that should be large, such as an accuracy; short for
+        objectives with one name, "loss". For workers it stands in the study file, too.
     `enqueue`: known points to begin with, see `Study.enqueue`.
     `warm_start`: finished trials from elsewhere that teach a new study and do not count as its own: the name of a study
         of the store, "STORE_URL#STUDY", a CSV file as `export` writes it, or with a column for each label and one named
@@ -124,8 +125,8 @@ def minimize(
         module = objective if isinstance(objective, str) else _module_of(objective, space)
         if space is not None and isinstance(objective, str):
             raise UsageError("a study file has its own SPACE; leave out space")
-        own = {"a sampler of one's own": callable(sampler), "rungs": rungs is not None}
-        own |= {"fidelity": fidelity is not None, "objectives": objectives is not None}
+        own = {"a sampler of one's own": callable(sampler), "fidelity": fidelity is not None}
+        own |= {"objectives": objectives is not None, "direction": direction is not None}
         if which := [name for name, is_given in own.items() if is_given]:
             raise UsageError(f"{which[-1]} cannot be passed to workers' studies; set STUDY in the study file")
         kept = {**limits, **given, "trial_timeout": trial_timeout}
@@ -148,13 +149,13 @@ def minimize(
             )
     check_objective(objective, "the objective")
     if trial_timeout is not None:
-        raise UsageError("trial_timeout needs workers: a trial in this process cannot be stopped")
+        raise UsageError("trial_timeout= needs workers: a trial in this process cannot be stopped")
     # Invalid arguments are refused before a study is recorded.
     if on_trial is not None:
         check_on_trial(on_trial, "on_trial")
-    Limits.of(as_record({**limits, "objectives": objectives}, StudySettings))
-    names |= {"rungs": rungs, "fidelity": fidelity}
-    given["objectives"] = objectives
+    Limits.of(read_settings({**limits, "objectives": objectives, "direction": direction}))
+    names["fidelity"] = fidelity
+    given |= {"objectives": objectives, "direction": direction}
     with Study(space, **names, **given, enqueue=enqueue, warm_start=warm_start) as opened:
         opened.run(objective, **limits, progress=progress, on_trial=on_trial)
     return opened
@@ -208,16 +209,18 @@ def _run_on_workers(
     # None of it is needed by a search in this process.
     from shadho_celery.cli import connection_options
     from shadho_celery.cli.session import STOPPED, Options, Session
+    from shadho_celery.transport.urls import prefer_own
 
     if threading.current_thread() is not threading.main_thread():
         raise UsageError("a study on workers runs in the main thread, which gets Ctrl-C; run it there, or by itself")
     found = {name: url for name, url in urls.items() if url}
-    is_fleet = connection_options.is_fleet(found)
-    if is_fleet and workers:
-        raise UsageError("workers are for this machine alone; on a fleet start them by hand, and leave out workers")
     before = {name: os.environ.get(name) for name in urls}
-    os.environ.update(found)
     try:
+        prefer_own()
+        os.environ.update(found)
+        is_fleet = connection_options.is_fleet(found)
+        if is_fleet and workers:
+            raise UsageError("workers are for this machine alone; on a fleet start them by hand, and leave out workers")
         options = Options(
             study=module,
             given=given,
@@ -226,7 +229,8 @@ def _run_on_workers(
             silent=silent,
             **names,
         )
-        with Session(options, study_file.load(module)) as session:
+        file = study_file.load(module)
+        with told(Surface.WORKERS, {*file.stated}.difference(given)), Session(options, file) as session:
             code = session.search()
         if code == STOPPED[signal.SIGTERM]:
             # It is meant for the whole program; Ctrl-C for the search alone.

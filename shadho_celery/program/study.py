@@ -18,9 +18,9 @@ from msgspec.structs import replace
 from shadho_celery.core.checks import as_record, short
 from shadho_celery.core.folders import CHECKPOINTS, below
 from shadho_celery.core.objectives import refuse_others
-from shadho_celery.core.settings import BUDGETS, StudySettings, continued
+from shadho_celery.core.settings import BUDGETS, StudySettings, continued, read_settings
 from shadho_celery.core.trial import Attempt, Lost, Outcome, Trial, TrialState, whole
-from shadho_celery.errors import StoreError, UsageError
+from shadho_celery.errors import StoreError, Surface, UsageError, told
 from shadho_celery.executors.base import Executor
 from shadho_celery.executors.by_hand import ByHandExecutor
 from shadho_celery.executors.inline import InlineExecutor
@@ -30,8 +30,8 @@ from shadho_celery.objective.context import LocalContext, Thinning
 from shadho_celery.objective.function_version import function_version
 from shadho_celery.objective.result import Unreadable, read
 from shadho_celery.program.interrupts import Interrupts
+from shadho_celery.program.notices import warn
 from shadho_celery.program.warm_start import WarmStartSource, as_source
-from shadho_celery.program.words import in_python, python_words, warn
 from shadho_celery.results.on_trial import OnTrial, TrialCallback, check_on_trial
 from shadho_celery.results.study import RunningStudy, StudyResults
 from shadho_celery.results.trial import TrialResult
@@ -95,7 +95,7 @@ class Study(StudyResults):
     one at a time changes the study. A forked process has no part in it.
     """
 
-    @python_words()
+    @told(Surface.PYTHON)
     def __init__(
         self,
         space: object,
@@ -107,10 +107,10 @@ class Study(StudyResults):
         sampler: str | MakeSampler | None = None,
         policy: str | None = None,
         shares: str | None = None,
-        rungs: Mapping[str, object] | None = None,
         fidelity: Mapping[str, object] | None = None,
         pruner: str | Mapping[str, object] | None = None,
         objectives: Mapping[str, str] | None = None,
+        direction: str | None = None,
         enqueue: Iterable[Mapping[str, Any]] = (),
         warm_start: WarmStartSource | None = None,
     ) -> None:
@@ -120,22 +120,22 @@ class Study(StudyResults):
         study there, and with `resume` it is continued. `seed` makes the search repeatable. `sampler` is "auto",
         the default, another name of `minimize`, or a function of subspace and entropy that makes one
         (`samplers.base.Sampler`). `shares` divides the trials among subspaces, as in `minimize`. A study that is
-        continued has those of before unless others are given. With `rungs`, such as
-        ``{"least": 1, "most": 9, "eta": 3}``, many trials get a small budget, and the best of them are
-        promoted to larger ones; `fidelity` has more ways to do so, and `pruner` stops trials early by what they
-        report: see `minimize`.
-        `objectives`, such as ``{"error": "minimize", "accuracy": "maximize"}``, names the
-        losses that a result has. `policy` matters to workers only. `enqueue` are known points to begin
-        with, see the method of that name. `warm_start` are finished trials from elsewhere that teach a new study, see
-        `minimize`.
+        continued has those of before unless others are given. With `fidelity`, such
+        as ``{"least": 1, "most": 9, "eta": 3}``, many trials get a small budget, and the best of them are promoted to
+        larger ones; `pruner` stops trials early by what they report: see `minimize`.
+        `objectives`, such as ``{"error": "minimize", "accuracy": "maximize"}``, names the losses that a result has, and
+        `direction="maximize"` is for a loss that should be large. `policy` matters to workers only. `enqueue` are known
+        points to begin with, see the method of that name. `warm_start` are finished trials from elsewhere that teach a
+        new study, see `minimize`.
         Raises SpaceError, UsageError, StudyError or StoreError.
         """
         # Invalid arguments are refused before a study is recorded.
         names = as_record({"store": store, "study": study, "resume": resume, "seed": seed}, Names)
+        if direction is not None:
+            objectives = read_settings({"direction": direction, "objectives": objectives}).objectives
         named = {"sampler": sampler, "policy": policy, "shares": shares, "pruner": pruner, "objectives": objectives}
         self._given = {name: value for name, value in named.items() if value is not None}
-        budgets = {"rungs": rungs, "fidelity": fidelity}
-        self._budgets = {name: given for name, given in budgets.items() if given is not None}
+        self._budgets = {} if fidelity is None else {"fidelity": fidelity}
         settings = self._settled({})
         #: settings of the run before this one
         self._in_force_before: Mapping[str, Any] = {}
@@ -203,7 +203,7 @@ class Study(StudyResults):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    @python_words()
+    @told(Surface.PYTHON)
     def enqueue(self, points: Iterable[Mapping[str, Any]]) -> int:
         """Put known points before all other trials, in order; return their number.
 
@@ -217,7 +217,7 @@ class Study(StudyResults):
             self._loop = None
             return known_points.enqueue(self._study, self._plan, points)
 
-    @python_words()
+    @told(Surface.PYTHON)
     def add(self, points: Iterable[Mapping[str, Any]], results: Iterable[Any]) -> None:
         """Record trials that were evaluated elsewhere: their points, as `enqueue` takes them, and what they returned.
 
@@ -232,11 +232,11 @@ class Study(StudyResults):
             self._loop = None
             known_points.adopt(self._study, self._plan, points, outcomes)
 
-    @python_words()
+    @told(Surface.PYTHON)
     def ask(self) -> AskedTrial:
         """Return the next trial, to be evaluated by the caller, who tells its result; several may be asked for at once.
 
-        Raises UsageError if, with rungs, the next trial depends on results that were not told yet.
+        Raises UsageError if, with budgets, the next trial depends on results that were not told yet.
         """
         with self._changing():
             attempt = self._ask()
@@ -267,7 +267,7 @@ class Study(StudyResults):
         loop.turn()
         return attempt
 
-    @python_words()
+    @told(Surface.PYTHON)
     def report(self, trial: AskedTrial, step: int, loss: float) -> bool:
         """Report the loss that a trial has reached at `step`; return True if the study's pruner stops it there.
 
@@ -293,7 +293,7 @@ class Study(StudyResults):
                 self._thinnings.pop(number, None)
             return has_ended
 
-    @python_words()
+    @told(Surface.PYTHON)
     def tell(
         self, trial: AskedTrial, result: Any = _NOTHING, *, error: BaseException | str | None = None
     ) -> TrialResult:
@@ -341,7 +341,7 @@ class Study(StudyResults):
         `on_trial(study, trial)` is called after each trial, once it is recorded: see `minimize`. `on_turn` is called
         after each turn of the loop.
         """
-        with python_words():
+        with told(Surface.PYTHON):
             check_objective(objective, "the objective")
             bounds: dict[str, Any] = {"trials": trials, "seconds": seconds, "target": target}
             bounds |= {
@@ -349,7 +349,7 @@ class Study(StudyResults):
                 "early_stop": early_stop,
                 "objectives": self._plan.settings.objectives,
             }
-            limits = Limits.of(as_record(bounds, StudySettings))
+            limits = Limits.of(read_settings(bounds))
             if on_trial is not None:
                 check_on_trial(on_trial, "on_trial")
             with self._changing():
@@ -372,7 +372,7 @@ class Study(StudyResults):
     ) -> None:
         code = function_version(objective)
         for line in other_code(self._database.codes(self.key), code):
-            warn(in_python(line.removeprefix("Warning: ")))
+            warn(line.removeprefix("Warning: "))
         pruning = self._plan.make_pruning()
         executor = InlineExecutor(
             self._interrupts.at_once(objective),
@@ -414,7 +414,7 @@ class Study(StudyResults):
         if self._study.counted and not scheduler.hopeless and (why := self.why_no_best()) is not None:
             warn(why)
 
-    @python_words()
+    @told(Surface.PYTHON)
     def close(self) -> None:
         """Record what is left and unlock the study; trials that were never told wait for the next run."""
         if self._process != os.getpid():
@@ -440,7 +440,7 @@ class Study(StudyResults):
         finally:
             self._study.close()
         for line in self._study.deletions(at_end=True):
-            warn(in_python(line))
+            warn(line)
 
     def __del__(self) -> None:
         # An error that leaves a loop must not keep the study locked for the rest of the program.
@@ -461,7 +461,7 @@ class Study(StudyResults):
         before = continued(in_force, self._given)
         if self._budgets:
             before = {name: value for name, value in before.items() if name not in BUDGETS}
-        settings = as_record({**before, **self._given}, StudySettings)
+        settings = read_settings({**before, **self._given})
         refuse_others(settings.objectives, in_force)
         return replace(settings, **self._budgets)
 

@@ -13,6 +13,7 @@ from msgspec import Struct
 
 from shadho_celery.core.checks import short
 from shadho_celery.core.folders import CHECKPOINTS, EMBEDDED, FOLDERS, LOCK, below, is_locked
+from shadho_celery.core.objectives import turned_first
 from shadho_celery.core.trial import Params, Trial, TrialState
 from shadho_celery.errors import NoSuccessfulTrial, StoreError, StudyLocked, UsageError
 from shadho_celery.results.coverage import Coverage, coverage
@@ -208,6 +209,17 @@ class StudyResults:
         number = self._store.best(self.key)
         return None if number is None else self.trial(number)
 
+    @property
+    def best_params(self) -> Mapping[str, Any]:
+        """The params of `best`, as other tools call them."""
+        return self.best.params
+
+    @property
+    def best_value(self) -> float | None:
+        """The loss of `best` as its objective returned it, as other tools call it."""
+        loss = self.best.loss
+        return None if loss is None else turned_first(loss, self.objectives)
+
     def why_no_best(self) -> str | None:
         """Return the reason why the study has no best trial, with its most frequent failure; None if it has one."""
         if self.best_or_none is not None:
@@ -254,6 +266,10 @@ class StudyResults:
     def values_note(self) -> str | None:
         """Reason why some values that were looked at so far are shown as texts; None if none is."""
         return self._values.note
+
+    def trials_dataframe(self) -> pd.DataFrame:
+        """Return `dataframe()`, as Optuna calls it."""
+        return self.dataframe()
 
     def dataframe(self) -> pd.DataFrame:
         """Return the trials as a table of pandas: one row a trial, one column a label (its value), one a metric."""

@@ -44,7 +44,7 @@ def read_source(
 ) -> Source:
     """Return the trials of a study in `store`, of ``STORE_URL#STUDY``, or of a CSV file, which has these objectives.
 
-    With budgets those of the greatest teach, or of the `least` one of a study with rungs: losses of others do not
+    With budgets those of the greatest teach, or of the `least` one of a study with budgets: losses of others do not
     compare. Raises UsageError, StudyNotFound or StoreError.
     """
     text = str(given)

@@ -13,6 +13,7 @@ from functools import partial
 
 from shadho_celery.core.checks import check_name
 from shadho_celery.core.names import SAMPLERS, named
+from shadho_celery.core.settings import words
 from shadho_celery.errors import UsageError
 from shadho_celery.samplers.base import Sampler
 from shadho_celery.samplers.by_budget import MakeByBudget
@@ -58,7 +59,7 @@ def find_sampler(
         if name.startswith(prefix):
             make = make_of(name.removeprefix(prefix), objectives)
             return MakeByBudget(make, budgets) if budgets else make
-    check_name("sampler", name, (*SAMPLERS, *(f"{prefix}NAME" for prefix in ELSEWHERE)))
+    check_name(words("sampler"), name, (*SAMPLERS, *(f"{prefix}NAME" for prefix in ELSEWHERE)))
     make = named(SAMPLERS[name])
     make = partial(make, limit=limit) if name == "auto" else make
     make = MakeByBudget(make, budgets) if budgets and name in BY_BUDGET else make

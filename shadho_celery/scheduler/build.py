@@ -52,7 +52,7 @@ def other_code(trials: Mapping[str, int], now: str) -> list[str]:
     same = f", beside {trials[now]} of this version" if trials.get(now) else ""
     return [
         f"Warning: the objective's code is now version {now}, and this study has trials of other code: {others}{same}; "
-        "all of them share its best trials, sampler and pruner; give --study NAME without --resume for a new study"
+        "all of them share its best trials, sampler and pruner; begin a new study for the new code"
     ]
 
 
@@ -63,8 +63,8 @@ def make_rounds(ladder: Ladder | None, space: Space | None = None, seed: int = 0
     """
     if ladder is None:
         return Endless()
-    more = {"dehb": (space, seed), "auto": (limit,)}.get(ladder.way, ())
-    rounds: Rounds = named(FIDELITIES[ladder.way])(ladder, *more)
+    more = {"dehb": (space, seed), "auto": (limit,)}.get(ladder.how, ())
+    rounds: Rounds = named(FIDELITIES[ladder.how])(ladder, *more)
     return rounds
 
 

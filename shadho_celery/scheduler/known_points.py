@@ -73,7 +73,7 @@ def completed(
     """
     points = list(points)
     if points and plan.ladder is not None:
-        raise UsageError("known points cannot be enqueued in a study with rungs or fidelity; leave out one of the two")
+        raise UsageError("known points cannot be enqueued in a study with fidelity; leave out one of the two")
     generator = np.random.default_rng(entropy)
     found = []
     for place, point in enumerate(points):

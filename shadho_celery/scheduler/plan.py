@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 
 from shadho_celery.core.checks import check_name
 from shadho_celery.core.names import POLICIES, SHARES
-from shadho_celery.core.settings import StudySettings
+from shadho_celery.core.settings import StudySettings, words
 from shadho_celery.errors import UsageError
-from shadho_celery.fidelity.ladder import Fidelity, Ladder, ladder_of
+from shadho_celery.fidelity.ladder import Ladder, ladder_of
 from shadho_celery.fidelity.pruners import Asha, PrunerSettings, Pruning, read_pruner
 from shadho_celery.samplers import BY_BUDGET, MakeSampler, find_sampler, spans_space
 from shadho_celery.scheduler.widths import Width, make_width
@@ -71,7 +71,7 @@ class Plan:
     def check_warm_start(self, given: object, *, resume: bool) -> None:
         """Raise UsageError for a warm start of a study that is continued, or of one that would not learn from it."""
         refuse_if_resumed(given, resume=resume)
-        if given is not None and self.ladder is not None and self.ladder.way == "dehb":
+        if given is not None and self.ladder is not None and self.ladder.how == "dehb":
             raise UsageError(
                 "how: dehb learns from trials of its own only; leave out the warm start, or choose another how"
             )
@@ -92,10 +92,10 @@ class Plan:
 
 
 def _plan(settings: StudySettings, space: Space, subspaces: Sequence[Subspace], limits: Limits) -> Plan:
-    check_name("policy", settings.policy, POLICIES)
-    check_name("kind of shares", settings.shares_in_force, SHARES)
+    check_name(words("policy"), settings.policy, POLICIES)
+    check_name(words("shares"), settings.shares_in_force, SHARES)
     if settings.shares == "paper" != settings.policy:
-        raise UsageError("shares 'paper' are those of --policy paper, which has ranks; choose even, uniform or promise")
+        raise UsageError("shares 'paper' are those of policy paper, which has ranks; choose even, uniform or promise")
     pruner = read_pruner(settings.pruner, settings.objectives)
     ladder = _ladder(settings, pruner)
     if settings.has_several:
@@ -126,12 +126,10 @@ def _limited(limits: Limits, ladder: Ladder | None) -> Limits:
 
 
 def _ladder(settings: StudySettings, pruner: PrunerSettings | None) -> Ladder | None:
-    """Return the ladder of ``STUDY["fidelity"]`` or ``STUDY["rungs"]``, None without. Raises UsageError."""
-    if settings.fidelity is not None and settings.rungs is not None:
-        raise UsageError("fidelity and rungs both give budgets; leave out rungs, which is fidelity with how: halving")
-    ladder = ladder_of({"fidelity": settings.fidelity, "rungs": settings.rungs})
-    if not isinstance(ladder, Fidelity):
-        return ladder
+    """Return the ladder of ``STUDY["fidelity"]``, None without. Raises UsageError."""
+    ladder = ladder_of({"fidelity": settings.fidelity})
+    if ladder is None:
+        return None
     if ladder.backups and ladder.how != "halving":
         raise UsageError(f"fidelity.backups are trials that halving does not wait for; leave them out of {ladder.how}")
     if ladder.how in {"asha", "auto"} and isinstance(pruner, Asha):
@@ -151,7 +149,6 @@ def _refuse_for_several(settings: StudySettings, pruner: PrunerSettings | None, 
     if pruner is not None:
         raise UsageError("a pruner judges reports of one loss, and this study has several; leave out one of the two")
     if ladder is not None:
-        given = "STUDY['rungs']" if settings.fidelity is None else "STUDY['fidelity']"
         raise UsageError(
-            f"{given} promotes trials by one loss, and this study has several; leave out {given} or objectives"
+            "%s promotes trials by one loss, and this study has several; leave out one of them", words("fidelity")
         )

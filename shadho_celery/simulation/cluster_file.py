@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from shadho_celery.core.checks import as_record, misfit_at, plain, short
 from shadho_celery.errors import UsageError
-from shadho_celery.fidelity.ladder import Fidelity
+from shadho_celery.fidelity.ladder import Ladder
 from shadho_celery.simulation.example import MOST_TRIALS
 from shadho_celery.simulation.executor import LEASE_SECONDS, Change
 from shadho_celery.simulation.expression import Expression, Value
@@ -275,7 +275,7 @@ def parse(description: Mapping[str, object]) -> Cluster:
     if len(families) > DEFAULT_MAX_SUBSPACES:
         raise UsageError(f"families: a search tells {DEFAULT_MAX_SUBSPACES} apart at most, and not {len(families)}")
     if top.fidelity is not None:
-        Fidelity.of(top.fidelity, "fidelity")
+        Ladder.of(top.fidelity, "fidelity")
     if top.seconds is None and top.trials is None:
         raise UsageError("seconds: a simulation needs an end; give seconds or trials")
     return Cluster(

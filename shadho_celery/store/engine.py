@@ -16,6 +16,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from shadho_celery.core.arguments import RESUME, STORE
 from shadho_celery.core.bounds import (
     DATABASE_CONNECT_SECONDS,
     GRACE_SECONDS,
@@ -85,7 +86,7 @@ REMEDIES = {
 
 def remedy(said: str) -> str:
     """Return the remedy for an error message of a database."""
-    return next((text for words, text in REMEDIES.items() if words in said.lower()), "check --store")
+    return next((text for words, text in REMEDIES.items() if words in said.lower()), "check the URL of the store")
 
 
 def is_outage(error: sa.exc.DBAPIError) -> bool:
@@ -293,12 +294,12 @@ def _sqlite_engine(url: sa.URL) -> sa.Engine:
     kind = file_system(path)
     if kind in NETWORK_FILE_SYSTEMS:
         raise StoreError(
-            f"{path} lies on a network file system ({kind}) where SQLite loses data; give --store another URL"
+            f"{path} lies on a network file system ({kind}) where SQLite loses data; use a store on another disk"
         )
     try:
         opened = _create(path)
     except OSError as error:
-        raise StoreError(f"the store {path} cannot be opened: {error.strerror}; check --store") from None
+        raise StoreError("the store %s cannot be opened: %s; check %s", path, error.strerror, STORE) from None
     _refuse_pipes(path)
 
     def check_file(connection: sa.Connection) -> None:
@@ -307,10 +308,12 @@ def _sqlite_engine(url: sa.URL) -> sa.Engine:
             now = path.stat()
         except FileNotFoundError:
             raise StoreError(
-                f"the store {path} was moved or deleted; {_rescue(connection, path)}, and carry on with --resume"
+                "the store %s was moved or deleted; %s, and carry on with %s", path, _rescue(connection, path), RESUME
             ) from None
         if not os.path.samestat(now, opened):
-            raise StoreError(f"the store {path} was replaced by another file; put it back, and carry on with --resume")
+            raise StoreError(
+                "the store %s was replaced by another file; put it back, and carry on with %s", path, RESUME
+            )
 
     engine = sa.create_engine(url, connect_args={"timeout": LOCKED_SECONDS}, hide_parameters=True)
     sa.event.listen(engine, "connect", _set_up_sqlite)
@@ -324,7 +327,7 @@ def _reading_engine(url: sa.URL) -> sa.Engine:
         raise StoreError("a store in memory ends with the program that made it; give the URL of a database")
     path = file_of(url)
     if not path.is_file():
-        raise StoreError(f"there is no store {path}; check --store, and the folder you are in")
+        raise StoreError("there is no store %s; check %s, and the folder you are in", path, STORE)
     _refuse_pipes(path)
     creator = partial(_connect_to_read, path)
     return sa.create_engine("sqlite://", creator=creator, poolclass=sa.NullPool, hide_parameters=True)
@@ -351,7 +354,7 @@ def _refuse_pipes(path: Path) -> None:
     """Raise StoreError if SQLite would wait for the other end of a pipe: as the database, or as a file beside it."""
     for each in (path, *(path.with_name(f"{path.name}{ending}") for ending in JOURNALS)):
         if each.exists() and not each.is_file():
-            raise StoreError(f"{each} is no file, and SQLite would open it; remove it, or give --store another URL")
+            raise StoreError(f"{each} is no file, and SQLite would open it; remove it, or use another store")
 
 
 def file_of(url: sa.URL) -> Path:

@@ -22,10 +22,11 @@ import sqlalchemy as sa
 from msgspec.structs import asdict
 from sqlalchemy.dialects import postgresql, sqlite
 
+from shadho_celery.core.arguments import RESUME, STUDY, repair, resume
 from shadho_celery.core.bounds import LOCKED_SECONDS, MAINTENANCE_SECONDS
 from shadho_celery.core.checks import mask, mask_in, one_line, short
 from shadho_celery.core.trial import Report, Summary, Trial, TrialState
-from shadho_celery.errors import LockLost, StoreError, StoreOutage, StudyExists, StudyLocked, StudyNotFound
+from shadho_celery.errors import LockLost, Message, StoreError, StoreOutage, StudyExists, StudyLocked, StudyNotFound
 from shadho_celery.store.base import DEFAULT_STORE, StudyRecord
 from shadho_celery.store.engine import allow, is_outage, make_engine, remedy, sqlstate
 from shadho_celery.store.lock import described, is_held
@@ -96,7 +97,11 @@ class SqlStore:
         #: errors of rows that were left out, the first ones
         self._left_out: set[str] = set()
         #: remedy for the name of a study that there is not
-        self._instead = "shadho-celery studies lists its studies" if read_only else "leave out --resume to begin one"
+        self._instead = (
+            Message("shadho-celery studies lists its studies")
+            if read_only
+            else Message("leave out %s to begin one", (RESUME,))
+        )
         weakref.finalize(self, self._engine.dispose)
         #: True after an outage: the last turn may have been recorded all the same
         self._is_unsure = False
@@ -127,8 +132,11 @@ class SqlStore:
                     connection.execute(sa.insert(warm_starts), rows)
         except sa.exc.IntegrityError:
             raise StudyExists(
-                f"a study named {record.name!r} is in {self.safe_url} already; "
-                f"continue it with --resume {record.name} or choose another --study name"
+                "a study named %r is in %s already; continue it with %s or choose another name, see %s",
+                record.name,
+                self.safe_url,
+                resume(record.name),
+                STUDY,
             ) from None
 
     def find(self, name: str, instead: str | None = None, *, told: Callable[[str], None] | None = None) -> StudyRecord:
@@ -256,8 +264,11 @@ class SqlStore:
             ).one()
             if _is_held(row, now):
                 raise StudyLocked(
-                    f"this study is run by the scheduler on {described(row.holder)}; stop it first, or begin "
-                    f"another with --study NAME (the lock of one that died ends after {LOCK_SECONDS:.0f} s)"
+                    "this study is run by the scheduler on %s; stop it first, or begin another, see %s (the lock "
+                    "of one that died ends after %.0f s)",
+                    described(row.holder),
+                    STUDY,
+                    LOCK_SECONDS,
                 )
             if not _is_number(row.fence):
                 raise StoreError(f"the study's fence in {self.safe_url} is {short(row.fence)}; restore it from a copy")
@@ -415,7 +426,7 @@ class SqlStore:
                 return as_study(row)
             except UNREADABLE as error:
                 raise self._damaged(f"the study {which}", error) from None
-        raise StudyNotFound(f"there is no study {which} in {self.safe_url}; {instead or self._instead}")
+        raise StudyNotFound("there is no study %s in %s; %s", which, self.safe_url, instead or self._instead)
 
     def _records(self) -> sa.Select[Any]:
         """Return the query of studies; what an earlier version did not keep of them is null."""
@@ -510,8 +521,13 @@ class SqlStore:
     def _unreadable(self, key: str, number: str, how: str) -> StoreError:
         [name] = self._fetched(sa.select(studies.c.name).where(studies.c.key == key))[0]
         return StoreError(
-            f"trial {number} of study {name!r} in {self.safe_url} {how}; restore the store from a copy, or give "
-            f"--resume {name} --repair: it copies the trials, moves such rows to the table unreadable, and goes on"
+            "trial %s of study %r in %s %s; restore the store from a copy, or %s: it copies the trials, moves such "
+            "rows to the table unreadable, and goes on",
+            number,
+            name,
+            self.safe_url,
+            how,
+            repair(name),
         )
 
     def _insert_ignoring(self, table: sa.Table) -> sa.Insert:

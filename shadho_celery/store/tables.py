@@ -162,9 +162,7 @@ def damage(engine: sa.Engine, *, is_written: bool) -> str | None:
     # Looked at again: another process may have made them meanwhile.
     missing = {table.name for table in needed}.difference(sa.inspect(engine).get_table_names())
     if has_content and missing:
-        return (
-            f"it has lost its table {', '.join(sorted(missing))}; restore it from a copy, or give --store another URL"
-        )
+        return f"it has lost its table {', '.join(sorted(missing))}; restore it from a copy, or use another store"
     return None
 
 

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from shadho_celery.core.objectives import turned_first
-from shadho_celery.core.settings import StudySettings
+from shadho_celery.core.settings import StudySettings, words
 from shadho_celery.core.trial import Trial
 from shadho_celery.errors import UsageError
 
@@ -31,11 +31,12 @@ class Limits:
 
     def __post_init__(self) -> None:
         if self.trials is not None and self.trials < 1:
-            raise UsageError(f"a study needs at least one trial, not {self.trials}; see --trials")
+            raise UsageError("a study needs at least one trial, not %s; see %s", self.trials, words("trials"))
         if self.seconds is not None and not self.seconds > 0:
-            raise UsageError(f"a study needs more than {self.seconds} seconds; see --seconds")
+            raise UsageError("a study needs more than %s seconds; see %s", self.seconds, words("seconds"))
         if self.trials is self.seconds is self.target is self.without_gain is None:
-            raise UsageError("a study needs an end: give --trials, --seconds, --target or --early-stop")
+            ends = map(words, ("trials", "seconds", "target", "early_stop"))
+            raise UsageError("a study needs an end: give %s, %s, %s or %s", *ends)
 
     @classmethod
     def of(cls, settings: StudySettings) -> Limits:
@@ -44,7 +45,9 @@ class Limits:
         if target is not None and settings.objectives:
             if settings.has_several:
                 names = ", ".join(settings.objectives)
-                raise UsageError(f"a target is for one loss, and this study has several: {names}; leave out --target")
+                raise UsageError(
+                    "a target is for one loss, and this study has several: %s; leave out %s", names, words("target")
+                )
             target = turned_first(target, settings.objectives)
         return cls(
             trials=settings.trials,

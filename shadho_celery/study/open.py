@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from shadho_celery.core.arguments import RESUME, SEED
 from shadho_celery.core.checks import short
 from shadho_celery.core.clock import Clock, SystemClock
 from shadho_celery.core.trial import Summary, Trial
@@ -174,8 +175,10 @@ def _compare(record: StudyRecord, space: Mapping[str, str], module: str, seed: i
     if changes:
         more = f" and {len(changes) - 5} more" if len(changes) > 5 else ""
         raise SpaceChanged(
-            f"study {record.name!r} searches another space: {', '.join(changes[:5])}{more}; "
-            "begin another study (leave out --resume) or restore the space"
+            "study %r searches another space: %s; begin another study (leave out %s) or restore the space",
+            record.name,
+            f"{', '.join(changes[:5])}{more}",
+            RESUME,
         )
     if seed is not None and seed != record.seed:
-        raise UsageError(f"study {record.name!r} was begun with --seed {record.seed}; leave --seed out to resume it")
+        raise UsageError("study %r was begun with seed %s; leave out %s to resume it", record.name, record.seed, SEED)

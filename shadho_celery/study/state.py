@@ -18,6 +18,7 @@ from typing import TypeVar
 import numpy as np
 from msgspec.structs import replace
 
+from shadho_celery.core.arguments import repair
 from shadho_celery.core.attempts import Attempts
 from shadho_celery.core.clock import Clock, SystemClock
 from shadho_celery.core.trial import (
@@ -37,7 +38,7 @@ from shadho_celery.core.trial import (
     Trial,
     TrialState,
 )
-from shadho_celery.errors import StoreOutage
+from shadho_celery.errors import Message, StoreOutage
 from shadho_celery.store.base import Store, StudyRecord
 from shadho_celery.study.collector import collector_paused
 from shadho_celery.study.failures import Failures
@@ -459,22 +460,25 @@ class StudyState:
         self.trouble, self._pause = None, FIRST_PAUSE
         return True
 
-    def deletions(self, *, at_end: bool = False) -> Iterator[str]:
+    def deletions(self, *, at_end: bool = False) -> Iterator[Message]:
         """Yield what a user should know of trials that somebody has deleted from the store in this run.
 
         Those that still run are written again; ended ones cannot be, and are looked for `at_end`.
         """
         if self.rewritten:
-            yield f"rows deleted from the store while the study ran are written again: {listed(self.rewritten)}"
+            yield Message(
+                "rows deleted from the store while the study ran are written again: %s", (listed(self.rewritten),)
+            )
         if not at_end:
             return
         # Arrays: sets of a million numbers would take more memory than the study.
         stored = np.fromiter(self.store.numbers(self.record.key), np.int64)
         missing = np.setdiff1d(np.array(self.trials.numbers, np.int64), stored, assume_unique=True).tolist()
         if gone := [number for number in missing if number not in self._unwritten]:
-            yield (
-                f"results were deleted from the store while the study ran: {listed(gone)}; restore the store from a "
-                f"copy, or give --resume {self.name} --repair to continue without them"
+            yield Message(
+                "results were deleted from the store while the study ran: %s; restore the store from a copy, or %s to "
+                "continue without them",
+                (listed(gone), repair(self.name)),
             )
 
     def wait_for_store(self, trouble: StoreOutage) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from shadho_celery.core.arguments import RESUME, WARM_START
 from shadho_celery.core.checks import one_line
 from shadho_celery.core.objectives import turned
 from shadho_celery.core.trial import Params, Trial, taught
@@ -72,7 +73,9 @@ class WarmStart:
 def refuse_if_resumed(given: object, *, resume: bool) -> None:
     """Raise UsageError for a warm start of a study that is continued."""
     if given is not None and resume:
-        raise UsageError("a study gets its warm start when it begins, and keeps it; leave out --warm-start or --resume")
+        raise UsageError(
+            "a study gets its warm start when it begins, and keeps it; leave out %s or %s", WARM_START, RESUME
+        )
 
 
 def fit(source: Source, subspaces: Sequence[Subspace], objectives: Mapping[str, str] | None = None) -> WarmStart:

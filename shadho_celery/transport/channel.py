@@ -34,6 +34,7 @@ from itertools import chain
 import msgspec
 import redis
 
+from shadho_celery.core.arguments import STUDY
 from shadho_celery.core.checks import decoder
 from shadho_celery.core.failures import kind_of
 from shadho_celery.core.trial import WELL, Event, GangEvent, Lost, Report, Result, Started, TrialState
@@ -276,9 +277,11 @@ class SchedulerChannel:
             held = self._hold(dead=held)
         if held != self._holder:
             raise StudyLocked(
-                f"this study is run on the same Redis by the scheduler on {described(held)}, from another copy of "
-                "the store; stop it first, or begin another with --study NAME (the lock of one that died ends after "
-                f"{HOLD_SECONDS:.0f} s)"
+                "this study is run on the same Redis by the scheduler on %s, from another copy of the store; stop it "
+                "first, or begin another, see %s (the lock of one that died ends after %.0f s)",
+                described(held),
+                STUDY,
+                HOLD_SECONDS,
             )
 
     def confirm(self) -> None:

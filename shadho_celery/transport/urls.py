@@ -11,9 +11,17 @@ from shadho_celery.errors import UsageError
 
 BROKER = "CELERY_BROKER_URL"
 REDIS = "SHADHO_REDIS_URL"
+#: comes before BROKER, which may be another application's
+OWN_BROKER = "SHADHO_BROKER_URL"
 #: is 1 if the working directory's celeryconfig.py is not to be read
 IGNORE = "SHADHO_IGNORE_CELERYCONFIG"
 DEFAULTS: Mapping[str, str] = {BROKER: "amqp://127.0.0.1", REDIS: "redis://127.0.0.1/0"}
+
+
+def prefer_own() -> None:
+    """Let the project's own variable override Celery's, which Celery itself reads."""
+    if own := os.environ.get(OWN_BROKER):
+        os.environ[BROKER] = own
 
 
 def url(variable: str) -> str:

@@ -166,7 +166,7 @@ def test_a_trial_that_goes_on_with_a_greater_budget_finds_the_checkpoints_of_the
     assert (before == "nothing") == (context.budget == 1), before
     kept.write_text(f"{context.trial} of budget {context.budget:g}")
 """
-    desk.study(body=body.strip(), settings={"rungs": {"least": 1, "most": 9, "eta": 3}})
+    desk.study(body=body.strip(), settings={"fidelity": {"least": 1, "most": 9, "eta": 3, "how": "halving"}})
     command = desk.launch("my_study", "--trials", "13", "--workers", "cpu=2", "--seed", "0", "--json").wait()
     assert command.code == 0, desk.said()
     trials = {trial["number"]: trial for trial in desk.trials()}

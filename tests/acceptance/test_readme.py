@@ -101,7 +101,7 @@ def test_the_test_command_is_what_ci_runs() -> None:
 def test_the_first_study(first_study: Desk) -> None:
     """The study of twenty lines runs, is resumed to its new total, and gives JSON."""
     assert len(PYTHON[0].strip().splitlines()) <= 20
-    lines = [line for line in COMMANDS if line.startswith("python -m shadho_celery.launch my_study")]
+    lines = [line for line in COMMANDS if line.startswith("shadho-celery run my_study")]
     # The last one is the fleet's.
     assert len(lines) == 3
     for command, counted in zip(lines[:2], (30, 60), strict=True):
@@ -114,7 +114,7 @@ def test_the_output_of_a_trial(first_study: Desk) -> None:
     """The commands for a trial's log print what the trial has printed."""
     body = PYTHON[0].replace("    return {", '    print("it ends")\n    return {')
     first_study.write("my_study.py", body)
-    shell(first_study, "python -m shadho_celery.launch my_study --trials 4 --study my_study --workers cpu=1")
+    shell(first_study, "shadho-celery run my_study --trials 4 --study my_study --workers cpu=1")
     lines = {line for line in COMMANDS if line.startswith("shadho-celery logs my_study 3")}
     assert len(lines) == 2
     for line in lines:
@@ -163,7 +163,7 @@ def test_growing_to_a_fleet(first_study: Desk, amqp_url: str, redis_url: str) ->
         next(line for line in COMMANDS if part in line)
         for part in ("export CELERY", "SHADHO_IMPORTS=", "worker --import")
     )
-    launch = "python -m shadho_celery.launch my_study"
+    launch = "shadho-celery run my_study"
     assert launch in commands(ROOT / "README.md")
 
     def here(command: str) -> str:
@@ -191,7 +191,7 @@ def test_signing_what_travels(first_study: Desk, redis_url: str) -> None:
     worker = "python -m shadho_celery.worker --class cpu --slots 1 --import my_study"
     first_study.start("bash", "-c", f"{export}; exec {worker}", **urls)
     until(lambda: Registry(connect(redis_url), Worker).living(), 30, first_study.said)
-    out = shell(first_study, f"{export}; python -m shadho_celery.launch my_study --trials 5", **urls)
+    out = shell(first_study, f"{export}; shadho-celery run my_study --trials 5", **urls)
     assert "5 complete, 0 failed" in out
     unsigned = first_study.launch("my_study", "--trials", "5", "--seconds", "4", **urls).wait()
     assert "5 complete" not in unsigned.out

@@ -54,13 +54,13 @@ def main(target: Path, trials: int = 60) -> None:
 
             def look() -> None:
                 if not drawn and study.counted >= 2 * trials // 3:
-                    console.print("[bold]$ python -m shadho_celery.launch tasks.svm --trials 60 --seed 0[/bold]\n")
+                    console.print("[bold]$ shadho-celery run tasks.svm --trials 60 --seed 0[/bold]\n")
                     console.print(view.picture())
                     drawn.append(True)
 
             scheduler.run(look)
             console.print("\n... and at the end:\n")
-            again = "python -m shadho_celery.launch tasks.svm --resume digits --trials 120"
+            again = "shadho-celery run tasks.svm --resume digits --trials 120"
             report = report_of(study, store, Values(study.record, space.evaluate))
             lines = [tables.time_line(time.monotonic() - began, study.counted)]
             lines += tables.place_lines(report.hosts, report.codes)

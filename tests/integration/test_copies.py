@@ -179,7 +179,9 @@ def test_where_only_its_own_machine_is_left_to_take_a_copy_the_study_goes_on_and
     open(f"host-{context.trial}-{context.attempt}", "w").write(os.environ["SHADHO_HOST"])
     if context.trial == 8: time.sleep(8)
 """
-        fleet.desk.study(seconds=0.1, body=body.strip(), settings={"rungs": {"least": 1, "most": 9, "eta": 3}})
+        fleet.desk.study(
+            seconds=0.1, body=body.strip(), settings={"fidelity": {"least": 1, "most": 9, "eta": 3, "how": "halving"}}
+        )
         worker = fleet.worker(1, SHADHO_HOST=HOSTS[0])
         until(lambda: " ready." in worker.err, 60, fleet.desk.said)
         launch = fleet.launch("my_study", 13)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import sqlite3
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +19,7 @@ from msgspec.structs import replace
 
 from shadho_celery import launch
 from shadho_celery.cli import session
+from shadho_celery.cli.group import commands
 from shadho_celery.cli.session import Options, Session
 from shadho_celery.core import hardware
 from shadho_celery.core.hardware import Machine
@@ -26,6 +28,7 @@ from shadho_celery.errors import UsageError
 from shadho_celery.launch import main
 from shadho_celery.store.sql import SqlStore
 from shadho_celery.study.limits import Limits
+from shadho_celery.study.open import open_study
 from shadho_celery.transport.urls import BROKER, REDIS
 
 Captured = Callable[..., Options]
@@ -143,7 +146,7 @@ def test_what_an_earlier_run_was_given_comes_between_the_option_and_the_study_fi
 
 
 def test_a_setting_of_an_earlier_run_that_no_message_can_carry_is_refused(options: Captured) -> None:
-    with pytest.raises(UsageError, match=r"^trial_timeout: 1e\+305 is not allowed; it must be at most 1e\+300"):
+    with pytest.raises(UsageError, match=r"^--trial-timeout: 1e\+305 is not allowed; it must be at most 1e\+300"):
         options("tasks.svm").over({}, {"trial_timeout": 1e305})
 
 
@@ -221,6 +224,56 @@ def test_other_words_for_workers_are_refused_with_an_example(word: str) -> None:
 )
 def test_an_option_that_makes_no_sense_is_refused_by_name(words: list[str], about: str) -> None:
     assert about in refused("tasks.svm", *words)
+
+
+def test_options_in_one_letter_and_the_store_of_the_environment(
+    options: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = options("tasks.svm", "-n", "7", "-q")
+    assert (given.given, given.silent) == ({"trials": 7}, True)
+    monkeypatch.setenv("SHADHO_STORE", "sqlite:///mine.db")
+    assert options("tasks.svm").store == "sqlite:///mine.db"
+    assert options("tasks.svm", "--store", "sqlite:///other.db").store == "sqlite:///other.db"
+    monkeypatch.setenv("SHADHO_STORE", "")
+    assert options("tasks.svm").store == "sqlite:///shadho.db"
+
+
+def test_a_broker_of_the_environment_is_named_and_local_overrides_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[bool] = []
+    monkeypatch.setattr(launch, "run", lambda options: seen.append(options.fleet) or 0)
+
+    def said(*words: str) -> str:
+        result = CliRunner().invoke(main, ("tasks.svm", *words))
+        assert result.exit_code == 0, result.output
+        return result.stderr
+
+    monkeypatch.setenv(BROKER, "amqp://another-application")
+    assert f"the broker is that of {BROKER}; --local runs on this machine alone" in said()
+    assert BROKER not in said("--local")
+    monkeypatch.setenv("SHADHO_BROKER_URL", "amqp://ours")
+    assert "the broker is that of SHADHO_BROKER_URL;" in said()
+    assert os.environ[BROKER] == "amqp://ours"
+    assert "the broker is that of" not in said("--broker", "amqp://host")
+    assert seen == [True, False, True, True]
+    assert "leave out --broker" in refused("tasks.svm", "--local", "--broker", "amqp://host")
+
+
+@pytest.mark.parametrize("words", [["--trials", "9"], []])
+def test_a_study_is_resumed_by_its_name_alone(monkeypatch: pytest.MonkeyPatch, words: list[str]) -> None:
+    seen: list[Options] = []
+    monkeypatch.setattr(launch, "run", lambda options: seen.append(options) or 0)
+    with closing(SqlStore("sqlite:///shadho.db")) as store:
+        open_study(store, {"x": ""}, module="tasks.svm", name="first").close()
+        open_study(store, {"x": ""}, module="", name="of-a-program").close()
+    result = CliRunner().invoke(commands, ["resume", "fir", *words])
+    assert result.exit_code == 0, result.output
+    assert (seen[0].study, seen[0].name, seen[0].resume) == ("tasks.svm", "first", True)
+    assert seen[0].given == ({"trials": 9} if words else {})
+    result = CliRunner().invoke(commands, ["resume", "of-a-program"])
+    assert result.exit_code == 2
+    assert "has no study file" in result.stderr
+    assert CliRunner().invoke(commands, ["resume", "missing"]).exit_code == 2
+    assert len(seen) == 1
 
 
 def test_without_a_study_file_the_command_says_what_is_missing() -> None:
@@ -354,6 +407,9 @@ def test_a_space_that_cannot_be_searched_is_one_line(study_file: str, tmp_path: 
     ("setting", "about"),
     [
         ("{'policy': 'best'}", "cost, paper, fifo"),
+        ("{'policy': 'best'}", "there is no STUDY[\"policy\"] 'best'"),
+        ("{'sampler': 'best'}", "there is no STUDY[\"sampler\"] 'best'"),
+        ("{'seconds': -1}", 'more than -1.0 seconds; see STUDY["seconds"]'),
         ("{'shares': 'fair'}", "uniform, promise"),
         ("{'cost': 3.0}", 'STUDY["cost"]'),
     ],
@@ -482,10 +538,10 @@ def test_help_shows_every_option_and_commands_that_work(options: Captured) -> No
     for parameter in main.params:
         assert any(name in result.output for name in (*parameter.opts, "STUDY_FILE"))
     joined = result.output.replace("\\\n", " ")
-    examples = [line for line in joined.splitlines() if "-m shadho_celery.launch" in line and "tasks" in line]
+    examples = [line for line in joined.splitlines() if "shadho-celery run" in line and "tasks" in line]
     assert len(examples) >= 4
     for example in examples:
-        words = example.partition("#")[0].partition("shadho_celery.launch")[2].split()
+        words = example.partition("#")[0].partition("shadho-celery run")[2].split()
         options(*words)
     assert "CELERY_BROKER_URL=" in result.output
 

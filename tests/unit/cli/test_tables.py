@@ -472,7 +472,7 @@ def test_a_duration_has_its_two_largest_units(seconds: float, shown: str) -> Non
 def test_nothing_that_is_to_be_copied_is_wrapped() -> None:
     study, _, space = searched()
     text = io.StringIO()
-    again = "python -m shadho_celery.launch " + "long_name " * 40
+    again = "shadho-celery run " + "long_name " * 40
     show(study, space, Console(file=text, width=60, force_terminal=False), again)
     lines = text.getvalue().splitlines()
     assert study.best is not None

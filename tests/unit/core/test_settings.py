@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
+import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
+import shadho_celery.errors
 from shadho_celery import Study, minimize
 from shadho_celery.core import names
-from shadho_celery.core.settings import IN_FORCE, KEPT, SETTINGS, Setting, StudySettings
-from shadho_celery.errors import Message, Surface, UsageError
+from shadho_celery.core.settings import IN_FORCE, KEPT, SETTINGS, Setting, StudySettings, continued
+from shadho_celery.errors import Message, StudyError, Surface, UsageError
+from shadho_celery.fidelity.ladder import ladder_of
 from shadho_celery.launch import main
 from shadho_celery.objective import study_file
 
@@ -23,6 +28,12 @@ ALL = pytest.mark.parametrize("setting", [pytest.param(each, id=name) for name, 
 WITH_OPTION = pytest.mark.parametrize(
     "setting", [pytest.param(each, id=name) for name, each in SETTINGS.items() if each.help]
 )
+WITH_ARGUMENT = pytest.mark.parametrize(
+    "setting", [pytest.param(each, id=name) for name, each in SETTINGS.items() if each.in_python]
+)
+#: a value that no setting can have
+WRONG: Any = b"\x00"
+
 SOURCE = "SPACE = {'x': 1}\ndef objective(params): return 0.0\n"
 
 
@@ -95,6 +106,46 @@ def test_a_key_of_a_study_file_given_twice_misspelt_or_of_another_type_is_named(
     assert f'STUDY["{setting.name}s_"] is not a setting; did you mean "{setting.name}"?' in said
     said = refused_in_file(tmp_path, monkeypatch, f"'{setting.name}': b'wrong'", 3)
     assert key in said
+
+
+@WITH_ARGUMENT
+def test_an_argument_of_another_type_is_named(setting: Setting) -> None:
+    with pytest.raises(UsageError) as refused:
+        minimize(lambda params: 0.0, {"x": 1}, **{"trials": 1, setting.name: WRONG})
+    assert f"{setting.name}=" in str(refused.value)
+    with pytest.raises(TypeError, match=f"'{setting.name}_x'"):
+        minimize(lambda params: 0.0, {"x": 1}, **{f"{setting.name}_x": 1})
+
+
+def test_what_rungs_was_is_said_for_a_study_file_and_for_a_study_that_has_it_on_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = refused_in_file(tmp_path, monkeypatch, "'rungs': {'least': 1, 'most': 9}")
+    assert 'STUDY["rungs"] is no longer a setting; write STUDY["fidelity"] = ' in said
+    with pytest.raises(StudyError, match=r"begun with rungs, .* begin another one"):
+        continued({"sampler": "auto", "rungs": {"least": 1, "most": 9}}, ())
+    example = ast.literal_eval(re.findall(r"= ({.*})", said)[0])
+    assert ladder_of({"fidelity": example}) is not None
+
+
+def test_the_template_of_a_message_has_no_text_of_a_user_and_a_place_for_each_value() -> None:
+    """A template that an f-string fills in would be searched for places."""
+    package, calls = Path(shadho_celery.__file__).parent, 0
+    errors = {name for name, each in vars(shadho_celery.errors).items() if isinstance(each, type)} - {"Words"}
+    for path in {*package.rglob("*.py")} - {package / "errors.py"}:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in errors):
+                continue
+            if len(node.args) < 2:
+                continue
+            template, *values = node.args
+            calls += 1
+            assert isinstance(template, ast.Constant), f"{path.name}, line {node.lineno}"
+            assert isinstance(template.value, str)
+            values = values[0].elts if isinstance(values[0], ast.Tuple) else values
+            if not any(isinstance(each, ast.Starred) for each in values):
+                assert len(re.findall(r"%(?!%)", template.value)) == len(values), f"{path.name}, line {node.lineno}"
+    assert calls > 20
 
 
 def test_a_message_names_settings_for_each_surface_and_leaves_all_other_text_as_it_is() -> None:

@@ -22,11 +22,14 @@ S = TrialState
 
 
 def make_rounds(rungs: Any) -> Any:
-    return build.make_rounds(ladder_of({"rungs": rungs}))
+    halving = {**rungs, "how": "halving"} if isinstance(rungs, dict) else rungs
+    return build.make_rounds(ladder_of({"fidelity": halving}))
 
 
 def halving(least: float, most: float, eta: int = 3, backups: int = 0) -> SuccessiveHalving:
-    return SuccessiveHalving(Ladder.of({"least": least, "most": most, "eta": eta, "backups": backups}))
+    return SuccessiveHalving(
+        Ladder.of({"least": least, "most": most, "eta": eta, "backups": backups, "how": "halving"})
+    )
 
 
 def test_without_rounds_every_trial_is_a_new_one_with_all_of_the_fidelity() -> None:
@@ -237,7 +240,7 @@ def test_trials_of_another_ladder_or_of_none_are_left_alone() -> None:
 
 # What makes no ladder
 
-FORM = "give a dict such as {'least': 1, 'most': 9, 'eta': 3}"
+FORM = "give a dict such as {'least': 1, 'most': 81, 'eta': 3, 'how': 'asha'}"
 
 
 def nested(levels: int) -> dict[str, Any]:
@@ -251,54 +254,54 @@ def nested(levels: int) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"least": 1}, ["rungs.most: it is missing", FORM]),
-        ({}, ["rungs.most: it is missing", FORM]),
-        ({"least": 1, "most": 9, "eta": 1}, ["rungs.eta: 1", "at least 2", FORM]),
-        ({"least": 1, "most": 9, "eta": 2.5}, ["rungs.eta: 2.5 is no whole number", FORM]),
-        ({"least": 0, "most": 9}, ["rungs.least: 0", "above 0", FORM]),
-        ({"least": True, "most": 9}, ["rungs.least: True is no number", FORM]),
-        ({"least": 1, "most": math.inf}, ["rungs.most: inf", "at most", FORM]),
-        ({"least": 1, "most": "9"}, ["rungs.most: '9' is no number", FORM]),
-        ({"least": 9, "most": 1}, ["rungs: 'most' is 1 and 'least' is 9", "let 'most' be 3 times 'least' or more"]),
+        ({"least": 1}, ["fidelity.most: it is missing", FORM]),
+        ({}, ["fidelity.most: it is missing", FORM]),
+        ({"least": 1, "most": 9, "eta": 1}, ["fidelity.eta: 1", "at least 2", FORM]),
+        ({"least": 1, "most": 9, "eta": 2.5}, ["fidelity.eta: 2.5 is no whole number", FORM]),
+        ({"least": 0, "most": 9}, ["fidelity.least: 0", "above 0", FORM]),
+        ({"least": True, "most": 9}, ["fidelity.least: True is no number", FORM]),
+        ({"least": 1, "most": math.inf}, ["fidelity.most: inf", "at most", FORM]),
+        ({"least": 1, "most": "9"}, ["fidelity.most: '9' is no number", FORM]),
+        ({"least": 9, "most": 1}, ["'most' is 1 and 'least' is 9", "let 'most' be 3 times 'least' or more"]),
         (
             {"least": 1, "most": 2, "eta": 3},
             ["one rung only with eta 3; lower 'eta', or let 'most' be 3 times"],
         ),
-        ({"least": 1, "most": 9, "backups": -1}, ["rungs.backups: -1", "at least 0", FORM]),
-        ({"least": 1, "most": 9, "backups": True}, ["rungs.backups: True is no whole number", FORM]),
-        ({"least": 1, "most": 9, "eat": 3}, ["rungs.eat: there is no such key", "least, most, eta, backups", FORM]),
-        ({"least": 1, "most": 9, 3: 1}, ["rungs.3: there is no such key", "least, most, eta, backups", FORM]),
+        ({"least": 1, "most": 9, "backups": -1}, ["fidelity.backups: -1", "at least 0", FORM]),
+        ({"least": 1, "most": 9, "backups": True}, ["fidelity.backups: True is no whole number", FORM]),
+        ({"least": 1, "most": 9, "eat": 3}, ["fidelity.eat: there is no such key", "least, most, eta, backups", FORM]),
+        ({"least": 1, "most": 9, 3: 1}, ["fidelity.3: there is no such key", "least, most, eta, backups", FORM]),
         ({"least": 1, "max": 9}, ["other names here", "write most for max"]),
         (
             {"grace_period": 1, "max_t": 9, "reduction_factor": 3},
             ["least for grace_period", "most for max_t"],
         ),
-        ({"least": 1e-9, "most": 1}, ["rungs", f"over {LARGEST} trials a round", "raise 'least'"]),
+        ({"least": 1e-9, "most": 1}, ["fidelity", f"over {LARGEST} trials a round", "raise 'least'"]),
         ({"least": 1e-308, "most": 1e308}, ["raise 'least'"]),
         ({"least": 1, "most": 10**308}, ["raise 'least'"]),
-        ({"least": 2**60, "most": 2**60 * 9 + 1}, ["rungs.most", "no float holds 10376293541461622785", "write "]),
+        ({"least": 2**60, "most": 2**60 * 9 + 1}, ["most: no float holds 10376293541461622785", "write "]),
         ({"least": 1e308, "most": 1e-308}, ["'most' is 1e-308"]),
-        ({"least": 1, "most": 10**400}, ["rungs.most: 10000000000", FORM]),
-        ({"least": 10**400, "most": 10**400}, ["rungs.least: 10000000000", FORM]),
-        ({"least": 1, "most": 10**5000}, ["rungs.most:", FORM]),
-        ({"least": 1, "most": -(10**5000)}, ["rungs.most:", FORM]),
-        ({"least": 1, "most": math.nan}, ["rungs.most: nan", FORM]),
-        ({"least": 1, "most": 9, "eta": 10**400}, ["rungs.eta: 1000", f"at most {LARGEST}", FORM]),
-        ({"least": 1, "most": 9, "backups": 10**5000}, ["rungs.backups", f"at most {LARGEST}", FORM]),
+        ({"least": 1, "most": 10**400}, ["fidelity.most: 10000000000", FORM]),
+        ({"least": 10**400, "most": 10**400}, ["fidelity.least: 10000000000", FORM]),
+        ({"least": 1, "most": 10**5000}, ["fidelity.most:", FORM]),
+        ({"least": 1, "most": -(10**5000)}, ["fidelity.most:", FORM]),
+        ({"least": 1, "most": math.nan}, ["fidelity.most: nan", FORM]),
+        ({"least": 1, "most": 9, "eta": 10**400}, ["fidelity.eta: 1000", f"at most {LARGEST}", FORM]),
+        ({"least": 1, "most": 9, "backups": 10**5000}, ["fidelity.backups", f"at most {LARGEST}", FORM]),
         ({"least": 1, "most": 9, "backups": LARGEST}, ["raise 'least'"]),
-        (3, ["rungs: 3 is no dict of settings", FORM]),
-        ([1, 2], ["rungs: [1, 2] is no dict of settings", FORM]),
-        ("x", ["rungs: 'x' is no dict of settings", FORM]),
-        (False, ["rungs: False is no dict of settings", FORM]),
+        (3, ["3 is no dict of settings", FORM]),
+        ([1, 2], ["[1, 2] is no dict of settings", FORM]),
+        ("x", ["'x' is no dict of settings", FORM]),
+        (False, ["False is no dict of settings", FORM]),
         (
             {"least": 1, "most": math.inf},
-            ["rungs.most: inf", "a budget is a number above 0 that a float can hold", FORM],
+            ["fidelity.most: inf", "a budget is a number above 0 that a float can hold", FORM],
         ),
-        ({"least": 1, "most": Fraction(10**400)}, ["rungs.most: Fraction(1", FORM]),
-        ({"least": 1, "\ud800": 3}, ["rungs.\\ud800: there is no such key; known are least", FORM]),
-        ({np.str_("least"): 1}, ["rungs.most: it is missing", FORM]),
-        (nested(3000), ["rungs.all: there is no such key", FORM]),
-        ({"least": nested(3000)}, ["rungs.least: {", FORM]),
+        ({"least": 1, "most": Fraction(10**400)}, ["fidelity.most: Fraction(1", FORM]),
+        ({"least": 1, "\ud800": 3}, ["fidelity.\\ud800: there is no such key; known are least", FORM]),
+        ({np.str_("least"): 1}, ["fidelity.most: it is missing", FORM]),
+        (nested(3000), ["fidelity.all: there is no such key", FORM]),
+        ({"least": nested(3000)}, ["fidelity.least: {", FORM]),
     ],
     ids=lambda value: value[0] if isinstance(value, list) and isinstance(value[0], str) else "",
 )
@@ -325,7 +328,7 @@ def test_budgets_may_be_numpys_floats() -> None:
 
 @pytest.mark.parametrize("most", [10**400, -(10**400), 10**5000, -(10**5000)], ids=["400", "-400", "5000", "-5000"])
 def test_a_number_that_no_float_can_hold_is_not_called_no_number(most: int) -> None:
-    with pytest.raises(UsageError, match="rungs") as caught:
+    with pytest.raises(UsageError, match="fidelity") as caught:
         make_rounds({"least": 1, "most": most})
     assert "no number" not in str(caught.value)
 

@@ -818,9 +818,27 @@ def test_a_failed_trial_says_that_its_reports_were_thinned_out() -> None:
 
 def test_what_other_tools_have_is_named_as_it_is_called_here() -> None:
     context: Any = LocalContext()
-    with pytest.raises(AttributeError, match=r"no 'should_prune'; here it is context.should_stop\(\)"):
-        context.should_prune()
+    assert not context.should_prune()
+    assert LocalContext(stopped=lambda: True).should_prune()
     with pytest.raises(AttributeError, match=r"a trial's context has no 'anything'$"):
         _ = context.anything
-    with pytest.raises(ValueError, match=r"whole number, not 0.5: write context.report\(step, loss\)"):
+    with pytest.raises(ValueError, match=r"whole number, not 0.5: write context.report\(step, loss\).*Optuna's order"):
         context.report(0.5, 3)
+    with pytest.raises(ValueError, match=r"report\(loss=..., step=...\)$"):
+        context.report(0.5, 0.25)
+
+
+def test_a_report_takes_its_loss_and_its_step_by_name() -> None:
+    reports: list[tuple[int, float]] = []
+    LocalContext(on_report=lambda step, loss: reports.append((step, loss))).report(loss=0.5, step=3)
+    assert reports == [(3, 0.5)]
+
+
+def test_an_objective_that_suggests_params_is_told_what_a_space_looks_like_here() -> None:
+    def objective(trial: Any) -> Any:
+        return trial.suggest_float("x", 0, 1)
+
+    outcome = call(objective, lambda: {"x": 1}, LocalContext())
+    assert "SPACE = {'x': hp.uniform('x', 0, 1)}" in read_failure(outcome.error).headline
+    other = call(lambda params: params.anything, lambda: {"x": 1}, LocalContext())
+    assert "hp.uniform" not in str(other.error)

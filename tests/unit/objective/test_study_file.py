@@ -100,7 +100,6 @@ def test_every_setting_can_be_stated(write: Callable[..., str]) -> None:
         "cores": 2,
         "slots": "replicas",
         "gang_wait_seconds": 5,
-        "rungs": {"least": 1, "most": 9},
         "pruner": "median",
         "fidelity": {"least": 1, "most": 9, "how": "asha"},
         "speculate": False,
@@ -108,10 +107,18 @@ def test_every_setting_can_be_stated(write: Callable[..., str]) -> None:
         "trial_timeout": 9.5,
         "max_failures": 5,
     }
-    assert {*stated} == {*StudySettings.__struct_fields__}
+    assert {*stated} == {*StudySettings.__struct_fields__} - {"direction"}, "which is short for objectives"
     file = load(write(GOOD + f"STUDY = {stated!r}\n"))
     assert file.stated == {**stated, "classes": ("gpu", "cpu")}
     assert file.settings == StudySettings(**{**stated, "classes": ("gpu", "cpu")})
+
+
+def test_a_direction_is_short_for_an_objective(write: Callable[..., str]) -> None:
+    file = load(write(GOOD + "STUDY = {'trials': 3, 'direction': 'maximize'}\n"))
+    assert file.stated == {"trials": 3, "objectives": {"loss": "maximize"}}
+    assert load(write(GOOD + "STUDY = {'direction': 'minimize'}\n", "one_that_minimizes")).settings == StudySettings()
+    both = "STUDY = {'direction': 'maximize', 'objectives': {'error': 'minimize'}}\n"
+    assert 'STUDY["direction"] is short for STUDY["objectives"]' in refusal(write(GOOD + both, "one_with_both"))
 
 
 @pytest.mark.parametrize("name", ["a,b", "", "a\nb", "\ud800", "x" * 61])
@@ -134,7 +141,7 @@ def test_a_key_may_be_a_text_of_numpys_or_of_an_enum(write: Callable[..., str], 
     assert (file.stated, file.settings.trials) == ({"trials": 2}, 2)
 
 
-@pytest.mark.parametrize("study", ["SELF", "{'cost': DEEP}", "{'rungs': DEEP}", "{'rungs': {'\\ud800': 1}}"])
+@pytest.mark.parametrize("study", ["SELF", "{'cost': DEEP}", "{'fidelity': DEEP}", "{'fidelity': {'\\ud800': 1}}"])
 def test_a_table_within_itself_or_too_deep_is_left_to_what_reads_it(write: Callable[..., str], study: str) -> None:
     assert len(repr(load(write(GOOD + ODD + f"STUDY = {study}\n")).stated)) < 200
 
@@ -271,7 +278,7 @@ def test_a_cost_is_a_mapping_or_a_function(write: Callable[..., str], cost: str)
         *("'classes': 'cpu'", "'classes': 3", "'classes': ['']", "'classes': ['cpu', 1]"),
         *("'slots': 0", "'slots': True", "'slots': ''", "'slots': 1.5", "'slots': None"),
         *("'gang_wait_seconds': 0", "'weight': 0", "'weight': -1", "'trial_timeout': 0", "'trial_timeout': True"),
-        *("'rungs': 3", "'rungs': [1, 9]", "'rungs': {1: 9}", "'speculate': 1", "'speculate': 'yes'"),
+        *("'fidelity': 3", "'fidelity': [1, 9]", "'fidelity': {1: 9}", "'speculate': 1", "'speculate': 'yes'"),
     ],
 )
 def test_a_setting_of_the_wrong_form_is_refused_saying_what_it_should_be(

@@ -111,7 +111,9 @@ def test_a_study_with_budgets_is_resumed_with_them(tmp_path: Path) -> None:
     again = shadho_celery.minimize(by_budget, SPACE, trials=20, resume=True, **where)
     assert {trial.budget for trial in again.trials} == {1.0, 3.0, 9.0}
     with pytest.warns(UserWarning, match="budgets from now on: 1 to 3, eta 3, halving; until now: 1 to 9, eta 3, asha"):
-        other = shadho_celery.minimize(by_budget, SPACE, trials=30, resume=True, rungs={"least": 1, "most": 3}, **where)
+        other = shadho_celery.minimize(
+            by_budget, SPACE, trials=30, resume=True, fidelity={"least": 1, "most": 3, "how": "halving"}, **where
+        )
     assert {trial.budget for trial in other.trials[20:]} <= {1.0, 3.0}
 
 
@@ -167,8 +169,7 @@ def test_a_finite_search_ends_once_what_is_good_has_been_promoted() -> None:
     [
         ({"fidelity": {**BUDGETS, "backups": 2}}, "fidelity.backups"),
         ({"fidelity": BUDGETS, "pruner": "asha"}, "leave out one of the two, or choose pruner none"),
-        ({"fidelity": BUDGETS, "rungs": {"least": 1, "most": 9}}, "leave out rungs"),
-        ({"fidelity": BUDGETS, "objectives": {"a": "minimize", "b": "minimize"}}, "STUDY['fidelity'] promotes"),
+        ({"fidelity": BUDGETS, "objectives": {"a": "minimize", "b": "minimize"}}, "fidelity= promotes"),
         ({"fidelity": {**BUDGETS, "how": "bohb"}, "sampler": "random"}, "how: bohb asks a sampler that learns"),
         ({"fidelity": {**BUDGETS, "how": "dehb"}, "sampler": "tpe"}, "how: dehb proposes the trials itself"),
         ({"fidelity": {**BUDGETS, "eta": 1}}, "fidelity.eta: 1 is not allowed"),
@@ -177,15 +178,14 @@ def test_a_finite_search_ends_once_what_is_good_has_been_promoted() -> None:
         ({"fidelity": {"most": 1e6, "how": "hyperband"}}, "trials a round"),
         ({"fidelity": {"least": 1e-308, "most": 1e308}}, "over 40 rungs; raise 'least' or 'eta'"),
         ({"fidelity": {"most": 1e308, "eta": 2, "how": "asha"}}, "over 40 rungs; raise 'least' or 'eta'"),
-        ({"rungs": {"least": 1, "most": 9, "name": "asha"}}, "rungs.name: there is no such key"),
         ({"fidelity": {"most": 9}, "pruner": "asha"}, "how: auto promotes trials and pruner asha stops them"),
-        ({"fidelity": 3}, "fidelity: 3 is no dict of settings"),
+        ({"fidelity": 3}, "fidelity=: 3 is no dict of settings"),
         ({"fidelity": BUDGETS, "enqueue": [{"x": 0.5}]}, "cannot be enqueued"),
         ({"fidelity": {**BUDGETS, "how": "dehb"}, "warm_start": [({"x": 0.5}, 0.25)]}, "leave out the warm start"),
-        ({"fidelity": {**BUDGETS, "how": "HyperBand"}}, "fidelity.how: write hyperband for 'HyperBand'"),
-        ({"fidelity": {**BUDGETS, "how": "AsyncHyperBandScheduler"}}, "fidelity.how: write asha for "),
-        ({"fidelity": {**BUDGETS, "how": "median"}}, "fidelity.how: 'median' stops trials by their reports"),
-        ({"fidelity": {**BUDGETS, "how": "random"}}, "fidelity.how: there is no 'random'"),
+        ({"fidelity": {**BUDGETS, "how": "HyperBand"}}, "fidelity=: how: write hyperband for 'HyperBand'"),
+        ({"fidelity": {**BUDGETS, "how": "AsyncHyperBandScheduler"}}, "fidelity=: how: write asha for "),
+        ({"fidelity": {**BUDGETS, "how": "median"}}, "fidelity=: how: 'median' stops trials by their reports"),
+        ({"fidelity": {**BUDGETS, "how": "random"}}, "fidelity=: how: there is no 'random'"),
         ({"pruner": "SuccessiveHalvingPruner"}, "pruner: write asha for 'SuccessiveHalvingPruner'"),
         ({"pruner": "ASHAScheduler"}, "pruner: write asha for 'ASHAScheduler'"),
         ({"pruner": "MedianStoppingRule"}, "pruner: write median for 'MedianStoppingRule'"),

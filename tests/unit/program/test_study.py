@@ -16,7 +16,6 @@ from hyperopt import hp
 from shadho_celery import Study, load_study, minimize
 from shadho_celery.core.trial import TrialState
 from shadho_celery.errors import ShadhoError, StudyLocked, UsageError
-from shadho_celery.program.words import in_python
 from shadho_celery.samplers.tpe import TpeSampler
 
 S = TrialState
@@ -183,15 +182,15 @@ def test_losses_that_are_not_those_of_the_study_are_failures() -> None:
             {"objectives": {"error": "upwards"}},
             "invalid enum value 'upwards'; losses by name",
         ),
-        ({"objectives": {}}, "objectives: {} is not allowed; its length must be at least 1; losses by name"),
+        ({"objectives": {}}, "objectives=: {} is not allowed; its length must be at least 1; losses by name"),
         ({"objectives": dict.fromkeys("abcdefghijk", "minimize")}, "its length must be at most 10; losses by name"),
-        ({"objectives": {"": "minimize"}}, "objectives: one of its keys is not allowed; losses by name"),
-        ({"objectives": {"a" * 61: "minimize"}}, "objectives: one of its keys is not allowed; losses by name"),
-        ({"objectives": {1: "minimize"}}, "objectives: the key 1 is no text; losses by name"),
-        ({"objectives": ["error"]}, "objectives: this is no table but a list"),
+        ({"objectives": {"": "minimize"}}, "objectives=: one of its keys is not allowed; losses by name"),
+        ({"objectives": {"a" * 61: "minimize"}}, "objectives=: one of its keys is not allowed; losses by name"),
+        ({"objectives": {1: "minimize"}}, "objectives=: the key 1 is no text; losses by name"),
+        ({"objectives": ["error"]}, "objectives=: this is no table but a list"),
         ({"objectives": TWO, "target": 0.5}, "a target is for one loss"),
         ({"objectives": TWO, "sampler": "gp"}, "sampler gp learns one loss"),
-        ({"objectives": TWO, "rungs": {"least": 1, "most": 9}}, "STUDY['rungs'] promotes trials by one loss"),
+        ({"objectives": TWO, "fidelity": {"least": 1, "most": 9}}, "fidelity= promotes trials by one loss"),
     ],
 )
 def test_objectives_that_cannot_be_are_refused_in_one_line(given: dict[str, Any], words: str) -> None:
@@ -344,7 +343,7 @@ def test_another_sampler_than_before_is_warned_of() -> None:
 
 
 def test_rungs_await_the_results_that_they_depend_on() -> None:
-    with Study(SPACE, seed=0, rungs={"least": 1, "most": 3, "eta": 3}) as study:
+    with Study(SPACE, seed=0, fidelity={"least": 1, "most": 3, "eta": 3, "how": "halving"}) as study:
         asked = [study.ask() for _ in range(3)]
         assert [trial.budget for trial in asked] == [1, 1, 1]
         with pytest.raises(UsageError, match="tell the results of trial 0, 1, 2 first"):
@@ -397,8 +396,8 @@ def test_a_refused_point_is_named_and_none_is_enqueued() -> None:
     with pytest.raises(UsageError, match="point 0"):
         minimize(lambda _: 0.0, SPACE, trials=1, store=STORE, study="mine", enqueue=[{"y": 0.5}])
     assert not Path("shadho.db").exists()
-    with pytest.raises(UsageError, match="rungs"):
-        minimize(lambda _: 0.0, SPACE, trials=1, rungs={"least": 1, "most": 3}, enqueue=[{"x": 0.5}])
+    with pytest.raises(UsageError, match="fidelity"):
+        minimize(lambda _: 0.0, SPACE, trials=1, fidelity={"least": 1, "most": 3}, enqueue=[{"x": 0.5}])
 
 
 def test_ten_thousand_points_are_kept_and_the_limit_holds() -> None:
@@ -453,7 +452,7 @@ def test_progress_is_shown_where_it_is_wanted(capsys: pytest.CaptureFixture[str]
         {"trials": 1, "resume": True, "store": "sqlite:///other.db"},
         {"trials": 1, "trial_timeout": 3},
         {"trials": 1, "workers": {"cpu": 2}},
-        {"trials": 1, "workers": {"cpu": 2}, "rungs": {"least": 1, "most": 3}},
+        {"trials": 1, "workers": {"cpu": 2}, "fidelity": {"least": 1, "most": 3}},
     ],
 )
 def test_a_refusal_names_arguments_and_no_option_of_the_command_line(wrong: dict[str, Any]) -> None:
@@ -464,26 +463,13 @@ def test_a_refusal_names_arguments_and_no_option_of_the_command_line(wrong: dict
     assert "\n" not in str(refused.value)
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        (
-            "a study needs at least one trial, not 0; see --trials",
-            "a study needs at least one trial, not 0; see trials=",
-        ),
-        (
-            "continue it with --resume my-study or choose another --study name",
-            "continue it with resume=True or choose another name (study=)",
-        ),
-        ("leave out --resume to begin one", "leave out resume=True to begin one"),
-        ("give --workers cpu=4", 'give workers={"cpu": 4}'),
-        ("timed out after 3 s (--trial-timeout)", "timed out after 3 s (trial_timeout=)"),
-        ("make the file writable; check --store", "make the file writable; check store="),
-        ("a name -- with dashes", "a name -- with dashes"),
-    ],
-)
-def test_options_become_arguments(text: str, words: str) -> None:
-    assert in_python(text) == words
+def test_a_loss_that_should_be_large_is_maximised() -> None:
+    named: dict[str, Any] = {"store": STORE, "study": "large", "seed": 0, "direction": "maximize"}
+    study = minimize(lambda values: values["x"], SPACE, trials=10, **named)
+    largest = max(trial.values["x"] for trial in study.trials)
+    assert (study.best_value, study.best_params["x"]) == (largest, largest)
+    resumed = minimize(lambda values: values["x"], SPACE, trials=12, resume=True, target=2, **named)
+    assert (len(resumed.trials), resumed.best_value) == (12, max(trial.values["x"] for trial in resumed.trials))
 
 
 def missing_key(values: dict[str, float]) -> float:
@@ -526,7 +512,7 @@ def test_a_study_that_goes_on_under_other_code_is_warned_of_with_the_trials_of_e
     space, named = hp.uniform("x", -1, 1), {"store": STORE, "study": "edited", "seed": 0, "sampler": "random"}
     minimize(of_epochs(12), space, trials=3, **named)
     minimize(of_epochs(12), space, trials=4, resume=True, **named)
-    found = r"trials of other code: 4 of version [0-9a-f]{12}; .* give study= without resume=True for a new study"
+    found = r"trials of other code: 4 of version [0-9a-f]{12}; .* begin a new study for the new code"
     with pytest.warns(UserWarning, match=found):
         minimize(of_epochs(20), space, trials=6, resume=True, **named)
     with (

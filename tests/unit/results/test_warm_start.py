@@ -111,8 +111,8 @@ def test_a_table_of_ones_own_has_drawn_values() -> None:
 
 
 def test_of_budgets_the_greatest_teaches_or_the_least_of_a_study_with_rungs() -> None:
-    rungs = {"least": 1, "most": 9, "eta": 3}
-    study = minimize(lambda values: 1.0, space(), trials=13, seed=0, rungs=rungs, progress=False)
+    budgets = {"least": 1, "most": 9, "eta": 3, "how": "halving"}
+    study = minimize(lambda values: 1.0, space(), trials=13, seed=0, fidelity=budgets, progress=False)
     compiled = compile_space(space())
     assert len(of_study(study, compiled).trials) == study.count() - sum(t.budget != 9 for t in study.trials)
     assert len(of_study(study, compiled, least=1.0).trials) == sum(t.budget == 1 for t in study.trials)

@@ -27,11 +27,11 @@ SPACE = compile_space({"x": hp.uniform("x", 0, 1)})
 UNKNOWN = [
     (
         StudySettings(sampler="lattice"),
-        "there is no sampler 'lattice'; choose one of auto, random, tpe, gp, qmc, grid, cma, local, "
+        "there is no --sampler 'lattice'; choose one of auto, random, tpe, gp, qmc, grid, cma, local, "
         "optuna:NAME, hyperopt:NAME",
     ),
-    (StudySettings(policy="best"), "there is no policy 'best'; choose one of cost, paper, fifo"),
-    (StudySettings(shares="fair"), "there is no kind of shares 'fair'; choose one of even, uniform, promise, paper"),
+    (StudySettings(policy="best"), "there is no --policy 'best'; choose one of cost, paper, fifo"),
+    (StudySettings(shares="fair"), "there is no --shares 'fair'; choose one of even, uniform, promise, paper"),
 ]
 
 
@@ -58,8 +58,8 @@ def test_a_name_that_there_is_not_is_refused_with_those_that_there_are(settings:
 
 
 def test_rungs_that_make_no_ladder_are_refused_as_names_are() -> None:
-    with pytest.raises(UsageError, match="rungs"):
-        plan(StudySettings(rungs={"least": 9, "most": 1}))
+    with pytest.raises(UsageError, match="fidelity"):
+        plan(StudySettings(fidelity={"least": 9, "most": 1}))
 
 
 def test_without_settings_a_study_runs_with_the_default_ones() -> None:
@@ -104,10 +104,9 @@ def test_other_budgets_than_before_are_said_where_there_are_trials() -> None:
     ("before", "now"),
     [
         ({"fidelity": {"most": 9}}, {"fidelity": {"least": 1.0, "most": 9, "eta": 3, "how": "auto"}}),
-        ({"rungs": {"least": 1, "most": 9}}, {"fidelity": {"most": 9, "how": "halving"}}),
-        ({}, {"rungs": {"least": 1, "most": 9}}),
+        ({}, {"fidelity": {"least": 1, "most": 9}}),
     ],
-    ids=["defaults", "the same in other words", "not on record"],
+    ids=["defaults", "not on record"],
 )
 def test_of_the_same_budgets_and_of_those_that_are_not_on_record_nothing_is_said(
     before: dict[str, Any], now: dict[str, Any]

@@ -212,7 +212,9 @@ def test_tpe_is_asked_beside_what_waits_in_the_pool() -> None:
 
 
 def test_rungs_are_complete_before_the_next_begins_whatever_is_drawn_ahead() -> None:
-    settings = StudySettings(sampler="random", rungs={"least": 1, "most": 9, "eta": 3}, speculate=False)
+    settings = StudySettings(
+        sampler="random", fidelity={"least": 1, "most": 9, "eta": 3, "how": "halving"}, speculate=False
+    )
     study = Search(settings=settings, trials=39).run().study
     assert study.count(TrialState.COMPLETE) == len(study) == 39
     rungs = Counter(trial.rung for trial in study)

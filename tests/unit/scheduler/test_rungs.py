@@ -101,8 +101,7 @@ class Search:
         self.simulated = SimulatedExecutor(slots or {"gpu": 27}, play, self.clock)
         settings = StudySettings(
             sampler="auto" if fidelity else "random",
-            rungs=None if fidelity else rungs,
-            fidelity=fidelity,
+            fidelity=fidelity or (rungs and {**rungs, "how": "halving"}),
             speculate=speculate,
         )
         plan = Plan.of(SPACE, settings, Limits(trials=trials))
@@ -252,7 +251,7 @@ def test_an_objective_sees_its_budget_and_the_checkpoints_of_its_origin(
         return float(params["x"]) + 1 / context.budget
 
     rungs = {"least": 1, "most": 9}
-    study = minimize(objective, {"x": hp.uniform("x", 0, 1)}, trials=26, seed=3, rungs=rungs)
+    study = minimize(objective, {"x": hp.uniform("x", 0, 1)}, trials=26, seed=3, fidelity={**rungs, "how": "halving"})
     assert study.count(S.COMPLETE) == 26
     assert study.best is not None
     assert study.best.budget == 9.0
@@ -420,7 +419,9 @@ def test_a_resumed_search_watches_every_attempt_that_lived_and_makes_no_other(wa
 
     study = open_study(first.store, SPACE.describe(), name="s", clock=ManualClock(3000.0), resume=True)
     executor = Watching({"gpu": 27}, lambda attempt, compute_class: Outcome(state=S.COMPLETE), ManualClock(3000.0))
-    plan = Plan.of(SPACE, StudySettings(sampler="random", rungs=RUNGS), Limits(trials=3 * BRACKET))
+    plan = Plan.of(
+        SPACE, StudySettings(sampler="random", fidelity={**RUNGS, "how": "halving"}), Limits(trials=3 * BRACKET)
+    )
     scheduler = make_scheduler(plan, study, executor)
     assert [attempt for attempt in sent if attempt.number == original.number] == [original, other]
     assert (original.attempt, other.attempt) == (1, 2)

@@ -1,0 +1,38 @@
+"""Continuation of a study by its name, without that of its file."""
+
+from __future__ import annotations
+
+import click
+
+from shadho_celery.cli.connection_options import refusals
+from shadho_celery.cli.group import commands
+from shadho_celery.cli.result_options import opened, store_option, study_argument
+from shadho_celery.errors import UsageError
+
+
+@click.command(
+    context_settings={"ignore_unknown_options": True},
+    epilog="""
+\b
+Examples:
+  shadho-celery resume svm-3f2a
+  shadho-celery resume svm --trials 80
+""",
+)
+@study_argument
+@click.argument("options", nargs=-1, type=click.UNPROCESSED)
+@store_option
+@refusals()
+def resume(name: str, options: tuple[str, ...], store: str) -> None:
+    """Continue STUDY, ended or interrupted, in the folder of its study file; OPTIONS are those of run.
+
+    A study that has reached its limit needs a new one, such as --trials 80.
+    """
+    with opened(store, name) as study:
+        module, found = study.module, study.name
+    if not module:
+        raise UsageError(
+            f"study {found!r} has no study file: a program ran it, and continues it with minimize(..., resume=True)"
+        )
+    words = ["run", module, "--resume", found, "--store", store, *options]
+    commands.main(words, prog_name="shadho-celery", standalone_mode=False)

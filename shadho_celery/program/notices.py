@@ -1,0 +1,21 @@
+"""Warnings of a program, which name settings as arguments of a function."""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+
+from shadho_celery.core.checks import printable
+from shadho_celery.errors import Message, Surface
+
+#: packages whose frames lie between a caller and a warning: this one, and that of the decorator `told`
+_OURS = {__name__.partition(".")[0], "contextlib"}
+
+
+def warn(message: str | Message) -> None:
+    """Warn, naming the line outside of this package that has called it."""
+    text = message.on(Surface.PYTHON) if isinstance(message, Message) else message
+    level, frame = 1, inspect.currentframe()
+    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _OURS:
+        level, frame = level + 1, frame.f_back
+    warnings.warn(printable(text), stacklevel=level)
