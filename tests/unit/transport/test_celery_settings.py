@@ -75,7 +75,9 @@ def test_what_trials_depend_on_is_not_overridden_and_this_is_said_by_name(elsewh
         "accept_content, beat_schedule, broker_read_url, imports, result_backend, task_routes, "
         "worker_enable_remote_control, worker_pool,"
     )
-    with pytest.warns(UserWarning, match=f"celeryconfig.py is used without its settings {names}.*SHADHO_IGNORE_CELERYCONFIG=1"):
+    with pytest.warns(
+        UserWarning, match=f"celeryconfig.py is used without its settings {names}.*SHADHO_IGNORE_CELERYCONFIG=1"
+    ):
         assert configuration() == before
 
 
