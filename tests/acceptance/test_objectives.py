@@ -43,4 +43,4 @@ def test_losses_without_names_in_the_study_are_failures_that_name_the_remedy(des
     desk.write("my_study.py", example().replace(', "objectives": {"accuracy": "maximize", "ms": "minimize"}', ""))
     command = desk.launch("my_study", "--trials", "3", "--workers", "cpu=1").wait()
     assert command.code == 1
-    assert "give it objectives, such as STUDY" in command.out
+    assert "name them, such as STUDY" in command.out

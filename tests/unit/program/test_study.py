@@ -248,7 +248,7 @@ def test_a_result_of_none_is_the_failure_that_it_is_in_a_run() -> None:
             study.run(lambda values: None, trials=2)
         assert [trial.state for trial in study.trials] == [S.FAILED] * 2
         assert [told.error] * 2 == [trial.error for trial in study.trials]
-        assert str(told.error).startswith("the objective's return value is None; let it return its loss")
+        assert str(told.error).startswith("the objective's return value is None; return its loss")
 
 
 def test_trials_that_were_evaluated_elsewhere_are_learned_from_at_once() -> None:
