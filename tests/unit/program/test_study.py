@@ -155,7 +155,7 @@ def test_a_study_goes_on_with_its_objectives_and_refuses_others() -> None:
     minimize(two, SPACE, trials=5, seed=0, store=STORE, study="two", objectives=TWO)
     again = minimize(two, SPACE, trials=8, store=STORE, study="two", resume=True)
     assert (again.counts, again.objectives) == ({"COMPLETE": 8}, TWO)
-    with pytest.raises(UsageError, match="was begun with other objectives"):
+    with pytest.raises(UsageError, match="was started with other objectives"):
         minimize(two, SPACE, trials=9, store=STORE, study="two", resume=True, objectives={"error": "minimize"})
 
 
