@@ -234,5 +234,5 @@ def _number(value: object, what: str, *, finite: bool = True) -> float:
     try:
         return number(value, what, finite=finite)
     except Unreadable as error:
-        kind = TypeError if "is no number" in str(error) else ValueError
+        kind = TypeError if "is not a number" in str(error) else ValueError
         raise kind(str(error)) from None
