@@ -15,7 +15,6 @@ import io
 import os
 import re
 import sys
-from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,18 +23,17 @@ import click
 from shadho_celery.cli import connection_options, setting_options
 from shadho_celery.cli.command import Command
 from shadho_celery.cli.connection_options import refusal
-from shadho_celery.cli.messages import readable_warnings, say
+from shadho_celery.cli.messages import say
 from shadho_celery.cli.points import read_points
 from shadho_celery.cli.result_options import store_option
 from shadho_celery.core.checks import short
 from shadho_celery.core.hardware import CLASS_NAME, DEFAULT_CLASSES
 from shadho_celery.core.settings import KEPT
-from shadho_celery.errors import Surface, UsageError, told
-from shadho_celery.objective import study_file
+from shadho_celery.errors import UsageError
 from shadho_celery.transport import urls
 
 if TYPE_CHECKING:
-    from shadho_celery.cli.session import Options
+    from shadho_celery.cli.run import RunOptions
 
 EXAMPLES = f"""
 \b
@@ -147,7 +145,7 @@ def main(study_module: str, resume: str | None, local: bool, **given: Any) -> No
     if local and any(options[:3]):
         raise UsageError("--local is for this machine alone; leave out --broker, --redis and --url-file, or --local")
     found = connection_options.environment(*options)
-    is_fleet = not local and connection_options.is_fleet(found)
+    is_fleet = not local and urls.is_fleet(found)
     if is_fleet and (origin := connection_options.origin(found)):
         say(f"the broker is that of {origin}; --local runs on this machine alone", err=True)
     os.environ.update(found)
@@ -164,26 +162,18 @@ def main(study_module: str, resume: str | None, local: bool, **given: Any) -> No
     if given["workers"] and given["demo"]:
         raise UsageError("--demo names the classes itself; leave out either --demo or --workers")
     say(f"shadho_celery: reading {study_module} ...", err=True)
-    from shadho_celery.cli.session import Options
+    from shadho_celery.cli.run import RunOptions
 
     given["given"] = {name: value for name in KEPT if (value := given.pop(name)) is not None}
     given["name"] = resume or given["name"]
-    sys.exit(run(Options(study=study_module, resume=resume is not None, fleet=is_fleet, **given)))
+    sys.exit(run(RunOptions(study=study_module, resume=resume is not None, fleet=is_fleet, **given)))
 
 
-def run(options: Options) -> int:
+def run(options: RunOptions) -> int:
     """Run the study and return the exit code. Raises ShadhoError."""
-    from shadho_celery.cli.session import Session
+    from shadho_celery.cli.run import run_study
 
-    study_file.refuse_nested(study_file.module_name(options.study))
-    with readable_warnings():
-        # A study file may print during its import, and that is not the result.
-        with redirect_stdout(sys.stderr) if options.as_json else nullcontext():
-            file = study_file.load(options.study)
-        with told(Surface.COMMAND, {*file.stated}.difference(options.given)), Session(options, file) as session:
-            code = session.search()
-            session.show_result()
-        return code
+    return run_study(options)
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ ROWS = [
     "transport",
     "fleet node",
     "embedded simulation",
+    "session",
     "cli",
     "program",
 ]

@@ -75,11 +75,6 @@ def origin(found: Mapping[str, str]) -> str:
     return OWN_BROKER if os.environ.get(OWN_BROKER) else BROKER
 
 
-def is_fleet(found: Mapping[str, str]) -> bool:
-    """Return True if an option or the environment names a broker or Redis."""
-    return any(variable in found or os.environ.get(variable) for variable in DEFAULTS)
-
-
 def refusal(error: ShadhoError) -> click.ClickException:
     """Return the error as click shows it: one line, and the error's exit code."""
     shown = click.ClickException(printable(" ".join(str(error).split())))

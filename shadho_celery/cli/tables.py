@@ -19,7 +19,7 @@ from shadho_celery.core.checks import one_line
 from shadho_celery.core.names import NO_PRUNER
 from shadho_celery.core.trial import TrialState, violation_of
 from shadho_celery.fidelity.ladder import ladder_of
-from shadho_celery.placement.shares import only_fails
+from shadho_celery.placement.shares import starved_words
 from shadho_celery.results.preferences import Preference
 from shadho_celery.results.report import Ended, Overview, Run, StudyReport
 from shadho_celery.results.trial import TrialResult
@@ -313,12 +313,8 @@ def share_lines(in_force: Mapping[str, Any], found: Mapping[str, Ended]) -> list
     shares = in_force.get("shares")
     if shares == "paper" and len(found) > 1:
         return ["mix of subspaces: by the ranks of policy paper; it depends on timing, not on the seed alone"]
-    failing = [name for name, of in found.items() if only_fails(of.failed, of.complete + of.pruned)]
-    if shares not in {"even", "promise"} or not failing or len(found) < 2:
-        return []
-    more = f" and {len(failing) - MESSAGES} more" if len(failing) > MESSAGES else ""
-    named = ", ".join(f"{name} ({found[name].failed})" for name in failing[:MESSAGES])
-    return [f"all trials failed, so it gets a tenth of its share until one succeeds: {named}{more}"]
+    starved = starved_words(shares, {name: (of.failed, of.complete + of.pruned) for name, of in found.items()})
+    return [] if starved is None else [starved]
 
 
 def choice_lines(report: Overview) -> list[str]:

@@ -1,7 +1,6 @@
 """The live attempts of trials, and the rule by which one of them ends its trial.
 
-The rule is written here for Python and in `transport/lua/finish_and_claim.lua` for Redis. One contract test checks
-both.
+The rule stands here for Python, and in `transport/lua/finish_and_claim.lua` for Redis; one contract test drives both.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ class Attempts(Generic[T]):
             yield from attempts.values()
 
     def __len__(self) -> int:
-        """Number of trials that have a live attempt."""
+        """Trials that have a live attempt."""
         return len(self._live)
 
     @property
@@ -32,7 +31,7 @@ class Attempts(Generic[T]):
         return self._live.keys()
 
     def put(self, number: int, attempt: int, known: T) -> None:
-        """Add an attempt, or replace the facts about it."""
+        """Enter an attempt, or replace the facts about it."""
         self._live.setdefault(number, {})[attempt] = known
 
     def of(self, number: int) -> Mapping[int, T]:
@@ -40,11 +39,11 @@ class Attempts(Generic[T]):
         return self._live.get(number, {})
 
     def find(self, number: int, attempt: int) -> T | None:
-        """Return the attempt, or None if it is not live."""
+        """Return the attempt; None if it is not live."""
         return self.of(number).get(attempt)
 
     def lose(self, number: int, attempt: int) -> bool:
-        """Remove a lost attempt. Return True if its trial has no other live attempt."""
+        """Remove an attempt that was lost; return True if its trial has no live attempt any more."""
         live = self._live.get(number, {})
         live.pop(attempt, None)
         if not live:
@@ -52,11 +51,11 @@ class Attempts(Generic[T]):
         return not live
 
     def settle(self, number: int, attempt: int, *, well: bool) -> bool:
-        """Remove an ended attempt. Return True if its trial ends with it.
+        """Remove an attempt that has ended; return True if its trial ends with it.
 
-        The first attempt that ends well ends its trial and all other attempts of it, even if it was assumed lost. An
-        attempt that ends badly ends the trial only if there is no other live attempt. The bad end of an attempt that is
-        not live changes nothing, because the end may be delivered twice.
+        The first attempt that ends well ends its trial, and with it the others, also if it was thought to be lost. An
+        attempt that ends badly leaves the trial to the other live attempts, and ends it if it is the only one. The bad
+        end of an attempt that is not live changes nothing: it may be one that was settled before, and is heard again.
         """
         live = self._live.get(number, {})
         if well or live.keys() == {attempt}:

@@ -1,4 +1,4 @@
-"""Queue executor: sends attempts to Celery workers through the broker, and receives events over the channel."""
+"""Queue executor: attempts go out to Celery workers through the broker, events come back over the channel."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ from shadho_celery.transport.seats import SchedulerSeats
 from shadho_celery.transport.shipping import Shipping
 from shadho_celery.transport.signing import UNSIGNED, Signer
 
-#: seconds after which a study's sources are shipped again, in case Redis has lost them
+#: seconds after which a study's sources are shipped again: Redis may have lost them
 SHIP_SECONDS = 30.0
 
-#: seconds within which the seats of a trial's gang should be taken
+#: seconds within which the seats of a trial's gang are to be taken
 GANG_WAIT_SECONDS = 60.0
 
 
 class QueueExecutor:
-    """Executor with one queue per compute class. The classes are those that live workers announce."""
+    """One queue a compute class, as the live workers announce them."""
 
     def __init__(
         self,
@@ -59,15 +59,14 @@ class QueueExecutor:
         code: CodeVersion = ANY_CODE,
         sources: Sources | None = None,
     ) -> None:
-        """`study` is the study's key and `name` its name. Workers must have been started with `module`, in the version
-        `code`. With `sources`, workers that accept code get it. Other processes are shown its `progress`.
+        """`study` is the study's key, `name` its name, `module` the one its workers must have been started with, `code`
+        the version of it. With `sources` workers that accept code get them. Others are told of its `progress`.
 
-        `weight` is its part of the slots when several studies want them. With `adopt`, the executor waits for attempts
-        that an earlier scheduler left running. Without it, their workers are gone, and all workers are on one machine.
-        A trial is stopped after `trial_timeout` seconds. A trial whose gang is not complete after `gang_wait_seconds`
-        gives its slots back and is lost unclaimed. `fence` is the fencing number of the study's lock in its store.
-
-        Raises StudyLocked if another scheduler runs the study on this Redis, and UsageError for sources without a key.
+        `weight` is its part of the slots when several studies want them. With `adopt` attempts that an earlier
+        scheduler left running are waited for; without, their workers are gone, and all workers are on one machine.
+        A trial is stopped after `trial_timeout` seconds; one whose gang is not complete after `gang_wait_seconds`
+        gives its slots back, and is lost unclaimed. `fence` is the fencing number of the study's lock in its store.
+        Raises StudyLocked if another scheduler runs the study on this Redis, UsageError for sources without a key.
         """
         self._clock = clock or SystemClock()
         self._adopt = adopt
@@ -90,26 +89,26 @@ class QueueExecutor:
         self._leases = LeaseMonitor(channel, workers, sent, self._breaker, self._clock)
         seats = SchedulerSeats(client, study, signer)
         self._gangs = Gangs(seats, self._dispatch, workers, sent, gang_wait_seconds)
-        #: ships the sources
+        #: what ships the sources
         self._ship = None if sources is None else partial(Shipping(client, signer).send, study, sources)
-        #: True until the first poll: attempts submitted before it belong to an earlier scheduler
+        #: True until the first poll: attempts that are submitted before it are those of an earlier scheduler
         self._is_new = True
         #: calls that take attempts back, pending while Redis does not answer
         self._unwanted: list[Callable[[], object]] = []
-        #: queues that may contain messages of attempts that were taken back, and the check whether they are refused
+        #: queues in which messages of attempts may lie that were taken back, and what tells whether they are refused
         self._stale: set[str] = set()
         self._are_refused = WorkerChannel(client).are_refused
-        #: reason why Redis is unavailable, or None
+        #: reason why Redis answers nothing at the moment; None while it does
         self._silence: ServiceError | None = None
         with refusals():
             channel.repair()
             channel.lock()
-            #: time of the last look at the lock
+            #: the moment of the last look at the lock
             self._held_at = self._clock.now()
             quarantine.reset()
             if self._ship is not None:
                 self._ship()
-        #: time at which the sources were last shipped
+        #: the moment at which the sources were last shipped
         self._shipped_at = self._clock.now()
 
     def classes(self) -> Sequence[ComputeClass]:
@@ -118,44 +117,43 @@ class QueueExecutor:
 
     @property
     def trouble(self) -> ServiceError | None:
-        """Reason why the broker or Redis cannot be used at the moment, or None. The call is tried again."""
+        """The reason why the broker or Redis cannot be used at the moment; it is tried again."""
         return self._dispatch.refusal or self._silence
 
     @property
     def has_workers(self) -> bool:
-        """True if there are workers that can run this study, quarantined or not, as of the last `poll`."""
+        """Presence of workers that can run this study, quarantined or not, as of the last `poll`."""
         return bool(self._workers.able or self._workers.quarantined)
 
     @property
     def workers(self) -> Mapping[str, Worker]:
-        """Announcements of all live workers as of the last `poll`, including those that cannot run this study."""
+        """The announcements of all live workers, also of those that cannot run this study, as of the last `poll`."""
         return self._workers.announced
 
     @property
     def known_for(self) -> float:
-        """Seconds for which `workers` has been complete: since the start, an outage or a loss of data."""
+        """The seconds for which `workers` have been all live workers: since the start, an outage or a loss of data."""
         return self._workers.known_for(self._clock.now())
 
     def notices(self) -> Sequence[str]:
         """Return warnings about workers and messages for the operator."""
         found = [*self._breaker.notices, *self._gangs.notices]
         if self._workers.able and (said := of_other_protocols(self._workers.announced, self._module)):
-            found.append(f"Warning: some workers get no trials: they {said}")
+            found.append(f"some workers get no trials: they {said}")
         if self.forged or self._workers.refused:
             found.append(
-                "Warning: records in Redis are refused, because they are not signed with our key or are malformed; "
-                "check --signing-key-file, and who may write to Redis"
+                "records in Redis are refused: they are not signed with our key, or no worker writes such; "
+                "see --signing-key-file, and who may write to Redis"
             )
         return found
 
     def other_code(self, *, at_end: bool = False) -> Sequence[str]:
-        """Return a warning for each worker that has had another code for a while; with `at_end`, for any time."""
-        found = self._workers.with_other_code(0.0) if at_end else self._workers.with_other_code()
-        return [f"Warning: {said}" for said in found]
+        """Return a warning for each worker that has had another code for a while; `at_end` also for a moment."""
+        return [*(self._workers.with_other_code(0.0) if at_end else self._workers.with_other_code())]
 
     @property
     def forged(self) -> int:
-        """Number of refused events, leases and keys: unsigned, malformed, or of a wrong type."""
+        """Number of refused events, leases and keys: not signed with our key, malformed, or of a wrong type."""
         return self._channel.forged
 
     @property
@@ -164,7 +162,7 @@ class QueueExecutor:
         return self._workers.refused
 
     def refused(self) -> int:
-        """Return the number of late results that were refused, or 0 if Redis does not answer."""
+        """Return the number of late results that were refused, 0 if Redis does not answer."""
         try:
             return self._channel.refused()
         except redis.RedisError:
@@ -173,7 +171,7 @@ class QueueExecutor:
     def submit(self, attempts: Sequence[Attempt]) -> None:
         now = self._clock.now()
         if now - self._held_at > HOLD_SECONDS / 2:
-            # After a slow turn, another scheduler may have taken over the study.
+            # The turn was slow: another scheduler may have the study by now.
             with outages_pass():
                 self._confirm()
         for attempt in attempts:
@@ -181,13 +179,13 @@ class QueueExecutor:
             self._in_flight.put(attempt.number, attempt.attempt, Sent(attempt, now, began))
         if self._is_new and not self._adopt:
             orphans = [(attempt.number, attempt.attempt) for attempt in attempts]
-            reason = "it ran on this machine and ended with its scheduler"
+            reason = "it ran on this machine, and ended with its scheduler"
             self._unwanted.append(partial(self._channel.give_up, orphans, reason))
             return
         if running := [(a.number, a.attempt) for a in attempts if a.state is TrialState.RUNNING]:
             self._gangs.expect(running)
         queued = [attempt for attempt in attempts if attempt.state is TrialState.QUEUED]
-        # Not for a copy of a running attempt, which may have ended just now.
+        # Not for a copy of an attempt that runs: that may have ended in this moment.
         again = [a for a in queued if a.attempt > 1 and len(self._in_flight.of(a.number)) == 1]
         self._dispatch.reopen([(a.number, a.attempt - 1) for a in again])
         self._dispatch.add(queued)
@@ -204,19 +202,19 @@ class QueueExecutor:
             self._confirm()
             self._breaker.speak()
             self._leases.note_wait(self._clock.now() - asked_at)
-            # This must happen before anything is taken back, because it allows attempts after ended ones.
+            # Before anything is taken back: it lets attempts follow those that have ended.
             self._dispatch.send()
             asked_at = self._clock.now()
             flush(self._unwanted)
             unclaimed = self._leases.look(asked_at)
             if unclaimed and self._dispatch.refusal is None:
-                # They are sent again as new attempts, at no charge for their trials; the old messages will be refused.
+                # Sent again as new attempts, which costs their trials nothing: the old messages will be refused.
                 self._take_back(unclaimed, running=False)
             for gang in self._gangs.tend(self._clock.now()) if self._gangs.is_needed else ():
                 self._channel.give_up([(gang.number, gang.attempt)], gang.reason, claimed=gang.failed)
             self._dispatch.pace.turn(self._workers.classes)
             losses = self._leases.losses
-            # At the first poll all slots are free, so there is nothing to wait for.
+            # At the first poll all slots are free: there is nothing to wait for.
             wait = 0.0 if losses or self._is_new else min(seconds, LOOK_SECONDS if self._in_flight else 0.1)
             self._is_new = False
             asked_at = self._clock.now()
@@ -240,13 +238,13 @@ class QueueExecutor:
             return
         with outages_pass():
             self._channel.keep()
-            # Other schedulers and workers must see that the study is alive.
+            # Other schedulers and workers must see that the study goes on.
             self._workers.look(now, self._in_flight, self._breaker.quarantined)
             self._held_at = now
 
     @property
     def is_silent(self) -> bool:
-        """True if Redis does not answer, so that no trial can end."""
+        """Sign that Redis answers nothing at the moment: no trial can end."""
         return self._silence is not None
 
     def cancel(self, numbers: Iterable[int], *, running: bool, pruned: bool = False) -> None:
@@ -260,7 +258,7 @@ class QueueExecutor:
             with suppress(redis.RedisError):
                 self._confirm()
                 self._workers.withdraw()
-                # Before the first poll, Redis has not been asked what an earlier scheduler left running.
+                # Before the first poll it does not know yet what an earlier scheduler has left running.
                 if self._in_flight or self._is_new:
                     self._channel.unlock()
                 else:
@@ -272,25 +270,25 @@ class QueueExecutor:
             self._publisher.close()
 
     def abandon(self) -> None:
-        """Close connections and unlock the study. Events that were not confirmed are delivered again."""
+        """Close connections and unlock the study; events that were not confirmed come again."""
         with suppress(redis.RedisError):
             self._channel.unlock()
         self._publisher.close()
 
     def _confirm(self) -> None:
-        """Remove recorded events from Redis. Raises LockLost if another scheduler has the study there."""
+        """Remove what is recorded from Redis. Raises LockLost if another scheduler has the study there."""
         self._leases.confirm()
         self._held_at = self._clock.now()
 
     def _take_back(self, attempts: Sequence[tuple[int, int]], *, running: bool, pruned: bool = False) -> None:
-        """Take back (number, attempt) pairs now, or as soon as Redis answers again."""
+        """Take back (number, attempt) pairs now, or once Redis answers again."""
         sent = [self._in_flight.find(*each) for each in attempts]
         self._stale.update(queue_of(each.attempt) for each in sent if each is not None and not each.is_claimed)
         self._unwanted.append(partial(self._channel.cancel, attempts, running=running, pruned=pruned))
         flush(self._unwanted)
 
     def _heard(self, events: Iterable[Event | GangEvent]) -> list[Event]:
-        """Return the study's events, and pass those of gangs to their gangs."""
+        """Return the study's events; give those of gangs to their gangs."""
         found: list[Event] = []
         for event in events:
             if isinstance(event, GangEvent):
@@ -300,7 +298,7 @@ class QueueExecutor:
         return found
 
     def _judged(self, event: Event) -> Event:
-        """Return the event for the study after updating the attempts in flight."""
+        """Return the event for the study, after an update of the attempts in flight."""
         sent, now = self._in_flight.find(event.number, event.attempt), self._clock.now()
         if isinstance(event, Started) and sent is not None:
             sent.attempt = sent.attempt.evolve(state=TrialState.RUNNING, worker=event.worker, host=event.host)
@@ -311,14 +309,13 @@ class QueueExecutor:
         elif isinstance(event, Result):
             live = self._in_flight.of(event.number)
             if not all(event.is_of(each.attempt.params) for each in live.values()):
-                # The study refuses it. If Redis has recorded that it ended one of our attempts, that attempt is now
-                # missing.
+                # The study refuses it; an attempt of ours that Redis has as ended by it is missing from now on.
                 return event
             others = [each for each in live.values() if each is not sent]
             if sent is not None and self._adopt:
                 event = self._breaker.judge(event, self._workers.able)
             if sent is not None and event.retry is None:
-                # The time in which a broken worker fails is not a measure of how long trials take.
+                # How soon a broken worker fails says nothing of how long trials take.
                 self._dispatch.pace.tell(str(sent.attempt.compute_class), event.outcome.seconds or 0.0)
             if sent is not None:
                 self._workers.turns.end(sent, now, event.outcome.seconds)
@@ -329,7 +326,7 @@ class QueueExecutor:
             if is_over and others:
                 for each in others:
                     self._workers.turns.end(each, now)
-                # If this attempt was thought to be lost, another one may have followed it in Redis.
+                # For Redis one of them may have followed this one, if that was thought to be lost.
                 keys = [each.key for each in others]
                 self._unwanted.append(partial(self._channel.give_up, keys, "another attempt has ended its trial"))
             self._close(event, is_over=is_over)

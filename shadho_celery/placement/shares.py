@@ -29,6 +29,8 @@ MIN_LOSSES, LOSSES, TAIL = 10, 200, 0.25
 HALF_LIFE = 10
 #: results between two looks at the promises
 RENEW_RESULTS = 10
+#: subspaces that a line names
+NAMED = 3
 
 
 class Shares(Protocol):
@@ -264,3 +266,16 @@ def make_shares(name: str, probabilities: Mapping[str, float]) -> Shares:
     check_name("kind of shares", name, SHARES)
     made: Shares = named(SHARES[name])(probabilities)
     return made
+
+
+def starved_words(shares: object, ended: Mapping[str, tuple[int, int]]) -> str | None:
+    """Return a line on the subspaces that these shares give fewer trials, as all of theirs fail; None without such.
+
+    `ended` are the failed and the other trials by subspace.
+    """
+    failing = {name: failed for name, (failed, others) in ended.items() if only_fails(failed, others)}
+    if shares not in {"even", "promise"} or not failing or len(ended) < 2:
+        return None
+    more = f" and {len(failing) - NAMED} more" if len(failing) > NAMED else ""
+    named = ", ".join(f"{name} ({failed})" for name, failed in [*failing.items()][:NAMED])
+    return f"all trials failed, so it gets a tenth of its share until one succeeds: {named}{more}"

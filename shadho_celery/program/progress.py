@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from shadho_celery.results.report import overview_of
 from shadho_celery.scheduler.scheduler import Scheduler
+
+if TYPE_CHECKING:
+    from shadho_celery.session.session import Session, View
 
 
 class ProgressBar:
@@ -44,3 +48,17 @@ def make_bar(scheduler: Scheduler, *, wanted: bool | None) -> ProgressBar | None
     console = PrintableConsole(stderr=True)
     is_seen = console.is_terminal or console.is_jupyter
     return ProgressBar(scheduler, console) if wanted or is_seen else None
+
+
+def say(text: str) -> None:
+    """Print a line on standard error."""
+    from shadho_celery.cli import messages
+
+    messages.say(text, err=True)
+
+
+def view_of(session: Session) -> View:
+    """Return the view of a run on workers, as the command line has it."""
+    from shadho_celery.cli import run, tables
+
+    return run.view_of(session, tables.make_console())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -17,36 +17,26 @@ from msgspec.structs import replace
 
 from shadho_celery.core.checks import as_record, short
 from shadho_celery.core.folders import CHECKPOINTS, below
-from shadho_celery.core.objectives import refuse_others
-from shadho_celery.core.settings import BUDGETS, StudySettings, continued, read_settings
-from shadho_celery.core.trial import Attempt, Lost, Outcome, Trial, TrialState, whole
+from shadho_celery.core.settings import read_settings
+from shadho_celery.core.trial import Attempt, Lost, Outcome, TrialState, whole
 from shadho_celery.errors import StoreError, Surface, UsageError, told
-from shadho_celery.executors.base import Executor
 from shadho_celery.executors.by_hand import ByHandExecutor
 from shadho_celery.executors.inline import InlineExecutor
-from shadho_celery.fidelity.pruners import Pruning
 from shadho_celery.objective.call import MAX_ERROR, Objective, check_objective, describe, joined
 from shadho_celery.objective.context import LocalContext, Thinning
 from shadho_celery.objective.function_version import function_version
 from shadho_celery.objective.result import Unreadable, read
 from shadho_celery.program.interrupts import Interrupts
 from shadho_celery.program.notices import warn
-from shadho_celery.program.warm_start import WarmStartSource, as_source
-from shadho_celery.results.on_trial import OnTrial, TrialCallback, check_on_trial
-from shadho_celery.results.study import RunningStudy, StudyResults
+from shadho_celery.program.warm_start import WarmStartSource, as_given
+from shadho_celery.results.on_trial import OnTrial, check_on_trial
+from shadho_celery.results.study import StudyResults
 from shadho_celery.results.trial import TrialResult
 from shadho_celery.samplers import MakeSampler
-from shadho_celery.scheduler import known_points
-from shadho_celery.scheduler.build import changes, make_scheduler, other_code
-from shadho_celery.scheduler.known_points import completed
-from shadho_celery.scheduler.plan import DEFAULT_SETTINGS, ENDLESS, Plan
+from shadho_celery.scheduler.plan import DEFAULT_SETTINGS, ENDLESS
 from shadho_celery.scheduler.scheduler import Scheduler
-from shadho_celery.space.compile import compile_space
-from shadho_celery.space.stored import to_json
-from shadho_celery.store.sql import SqlStore
+from shadho_celery.session.opening import Opening, Request
 from shadho_celery.study.limits import Limits
-from shadho_celery.study.open import open_study
-from shadho_celery.study.warm_start import fit
 
 #: in place of a result; None is what an objective without a return has returned
 _NOTHING: Any = object()
@@ -129,23 +119,25 @@ class Study(StudyResults):
         new study, see `minimize`.
         Raises SpaceError, UsageError, StudyError or StoreError.
         """
-        # Invalid arguments are refused before a study is recorded.
         names = as_record({"store": store, "study": study, "resume": resume, "seed": seed}, Names)
         if direction is not None:
             objectives = read_settings({"direction": direction, "objectives": objectives}).objectives
-        named = {"sampler": sampler, "policy": policy, "shares": shares, "pruner": pruner, "objectives": objectives}
-        self._given = {name: value for name, value in named.items() if value is not None}
-        self._budgets = {} if fidelity is None else {"fidelity": fidelity}
-        settings = self._settled({})
-        #: settings of the run before this one
-        self._in_force_before: Mapping[str, Any] = {}
-        self._space = compile_space(space)
-        self._plan = Plan.of(self._space, settings, ENDLESS)
+        given = {"sampler": sampler, "policy": policy, "shares": shares, "pruner": pruner, "objectives": objectives}
+        given |= {"fidelity": fidelity}
         points = _listed(enqueue)
-        self._plan.check_sampler()
-        completed(self._plan, points)
-        self._plan.check_warm_start(warm_start, resume=names.resume)
-        self._warm_start = warm_start
+        opening = Opening(
+            Request(
+                space=space,
+                given={name: value for name, value in given.items() if value is not None},
+                limits=ENDLESS,
+                store=names.store,
+                name=names.study,
+                resume=names.resume,
+                seed=names.seed,
+                points=points,
+                warm_start=as_given(warm_start),
+            )
+        )
         self._interrupts = Interrupts()
         #: held by the thread that changes the study
         self._lock = RLock()
@@ -155,47 +147,26 @@ class Study(StudyResults):
         with ExitStack() as opened:
             # An interrupted study is closed here: nobody has it yet.
             with self._interrupts:
-                self._open(names, opened)
+                self._open(opening)
+                opened.callback(self.close)
                 self.enqueue(points)
             opened.pop_all()
 
-    def _open(self, names: Names, opened: ExitStack) -> None:
-        """Open store and study, to be closed in reverse order."""
-        self._database = SqlStore(names.store)
-        opened.callback(self._database.close)
-        taught = self._taught()
-        self._study = open_study(
-            self._database,
-            self._space.describe(),
-            name=names.study,
-            resume=names.resume,
-            seed=names.seed,
-            settle=self._settle,
-            tree=to_json(self._space),
-            warm_start=taught,
-        )
-        super().__init__(self._database, self._study.record, self._space.evaluate)
+    def _open(self, opening: Opening) -> None:
+        """Open store and study."""
+        self._opened = opened = opening.open()
+        self._study, self._plan = opened.study, opened.plan
+        super().__init__(opened.store, self._study.record, self._plan.space.evaluate)
         self._by_hand = ByHandExecutor(self._study.clock)
         #: of the trials that were asked for and have reported something
         self._thinnings: defaultdict[int, Thinning] = defaultdict(Thinning)
         #: made at the first `ask`
         self._loop: Scheduler | None = None
         self._is_open = True
-        opened.callback(self.close)
-        for line in changes(self._in_force_before, self._plan.settings.in_force(), self._study.counted):
+        if opened.warm_start is not None and not opened.warm_start.is_whole:
+            warn(opened.warm_start.words)
+        for line in opened.changes:
             warn(line)
-
-    def _taught(self) -> Sequence[Trial]:
-        """Return the trials from elsewhere that teach a new study; warn of what was left out of them."""
-        if self._warm_start is None:
-            return ()
-        settings = self._plan.settings
-        given = self._warm_start
-        source = as_source(given, self._space, self._database, settings.least_budget, settings.objectives)
-        found = fit(source, self._plan.subspaces, settings.objectives)
-        if not found.is_whole:
-            warn(found.words)
-        return found.trials
 
     def __enter__(self) -> Study:
         return self
@@ -215,7 +186,7 @@ class Study(StudyResults):
         with self._changing(within_run=True):
             # Its shares and samplers count the trials when it is made.
             self._loop = None
-            return known_points.enqueue(self._study, self._plan, points)
+            return self._opened.enqueue(points)
 
     @told(Surface.PYTHON)
     def add(self, points: Iterable[Mapping[str, Any]], results: Iterable[Any]) -> None:
@@ -230,7 +201,7 @@ class Study(StudyResults):
         with self._changing(within_run=True):
             # It learns from them when it is made.
             self._loop = None
-            known_points.adopt(self._study, self._plan, points, outcomes)
+            self._opened.add(points, outcomes)
 
     @told(Surface.PYTHON)
     def ask(self) -> AskedTrial:
@@ -243,7 +214,7 @@ class Study(StudyResults):
         return AskedTrial(
             number=attempt.number,
             params=dict(attempt.params),
-            values=self._space.evaluate(attempt.params),
+            values=self._plan.space.evaluate(attempt.params),
             seed=attempt.seed,
             budget=whole(attempt.budget),
             study=self.key,
@@ -371,12 +342,12 @@ class Study(StudyResults):
         on_turn: Callable[[], None],
     ) -> None:
         code = function_version(objective)
-        for line in other_code(self._database.codes(self.key), code):
-            warn(line.removeprefix("Warning: "))
+        if (line := self._opened.other_code(code)) is not None:
+            warn(line)
         pruning = self._plan.make_pruning()
         executor = InlineExecutor(
             self._interrupts.at_once(objective),
-            self._space.evaluate,
+            self._plan.space.evaluate,
             checkpoints=below(CHECKPOINTS, self.key),
             study=self.name,
             objectives=self._plan.settings.objectives,
@@ -384,10 +355,9 @@ class Study(StudyResults):
             code=code,
         )
         self._loop = None
-        scheduler = self._scheduler_of(executor, limits, pruning)
+        scheduler = self._opened.scheduler(executor, limits, pruning=pruning)
         if on_trial is not None:
-            running = RunningStudy(self._database, self._study.record, self._space.evaluate, scheduler.stop)
-            scheduler.on_trial = TrialCallback(on_trial, running, warn)
+            self._opened.call(on_trial, scheduler, warn)
 
         def after_turn() -> None:
             on_turn()
@@ -426,7 +396,7 @@ class Study(StudyResults):
             try:
                 self._leave()
             finally:
-                self._database.close()
+                self._opened.store.close()
 
     def _leave(self) -> None:
         """Record what is left, unless a second Ctrl-C has torn it, and unlock the study in any case."""
@@ -448,23 +418,6 @@ class Study(StudyResults):
             with suppress(StoreError):
                 self.close()
 
-    def _settle(self, _: Mapping[str, Any], in_force: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Plan by the settings in force, given those `in_force` in earlier runs; return those to keep."""
-        settings = self._settled(in_force)
-        if settings != self._plan.settings:
-            self._plan = self._plan.with_settings(settings, ENDLESS)
-        self._in_force_before = in_force
-        return settings.in_force()
-
-    def _settled(self, in_force: Mapping[str, Any]) -> StudySettings:
-        """Return the settings in force, given those `in_force` in earlier runs."""
-        before = continued(in_force, self._given)
-        if self._budgets:
-            before = {name: value for name, value in before.items() if name not in BUDGETS}
-        settings = read_settings({**before, **self._given})
-        refuse_others(settings.objectives, in_force)
-        return replace(settings, **self._budgets)
-
     def _outcome(self, result: Any, error: BaseException | str | None) -> Outcome:
         """Return the outcome of a trial that the caller has run."""
         if error is not None:
@@ -485,11 +438,8 @@ class Study(StudyResults):
     def _scheduler(self) -> Scheduler:
         """Return the scheduler whose trials the caller runs."""
         if self._loop is None:
-            self._loop = self._scheduler_of(self._by_hand, ENDLESS)
+            self._loop = self._opened.scheduler(self._by_hand)
         return self._loop
-
-    def _scheduler_of(self, executor: Executor, limits: Limits, pruning: Pruning | None = None) -> Scheduler:
-        return make_scheduler(self._plan.with_limits(limits), self._study, executor, pruning=pruning)
 
     def _number_of(self, trial: object) -> int:
         """Return the number of a trial that waits for its result, or was pruned. Raises UsageError for others."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,9 @@ from hyperopt import STATUS_OK, base
 from shadho_celery.core.checks import short
 from shadho_celery.errors import UsageError
 from shadho_celery.results.study import StudyResults
-from shadho_celery.results.warm_start import of_study, read_source
+from shadho_celery.results.warm_start import of_study
+from shadho_celery.session.opening import WarmStartGiven
 from shadho_celery.space.space import Space
-from shadho_celery.store.sql import SqlStore
 from shadho_celery.study.warm_start import Lesson, Source
 
 #: params by label of each trial, and the loss, as the objective returns it
@@ -22,13 +23,9 @@ Known = Iterable[tuple[Mapping[str, Any], float]]
 WarmStartSource = str | Path | StudyResults | hyperopt.Trials | Known
 
 
-def as_source(
-    given: Any, space: Space, store: SqlStore, least: float | None, objectives: Mapping[str, str] | None
-) -> Source:
-    """Return the trials that `given` has. Raises UsageError, StudyNotFound or StoreError."""
-    if isinstance(given, (str, Path)):
-        return read_source(given, space, store, least, objectives)
-    return of_object(given, space, least)
+def as_given(given: Any) -> WarmStartGiven | None:
+    """Return a warm start as a session takes it."""
+    return given if given is None or isinstance(given, (str, Path)) else partial(of_object, given)
 
 
 def of_object(given: Any, space: Space, least: float | None) -> Source:

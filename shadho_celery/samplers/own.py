@@ -1,4 +1,4 @@
-"""A user's own sampler class. Its params are checked before trials are created from them."""
+"""A user's own class of samplers, whose params are checked before a trial is made of them."""
 
 from __future__ import annotations
 
@@ -17,16 +17,14 @@ from shadho_celery.space.split import Subspace
 
 
 class OwnSampler:
-    """A sampler of a user's class. It counts as learning from losses unless its `adaptive` is False."""
+    """One of them. It is taken to learn from losses unless its `adaptive` is False."""
 
     def __init__(self, sampler: Sampler, subspace: Subspace, name: str) -> None:
         self.sampler, self._subspace, self._name = sampler, subspace, name
         self.adaptive = getattr(sampler, "adaptive", True) is not False
 
     def ask(self, n: int, pending: Collection[Trial]) -> list[Params]:
-        """Return its proposals. Raises UsageError for params outside the space, and for exceptions of the user's
-        code.
-        """
+        """Raises UsageError for params that are not of the space, and for what the user's code raises."""
         with _named(self._name, "ask"):
             returned = self.sampler.ask(n, pending)
         if not isinstance(returned, Sequence):
@@ -42,24 +40,24 @@ class OwnSampler:
         return asked
 
     def tell(self, trials: Sequence[Trial]) -> None:
-        """Pass results to it. Raises UsageError for exceptions of the user's code."""
+        """Raises UsageError for what the user's code raises."""
         with _named(self._name, "tell"):
             self.sampler.tell(trials)
 
 
 class MakeOwnSampler:
-    """Creates samplers with a user's class or function."""
+    """Makes samplers of a user's class, or by a user's function."""
 
     def __init__(self, make: Callable[[Subspace, Sequence[int]], Any]) -> None:
         self._make = make
-        # A partial lacks the attributes of the class that it calls.
+        # A partial has none of the attributes of what it calls.
         self._own: Any = make
         while isinstance(self._own, partial):
             self._own = self._own.func
         self.spans_space = getattr(self._own, "spans_space", False) is True
 
     def __call__(self, subspace: Subspace, entropy: Sequence[int]) -> OwnSampler:
-        """Return a sampler of the subspace. Raises UsageError for one that cannot be created, ask or tell."""
+        """Return a sampler of the subspace. Raises UsageError for one that cannot be made, ask or tell."""
         name = getattr(self._own, "__name__", type(self._own).__name__)
         with _named(name, "its making"):
             sampler = self._make(subspace, entropy)
@@ -73,7 +71,7 @@ class MakeOwnSampler:
 
 @contextmanager
 def _named(name: str, verb: str) -> Iterator[None]:
-    """Convert exceptions of the user's code to a UsageError that names the sampler."""
+    """Turn what the user's code raises into a UsageError that names it."""
     try:
         yield
     except Exception as error:

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import numpy as np
 
 from shadho_celery.core.hardware import DEFAULT_CLASSES
 from shadho_celery.core.names import FIDELITIES, named
-from shadho_celery.core.settings import other_sampler
 from shadho_celery.executors.base import Executor
-from shadho_celery.fidelity.ladder import Ladder, ladder_of
+from shadho_celery.fidelity.ladder import Ladder
 from shadho_celery.fidelity.pruners import Pruning
 from shadho_celery.fidelity.rounds import Endless, Rounds
 from shadho_celery.placement.policies import make_policy
@@ -26,34 +22,6 @@ from shadho_celery.study.state import StudyState
 
 #: mixed into the study's seed for the policy's draws, so that they differ from every sampler's
 _POLICY_STREAM = 0x70
-
-
-def changes(before: Mapping[str, Any], now: Mapping[str, Any], trials: int) -> list[str]:
-    """Return a line for what a study of so many trials goes on with another of: sampler, budgets.
-
-    `before` and `now` are the settings in force.
-    """
-    lines = [other_sampler(before.get("sampler", now["sampler"]), now["sampler"], trials)]
-    was, is_now = (None if ladder is None else ladder.in_words for ladder in map(ladder_of, (before, now)))
-    # Studies of earlier versions do not have theirs on record.
-    if trials and was is not None and was != is_now:
-        lines += [f"budgets from now on: {is_now or 'none'}; until now: {was}"]
-    return [line for line in lines if line is not None]
-
-
-def other_code(trials: Mapping[str, int], now: str) -> list[str]:
-    """Return a line if a study has trials of other versions of its code than the one of `now`, "" for an unknown one.
-
-    `trials` has the number of its trials by version.
-    """
-    others = ", ".join(f"{count} of version {code}" for code, count in trials.items() if code != now)
-    if not now or not others:
-        return []
-    same = f", beside {trials[now]} of this version" if trials.get(now) else ""
-    return [
-        f"Warning: the objective's code is now version {now}, and this study has trials of other code: {others}{same}; "
-        "all of them share its best trials, sampler and pruner; begin a new study for the new code"
-    ]
 
 
 def make_rounds(ladder: Ladder | None, space: Space | None = None, seed: int = 0, limit: int | None = None) -> Rounds:

@@ -38,23 +38,22 @@ logger = logging.getLogger(__name__)
 
 #: seconds between two checks for a stopped trial
 TICK = 0.25
-#: seconds between two attempts to connect: the first pause and the longest
+#: seconds between two attempts to connect: the first pause, and the longest
 BACKOFF = (0.05, 2.0)
-#: minimum seconds between the starts of two connections, because what ended one may end the next at once
+#: least seconds from one connection's start to the next: the cause that ended one may end the next at once
 MIN_CONNECT_INTERVAL = 2.0
-#: seconds for the threads of a closed connection to end
+#: seconds that the threads of a closed connection have to end
 LEAVE_SECONDS = 1.0
 
 
 class ConnectionLost(Exception):
-    """End of a connection without a QUIT. The coordinator may be started again."""
+    """End of a connection without a QUIT; the coordinator may be started again."""
 
 
 class Client:
     """One replica's connection, and the parameters received over it.
 
-    Two buffers hold parameters. One is being filled. The other one holds the newest complete parameters and can be
-    read.
+    Two buffers hold parameters: one is being filled; the other, the newest complete one, can be read.
     """
 
     def __init__(
@@ -145,7 +144,7 @@ class Client:
             raise self._ended
 
     def wait(self, after: int) -> int:
-        """Block until the parameters of a step after `after` are complete. Return their step."""
+        """Block until the parameters of a step beyond `after` are complete; return their step."""
         with self._changed:
             while True:
                 self.raise_if_ended()
@@ -154,7 +153,7 @@ class Client:
                 self._changed.wait(TICK)
 
     def pause(self, seconds: float, abandon: Callable[[], bool]) -> bool:
-        """Wait for `seconds`. Return True early if `abandon`, which is called at every new step, returns True."""
+        """Wait for `seconds`; return True early if `abandon` does, which is asked at every new step."""
         until = self._now() + seconds
         with self._changed:
             while (left := until - self._now()) > 0:
@@ -169,7 +168,7 @@ class Client:
         return self._newest
 
     def read_params(self, reader: Callable[[Vector], None]) -> int:
-        """Call `reader` with the newest parameters and buffers. Return their step."""
+        """Call `reader` with the newest parameters and buffers; return their step."""
         with self._changed:
             reader(self._front)
             return self._step
@@ -181,21 +180,21 @@ class Client:
             assert self._wire is not None
             self._wire.send(frame)
         except OSError as error:
-            # If there was a QUIT, the reading thread knows the reason.
+            # The reading thread knows the reason, if a QUIT gave one.
             with self._changed:
                 self._changed.wait_for(lambda: self._ended is not None, timeout=TICK)
             self.raise_if_ended()
             raise ConnectionLost(str(error)) from None
 
     def send_quit(self, reason: str) -> None:
-        """Send the reason for which this replica ends to the coordinator, if it is connected."""
+        """Send the coordinator, if it is connected, the reason for which this replica ends."""
         if self._wire is not None and self._ended is None:
             with suppress(OSError):
                 self._wire.send(quit_frame(reason))
                 self._wire.finish()
 
     def close(self) -> None:
-        """End the connection and its threads: a worker does not reuse a process that has threads left."""
+        """End the connection and its threads: a worker does not use a process again that has threads left."""
         if self._wire is not None:
             self._wire.close()
         self._closed.set()
@@ -211,7 +210,7 @@ class Client:
                 if header.kind is Kind.QUIT:
                     raise parse_quit(payload).exception()
                 if header.kind is Kind.PING:
-                    # If the other thread is sending, that is a sign of life too.
+                    # If the other thread is sending, that is a sign of life as well.
                     wire.send(pong, wait=False)
                 elif header.kind is Kind.PARAMS:
                     self._swap(header)
@@ -250,7 +249,7 @@ class Client:
         wire.close()
 
     def _watch(self, wire: Wire, closed: threading.Event) -> None:
-        """End the connection after `deadline_seconds` of silence. The coordinator sends heartbeats."""
+        """End the connection after `deadline_seconds` of silence; the coordinator sends heartbeats."""
         while not closed.wait(min(1.0, self._deadline / 4)):
             if self._now() - wire.heard_at > self._deadline:
                 self._end(wire, ConnectionLost(f"nothing heard for {self._deadline:g} s"))

@@ -164,7 +164,7 @@ def calibration() -> float:
 def remembered(url: str, module: str, trials: int) -> dict[str, float]:
     """Resume in this process, as a scheduler does, and run some trials; seconds, and MiB that are resident then."""
     # What the command imports is resident too.
-    import shadho_celery.cli.session  # noqa: F401
+    import shadho_celery.cli.run  # noqa: F401
 
     bare, looped = resident("VmRSS"), calibration()
     read, understood, _ = take_up(url, module, trials, "random", "cost", more=500)

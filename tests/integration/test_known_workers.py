@@ -14,9 +14,9 @@ import services
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from shadho_celery.cli.session import MISSING_SECONDS
 from shadho_celery.core.clock import ManualClock
 from shadho_celery.fleet.executor import QueueExecutor
+from shadho_celery.session.watch import MISSING_SECONDS
 from shadho_celery.transport.broker import PROTOCOL
 from shadho_celery.transport.registry import Registry, Worker
 

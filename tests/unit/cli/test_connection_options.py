@@ -7,11 +7,11 @@ from pathlib import Path
 import click
 import pytest
 
-from shadho_celery.cli.connection_options import environment, is_fleet, refusal, warn_of_password
+from shadho_celery.cli.connection_options import environment, refusal, warn_of_password
 from shadho_celery.core.checks import mask
 from shadho_celery.errors import NoSuccessfulTrial, UsageError
 from shadho_celery.transport.signing import KEY_FILE
-from shadho_celery.transport.urls import BROKER, DEFAULTS, REDIS, url
+from shadho_celery.transport.urls import BROKER, DEFAULTS, REDIS, is_fleet, url
 
 
 @pytest.fixture(autouse=True)

@@ -18,20 +18,22 @@ from click.testing import CliRunner, Result
 from msgspec.structs import replace
 
 from shadho_celery import launch
-from shadho_celery.cli import session
 from shadho_celery.cli.group import commands
-from shadho_celery.cli.session import Options, Session
+from shadho_celery.cli.run import RunOptions
 from shadho_celery.core import hardware
 from shadho_celery.core.hardware import Machine
 from shadho_celery.core.settings import StudySettings
 from shadho_celery.errors import UsageError
 from shadho_celery.launch import main
+from shadho_celery.session import workers as session_workers
+from shadho_celery.session.opening import Request, settle
+from shadho_celery.session.session import Session
 from shadho_celery.store.sql import SqlStore
 from shadho_celery.study.limits import Limits
 from shadho_celery.study.open import open_study
 from shadho_celery.transport.urls import BROKER, REDIS
 
-Captured = Callable[..., Options]
+Captured = Callable[..., RunOptions]
 
 #: beginning of the first line, which comes before the heavy imports
 READING = "shadho_celery: reading "
@@ -55,20 +57,30 @@ def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def options(monkeypatch: pytest.MonkeyPatch) -> Captured:
     """Run the command with these words; the options that it would have run the study with."""
-    seen: list[Options] = []
+    seen: list[RunOptions] = []
 
-    def run(options: Options) -> int:
+    def run(options: RunOptions) -> int:
         seen.append(options)
         return 0
 
     monkeypatch.setattr(launch, "run", run)
 
-    def options_of(*words: str) -> Options:
+    def options_of(*words: str) -> RunOptions:
         result = CliRunner().invoke(main, words)
         assert result.exit_code == 0, result.output
         return seen[-1]
 
     return options_of
+
+
+def in_force(
+    options: RunOptions,
+    stated: Mapping[str, object],
+    earlier: Mapping[str, object] | None = None,
+    before: Mapping[str, object] | None = None,
+) -> StudySettings:
+    """The settings that a run with these options goes by."""
+    return settle(Request(space=None, module="m", stated=stated, given=options.given), earlier or {}, before or {})
 
 
 def refused(*words: str) -> str:
@@ -122,23 +134,23 @@ def test_the_option_comes_before_the_study_file_and_both_before_the_default(opti
     settings = {"policy": "paper", "shares": "promise", "cost": {"all": 3.0}}
     plain, given = options("tasks.svm"), options("tasks.svm", "--policy", "fifo", "--shares", "uniform")
 
-    def chosen(options: Options, settings: dict[str, Any]) -> tuple[Any, ...]:
-        over = options.over(settings)
+    def chosen(options: RunOptions, settings: dict[str, Any]) -> tuple[Any, ...]:
+        over = in_force(options, settings)
         return over.policy, over.shares, over.cost
 
     default = StudySettings()
-    assert chosen(plain, {}) == (default.policy, default.shares, default.cost) == ("cost", None, None)
+    assert chosen(plain, {}) == (default.policy, default.shares_in_force, default.cost) == ("cost", "promise", None)
     assert chosen(plain, settings) == ("paper", "promise", {"all": 3.0})
     assert chosen(given, settings) == ("fifo", "uniform", {"all": 3.0})
 
 
 def test_what_an_earlier_run_was_given_comes_between_the_option_and_the_study_file(options: Captured) -> None:
-    assert options("tasks.svm", "--no-speculation").over({"speculate": True}).speculate is False
-    assert options("tasks.svm").over({"speculate": False}).speculate is False
-    assert options("tasks.svm").over({}).speculate is True
+    assert in_force(options("tasks.svm", "--no-speculation"), {"speculate": True}).speculate is False
+    assert in_force(options("tasks.svm"), {"speculate": False}).speculate is False
+    assert in_force(options("tasks.svm"), {}).speculate is True
     settings = {"policy": "paper", "shares": "promise", "trials": 5, "weight": 2}
     earlier = {"policy": "fifo", "trials": 7, "trial_timeout": 9.0}
-    found = options("tasks.svm", "--trials", "8").over(settings, earlier)
+    found = in_force(options("tasks.svm", "--trials", "8"), settings, earlier)
     assert found.trials == 8
     assert (found.policy, found.trial_timeout) == ("fifo", 9.0)
     assert (found.shares, found.weight) == ("promise", 2)
@@ -147,7 +159,7 @@ def test_what_an_earlier_run_was_given_comes_between_the_option_and_the_study_fi
 
 def test_a_setting_of_an_earlier_run_that_no_message_can_carry_is_refused(options: Captured) -> None:
     with pytest.raises(UsageError, match=r"^--trial-timeout: 1e\+305 is not allowed; it must be at most 1e\+300"):
-        options("tasks.svm").over({}, {"trial_timeout": 1e305})
+        in_force(options("tasks.svm"), {}, {"trial_timeout": 1e305})
 
 
 @pytest.mark.parametrize(
@@ -260,7 +272,7 @@ def test_a_broker_of_the_environment_is_named_and_local_overrides_it(monkeypatch
 
 @pytest.mark.parametrize("words", [["--trials", "9"], []])
 def test_a_study_is_resumed_by_its_name_alone(monkeypatch: pytest.MonkeyPatch, words: list[str]) -> None:
-    seen: list[Options] = []
+    seen: list[RunOptions] = []
     monkeypatch.setattr(launch, "run", lambda options: seen.append(options) or 0)
     with closing(SqlStore("sqlite:///shadho.db")) as store:
         open_study(store, {"x": ""}, module="tasks.svm", name="first").close()
@@ -314,7 +326,7 @@ def settled(monkeypatch: pytest.MonkeyPatch, *words: str) -> tuple[StudySettings
     seen: list[tuple[StudySettings, Limits]] = []
 
     def embed(session: Session) -> None:
-        seen.append((session._plan.settings, session._plan.limits))
+        seen.append((session.plan.settings, session.plan.limits))
         raise Opened
 
     monkeypatch.setattr(Session, "_embed", embed)
@@ -376,8 +388,8 @@ def test_a_study_begun_under_other_defaults_goes_on_with_them(
 
 
 def test_what_was_in_force_gives_way_to_the_study_file_and_both_to_what_was_given(options: Captured) -> None:
-    in_force = {"sampler": "tpe", "policy": "fifo", "shares": "promise"}
-    found = options("tasks.svm", "--sampler", "random").over({"policy": "paper", "sampler": "tpe"}, {}, in_force)
+    before = {"sampler": "tpe", "policy": "fifo", "shares": "promise"}
+    found = in_force(options("tasks.svm", "--sampler", "random"), {"policy": "paper", "sampler": "tpe"}, {}, before)
     assert (found.sampler, found.policy, found.shares) == ("random", "paper", "promise")
 
 
@@ -440,7 +452,7 @@ def workers_by(monkeypatch: pytest.MonkeyPatch, machine: Machine, *words: str) -
         seen.append(workers)
         raise Opened
 
-    monkeypatch.setattr(session, "Embedded", embedded)
+    monkeypatch.setattr(session_workers, "Embedded", embedded)
     monkeypatch.setattr(hardware, "detect", lambda: machine)
     assert isinstance(CliRunner().invoke(main, words).exception, Opened)
     return seen[0]

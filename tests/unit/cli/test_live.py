@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from rich.style import Style
 from services.played import S, console, searched, two_models
 
-from shadho_celery.cli.conditions import OVER_SECONDS, Conditions
 from shadho_celery.cli.live import Fleet, LiveView, class_rows, class_table, pace_line, progress_line, running_lines
 from shadho_celery.cli.pace import LEAST_ENDED, PACE_SECONDS, Pace
 from shadho_celery.core.clock import ManualClock
@@ -219,19 +218,3 @@ def test_lost_trials_are_named_until_they_run_again() -> None:
     study.tell(Started(number=0, attempt=again.attempt, host="h2", at=1e9, worker="c"))
     assert [*lost.news()] == ["trial 0, lost before, is running again on h2 (cpu)"]
     assert lost.lines == ["trial 1 was lost; waiting for a free slot to run again"]
-
-
-# Warnings
-
-
-def test_what_was_warned_of_is_said_to_be_over_once_it_is() -> None:
-    conditions, missing = Conditions(), {"class cpu": "Warning: cpu does not answer; see its log"}
-
-    def see(found: Mapping[str, str], now: float) -> list[str]:
-        return [*conditions.see(found, now)]
-
-    assert see(missing, 0.0) == [*missing.values()]
-    assert see(missing, 1.0) == []
-    assert see({}, 2.0) == see(missing, 3.0) == see({}, 3.0 + OVER_SECONDS - 0.1) == []
-    assert see({}, 3.0 + OVER_SECONDS) == ["over: cpu does not answer"]
-    assert see(missing, 20.0) == [*missing.values()], "it has begun anew"

@@ -90,7 +90,7 @@ def test_a_failure_that_only_one_worker_has_had_is_tried_elsewhere(judge: Judge)
     assert judge.tell(failed("bad", 0), 1) == Verdict(elsewhere=True)
     retry = judge.breaker.judge(failed("bad", 1), {"bad", "good"}).retry
     assert retry is not None
-    assert retry.reason == f"it failed on bad, so another worker tries it: {BROKEN}"
+    assert retry.reason == f"it failed on bad, and is tried elsewhere: {BROKEN}"
     assert retry.outgrown is None
     assert retry.failed_on == "bad"
 
@@ -100,7 +100,7 @@ def test_a_worker_that_fails_everything_is_quarantined_once_another_has_finished
         assert judge.tell(failed("bad", number), 1).elsewhere
     assert judge.tell(done("good", 0), 0).quarantined == {"bad"}
     [notice] = judge.breaker.notices
-    assert notice.startswith("Warning: worker bad on h1 is quarantined")
+    assert notice.startswith("worker bad on h1 is quarantined")
     assert BROKEN in notice
     assert judge.breaker.quarantined == {"bad"}
     assert not judge.tell(done("good", 1), 0).quarantined, "once is enough"

@@ -151,7 +151,7 @@ def test_a_second_interrupt_does_not_wait_and_leaves_the_study_unlocked(
 
 def test_an_interrupt_while_a_study_opens_leaves_it_unlocked(monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patched:
-        patched.setattr("shadho_celery.program.study.open_study", after(1)(open_study))
+        patched.setattr("shadho_celery.session.opening.open_study", after(1)(open_study))
         with pytest.raises(KeyboardInterrupt):
             minimize(square, SPACE, trials=50, seed=0, **MINE)
     assert load_study(MINE["store"], "mine").running_on is None

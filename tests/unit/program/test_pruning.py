@@ -179,7 +179,7 @@ def test_a_finite_search_ends_once_what_is_good_has_been_promoted() -> None:
         ({"fidelity": {"least": 1e-308, "most": 1e308}}, "over 40 rungs; raise 'least' or 'eta'"),
         ({"fidelity": {"most": 1e308, "eta": 2, "how": "asha"}}, "over 40 rungs; raise 'least' or 'eta'"),
         ({"fidelity": {"most": 9}, "pruner": "asha"}, "how: auto promotes trials and pruner asha stops them"),
-        ({"fidelity": 3}, "fidelity=: 3 is no dict of settings"),
+        ({"fidelity": 3}, "a number; budgets of trials, a dict such as {'least': 1"),
         ({"fidelity": BUDGETS, "enqueue": [{"x": 0.5}]}, "cannot be enqueued"),
         ({"fidelity": {**BUDGETS, "how": "dehb"}, "warm_start": [({"x": 0.5}, 0.25)]}, "leave out the warm start"),
         ({"fidelity": {**BUDGETS, "how": "HyperBand"}}, "fidelity=: how: write hyperband for 'HyperBand'"),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from hyperopt import hp
 
@@ -12,7 +10,7 @@ from shadho_celery.core.hardware import DEFAULT_CLASSES
 from shadho_celery.core.settings import StudySettings
 from shadho_celery.core.trial import Attempt, Outcome, TrialState
 from shadho_celery.errors import UsageError
-from shadho_celery.scheduler.build import changes, make_scheduler
+from shadho_celery.scheduler.build import make_scheduler
 from shadho_celery.scheduler.plan import Plan
 from shadho_celery.scheduler.scheduler import Scheduler
 from shadho_celery.simulation.executor import SimulatedExecutor
@@ -77,38 +75,3 @@ def test_the_slots_of_a_trial_are_those_of_the_settings() -> None:
     scheduler = build(StudySettings(slots=2))
     scheduler.run()
     assert {trial.slots for trial in scheduler.study} == {2}
-
-
-@pytest.mark.parametrize(
-    ("before", "now", "line"),
-    [
-        ("auto", "auto", None),
-        ("auto", "cma", "sampler cma from now on, auto until now: it learns from the 7 trials so far"),
-        (None, "tpe", "sampler tpe from now on, of its own until now: it learns from the 7 trials so far"),
-    ],
-)
-def test_another_sampler_than_before_is_said(before: str | None, now: str, line: str | None) -> None:
-    assert changes({"sampler": before}, {"sampler": now}, 7) == [line] * (line is not None)
-
-
-def test_other_budgets_than_before_are_said_where_there_are_trials() -> None:
-    before = {"sampler": "auto", "fidelity": {"least": 1, "most": 27, "how": "hyperband"}}
-    now = {"sampler": "auto", "fidelity": {"least": 1, "most": 81}}
-    [line] = changes(before, now, 7)
-    assert line == "budgets from now on: 1 to 81, eta 3, auto; until now: 1 to 27, eta 3, hyperband"
-    assert changes(before, now, 0) == changes(before, before, 7) == []
-    assert "from now on: none; until now: 1 to 27, eta 3" in changes(before, {"sampler": "auto"}, 7)[0]
-
-
-@pytest.mark.parametrize(
-    ("before", "now"),
-    [
-        ({"fidelity": {"most": 9}}, {"fidelity": {"least": 1.0, "most": 9, "eta": 3, "how": "auto"}}),
-        ({}, {"fidelity": {"least": 1, "most": 9}}),
-    ],
-    ids=["defaults", "not on record"],
-)
-def test_of_the_same_budgets_and_of_those_that_are_not_on_record_nothing_is_said(
-    before: dict[str, Any], now: dict[str, Any]
-) -> None:
-    assert changes({"sampler": "auto", **before}, {"sampler": "auto", **now}, 7) == []

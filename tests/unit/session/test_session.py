@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
-from shadho_celery.cli.conditions import Conditions
-from shadho_celery.cli.session import GIVE_UP_SECONDS, MISSING_SECONDS, WARN_SECONDS, Session
 from shadho_celery.core.code import CodeVersion
 from shadho_celery.core.settings import StudySettings
 from shadho_celery.core.trial import Outcome, Trial, TrialState
@@ -19,6 +17,9 @@ from shadho_celery.node.heartbeat import ANNOUNCE_EVERY
 from shadho_celery.objective.call import describe
 from shadho_celery.objective.sources import DiskWatch
 from shadho_celery.objective.study_file import refuse_nested, within
+from shadho_celery.session.notices import OVER_SECONDS, Conditions, Kind, Notice
+from shadho_celery.session.session import GIVE_UP_SECONDS, Session
+from shadho_celery.session.watch import LOOK_SECONDS, MISSING_SECONDS, Watch
 from shadho_celery.study.failures import Failures
 from shadho_celery.study.limits import Limits
 from shadho_celery.transport.broker import PROTOCOL
@@ -31,29 +32,36 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(KEY_FILE, raising=False)
 
 
+def watch(executor: object, study: object, embedded: object = None, **more: Any) -> Watch:
+    """A watch over a run with stand-ins for its parts."""
+    parts: dict[str, Any] = {
+        "executor": executor,
+        "study": study,
+        "embedded": embedded,
+        "scheduler": SimpleNamespace(notices=list),
+        "plan": SimpleNamespace(settings=StudySettings(classes=("gpu", "cpu")), limits=Limits(trials=1)),
+        "code": CodeVersion(),
+        "disk": DiskWatch(),
+    }
+    return Watch(**{**parts, **more}, module="m", widest=1)
+
+
 def warnings(
     known_for: float,
     embedded: object = None,
     live: Mapping[str, Worker] | None = None,
     notices: Sequence[str] = (),
-    **workers: int,
+    *,
+    names_workers: bool = False,
 ) -> list[str]:
     """Return the warnings where these workers are announced, known for so many seconds."""
-    executor = SimpleNamespace(known_for=known_for, notices=list, other_code=list, workers=live or {}, unsigned=0)
-    session: Any = SimpleNamespace(
-        _executor=executor,
-        _scheduler=SimpleNamespace(notices=lambda: notices),
-        _embedded=embedded,
-        _options=SimpleNamespace(workers=workers),
-        _file=SimpleNamespace(module="m"),
-        _code=CodeVersion(),
-        _disk=DiskWatch(),
-        _widest=1,
-        _plan=SimpleNamespace(settings=StudySettings(classes=("gpu", "cpu")), limits=Limits(trials=1)),
-        _study=SimpleNamespace(best=None, deletions=list),
+    executor = SimpleNamespace(
+        known_for=known_for, notices=list, other_code=list, workers=live or {}, unsigned=0, trouble=None
     )
-    missing = Session._missing_workers(session) if known_for >= MISSING_SECONDS else ()
-    return [*Session._warnings(session), *(text for _, text in missing)]
+    study = SimpleNamespace(best=None, deletions=list, trouble=None)
+    scheduler = SimpleNamespace(notices=lambda: notices)
+    found = watch(executor, study, embedded, scheduler=scheduler, has_named_workers=names_workers)
+    return [*found.news(0.0)]
 
 
 def test_missing_workers_are_warned_of_once_they_have_had_the_time_to_announce_themselves() -> None:
@@ -88,50 +96,45 @@ def test_on_one_machine_no_command_for_a_node_is_advised() -> None:
     assert "names gpu" in missing
     assert "--workers cpu=2,gpu=1" in missing
     assert "celery" not in silent + missing
-    assert warnings(MISSING_SECONDS, embedded, cpu=2) == [silent], "those who name the workers know what they leave out"
-
-
-def test_a_warning_is_said_once_an_outage_at_once_and_workers_are_looked_at_once_a_second(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    looks = [["a"], ["a", "b", "b"]]
-    said: list[str] = []
-    executor = SimpleNamespace(trouble=None, known_for=0.0)
-    session: Any = SimpleNamespace(
-        _warned=set(),
-        _warned_at=-math.inf,
-        _warnings=lambda: looks.pop(0),
-        _outages=Conditions(),
-        _study=SimpleNamespace(trouble=None),
-        _executor=executor,
+    assert warnings(MISSING_SECONDS, embedded, names_workers=True) == [silent], (
+        "those who name the workers know what they leave out"
     )
-    for now in (0.0, WARN_SECONDS - 0.1, WARN_SECONDS, WARN_SECONDS + 0.1):
-        executor.trouble = ServiceError("Redis is full") if 0 < now < WARN_SECONDS else None
-        monkeypatch.setattr("shadho_celery.cli.session.time.monotonic", lambda now=now: now)
-        Session._warn(session, said.append)
-    assert (said, looks) == (["a", "Warning: Redis is full; trying again", "b"], [])
-    executor.known_for, session._missing = MISSING_SECONDS, Conditions()
-    missing = [("class cpu", "Warning: cpu is missing; start it")]
-    session._warnings, session._missing_workers = list, lambda: missing
+
+
+def test_a_warning_is_said_once_an_outage_at_once_and_workers_are_looked_at_once_a_second() -> None:
+    looks = [["a"], ["a", "b", "b"]]
+    executor = SimpleNamespace(trouble=None, known_for=0.0, notices=lambda: looks.pop(0), other_code=list)
+    found = watch(executor, SimpleNamespace(trouble=None, best=None, deletions=list))
+    said: list[str] = []
+    for now in (0.0, LOOK_SECONDS - 0.1, LOOK_SECONDS, LOOK_SECONDS + 0.1):
+        executor.trouble = ServiceError("Redis is full") if 0 < now < LOOK_SECONDS else None
+        said += found.news(now)
+    assert (said, looks) == (["Warning: a", "Warning: Redis is full; trying again", "Warning: b"], [])
+    executor.known_for, executor.notices, found.embedded = MISSING_SECONDS, list, Mock(workers={"cpu": 1})
+    found.has_named_workers = True
     for second in range(2, 12):
-        missing = missing if second < 4 else []
-        monkeypatch.setattr("shadho_celery.cli.session.time.monotonic", lambda now=float(second): now)
-        Session._warn(session, said.append)
-    assert said[3:] == ["Warning: cpu is missing; start it", "over: Redis is full", "over: cpu is missing"]
+        executor.workers = {} if second < 4 else {"w": Worker(compute_class="cpu")}
+        said += found.news(float(second))
+    missing = "the embedded worker of class cpu does not answer"
+    assert [line.partition(";")[0] for line in said[3:]] == [
+        f"Warning: {missing}",
+        "over: Redis is full",
+        f"over: {missing}",
+    ]
 
 
 def test_a_study_at_its_limit_does_not_wait_for_ever_for_a_server_that_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
     executor = SimpleNamespace(is_silent=True, trouble=ServiceError("Redis cannot be used"))
     session: Any = SimpleNamespace(
-        _executor=executor,
-        _study=SimpleNamespace(trouble=None, in_flight=2, name="s"),
-        _scheduler=SimpleNamespace(stopping=False),
+        executor=executor,
+        study=SimpleNamespace(trouble=None, in_flight=2, name="s"),
+        scheduler=SimpleNamespace(stopping=False),
         _stuck_since=0.0,
     )
     now = 1000.0
-    monkeypatch.setattr("shadho_celery.cli.session.time.monotonic", lambda: now)
+    monkeypatch.setattr("shadho_celery.session.session.time.monotonic", lambda: now)
     Session._give_up_at_limit(session)
-    session._scheduler.stopping = True
+    session.scheduler.stopping = True
     now += GIVE_UP_SECONDS
     Session._give_up_at_limit(session)
     now += 1.0
@@ -144,24 +147,24 @@ def test_a_study_at_its_limit_does_not_wait_for_ever_for_a_server_that_is_away(m
 
 def test_an_embedded_study_whose_workers_all_have_other_code_ends_with_the_reason() -> None:
     """No other worker can come. It waits for a worker that has just been started, and once a trial has ended."""
-    found = ["Warning: a gets no trials: why"]
+    found = ["a gets no trials: why"]
     executor = SimpleNamespace(has_workers=False, other_code=lambda: found)
     session: Any = SimpleNamespace(
-        _executor=executor,
+        executor=executor,
         _embedded=SimpleNamespace(workers={"a": 1, "b": 1}),
-        _study=SimpleNamespace(counted=3),
-        _counted_before=3,
-        _code=CodeVersion(),
-        _disk=DiskWatch(),
+        study=SimpleNamespace(counted=3),
+        counted_before=3,
+        code=CodeVersion(),
+        disk=DiskWatch(),
     )
     Session._refuse_other_code(session)
-    found.append("Warning: b gets no trials: why")
+    found.append("b gets no trials: why")
     with pytest.raises(UsageError, match="no embedded worker can run this study: a gets no trials: why"):
         Session._refuse_other_code(session)
     for name, value in {
-        "_counted_before": 2,
+        "counted_before": 2,
         "_embedded": None,
-        "_executor": SimpleNamespace(has_workers=True),
+        "executor": SimpleNamespace(has_workers=True),
     }.items():
         Session._refuse_other_code(SimpleNamespace(**{**vars(session), name: value}))  # type: ignore[arg-type]
 
@@ -181,7 +184,7 @@ def test_a_trial_that_starts_a_study_on_workers_ends_its_own_study() -> None:
             )
         )
 
-    session: Any = SimpleNamespace(_study=SimpleNamespace(failures=failures))
+    session: Any = SimpleNamespace(study=SimpleNamespace(failures=failures))
     fail(0, "ValueError: shadho_celery.errors.NestedStart: no")
     Session._refuse_nested_trials(session)
     try:
@@ -191,3 +194,27 @@ def test_a_trial_that_starts_a_study_on_workers_ends_its_own_study() -> None:
         fail(1, describe(error))
     with pytest.raises(NestedStart, match=r"^trial 1 failed: a study on workers is started within a trial"):
         Session._refuse_nested_trials(session)
+
+
+def test_what_was_warned_of_is_said_to_be_over_once_it_is() -> None:
+    missing = [Notice(kind=Kind.MISSING, about="class cpu", text="cpu does not answer; see its log")]
+    conditions, line = Conditions(), "Warning: cpu does not answer; see its log"
+
+    def see(found: Sequence[Notice], now: float) -> list[str]:
+        return [*conditions.see(found, now)]
+
+    assert see(missing, 0.0) == [line]
+    assert see(missing, 1.0) == []
+    assert see([], 2.0) == see(missing, 3.0) == see([], 3.0 + OVER_SECONDS - 0.1) == []
+    assert see([], 3.0 + OVER_SECONDS) == ["over: cpu does not answer"]
+    assert see(missing, 20.0) == [line], "it has begun anew"
+
+
+def test_an_edited_file_takes_the_place_of_workers_with_other_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    executor = SimpleNamespace(has_workers=True, notices=list, other_code=lambda: ["w gets no trials"])
+    found = watch(executor, SimpleNamespace(best=None, deletions=list, name="s"))
+    assert [each.text for each in found.present() if each.kind is Kind.CODE] == ["w gets no trials"]
+    monkeypatch.setattr(found.disk, "edited", lambda code: "m.py")
+    [edited] = found.present()
+    assert edited.kind is Kind.CODE
+    assert edited.text.startswith("m.py was edited; this run goes on with its code of before")

@@ -1,0 +1,153 @@
+"""One run of a study from the command line: its view, and what is printed at its end."""
+
+from __future__ import annotations
+
+import json
+import platform
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext, redirect_stdout
+from dataclasses import dataclass, replace
+from functools import partial, wraps
+from typing import Any
+
+from rich.console import Console
+
+from shadho_celery import __version__
+from shadho_celery.cli import connection_options, tables
+from shadho_celery.cli.live import Fleet, LiveView, PlainView
+from shadho_celery.cli.messages import readable_warnings, say
+from shadho_celery.cli.shown_output import ShownOutput
+from shadho_celery.errors import NoSuccessfulTrial, Surface, told
+from shadho_celery.objective import study_file
+from shadho_celery.results.report import Run, StudyReport, report_of, run_of
+from shadho_celery.results.schema import plain_json, study_json
+from shadho_celery.results.values import Values
+from shadho_celery.session.session import Options, Session, View
+
+#: shows a line beside the results, which may go to a script
+say_beside = partial(say, err=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions(Options):
+    """Options of the command line."""
+
+    #: True if the output of embedded trials is to be printed
+    show_output: bool = False
+    as_json: bool = False
+
+
+def run_study(options: RunOptions) -> int:
+    """Run the study and return the exit code. Raises ShadhoError."""
+    study_file.refuse_nested(study_file.module_name(options.study))
+    with readable_warnings():
+        # A study file may print during its import, and that is not the result.
+        with redirect_stdout(sys.stderr) if options.as_json else nullcontext():
+            file = study_file.load(options.study)
+        if options.as_json:
+            file = replace(file, on_trial=_beside(file.on_trial))
+        console = tables.make_console(stderr=options.as_json)
+        stated = {*file.stated}.difference(options.given)
+        with told(Surface.COMMAND, stated), Session(options, file, say_beside) as session:
+            connection_options.warn_of_password("--store", options.store, "PGPASSWORD or ~/.pgpass")
+            view = view_of(session, console)
+            code = session.run(_WithOutput(view, session) if options.show_output else view)
+            _show_result(session, options, console)
+        return code
+
+
+def view_of(session: Session, console: Console) -> LiveView | PlainView:
+    """Return the view of a run: a picture on a terminal, else a line now and then."""
+    fleet = Fleet(workers=lambda: session.executor.workers, module=session.file.module)
+    if console.is_terminal and not session.options.silent:
+        return LiveView(session.scheduler, session.plan.space, console, fleet)
+    return PlainView(session.scheduler, fleet)
+
+
+class _WithOutput:
+    """A view, and the output of the trials."""
+
+    def __init__(self, view: View, session: Session) -> None:
+        self._view, self._session = view, session
+        self._shown = ShownOutput(session.study.record.key, view.note)
+        self.note = view.note
+
+    def __enter__(self) -> _WithOutput:
+        self._view.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._view.__exit__(*error)
+
+    def update(self) -> None:
+        self._shown.update(self._session.study.attempts)
+        if self._session.scheduler.done:
+            self._shown.close()
+        self._view.update()
+
+
+def _beside(on_trial: Callable[..., Any] | None) -> Callable[..., Any] | None:
+    """Return a function that prints to standard error where standard output is the JSON object's."""
+    if not callable(on_trial):
+        # Others are refused by their name.
+        return on_trial
+
+    @wraps(on_trial)
+    def called(*arguments: Any) -> None:
+        with redirect_stdout(sys.stderr):
+            on_trial(*arguments)
+
+    return called
+
+
+def _show_result(session: Session, options: RunOptions, console: Console) -> None:
+    """Print the report as tables or as a JSON object, and why the study has ended."""
+    session.study.commit()
+    store, study = session.opened.store, session.study
+    # JSON has the values as any later reader of the store has them.
+    values = Values(study.record, None if options.as_json else session.plan.space.evaluate)
+    report = report_of(study, store, values, subspaces=session.scheduler.subspaces if options.as_json else ())
+    refused = session.executor.refused() + study.refused
+    run = run_of(study, time.monotonic() - session.began, session.trials, session.slots, refused)
+    if options.as_json:
+        sys.stdout.write(json.dumps(plain_json(study_json(report, run))) + "\n")
+    else:
+        trials = tables.further_trials(session.plan.limits.trials, study.counted)
+        where = session.file.module, study.name, store.safe_url
+        resume = tables.resume_command(*where, trials, options.workers)
+        tables.summary(report, console, resume, run, run_lines=[*_run_lines(report, run)])
+        if forged := session.executor.forged:
+            say_beside(f"records in Redis refused, unsigned or malformed: {forged}")
+    for line in (_ending(session), *session.watch.last_news(is_fleet=options.fleet)):
+        if line:
+            say_beside(line)
+    if session.study.best is None and not session.scheduler.hopeless:
+        say_beside(str(NoSuccessfulTrial()) if session.study.counted else "No trial has ended.")
+
+
+def _run_lines(report: StudyReport, run: Run) -> Iterator[str]:
+    """Yield lines on this run: its time and rate, the machines of the study, and the versions."""
+    versions = f"shadho_celery {__version__}", f"Python {platform.python_version()}"
+    yield tables.time_line(run.seconds, run.trials)
+    yield from tables.place_lines(report.hosts, report.codes, versions)
+
+
+def _ending(session: Session) -> str | None:
+    """Return why a study has ended before its limit, and how it continues; None if it has not."""
+    name, scheduler = session.study.name, session.scheduler
+    if scheduler.hopeless:
+        then = f"fix it and go on with --resume {name}, or let it run on with --max-failures 0"
+        return f"stopped: {scheduler.hopeless}; {then}"
+    if scheduler.is_stale:
+        most = session.plan.limits.without_gain or 0
+        gain = "a change of the front" if len(session.study.objectives) > 1 else "a better feasible loss"
+        more = f"--resume {name} --early-stop {2 * most} goes on"
+        return f"ended: {most} trials without {gain} (--early-stop); {more}"
+    if session.is_stopped:
+        return f"ended: on_trial called study.stop(); --resume {name} goes on"
+    if scheduler.is_exhausted:
+        tried = "has no further params, all of its points have been tried"
+        return f"ended: the sampler {tried if session.study.counted else 'returned no params'}"
+    return None

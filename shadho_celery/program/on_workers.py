@@ -1,0 +1,139 @@
+"""Search for the best params of a study file on workers, of this machine or of a fleet."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from shadho_celery.core.checks import short
+from shadho_celery.core.hardware import CLASS_NAME
+from shadho_celery.core.trial import COUNTED
+from shadho_celery.errors import NestedStart, Surface, UsageError, told
+from shadho_celery.objective import study_file
+from shadho_celery.program.notices import warn
+from shadho_celery.program.progress import say, view_of
+from shadho_celery.program.warm_start import as_given
+from shadho_celery.results.study import StudyResults
+from shadho_celery.session.session import Options, Session
+from shadho_celery.session.signals import STOPPED
+from shadho_celery.study.warm_start import refuse_if_resumed
+from shadho_celery.transport import urls
+
+
+def search_on_workers(
+    objective: object,
+    space: object,
+    given: Mapping[str, Any],
+    of_file: Mapping[str, object],
+    options: Mapping[str, Any],
+    *,
+    workers: object,
+    addresses: Mapping[str, str | None],
+    silent: bool,
+) -> StudyResults:
+    """Run a study file to its end, with the arguments of `minimize`.
+
+    `given` are settings, `of_file` those that workers read in the study file, `options` more fields of
+    `session.Options`, and `addresses` the servers by environment variable. Raises UsageError.
+    """
+    module = objective if isinstance(objective, str) else _module_of(objective, space)
+    _refuse_settings(objective, space, given["sampler"], of_file)
+    with _ending_unguarded(module):
+        refuse_if_resumed(options["warm_start"], resume=options["resume"])
+        slots, found = _slots(workers), _given(addresses)
+        if threading.current_thread() is not threading.main_thread():
+            raise UsageError(
+                "a study on workers runs in the main thread, which gets Ctrl-C; run it there, or by itself"
+            )
+        with _environment(found):
+            is_fleet = urls.is_fleet(found)
+            if is_fleet and slots:
+                raise UsageError(
+                    "workers are for this machine alone; on a fleet start them by hand, and leave out workers"
+                )
+            more: dict[str, Any] = {"given": _given(given), "workers": slots, "fleet": is_fleet, "silent": silent}
+            more |= {"warm_start": as_given(options["warm_start"])}
+            return _run(Options(study=module, **{**options, **more}))
+
+
+def _run(options: Options) -> StudyResults:
+    file = study_file.load(options.study)
+    with told(Surface.WORKERS, {*file.stated}.difference(options.given)), Session(options, file, say) as session:
+        code = session.run(view_of(session))
+    if code == STOPPED[signal.SIGTERM]:
+        # It is meant for the whole program; Ctrl-C for the search alone.
+        raise SystemExit(code)
+    results = session.opened.results
+    if any(results.counts.get(state) for state in COUNTED) and (why := results.why_no_best()) is not None:
+        warn(why)
+    return results
+
+
+def _given(settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in settings.items() if value is not None}
+
+
+def _refuse_settings(objective: object, space: object, sampler: object, of_file: Mapping[str, object]) -> None:
+    """Raise UsageError for arguments that a study on workers takes from its study file."""
+    if space is not None and isinstance(objective, str):
+        raise UsageError("a study file has its own SPACE; leave out space")
+    which = [*(["a sampler of one's own"] if callable(sampler) else []), *_given(of_file)]
+    if which:
+        raise UsageError(f"{which[-1]} cannot be passed to workers' studies; set STUDY in the study file")
+
+
+@contextmanager
+def _ending_unguarded(module: str) -> Iterator[None]:
+    """End the program in one line if it is the study file itself, and starts its study again when that is imported."""
+    try:
+        study_file.refuse_nested(module)
+        yield
+    except NestedStart as error:
+        # The import of this file within that of another one, or within a trial, fails by itself.
+        if study_file.WITHIN in os.environ or not study_file.is_program(module):
+            raise
+        sys.stderr.write(f"shadho_celery: {error}\n")
+        raise SystemExit(error.exit_code) from None
+
+
+@contextmanager
+def _environment(found: Mapping[str, str]) -> Iterator[None]:
+    """Set the addresses of servers, those of embedded servers too, for one run alone."""
+    before = {name: os.environ.get(name) for name in urls.DEFAULTS}
+    try:
+        urls.prefer_own()
+        os.environ.update(found)
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            os.environ.update({} if value is None else {name: value})
+
+
+def _module_of(objective: object, space: object) -> str:
+    """Return the module that has this objective and this space, so that workers can import them."""
+    name = getattr(objective, "__module__", None)
+    found = vars(sys.modules[name]) if isinstance(name, str) and name in sys.modules else {}
+    if name == "__main__" or found.get("objective") is not objective or found.get("SPACE") is not space:
+        raise UsageError(
+            "workers are processes of their own, which import what they run: put the function, as `objective`, and the "
+            "space, as `SPACE`, into a module, and pass its name in place of both"
+        )
+    return str(name)
+
+
+def _slots(workers: object) -> Mapping[str, int]:
+    """Return the slots by class. Raises UsageError unless they are a mapping of classes to whole numbers."""
+    if workers is not None and not isinstance(workers, Mapping):
+        raise UsageError(f'workers are {short(workers, 60)}; give slots by class, such as {{"cpu": 4}}')
+    for name, slots in (workers or {}).items():
+        is_count = isinstance(slots, int) and not isinstance(slots, bool) and 0 < slots < 10**9
+        if not (isinstance(name, str) and re.match(CLASS_NAME, name) and is_count):
+            raise UsageError(f'workers: {short({name: slots}, 60)} is no class with its slots; such as {{"cpu": 4}}')
+    return workers or {}

@@ -1,0 +1,231 @@
+"""Opening of a study, in one place for every way to run one: its settings, plan, store, lessons, lock and scheduler."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from msgspec.structs import replace
+
+from shadho_celery.core.objectives import refuse_others
+from shadho_celery.core.settings import BUDGETS, DEFAULT_TRIALS, StudySettings, continued, other_sampler, read_settings
+from shadho_celery.core.trial import Outcome
+from shadho_celery.executors.base import Executor
+from shadho_celery.fidelity.ladder import ladder_of
+from shadho_celery.fidelity.pruners import Pruning
+from shadho_celery.results.on_trial import OnTrial, TrialCallback
+from shadho_celery.results.study import RunningStudy, StudyResults
+from shadho_celery.results.warm_start import read_source
+from shadho_celery.scheduler import known_points
+from shadho_celery.scheduler.build import make_scheduler
+from shadho_celery.scheduler.plan import Plan
+from shadho_celery.scheduler.scheduler import Scheduler
+from shadho_celery.space.compile import compile_space
+from shadho_celery.space.space import Space
+from shadho_celery.space.stored import to_json
+from shadho_celery.store.base import DEFAULT_STORE
+from shadho_celery.store.sql import SqlStore
+from shadho_celery.study.limits import Limits
+from shadho_celery.study.open import open_study
+from shadho_celery.study.state import StudyState
+from shadho_celery.study.warm_start import Source, WarmStart, fit
+
+#: a name, a file, or what makes a source from the space and the lowest budget
+WarmStartGiven = str | Path | Callable[[Space, float | None], Source]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Given:
+    """What a user gives to open a study, beside its space."""
+
+    #: settings for this run, which override all others
+    given: Mapping[str, Any] = field(default_factory=dict)
+    #: database URL
+    store: str = DEFAULT_STORE
+    #: name of the study in its store; None for a short one, or with `resume` for the module's latest study
+    name: str | None = None
+    resume: bool = False
+    seed: int | None = None
+    #: known points to run first
+    points: Sequence[object] = ()
+    #: results of earlier studies to learn from; None without
+    warm_start: WarmStartGiven | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request(Given):
+    """A study that is to be opened."""
+
+    #: a hyperopt expression
+    space: object
+    #: module of the study file; "" for a study of a program
+    module: str = ""
+    #: settings in the study file
+    stated: Mapping[str, Any] = field(default_factory=dict)
+    #: None for those of the settings
+    limits: Limits | None = None
+    #: called with what was done to a store with trials that cannot be read; None to refuse it
+    repaired: Callable[[str], None] | None = None
+
+
+def settle(request: Request, earlier: Mapping[str, Any], in_force: Mapping[str, Any]) -> StudySettings:
+    """Return the settings in force of a run. Raises UsageError for invalid ones.
+
+    Each is the one given for this run, else that of the runs before, which were given those of `earlier`, else the
+    study file's, else the one `in_force` in the run before, else the default.
+    """
+    given = {**request.stated, **earlier, **request.given}
+    own = {*BUDGETS} if request.module or not given.keys().isdisjoint(BUDGETS) else set[str]()
+    # Workers read the losses by the study file, whatever this study had before.
+    own |= {"objectives"} if request.module else set()
+    before = {name: value for name, value in continued(in_force, given).items() if name not in own}
+    settings = read_settings({**before, **given})
+    settings = replace(settings, shares=settings.shares_in_force)
+    refuse_others(settings.objectives, in_force)
+    is_endless = settings.trials is settings.seconds is settings.target is settings.early_stop is None
+    return replace(settings, trials=DEFAULT_TRIALS) if is_endless and request.limits is None else settings
+
+
+class Opening:
+    """Opens a study."""
+
+    def __init__(self, request: Request) -> None:
+        """Refuse invalid settings, points and warm start, before anything is opened. Raises ShadhoError."""
+        self._request = request
+        #: settings in force in the run before; empty for a new study
+        self._before: Mapping[str, Any] = {}
+        settings = settle(request, {}, {})
+        self.plan = Plan.of(compile_space(request.space), settings, request.limits)
+        self.plan.check_sampler()
+        known_points.completed(self.plan, request.points)
+        self.plan.check_warm_start(request.warm_start, resume=request.resume)
+
+    def open(self) -> OpenStudy:
+        """Open the store, and begin or resume the study. Raises ShadhoError."""
+        request, space = self._request, self.plan.space
+        with ExitStack() as opened:
+            store = SqlStore(request.store)
+            opened.callback(store.close)
+            warm_start = self._lessons(store)
+            study = open_study(
+                store,
+                space.describe(),
+                module=request.module,
+                name=request.name,
+                resume=request.resume,
+                seed=request.seed,
+                settings=request.given if request.module else None,
+                settle=self._settle,
+                tree=to_json(space),
+                repaired=request.repaired,
+                warm_start=() if warm_start is None else warm_start.trials,
+            )
+            opened.pop_all()
+        now = self.plan.settings.in_force()
+        return OpenStudy(
+            plan=self.plan,
+            store=store,
+            study=study,
+            warm_start=warm_start,
+            changes=changes(self._before, now, study.counted),
+        )
+
+    def _settle(self, earlier: Mapping[str, Any], in_force: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Plan by the settings in force, and return those to keep; arguments as of `settle`."""
+        settings = settle(self._request, earlier, in_force)
+        if settings != self.plan.settings:
+            self.plan = self.plan.with_settings(settings, self._request.limits)
+        self._before = in_force
+        return settings.in_force()
+
+    def _lessons(self, store: SqlStore) -> WarmStart | None:
+        """Return the results of earlier studies that fit this one; None without a warm start."""
+        given, settings = self._request.warm_start, self.plan.settings
+        if given is None:
+            return None
+        if callable(given):
+            source = given(self.plan.space, settings.least_budget)
+        else:
+            source = read_source(given, self.plan.space, store, settings.least_budget, settings.objectives)
+        return fit(source, self.plan.subspaces, settings.objectives)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenStudy:
+    """A study that is open: this process holds its lock until `close`."""
+
+    plan: Plan
+    store: SqlStore
+    study: StudyState
+    #: results of earlier studies that it learns from from the start; None without
+    warm_start: WarmStart | None
+    #: a line for what differs from the run before
+    changes: Sequence[str]
+
+    @property
+    def results(self) -> StudyResults:
+        """The study as it is recorded; also after its end."""
+        return StudyResults(self.store, self.study.record, self.plan.space.evaluate)
+
+    def enqueue(self, points: Iterable[object]) -> int:
+        """Put known points before all other trials; return their number. Raises UsageError."""
+        return known_points.enqueue(self.study, self.plan, points)
+
+    def add(self, points: Iterable[object], outcomes: Iterable[Outcome]) -> None:
+        """Record trials that were evaluated elsewhere. Raises UsageError."""
+        known_points.adopt(self.study, self.plan, points, outcomes)
+
+    def scheduler(
+        self, executor: Executor, limits: Limits | None = None, *, pruning: Pruning | None = None
+    ) -> Scheduler:
+        """Return a scheduler of the study, by default within the plan's limits; `pruning` as in `make_scheduler`."""
+        plan = self.plan if limits is None else self.plan.with_limits(limits)
+        return make_scheduler(plan, self.study, executor, pruning=pruning)
+
+    def call(self, on_trial: OnTrial, scheduler: Scheduler, warn: Callable[[str], None]) -> RunningStudy:
+        """Have a function called after each trial; return the study that it is called with."""
+        running = RunningStudy(self.store, self.study.record, self.plan.space.evaluate, scheduler.stop)
+        scheduler.on_trial = TrialCallback(on_trial, running, warn)
+        return running
+
+    def other_code(self, now: str) -> str | None:
+        """Return a warning if the study has trials of other versions of its code than `now`, "" if that is unknown."""
+        return other_code(self.store.codes(self.study.record.key), now)
+
+    def close(self) -> None:
+        """Record what is left, and unlock the study in any case."""
+        try:
+            self.study.close()
+        finally:
+            self.store.close()
+
+
+def changes(before: Mapping[str, Any], now: Mapping[str, Any], trials: int) -> list[str]:
+    """Return a line for each of sampler and budgets with which a study of so many trials continues otherwise.
+
+    `before` and `now` are the settings in force.
+    """
+    lines = [other_sampler(before.get("sampler", now["sampler"]), now["sampler"], trials)]
+    was, is_now = (None if ladder is None else ladder.in_words for ladder in map(ladder_of, (before, now)))
+    # Studies of earlier versions do not have theirs on record.
+    if trials and was is not None and was != is_now:
+        lines += [f"budgets from now on: {is_now or 'none'}; until now: {was}"]
+    return [line for line in lines if line is not None]
+
+
+def other_code(trials: Mapping[str, int], now: str) -> str | None:
+    """Return a warning if a study has trials of other versions of its code than `now`, "" for an unknown one.
+
+    `trials` has the number of its trials by version.
+    """
+    others = ", ".join(f"{count} of version {code}" for code, count in trials.items() if code != now)
+    if not now or not others:
+        return None
+    same = f", beside {trials[now]} of this version" if trials.get(now) else ""
+    return (
+        f"the objective's code is now version {now}, and this study has trials of other code: {others}{same}; "
+        "all of them share its best trials, sampler and pruner; begin a new study for the new code"
+    )

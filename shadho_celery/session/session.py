@@ -1,0 +1,334 @@
+"""A run of one study on workers, of this machine or of a fleet, to its end."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, ExitStack, closing
+from dataclasses import dataclass, field, fields
+from functools import partial
+from typing import Protocol
+
+import msgspec
+from msgspec.structs import replace
+
+from shadho_celery.core.checks import mask
+from shadho_celery.core.code import CodeVersion, Sources
+from shadho_celery.core.trial import TrialState
+from shadho_celery.embedded.embedded import Embedded
+from shadho_celery.errors import NestedStart, NoSuccessfulTrial, ServiceError, UsageError
+from shadho_celery.fleet.executor import QueueExecutor
+from shadho_celery.objective.sources import DiskWatch, contents
+from shadho_celery.objective.study_file import StudyFile
+from shadho_celery.results.on_trial import OnTrial, check_on_trial
+from shadho_celery.results.study import RunningStudy
+from shadho_celery.scheduler.plan import Plan
+from shadho_celery.scheduler.scheduler import Scheduler
+from shadho_celery.scheduler.widths import widest
+from shadho_celery.session.opening import Given, Opening, OpenStudy, Request
+from shadho_celery.session.signals import Signals
+from shadho_celery.session.watch import Watch
+from shadho_celery.session.workers import start_embedded
+from shadho_celery.study.state import StudyState
+from shadho_celery.transport import urls
+from shadho_celery.transport.broker import Publisher
+from shadho_celery.transport.redis import connect
+from shadho_celery.transport.registry import Progress
+from shadho_celery.transport.signing import Signer
+
+#: seconds for which a study that has reached its limit waits for a server that is away
+GIVE_UP_SECONDS = 60.0
+
+#: shows a line to the user
+Say = Callable[[str], None]
+
+
+class View(AbstractContextManager["View"], Protocol):
+    """Shows a run while it is under way."""
+
+    def note(self, text: str) -> None:
+        """Show a line once."""
+
+    def update(self) -> None:
+        """Show the present state; called after each turn of the loop."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(Given):
+    """What a user gives for a run on workers."""
+
+    #: study file
+    study: str
+    #: True if trials that cannot be read are to be moved away
+    repair: bool = False
+    #: slots by class of the embedded workers; empty for the default
+    workers: Mapping[str, int] = field(default_factory=dict)
+    #: True if embedded workers are to play all default classes, one slot each
+    demo: bool = False
+    #: True if the sources are to be shipped to the workers that accept code
+    ship: bool = False
+    #: called after each trial, in place of the study file's
+    on_trial: OnTrial | None = None
+    #: True if broker or Redis is named
+    fleet: bool = False
+    #: True if no progress is shown
+    silent: bool = False
+
+    def request(self, file: StudyFile, say: Say) -> Request:
+        """Return how the study of a file is to be opened."""
+        given = {each.name: getattr(self, each.name) for each in fields(Given)}
+        repaired = say if self.repair else None
+        return Request(space=file.space, module=file.module, stated=file.stated, repaired=repaired, **given)
+
+
+class _StopNow(Exception):
+    """Leave the loop."""
+
+
+class Session:
+    """Runs one study to its end. A context manager; raises ShadhoError."""
+
+    opened: OpenStudy
+    executor: QueueExecutor
+    scheduler: Scheduler
+    watch: Watch
+
+    def __init__(self, options: Options, file: StudyFile, say: Say) -> None:
+        """Refuse invalid settings before anything is opened; the settings of an earlier run are read later."""
+        self.options, self.file = options, file
+        #: moment of its beginning
+        self.began = time.monotonic()
+        self._say = say
+        self._opening = Opening(options.request(file, say))
+        self._on_trial = options.on_trial or file.on_trial
+        if self._on_trial is not None:
+            check_on_trial(self._on_trial, f"on_trial of {file.module}" if options.on_trial is None else "on_trial")
+        plan = self._opening.plan
+        #: version of the study's code, and what tells whether its files are still so
+        self.code = file.code.with_space(plan.space.describe())
+        self.disk = DiskWatch()
+        self._sources = _shipped(self.code) if options.ship else None
+        self.code = replace(self.code, is_shipped=options.ship)
+        self._widest = widest(plan.width, plan.subspaces)
+        self._embedded: Embedded | None = None
+        #: most slots of each class so far
+        self.slots: dict[str, int] = {}
+        #: the study that `on_trial` is called with; None without
+        self._running: RunningStudy | None = None
+        self._signals = Signals()
+        #: False while a turn of the loop may be incomplete
+        self._is_whole = True
+        #: the last moment at which all servers answered, or more was to be sent
+        self._stuck_since = self.began
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Session:
+        with ExitStack() as stack:
+            # Entered first and left last: a signal must not interrupt opening and closing either.
+            stack.enter_context(self._signals)
+            self._open(stack)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    @property
+    def study(self) -> StudyState:
+        """The study's state."""
+        return self.opened.study
+
+    @property
+    def plan(self) -> Plan:
+        """The study's plan."""
+        return self.opened.plan
+
+    @property
+    def trials(self) -> int:
+        """Number of trials that have ended in this run."""
+        return self.study.counted - self.counted_before
+
+    @property
+    def is_stopped(self) -> bool:
+        """True if `on_trial` has ended the study."""
+        return self._running is not None and self._running.is_stopped
+
+    def _open(self, stack: ExitStack) -> None:
+        """Open servers, store, study and scheduler, to be closed in reverse order."""
+        # Before the study is recorded: a server that is down should leave no empty study behind.
+        make_executor = self._fleet() if self.options.fleet else None
+        self.opened = stack.enter_context(closing(self._opening.open()))
+        if self.opened.warm_start is not None:
+            self._say(self.opened.warm_start.words)
+        #: trials that had ended before this run
+        self.counted_before = self.study.counted
+        if make_executor is None:
+            self._embedded = embedded = stack.enter_context(closing(self._embed()))
+            os.environ.update(embedded.urls)
+            client = connect(embedded.urls[urls.REDIS])
+            make_executor = partial(QueueExecutor, client, Publisher.configured(with_folder=False))
+        self.executor = self._execute_with(make_executor)
+        stack.callback(self._close_executor)
+        # A scheduler counts them, and sends them first.
+        self.opened.enqueue(self.options.points)
+        self.scheduler = self.opened.scheduler(self.executor)
+        self.watch = Watch(
+            plan=self.plan,
+            study=self.study,
+            scheduler=self.scheduler,
+            executor=self.executor,
+            module=self.file.module,
+            code=self.code,
+            disk=self.disk,
+            widest=self._widest,
+            embedded=self._embedded,
+            has_named_workers=bool(self.options.workers),
+        )
+
+    def _fleet(self) -> Callable[..., QueueExecutor]:
+        """Connect to the servers of a fleet; return what makes the executor."""
+        make_executor = partial(QueueExecutor, connect(urls.url(urls.REDIS)), Publisher.configured())
+        unset = "" if os.environ.get(urls.REDIS) else f" ({urls.REDIS} is not set)"
+        self._say(f"fleet: broker {mask(urls.url(urls.BROKER))}, Redis {mask(urls.url(urls.REDIS))}{unset}")
+        return make_executor
+
+    def _embed(self) -> Embedded:
+        options, key = self.options, self.study.record.key
+        return start_embedded(
+            key,
+            self.file.module,
+            self.plan.settings,
+            self._widest,
+            options.workers,
+            is_demo=options.demo,
+            say=self._say,
+        )
+
+    def _execute_with(self, make_executor: Callable[..., QueueExecutor]) -> QueueExecutor:
+        settings = self.plan.settings
+        return make_executor(
+            self.study.record.key,
+            self.file.module,
+            weight=settings.weight,
+            adopt=self.options.fleet,
+            trial_timeout=settings.trial_timeout,
+            gang_wait_seconds=settings.gang_wait_seconds,
+            signer=Signer.configured(),
+            fence=self.study.fence,
+            name=self.study.name,
+            progress=self._progress,
+            code=self.code,
+            sources=self._sources,
+        )
+
+    def _progress(self) -> Progress:
+        """Return the study's progress, to be announced."""
+        count = self.study.count
+        return Progress(
+            ended=self.study.counted,
+            limit=self.plan.limits.trials,
+            running=count(TrialState.RUNNING),
+            waiting=count(TrialState.WAITING, TrialState.QUEUED),
+        )
+
+    def _close_executor(self) -> None:
+        """Record the results, then close the executor, which deletes them; else leave them for the next one."""
+        close = self.executor.abandon
+        try:
+            if self._is_whole and self.study.commit():
+                close = self.executor.close
+        finally:
+            close()
+
+    def run(self, view: View) -> int:
+        """Turn the loop to its end under a view; return the exit code."""
+        if self._on_trial is not None:
+            self._running = self.opened.call(self._on_trial, self.scheduler, lambda text: view.note(f"Warning: {text}"))
+        self._announce()
+        self._is_whole = False
+        with view:
+            try:
+                self.scheduler.run(lambda: self._after_turn(view))
+            except _StopNow:
+                # Embedded workers end with this process: their trials are lost, not cancelled, and wait for --resume.
+                self.scheduler.stop(running=self.options.fleet)
+                self._is_whole = True
+                return self._signals.exit_code
+        self._is_whole = True
+        return 0 if self.study.best is not None or self._signals else NoSuccessfulTrial.exit_code
+
+    def _announce(self) -> None:
+        """Say which study runs, and what differs from the run before."""
+        self._say(f"study {self.study.name} (seed {self.study.record.seed}) in {self.opened.store.safe_url}")
+        for line in self.opened.changes:
+            self._say(line)
+        if (other := self.opened.other_code(self.code.digest)) is not None:
+            self._say(f"Warning: {other}")
+        if self.scheduler.done:
+            ended = self.study.counted
+            self._say(f"nothing is left to run: {ended} trials have ended; --trials {2 * ended} runs more")
+
+    def _after_turn(self, view: View) -> None:
+        self._handle_signals(view.note)
+        if self._embedded is not None:
+            self._embedded.raise_if_dead()
+        self._give_up_at_limit()
+        self._refuse_nested_trials()
+        self._refuse_other_code()
+        self.slots |= {c.name: max(c.slots, self.slots.get(c.name, 0)) for c in self.scheduler.classes}
+        for line in self.watch.news(time.monotonic()):
+            view.note(line)
+        if not self.options.silent:
+            view.update()
+
+    def _handle_signals(self, say: Say) -> None:
+        """Let running trials finish after one Ctrl-C; stop at once after two, or after SIGTERM.
+
+        One ends the wait for a store that is away: --resume finds the results of what was sent, and asks for the rest.
+        """
+        is_first = bool(self._signals) and not self.scheduler.stopping
+        if self.study.trouble is not None and (self._signals.are_urgent or is_first):
+            raise self.study.trouble
+        if self._signals.are_urgent:
+            raise _StopNow
+        if is_first:
+            self.scheduler.stop()
+            say("stopping: running trials finish first; Ctrl-C again stops at once")
+
+    def _give_up_at_limit(self) -> None:
+        """Raise ServiceError once nothing can end for a while, because a server is away, and the limit is reached."""
+        now, is_stuck = time.monotonic(), self.study.trouble is not None or self.executor.is_silent
+        if not (is_stuck and self.scheduler.stopping):
+            self._stuck_since = now
+        elif now - self._stuck_since > GIVE_UP_SECONDS:
+            raise ServiceError(
+                f"{self.study.trouble or self.executor.trouble}; the study has reached its limit and ends without "
+                f"the results of {self.study.in_flight} trials that run: --resume {self.study.name} takes them up"
+            )
+
+    def _refuse_nested_trials(self) -> None:
+        """Raise NestedStart if a trial has tried to start a study on workers: so will the next ones."""
+        kind = f"{NestedStart.__module__}.{NestedStart.__qualname__}: "
+        for each in self.study.failures.common():
+            if each.failure.headline.startswith(kind):
+                raise NestedStart(f"trial {each.first} failed: {str(each.failure).removeprefix(kind)}")
+
+    def _refuse_other_code(self) -> None:
+        """Raise UsageError if all embedded workers have had other code for a while, and no trial has ended.
+
+        Their files are those of this process, and no other worker can come: the study would wait for ever.
+        """
+        if self._embedded is None or self.executor.has_workers or self.study.counted > self.counted_before:
+            return
+        found = self.executor.other_code()
+        if len(found) >= len(self._embedded.workers) and not self.disk.edited(self.code):
+            raise UsageError(f"no embedded worker can run this study: {found[0]}")
+
+
+def _shipped(code: CodeVersion) -> Sources:
+    """Return the sources of a study for its workers. Raises UsageError if they cannot be shipped."""
+    try:
+        return msgspec.convert({"code": code.digest, "files": contents(code)}, Sources)
+    except msgspec.ValidationError as error:
+        raise UsageError(f"the study's code cannot be shipped: {error}; copy its files to the workers") from None
