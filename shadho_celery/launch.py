@@ -61,6 +61,16 @@ def _workers(_: object, __: object, values: tuple[str, ...]) -> dict[str, int]:
     return slots
 
 
+def _no_file(resume: str | None) -> click.UsageError:
+    """Return the error for a command without a study file, which `--resume FILE` takes for the name of a study."""
+    if not resume:
+        return click.UsageError("Missing argument 'STUDY_FILE'.", click.get_current_context())
+    return click.UsageError(
+        f"--resume has taken {short(resume, 60)} as the name of a study; write run {resume} --resume for its latest "
+        "study, or shadho-celery resume NAME"
+    )
+
+
 @connection_options.refusals()
 def _points(_: object, __: object, path: Path | None) -> list[object]:
     """Return the points of a file."""
@@ -68,7 +78,7 @@ def _points(_: object, __: object, path: Path | None) -> list[object]:
 
 
 @click.command(cls=Command, epilog=EXAMPLES)
-@click.argument("study_module", metavar="STUDY_FILE")
+@click.argument("study_module", metavar="STUDY_FILE", required=False)
 @setting_options.options
 @click.option("--seed", type=click.IntRange(min=0), help="Makes the search repeatable.  [default: drawn]")
 @click.option("--study", "name", metavar="NAME", help="Name of the study.  [default: short, such as svm-3f2a]")
@@ -130,7 +140,7 @@ def _points(_: object, __: object, path: Path | None) -> list[object]:
 @click.option("--local", is_flag=True, help="Run on this machine alone, whatever broker the environment names.")
 @connection_options.options
 @connection_options.refusals()
-def main(study_module: str, resume: str | None, local: bool, **given: Any) -> None:
+def main(study_module: str | None, resume: str | None, local: bool, **given: Any) -> None:
     """Run the study in STUDY_FILE: a module with SPACE and objective, such as tasks.svm or my_study.py.
 
     It runs on this machine unless a broker or Redis is named, else on their fleet. Ctrl-C once lets running trials
@@ -140,6 +150,8 @@ def main(study_module: str, resume: str | None, local: bool, **given: Any) -> No
         # A trial may print any character, and a terminal's encoding may lack it.
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
+    if study_module is None:
+        raise _no_file(resume)
     connection = ("broker", "redis", "url_file", "signing_key_file")
     options = [given.pop(name) for name in connection]
     if local and any(options[:3]):

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from shadho_celery.core.checks import as_record, refuse_foreign, short
 from shadho_celery.core.names import FIDELITIES, NO_PRUNER, PRUNERS, named
 from shadho_celery.core.objectives import turned_first
+from shadho_celery.core.settings import words
 from shadho_celery.core.trial import Attempt, Report, Trial, TrialState
 from shadho_celery.errors import UsageError
 
@@ -160,10 +161,10 @@ def read_pruner(given: object, objectives: Mapping[str, str] | None = None) -> P
     elif isinstance(given, Mapping):
         settings = dict(given)
     else:
-        raise UsageError(f"pruner: {short(given, 60)} is none; {_FORM}")
+        raise UsageError("%s: %s is not one; %s", words("pruner"), short(given, 60), _FORM)
     how = settings.get("how")
     if not isinstance(how, str) or how not in PRUNERS:
-        raise UsageError(f"pruner: {_unknown(how)}; {_FORM}")
+        raise UsageError("%s: %s; %s", words("pruner"), _unknown(how), _FORM)
     kind: type[PrunerSettings] = named(PRUNERS[how])
     refuse_foreign(settings, kind.__struct_fields__, _SETTINGS_ELSEWHERE, f"pruner {how}", _FORM)
     read = as_record(settings, kind, f"pruner {how}", _FORM)

@@ -289,7 +289,11 @@ def test_a_study_is_resumed_by_its_name_alone(monkeypatch: pytest.MonkeyPatch, w
 
 
 def test_without_a_study_file_the_command_says_what_is_missing() -> None:
-    assert "STUDY_FILE" in refused()
+    assert "Missing argument 'STUDY_FILE'" in refused()
+
+
+def test_a_study_file_that_resume_takes_for_a_name_is_said() -> None:
+    assert "--resume has taken 'tasks.svm' as the name of a study" in refused("--resume", "tasks.svm")
 
 
 @pytest.mark.parametrize("name", ["no_such_study", "no_such_study.py", "tasks.no_such_study", ""])

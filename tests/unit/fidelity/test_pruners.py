@@ -227,7 +227,7 @@ def test_percentiles_are_numpys(percent: float) -> None:
         ({"eta": 3}, "it has no name, `how`"),
         ({"how": ["asha"]}, "there is no"),
         ({"how": "threshold", "upper": 1, "lower": 2}, "nothing lies between 2 and 1"),
-        (7, "7 is none"),
+        (7, "7 is not one"),
         ("", "there is no ''"),
         ("median:-1", "must be at least 1"),
         ("none:3", "none takes no settings"),
