@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import services
 import sqlalchemy as sa
+import threadpoolctl
 from services.clocks import MachineTime
 
 import shadho_celery
@@ -35,8 +36,9 @@ LONGEST = (
     "test_fleet",
     "test_outages",
 )
-#: fixtures whose tests are slow: their server takes long to start, or is killed and restarted
-SLOW_FIXTURES = {"amqp_server", "postgres_server", "private_redis", "private_rabbitmq"}
+#: fixtures, and their names as parameters, whose tests are slow: a server that takes long to start, or commands
+SLOW = {"amqp_server", "amqp_url", "amqp", "rabbitmq", "private_rabbitmq", "no_orphans"}
+SLOW |= {"postgres_server", "postgres_url", "postgres", "postgresql", "private_postgres", "desk", "table", "fleet"}
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -62,9 +64,9 @@ def _from_another_file(worker: str, count: int) -> list[str]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the tests in the order in which they run; mark those that are slow by the server or the kind that they have.
+    """Put the tests in the order in which they run, and mark the slow ones.
 
-    Of the acceptance tests those marked `sample` are not slow.
+    Slow are those of the folder acceptance and those that use `SLOW`, except the ones marked `sample`.
     """
 
     def place(item: pytest.Item) -> tuple[int, int, str]:
@@ -74,11 +76,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     items.sort(key=place)
     for item in items:
-        is_acceptance = "acceptance" in item.path.parts and not item.get_closest_marker("sample")
-        if is_acceptance or not SLOW_FIXTURES.isdisjoint(getattr(item, "fixturenames", ())):
+        parameters = item.callspec.params.values() if hasattr(item, "callspec") else ()
+        uses = {*getattr(item, "fixturenames", ()), *(value for value in parameters if isinstance(value, str))}
+        if ("acceptance" in item.path.parts or uses & SLOW) and not item.get_closest_marker("sample"):
             item.add_marker("slow")
         if limit := item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(limit.args[0] * services.PATIENCE), append=False)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Give libraries one thread in each of the processes that share the cores: more would only wait for each other."""
+    if torch := sys.modules.get("torch"):
+        torch.set_num_threads(1)
+    with threadpoolctl.threadpool_limits(1):
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -67,6 +67,7 @@ def test_a_worker_that_fails_what_others_finish_is_quarantined_and_its_trials_ru
     assert bad.code is None, "it waits to be looked at"
 
 
+@pytest.mark.sample
 def test_a_study_that_fails_alike_everywhere_ends_and_nobody_is_quarantined(desk: Desk, on_redis: Fleet) -> None:
     desk.write("my_study.py", STUDY.format(classes=[on_redis.cpu], body="raise KeyError('loss')"))
     for _ in range(2):

@@ -90,7 +90,7 @@ def on_rabbitmq(make_fleet: Callable[[str], Fleet], vhost: str) -> Fleet:
     return make_fleet(vhost)
 
 
-@pytest.mark.parametrize("broker", ["rabbitmq", "redis"])
+@pytest.mark.parametrize("broker", ["rabbitmq", pytest.param("redis", marks=pytest.mark.sample)])
 def test_a_study_finishes_on_three_workers_started_by_hand(
     desk: Desk, broker: str, request: pytest.FixtureRequest
 ) -> None:

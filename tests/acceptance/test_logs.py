@@ -67,6 +67,7 @@ def has_all(text: str, *more: str) -> None:
         assert re.fullmatch(pattern, line), (line, pattern)
 
 
+@pytest.mark.sample
 def test_the_output_of_embedded_trials(desk: Desk) -> None:
     """In one run: passed through, kept in one log a trial, told of, and in the store where a trial has failed."""
     desk.write("my_study.py", STUDY)

@@ -36,6 +36,7 @@ def typed(desk: Desk, *words: str, **environment: str) -> Command:
     return desk.start(sys.executable, "-m", "shadho_celery", *words, **environment)
 
 
+@pytest.mark.sample
 def test_results_are_there_while_a_study_runs_and_go_with_its_deletion(desk: Desk) -> None:
     body = (
         "context.report(1, 9.0); assert context.trial != 2 and context.study == 'mine'; kept = context.checkpoint_dir"

@@ -37,6 +37,7 @@ def attempt(one: Row) -> Attempt:
     return Attempt(number=0, attempt=1, subspace=f"kernel={one.kernel}", params=one.params)
 
 
+@pytest.mark.sample
 def test_a_trial_has_the_loss_of_the_nearest_run_of_its_kernel() -> None:
     runs = [row("rbf", 16, 100, 2.0, C=-5), row("rbf", 16, 100, 3.0, C=10), row("linear", 16, 100, 4.0, C=9)]
     record = Record([*runs, *everywhere()])
@@ -44,6 +45,7 @@ def test_a_trial_has_the_loss_of_the_nearest_run_of_its_kernel() -> None:
     assert record.play(attempt(row("rbf", 4, 0, C=-4)), "cores16").loss == 2.0
 
 
+@pytest.mark.sample
 def test_the_distance_counts_each_param_by_its_range() -> None:
     """A thousand apart in coef0 is as much as three in the exponent of gamma."""
     runs = [row("sigmoid", 16, 100, 2.0, coef0=-490, gamma=-3), row("sigmoid", 16, 100, 3.0, coef0=-300, gamma=-1)]
@@ -51,6 +53,7 @@ def test_the_distance_counts_each_param_by_its_range() -> None:
     assert record.nearest("kernel=sigmoid", row("sigmoid", 4, 0).params).loss == 3.0
 
 
+@pytest.mark.sample
 def test_seconds_are_scaled_by_the_kernels_medians_on_the_two_classes() -> None:
     """A run of 300 s, three times the median of its kernel on its class, is three times the median of any class."""
     fast = [row("poly", 16, seconds) for seconds in (20, 50, 50)]
@@ -67,6 +70,7 @@ def write(path: Path, *lines: str) -> Path:
     return path
 
 
+@pytest.mark.sample
 def test_a_record_is_read_as_the_space_draws_its_params(tmp_path: Path) -> None:
     lines = [f"A,{k},4,0.01,-7,3,{c},0,60,50,1.5,0.9" for k in KERNELS for c in CLASSES.values()]
     rows = read(write(tmp_path / "trace.csv.gz", *lines))
@@ -76,6 +80,7 @@ def test_a_record_is_read_as_the_space_draws_its_params(tmp_path: Path) -> None:
     assert poly.params == {"kernel": 3, "poly_C": 2, "poly_gamma": -2, "poly_coef0": -7, "poly_degree": 3}
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("text", ["not zipped", None])
 def test_a_file_that_is_no_record_is_named(tmp_path: Path, text: str | None) -> None:
     path = tmp_path / "trace.csv.gz"
@@ -85,6 +90,7 @@ def test_a_file_that_is_no_record_is_named(tmp_path: Path, text: str | None) -> 
         read(path)
 
 
+@pytest.mark.sample
 def test_a_record_without_a_needed_class_is_refused(tmp_path: Path) -> None:
     lines = [f"A,{k},4,0.01,-7,3,4,0,60,50,1.5,0.9" for k in KERNELS]
     with pytest.raises(ValueError, match="no run of linear on 8 cores"):
