@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -104,6 +105,12 @@ def may_know(room: str) -> set[str]:
 
 def test_every_room_has_a_row_and_every_row_its_rooms() -> None:
     assert {path.parent.name for path in PACKAGE.glob("*/__init__.py")} == {*ROOMS}
+
+
+def test_the_guide_for_contributors_draws_the_rows() -> None:
+    drawn = (ROOT / ".github" / "CONTRIBUTING.md").read_text().partition("```text\n")[2].partition("```")[0]
+    rows = [re.match(r"[a-z ]+?(?=   |$)", line) for line in drawn.splitlines()]
+    assert [row.group() for row in rows if row] == [*ROWS, *ASIDE]
 
 
 def test_at_the_root_stand_only_the_ways_in() -> None:

@@ -1,0 +1,89 @@
+"""The lists of edits in CONTRIBUTING.md are complete, and the checks before a commit are those of CI."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from shadho_celery.core import names
+from shadho_celery.fidelity import pruners
+from shadho_celery.samplers import make_sampler
+from shadho_celery.samplers.random import RandomSampler
+from shadho_celery.space.compile import compile_space
+from shadho_celery.space.split import split
+
+ROOT = Path(__file__).parents[2]
+GUIDE = (ROOT / ".github" / "CONTRIBUTING.md").read_text()
+SECTIONS = dict(re.findall(r"^### An? (\w+)\n(.*?)(?=^##|\Z)", GUIDE, re.MULTILINE | re.DOTALL))
+#: example -> how code that knows it writes it
+WRITTEN = {"cma": '"cma"', "patience": r'"patience"|\bPatience\b', "max_failures": r"\bmax_failures\b"}
+
+
+def edits(section: str) -> list[str]:
+    """Return the files that a list of edits begins its lines with."""
+    return re.findall(r"^\d\. [^`\n]*`([\w/.]+\.\w+)`", SECTIONS[section], re.MULTILINE)
+
+
+@pytest.mark.parametrize("section", SECTIONS)
+def test_every_file_that_is_named_exists(section: str) -> None:
+    named = re.findall(r"`((?:shadho_celery|tests)/[\w/.]+)`", SECTIONS[section])
+    assert named
+    assert [path for path in named if not (ROOT / path).exists()] == []
+
+
+@pytest.mark.parametrize("section", ["sampler", "pruner", "setting"])
+def test_a_list_of_edits_names_every_module_that_knows_its_example(section: str) -> None:
+    """Modules that are named below the list are those that some need."""
+    [example] = re.findall(r"Example: `(\w+)`", SECTIONS[section])
+    knows = {
+        str(path.relative_to(ROOT))
+        for path in (ROOT / "shadho_celery").rglob("*.py")
+        if re.search(WRITTEN[example], path.read_text())
+    }
+    # Arguments of Python's functions are compared with the settings by a test of theirs.
+    knows -= {path for path in knows if path.startswith("shadho_celery/program/")}
+    named = {path for path in re.findall(r"`([\w/.]+\.py)`", SECTIONS[section]) if not path.startswith("tests/")}
+    assert knows <= named
+    assert len(edits(section)) == 3
+    for path in edits(section):
+        assert re.search(rf"{example}|{WRITTEN[example]}", (ROOT / path).read_text()) or path.endswith(f"/{example}.py")
+
+
+def test_a_sampler_is_found_by_its_line_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(names.SAMPLERS, "mine", "samplers.random:RandomSampler")  # type: ignore[arg-type]
+    [subspace] = split(compile_space({"x": 1}), max_subspaces=1)
+    assert isinstance(make_sampler("mine", subspace, (0,)), RandomSampler)
+
+
+class Mine(pruners._Settings, frozen=True, kw_only=True):  # type: ignore[misc]
+    """Stop a trial after so many steps."""
+
+    in_short = "steps"
+
+    steps: int = 3
+
+    def make(self) -> Any:
+        return self
+
+    def tell(self, trial: int, step: int, loss: float) -> bool:
+        return step > self.steps
+
+    def end(self, trial: int, *, complete: bool) -> None: ...
+
+
+def test_a_pruner_is_found_by_its_line_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(names.PRUNERS, "mine", "fidelity.pruners:Mine")  # type: ignore[arg-type]
+    monkeypatch.setattr(pruners, "Mine", Mine, raising=False)
+    assert pruners.read_pruner("mine:2") == pruners.read_pruner({"how": "mine", "steps": 2}) == Mine(steps=2)
+    assert pruners.read_pruner("mine") == Mine()
+
+
+def test_the_checks_before_a_commit_are_those_of_ci() -> None:
+    hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"][0]["hooks"]
+    script = (ROOT / ".ci" / "run").read_text()
+    checks = re.findall(r"^(.*?)(?: -m \"\")? \|\| status=1", script, re.MULTILINE)
+    assert [hook["entry"] for hook in hooks] == checks
