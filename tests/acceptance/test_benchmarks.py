@@ -8,6 +8,7 @@ import sys
 from typing import Any
 
 import pytest
+import services
 from acceptance.commands import ROOT
 
 pytestmark = [pytest.mark.timeout(240), pytest.mark.slow]
@@ -18,7 +19,9 @@ def found() -> dict[str, Any]:
     """What backup_sgd.py says of the parts that have a virtual clock, or none."""
     only = [word for part in ("4", "5", "6", "curve") for word in ("--only", part)]
     command = [sys.executable, "tests/benchmarks/backup_sgd.py", *only, "--json"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=220, check=False)
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=220 * services.PATIENCE, check=False
+    )
     assert done.returncode == 0, done.stderr
     answer: dict[str, Any] = json.loads(done.stdout)
     return answer

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import services
 
 SCRIPTS = sorted((Path(__file__).parent / "hyperopt_scripts").glob("*.py"))
 
@@ -22,7 +23,9 @@ def test_a_script_written_for_hyperopt_runs_with_one_import_changed(script: Path
     assert changed == 1
     (tmp_path / script.name).write_text(text)
     command = [sys.executable, script.name]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, timeout=100 * services.PATIENCE, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert "best" in done.stdout or "type" in done.stdout
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import services
 from acceptance.commands import ROOT
 from benchmarks.svm_record import CLASSES, KERNELS, Record, Row, read
 
@@ -99,7 +100,9 @@ def test_a_record_without_a_needed_class_is_refused(tmp_path: Path) -> None:
 
 def run(*words: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "tests/benchmarks/shadho_svm.py", *words]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=220, check=False)
+    return subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=220 * services.PATIENCE, check=False
+    )
 
 
 @pytest.fixture(name="played", scope="module")

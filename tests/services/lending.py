@@ -18,7 +18,7 @@ import pytest
 import redis
 import sqlalchemy
 
-from services.processes import MARK, Server, Unavailable
+from services.processes import MARK, PATIENCE, Server, Unavailable
 from services.servers import (
     Container,
     PostgresServer,
@@ -36,7 +36,7 @@ TEST_DBS = range(9, 16)
 REDIS_VARIABLE = "SHADHO_TEST_REDIS_URL"
 
 #: seconds to wait for a database of a named server while the tests of other processes have them all
-LENT_SECONDS = 30.0
+LENT_SECONDS = 30.0 * PATIENCE
 
 
 @contextlib.contextmanager
