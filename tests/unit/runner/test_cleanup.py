@@ -50,9 +50,9 @@ import faulthandler, time
 from shadho_celery.runner.cleanup import Cleanup
 
 cleanup = Cleanup()
-faulthandler.dump_traceback_later(0.2, exit=True)
+faulthandler.dump_traceback_later(1.0, exit=True)
 print(cleanup.clear())
-time.sleep(0.4)
+time.sleep(1.2)
 """
 
 
