@@ -113,9 +113,7 @@ def _show(report: StudyReport) -> None:
     record = report.record
     command = (record.module, record.name, report.store, tables.further_trials(report.asked, report.ended))
     resumed = tables.resume_command(*command) if record.module else f"minimize(..., study={record.name!r}, resume=True)"
-    lines = [tables.time_line(report.active_seconds, report.ended, has_run=False)] * bool(report.ended)
-    lines += tables.place_lines(report.hosts, report.codes)
-    tables.summary(report, tables.make_console(), None if report.running_on else resumed, run_lines=lines)
+    tables.summary(report, tables.make_console(), None if report.running_on else resumed)
     if in_force := {**report.in_force}:
         in_force |= {"objectives": in_words(report.objectives)} if report.objectives else {}
         shown = {name: UNNAMED.get(name) if value is None else value for name, value in in_force.items()}

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import platform
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import nullcontext, redirect_stdout
 from dataclasses import dataclass, replace
 from functools import partial, wraps
@@ -14,15 +12,15 @@ from typing import Any
 
 from rich.console import Console
 
-from shadho_celery import __version__
 from shadho_celery.cli import connection_options, tables
 from shadho_celery.cli.live import Fleet, LiveView, PlainView
 from shadho_celery.cli.messages import readable_warnings, say
+from shadho_celery.cli.result_options import print_json
 from shadho_celery.cli.shown_output import ShownOutput
 from shadho_celery.errors import NoSuccessfulTrial, Surface, told
 from shadho_celery.objective import study_file
-from shadho_celery.results.report import Run, StudyReport, report_of, run_of
-from shadho_celery.results.schema import plain_json, study_json
+from shadho_celery.results.report import report_of, run_of
+from shadho_celery.results.schema import study_json
 from shadho_celery.results.values import Values
 from shadho_celery.session.session import Options, Session, View
 
@@ -112,12 +110,12 @@ def _show_result(session: Session, options: RunOptions, console: Console) -> Non
     refused = session.executor.refused() + study.refused
     run = run_of(study, time.monotonic() - session.began, session.trials, session.slots, refused)
     if options.as_json:
-        sys.stdout.write(json.dumps(plain_json(study_json(report, run))) + "\n")
+        print_json(study_json(report, run))
     else:
         trials = tables.further_trials(session.plan.limits.trials, study.counted)
         where = session.file.module, study.name, store.safe_url
         resume = tables.resume_command(*where, trials, options.workers)
-        tables.summary(report, console, resume, run, run_lines=[*_run_lines(report, run)])
+        tables.summary(report, console, resume, run)
         if forged := session.executor.forged:
             say_beside(f"records in Redis refused, unsigned or malformed: {forged}")
     for line in (_ending(session), *session.watch.last_news(is_fleet=options.fleet)):
@@ -125,13 +123,6 @@ def _show_result(session: Session, options: RunOptions, console: Console) -> Non
             say_beside(line)
     if session.study.best is None and not session.scheduler.hopeless:
         say_beside(str(NoSuccessfulTrial()) if session.study.counted else "No trial has ended.")
-
-
-def _run_lines(report: StudyReport, run: Run) -> Iterator[str]:
-    """Yield lines on this run: its time and rate, the machines of the study, and the versions."""
-    versions = f"shadho_celery {__version__}", f"Python {platform.python_version()}"
-    yield tables.time_line(run.seconds, run.trials)
-    yield from tables.place_lines(report.hosts, report.codes, versions)
 
 
 def _ending(session: Session) -> str | None:

@@ -8,7 +8,7 @@ import shlex
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import dropwhile
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from rich.console import Console
 from rich.table import Column, Table
@@ -21,7 +21,7 @@ from shadho_celery.core.trial import TrialState, violation_of
 from shadho_celery.fidelity.ladder import ladder_of
 from shadho_celery.placement.shares import starved_words
 from shadho_celery.results.preferences import Preference
-from shadho_celery.results.report import Ended, Overview, Run, StudyReport
+from shadho_celery.results.report import Overview, Run, StudyReport
 from shadho_celery.results.trial import TrialResult
 from shadho_celery.store.base import DEFAULT_STORE
 from shadho_celery.study.failures import FailureCount
@@ -138,12 +138,10 @@ def summary(
     console: Console,
     resume_command: str | None,
     run: Run | None = None,
-    *,
-    run_lines: Sequence[str] = (),
 ) -> None:
     """Print the report of a study: the best trials, failures, notices, the store, and the command to continue, if any.
 
-    `run` is that of this process, if it has run the study. `run_lines` tell how long the search took, and where.
+    `run` is that of this process, if it has run the study.
     """
     if front := report.front:
         console.print(best_table(spread_out(front), report.objectives))
@@ -160,14 +158,14 @@ def summary(
         *choice_lines(report),
         *pruner_lines(report),
         *budget_lines(report),
-        *share_lines(report.in_force, report.subspaces),
+        *share_lines(report),
         *wrong,
         *traceback_lines(report, run),
         *notices,
         *([f"best: {best_values(report.best, report.name)}"] if report.best is not None else []),
         f"study {report.name}: {counts_line(report)}; {best_line(report)}",
         *front_lines(report),
-        *run_lines,
+        *run_lines(report, run),
         f"store: {report.store}",
     ]
     then = "once it is fixed" if report.best is None and wrong else "more trials of it"
@@ -208,6 +206,14 @@ def counts_line(report: Overview) -> str:
     pruned = f", {counts[_S.PRUNED]} pruned" if counts[_S.PRUNED] else ""
     words = f"{counts[_S.COMPLETE]} complete{pruned}, {counts[_S.FAILED]} failed"
     return f"{words} of {report.asked} trials" if report.asked else words
+
+
+def run_lines(report: StudyReport, run: Run | None = None) -> list[str]:
+    """Return lines on the time of the search, its machines, and the versions of its software and code."""
+    if run is not None:
+        return [time_line(run.seconds, run.trials), *place_lines(report.hosts, report.codes, run.versions)]
+    time = [time_line(report.active_seconds, report.ended, has_run=False)] if report.ended else []
+    return [*time, *place_lines(report.hosts, report.codes)]
 
 
 def time_line(seconds: float, trials: int, *, has_run: bool = True) -> str:
@@ -308,9 +314,9 @@ def _placed(found: OnClass) -> str:
     return " ".join([*parts, *([f"+ {found.pruned}"] if found.pruned else [])]) or "-"
 
 
-def share_lines(in_force: Mapping[str, Any], found: Mapping[str, Ended]) -> list[str]:
-    """Return lines on shares that are not those of the space's own law; `found` are the ended trials by subspace."""
-    shares = in_force.get("shares")
+def share_lines(report: StudyReport) -> list[str]:
+    """Return lines on shares that are not those of the space's own law."""
+    shares, found = report.in_force.get("shares"), report.subspaces
     if shares == "paper" and len(found) > 1:
         return ["mix of subspaces: by the ranks of policy paper; it depends on timing, not on the seed alone"]
     starved = starved_words(shares, {name: (of.failed, of.complete + of.pruned) for name, of in found.items()})

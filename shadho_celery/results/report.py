@@ -6,6 +6,7 @@ equal.
 
 from __future__ import annotations
 
+import platform
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,6 +15,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from shadho_celery import __version__
 from shadho_celery.core.checks import one_line
 from shadho_celery.core.objectives import turned_first
 from shadho_celery.core.trial import COUNTED, Trial, TrialState, violation_of
@@ -195,6 +197,8 @@ class Run:
     failures: Sequence[FailureCount] = ()
     #: one line for each thing that a user should know of
     notices: Sequence[str] = ()
+    #: versions of the software
+    versions: Sequence[str] = (f"shadho_celery {__version__}", f"Python {platform.python_version()}")
 
 
 def overview_of(known: StudyState | Recorded, values: Values | None = None) -> Overview:
@@ -206,9 +210,9 @@ def report_of(
     known: StudyState | Recorded,
     store: SqlStore,
     values: Values,
+    subspaces: Iterable[str] = (),
     *,
     running_on: str | None = None,
-    subspaces: Iterable[str] = (),
 ) -> StudyReport:
     """Return the report of a study.
 

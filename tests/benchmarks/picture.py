@@ -15,7 +15,7 @@ from shadho_celery.cli import live, tables
 from shadho_celery.embedded.embedded import Embedded
 from shadho_celery.fleet.executor import QueueExecutor
 from shadho_celery.objective import study_file
-from shadho_celery.results.report import report_of
+from shadho_celery.results.report import report_of, run_of
 from shadho_celery.results.values import Values
 from shadho_celery.scheduler.build import make_scheduler
 from shadho_celery.scheduler.plan import Plan
@@ -62,9 +62,7 @@ def main(target: Path, trials: int = 60) -> None:
             console.print("\n... and at the end:\n")
             again = "shadho-celery run tasks.svm --resume digits --trials 120"
             report = report_of(study, store, Values(study.record, space.evaluate))
-            lines = [tables.time_line(time.monotonic() - began, study.counted)]
-            lines += tables.place_lines(report.hosts, report.codes)
-            tables.summary(report, console, again, run_lines=lines)
+            tables.summary(report, console, again, run_of(study, time.monotonic() - began, study.counted, {}))
         finally:
             fleet.close()
     target.parent.mkdir(exist_ok=True)

@@ -6,7 +6,7 @@ import io
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -51,11 +51,8 @@ def made(study: StudyState, space: Any = None, subspaces: Iterable[str] = ()) ->
     return report_of(study, study.store, values, subspaces=subspaces)
 
 
-def show(
-    study: StudyState, space: Any, screen: Console, again: str | None, *, refused: int = 0, lines: Sequence[str] = ()
-) -> None:
-    run = run_of(study, 0.0, 0, {}, refused)
-    tables.summary(made(study, space), screen, again, run, run_lines=lines)
+def show(study: StudyState, space: Any, screen: Console, again: str | None, refused: int = 0) -> None:
+    tables.summary(made(study, space), screen, again, run_of(study, 80.0, 10, {}, refused))
 
 
 def as_json(
@@ -587,12 +584,13 @@ def test_a_time_has_its_unit(seconds: float | None, shown: str) -> None:
 
 
 def test_the_report_says_how_long_the_search_took_where_and_with_what_and_of_how_many_trials() -> None:
-    study, _, space = searched()
+    study, _, _ = searched()
     study.record = replace(study.record, in_force={"trials": 60})
-    versions = ["shadho_celery 1", "Python 3"]
-    lines = [tables.time_line(80.0, 10), *tables.place_lines({"a": 3, "b": 7}, ["12ab"], versions)]
+    report = replace(made(study), hosts={"a": 3, "b": 7}, codes={"12ab": 10})
+    run = replace(run_of(study, 80.0, 10, {}), versions=["shadho_celery 1", "Python 3"])
+    lines = tables.run_lines(report, run)
     screen, text = console()
-    show(study, space, screen, None, lines=lines)
+    tables.summary(report, screen, None, run)
     assert lines == [
         "this run took 80 s: 10 trials, 7.5 trials a minute",
         "trials by host: b (7), a (3)",
@@ -600,6 +598,7 @@ def test_the_report_says_how_long_the_search_took_where_and_with_what_and_of_how
     ]
     assert all(line in text.getvalue() for line in lines)
     assert "study s: 8 complete, 2 failed of 60 trials; best loss" in text.getvalue()
+    assert tables.run_lines(report)[0].startswith("ran for about ")
     assert tables.time_line(0.0, 0) == "this run took 0 s: 0 trials"
     assert tables.time_line(0.531, 12).endswith("12 trials, 1356 trials a minute")
     hosts = {f"h{n}": 1 for n in range(tables.HOSTS + 2)}
