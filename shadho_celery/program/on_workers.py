@@ -18,11 +18,10 @@ from shadho_celery.errors import NestedStart, Surface, UsageError, told
 from shadho_celery.objective import study_file
 from shadho_celery.program.notices import warn
 from shadho_celery.program.progress import say, view_of
-from shadho_celery.program.warm_start import as_given
 from shadho_celery.results.study import StudyResults
+from shadho_celery.results.warm_start import refuse_if_resumed
 from shadho_celery.session.session import Options, Session
 from shadho_celery.session.signals import STOPPED
-from shadho_celery.study.warm_start import refuse_if_resumed
 from shadho_celery.transport import urls
 
 
@@ -58,7 +57,6 @@ def search_on_workers(
                     "workers are for this machine alone; on a fleet start them by hand, and leave out workers"
                 )
             more: dict[str, Any] = {"given": _given(given), "workers": slots, "fleet": is_fleet, "silent": silent}
-            more |= {"warm_start": as_given(options["warm_start"])}
             return _run(Options(study=module, **{**options, **more}))
 
 

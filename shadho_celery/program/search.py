@@ -10,9 +10,9 @@ from shadho_celery.core.settings import read_settings
 from shadho_celery.errors import Surface, UsageError, told
 from shadho_celery.objective.call import Objective, check_objective
 from shadho_celery.program.study import Names, Study
-from shadho_celery.program.warm_start import WarmStartSource
 from shadho_celery.results.on_trial import OnTrial, check_on_trial
 from shadho_celery.results.study import StudyResults
+from shadho_celery.results.warm_start import WarmStartSource
 from shadho_celery.samplers import MakeSampler
 from shadho_celery.scheduler.plan import DEFAULT_SETTINGS
 from shadho_celery.study.limits import Limits

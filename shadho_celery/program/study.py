@@ -28,10 +28,10 @@ from shadho_celery.objective.function_version import function_version
 from shadho_celery.objective.result import Unreadable, read
 from shadho_celery.program.interrupts import Interrupts
 from shadho_celery.program.notices import warn
-from shadho_celery.program.warm_start import WarmStartSource, as_given
 from shadho_celery.results.on_trial import OnTrial, check_on_trial
 from shadho_celery.results.study import StudyResults
 from shadho_celery.results.trial import TrialResult
+from shadho_celery.results.warm_start import WarmStartSource
 from shadho_celery.samplers import MakeSampler
 from shadho_celery.scheduler.plan import DEFAULT_SETTINGS, ENDLESS
 from shadho_celery.scheduler.scheduler import Scheduler
@@ -135,7 +135,7 @@ class Study(StudyResults):
                 resume=names.resume,
                 seed=names.seed,
                 points=points,
-                warm_start=as_given(warm_start),
+                warm_start=warm_start,
             )
         )
         self._interrupts = Interrupts()

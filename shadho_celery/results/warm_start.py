@@ -1,4 +1,9 @@
-"""Sources of a warm start: recorded studies, and tables as `export` writes them."""
+"""Warm start: finished trials of another search, as far as they fit a space, teach a new study.
+
+They come from recorded studies, tables as `export` writes them, hyperopt's Trials or a list, and are none of the
+study's own trials. A label that they lack is drawn from its law, one that the space lacks is dropped, and a trial with
+a value outside the space is left out.
+"""
 
 from __future__ import annotations
 
@@ -6,37 +11,194 @@ import csv
 import json
 import math
 import re
+import sys
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import closing, suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
+import hyperopt
+import numpy as np
+from hyperopt import STATUS_OK, base
+
+from shadho_celery.core.arguments import RESUME, WARM_START
 from shadho_celery.core.checks import one_line, short
-from shadho_celery.core.trial import TrialState
-from shadho_celery.errors import UsageError
+from shadho_celery.core.objectives import turned
+from shadho_celery.core.trial import Params, Trial, TrialState, taught
+from shadho_celery.errors import SpaceError, UsageError
 from shadho_celery.results.frame import DRAWN, FACTS, MOMENTS, unquoted
 from shadho_celery.results.study import StudyResults
 from shadho_celery.results.trial import TrialResult
 from shadho_celery.space.compile import find_function
+from shadho_celery.space.domains import Categorical
+from shadho_celery.space.points import complete, given_values
 from shadho_celery.space.space import Space
+from shadho_celery.space.split import Subspace
 from shadho_celery.space.stored import RestoredSpace, to_json
 from shadho_celery.store.sql import SqlStore
-from shadho_celery.study.warm_start import Lesson, Source
 
+#: params by label of each trial, and the loss, as the objective returns it
+Known: TypeAlias = Iterable[tuple[Mapping[str, Any], float]]
+#: a study's name, STORE_URL#STUDY or a file, or what has the trials itself
+WarmStartSource: TypeAlias = str | Path | StudyResults | hyperopt.Trials | Known
+
+#: seed of the draws for labels that a trial lacks
+_STREAM = 0x77
+#: kinds of trials that are left out, and labels, that a line names
+_LISTED = 4
 #: relative difference up to which a number is what a draw gives
 _EQUAL = 1e-9
 #: a number as tables have it: no underscores, no digits of other scripts
 _NUMBER = re.compile(r"\s*[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?\s*|[+-]?(inf|nan)", re.ASCII | re.IGNORECASE)
 #: what begins the column of a constraint
 _CONSTRAINT = "constraint."
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lesson:
+    """Trial of another search that may teach."""
+
+    #: as `enqueue` takes it
+    point: Mapping[str, Any]
+    #: of several the first; None if it is not known
+    loss: Any = None
+    #: False if the loss is what an objective returned, which a study may maximise
+    is_minimised: bool = True
+    #: by name, losses as the objective returned them
+    losses: Mapping[str, Any] = field(default_factory=dict)
+    #: by name; it is feasible if none is above 0
+    constraints: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """Trials of another search."""
+
+    #: what they are, such as "study svm-1a2b"
+    name: str
+    trials: Sequence[Lesson]
+    #: reason -> number of its other trials, such as failed ones
+    left_out: Mapping[str, int] = field(default_factory=dict)
+    #: what to do about a part of it that was not read
+    note: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WarmStart:
+    """Trials from elsewhere that teach a study, and what became of the others."""
+
+    trials: Sequence[Trial]
+    #: one line about them
+    words: str
+    #: False if some trials or labels were left out
+    is_whole: bool
+
+
 #: a trial, its state and its budget
 _Row = tuple[Lesson, str, Any]
 
 
+def refuse_if_resumed(given: object, *, resume: bool) -> None:
+    """Raise UsageError for a warm start of a study that is continued."""
+    if given is not None and resume:
+        raise UsageError(
+            "a study gets its warm start when it begins, and keeps it; leave out %s or %s", WARM_START, RESUME
+        )
+
+
+def fit(source: Source, subspaces: Sequence[Subspace], objectives: Mapping[str, str] | None = None) -> WarmStart:
+    """Return the trials of a source that fit a space and the objectives of a study. Raises UsageError if none does."""
+    space, generator = subspaces[0].space, np.random.default_rng(_STREAM)
+    found: list[Trial] = []
+    left_out, dropped, drawn = Counter(source.left_out), Counter[str](), Counter[str]()
+    for lesson in source.trials:
+        point = lesson.point
+        known = {label: value for label, value in point.items() if label in space.domains}
+        try:
+            facts = _learned(lesson, objectives)
+            name, params = _fitted(space, subspaces, known, generator)
+        except SpaceError as error:
+            left_out[str(error)] += 1
+            continue
+        dropped.update(label for label in point if label not in space.domains)
+        drawn.update(label for label in params if label not in known)
+        found.append(taught(len(found), name, params, **facts))
+    total = len(source.trials) + sum(source.left_out.values())
+    if not found:
+        why = f": {_listed(left_out)}" if left_out else ""
+        raise UsageError(f"nothing of {source.name} can teach this study, of {total} trials{why}; give another source")
+    words = f"warm start: {len(found)} of {total} trials of {source.name} taught"
+    parts = [
+        _listed(left_out),
+        f"dropped, as the space lacks them: {_labels(dropped)}" if dropped else "",
+        f"drawn, as trials lack them: {_labels(drawn)}" if drawn else "",
+        source.note,
+    ]
+    words = "; ".join([words, *filter(None, parts)])
+    return WarmStart(trials=found, words=words, is_whole=not any(parts))
+
+
+def _learned(lesson: Lesson, objectives: Mapping[str, str] | None) -> dict[str, Any]:
+    """Return loss, losses and constraints, as a trial of the study has them. Raises SpaceError with what it lacks."""
+    constraints = {name: _finite(value, "constraint") for name, value in lesson.constraints.items()}
+    if not objectives:
+        return {"loss": _finite(lesson.loss, "loss"), "constraints": constraints}
+    if not lesson.losses and len(objectives) == 1:
+        # A loss without a name is that of the only objective.
+        losses = dict.fromkeys(objectives, _finite(lesson.loss, "loss"))
+        losses = losses if lesson.is_minimised else turned(losses, objectives)
+    elif {*objectives} <= {*lesson.losses}:
+        losses = turned({name: _finite(lesson.losses[name], "loss") for name in objectives}, objectives)
+    else:
+        names = ", ".join(objectives)
+        raise SpaceError(f"without the loss{'es' if len(objectives) > 1 else ''} {names}")
+    return {"loss": next(iter(losses.values())), "losses": losses, "constraints": constraints}
+
+
+def _finite(value: Any, what: str) -> float:
+    is_number = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
+    if is_number and abs(value) <= sys.float_info.max:
+        return float(value)
+    raise SpaceError(f"without a finite {what}")
+
+
+def _fitted(
+    space: Space, subspaces: Sequence[Subspace], known: Mapping[str, Any], generator: np.random.Generator
+) -> tuple[str, Params]:
+    """Return subspace and params of a point. Raises SpaceError with the kind of its misfit."""
+    if space.domains and not known:
+        raise SpaceError("without a label of the space")
+    for label, value in known.items():
+        try:
+            given_values(space, {label: value}, off_grid=True)
+        except SpaceError:
+            domain = space.domains[label]
+            law = f"{domain.count} options" if isinstance(domain, Categorical) else domain.describe()
+            raise SpaceError(f"outside {label} ({one_line(law, 60)})") from None
+    try:
+        return complete(space, subspaces, known, generator, off_grid=True)
+    except SpaceError:
+        raise SpaceError("with labels that are not active together") from None
+
+
+def _listed(left_out: Mapping[str, int]) -> str:
+    """Return the numbers of trials that were left out, the most frequent reasons first."""
+    most = sorted(left_out.items(), key=lambda each: -each[1])
+    more = f" and {sum(count for _, count in most[_LISTED:])} for other reasons" if len(most) > _LISTED else ""
+    said = ", ".join(f"{count} {reason}" for reason, count in most[:_LISTED])
+    return f"left out {said}{more}" if said else ""
+
+
+def _labels(labels: Mapping[str, int]) -> str:
+    names = sorted(map(str, labels))
+    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+    return ", ".join(names[:_LISTED]) + more
+
+
 def read_source(
-    given: str | Path,
+    given: WarmStartSource,
     space: Space,
     store: SqlStore,
     least: float | None = None,
@@ -44,9 +206,12 @@ def read_source(
 ) -> Source:
     """Return the trials of a study in `store`, of ``STORE_URL#STUDY``, or of a CSV file, which has these objectives.
 
-    With budgets those of the greatest teach, or of the `least` one of a study with budgets: losses of others do not
-    compare. Raises UsageError, StudyNotFound or StoreError.
+    Other objects have the trials themselves, see `of_object`. With budgets those of the greatest teach, or of the
+    `least` one of a study with budgets: losses of others do not compare. Raises UsageError, StudyNotFound or
+    StoreError.
     """
+    if not isinstance(given, (str, Path)):
+        return of_object(given, space, least)
     text = str(given)
     if not text.strip():
         raise UsageError("the warm start is empty; give a study's name, STORE_URL#STUDY or FILE.csv, or leave it out")
@@ -288,3 +453,42 @@ def _number(cell: str) -> Any:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def of_object(given: Any, space: Space, least: float | None) -> Source:
+    """Return the trials of a study, of hyperopt's Trials, or of a list. Raises UsageError for anything else."""
+    if isinstance(given, StudyResults):
+        return of_study(given, space, least)
+    if isinstance(given, hyperopt.Trials):
+        return _of_trials(given)
+    if isinstance(given, (bytes, Mapping)) or not isinstance(given, Iterable):
+        raise UsageError(
+            f"a warm start is no {short(given, 60)}; give a study, its name, a CSV file, hyperopt's Trials or a list "
+            "of (params, loss)"
+        )
+    pairs = [*given]
+    if not pairs:
+        raise UsageError("the warm start has no trials; give some, or leave it out")
+    for place, pair in enumerate(pairs):
+        if not (isinstance(pair, (tuple, list)) and len(pair) == 2 and isinstance(pair[0], Mapping)):
+            raise UsageError(
+                f"trial {place} of the warm start is {short(pair, 60)}; give (params, loss), such as ({{'x': 1}}, .5)"
+            )
+    return Source(
+        name="the list", trials=[Lesson(point=params, loss=loss, is_minimised=False) for params, loss in pairs]
+    )
+
+
+def _of_trials(trials: hyperopt.Trials) -> Source:
+    documents = trials._dynamic_trials
+    if not documents:
+        raise UsageError("the warm start's Trials have no trials; give others, or leave them out")
+    ended = [each for each in documents if each["state"] == base.JOB_STATE_DONE]
+    well = [each for each in ended if each["result"].get("status") == STATUS_OK]
+    left_out = {"failed": sum(each["state"] == base.JOB_STATE_ERROR for each in documents) + len(ended) - len(well)}
+    left_out["not finished"] = len(documents) - len(well) - left_out["failed"]
+    return Source(
+        name="hyperopt's Trials",
+        trials=[Lesson(point=base.spec_from_misc(each["misc"]), loss=each["result"].get("loss")) for each in well],
+        left_out={reason: count for reason, count in left_out.items() if count},
+    )

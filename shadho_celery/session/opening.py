@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from msgspec.structs import replace
@@ -18,23 +17,18 @@ from shadho_celery.fidelity.ladder import ladder_of
 from shadho_celery.fidelity.pruners import Pruning
 from shadho_celery.results.on_trial import OnTrial, TrialCallback
 from shadho_celery.results.study import RunningStudy, StudyResults
-from shadho_celery.results.warm_start import read_source
+from shadho_celery.results.warm_start import WarmStart, WarmStartSource, fit, read_source
 from shadho_celery.scheduler import known_points
 from shadho_celery.scheduler.build import make_scheduler
 from shadho_celery.scheduler.plan import Plan
 from shadho_celery.scheduler.scheduler import Scheduler
 from shadho_celery.space.compile import compile_space
-from shadho_celery.space.space import Space
 from shadho_celery.space.stored import to_json
 from shadho_celery.store.base import DEFAULT_STORE
 from shadho_celery.store.sql import SqlStore
 from shadho_celery.study.limits import Limits
 from shadho_celery.study.open import open_study
 from shadho_celery.study.state import StudyState
-from shadho_celery.study.warm_start import Source, WarmStart, fit
-
-#: a name, a file, or what makes a source from the space and the lowest budget
-WarmStartGiven = str | Path | Callable[[Space, float | None], Source]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +46,7 @@ class Given:
     #: known points to run first
     points: Sequence[object] = ()
     #: results of earlier studies to learn from; None without
-    warm_start: WarmStartGiven | None = None
+    warm_start: WarmStartSource | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,10 +140,7 @@ class Opening:
         given, settings = self._request.warm_start, self.plan.settings
         if given is None:
             return None
-        if callable(given):
-            source = given(self.plan.space, settings.least_budget)
-        else:
-            source = read_source(given, self.plan.space, store, settings.least_budget, settings.objectives)
+        source = read_source(given, self.plan.space, store, settings.least_budget, settings.objectives)
         return fit(source, self.plan.subspaces, settings.objectives)
 
 

@@ -17,11 +17,10 @@ from hyperopt import hp
 from shadho_celery import load_study, minimize
 from shadho_celery.errors import ShadhoError
 from shadho_celery.results.frame import FACTS
-from shadho_celery.results.warm_start import of_study, of_table, read_source
+from shadho_celery.results.warm_start import Source, fit, of_study, of_table, read_source
 from shadho_celery.space.compile import compile_space
 from shadho_celery.space.split import split
 from shadho_celery.store.sql import SqlStore
-from shadho_celery.study.warm_start import Source, fit
 
 STORE = "sqlite:///shadho.db"
 

@@ -11,9 +11,9 @@ from hyperopt import hp
 
 from shadho_celery.core.trial import TrialState
 from shadho_celery.errors import UsageError
+from shadho_celery.results.warm_start import Lesson, Source, fit, refuse_if_resumed
 from shadho_celery.space.compile import compile_space
 from shadho_celery.space.split import split
-from shadho_celery.study.warm_start import Lesson, Source, fit, refuse_if_resumed
 
 SUBSPACES = split(
     compile_space(
