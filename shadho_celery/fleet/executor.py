@@ -69,9 +69,7 @@ class QueueExecutor:
         Raises StudyLocked if another scheduler runs the study on this Redis, UsageError for sources without a key.
         """
         self._clock = clock or SystemClock()
-        self._adopt = adopt
-        self._module = module
-        self._publisher = publisher
+        self._adopt, self._module, self._publisher = adopt, module, publisher
         self._channel = channel = SchedulerChannel(client, study, signer, fence)
         quarantine = Quarantine(client, study)
         self._breaker = CircuitBreaker(quarantine)
@@ -100,16 +98,18 @@ class QueueExecutor:
         self._are_refused = WorkerChannel(client).are_refused
         #: reason why Redis answers nothing at the moment; None while it does
         self._silence: ServiceError | None = None
+        self._take_over(quarantine)
+
+    def _take_over(self, quarantine: Quarantine) -> None:
+        """Lock the study on this Redis, and ship its sources. Raises StudyLocked or ServiceError."""
         with refusals():
-            channel.repair()
-            channel.lock()
-            #: the moment of the last look at the lock
-            self._held_at = self._clock.now()
+            self._channel.repair()
+            self._channel.lock()
             quarantine.reset()
             if self._ship is not None:
                 self._ship()
-        #: the moment at which the sources were last shipped
-        self._shipped_at = self._clock.now()
+        #: the moments of the last look at the lock, and at which the sources were last shipped
+        self._held_at = self._shipped_at = self._clock.now()
 
     def classes(self) -> Sequence[ComputeClass]:
         known = self._workers.take_turns(self._clock.now(), self._in_flight)

@@ -135,19 +135,15 @@ class Slots:
         self._shipped_code = (
             None if code_folder is None else ShippedCode(Shipping(client, signer), code_folder, self._clock)
         )
-        announcement = {
-            "protocol": PROTOCOL,
-            "key": signer.fingerprint,
-            "compute_class": compute_class,
-            "slots": count,
-            "imports": imports,
-            "accepts_code": code_folder is not None,
-            "pid": os.getpid(),
-            "machine": asdict(machine),
-            "storage": storage_id(checkpoints),
-        }
-        # Schedulers would refuse one that does not fit.
-        self._worker = as_record(announcement, Worker, "this worker's announcement", "see -Q, -c and SHADHO_HOST")
+        self._worker = _announced(
+            key=signer.fingerprint,
+            compute_class=compute_class,
+            slots=count,
+            imports=imports,
+            accepts_code=code_folder is not None,
+            machine=asdict(machine),
+            storage=storage_id(checkpoints),
+        )
         self._heartbeat = Heartbeat(client, self.name, self._worker, self._leases, self._clock, signer=signer)
 
     @property
@@ -549,3 +545,9 @@ class Slots:
         self._core_share.tell()
         self._logs.beat()
         flush(self._declined)
+
+
+def _announced(**facts: object) -> Worker:
+    """Return the announcement of a worker. Raises UsageError for one that does not fit: schedulers would refuse it."""
+    known = {"protocol": PROTOCOL, "pid": os.getpid(), **facts}
+    return as_record(known, Worker, "this worker's announcement", "see -Q, -c and SHADHO_HOST")

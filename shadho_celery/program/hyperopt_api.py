@@ -205,40 +205,46 @@ def fmin(  # noqa: PLR0917  # hyperopt's own signature
     """
     if isinstance(space, str) and space == "annotated":
         fn, space = _annotated(fn)
-    if trials is not None and points_to_evaluate is not None:
-        raise UsageError("points_to_evaluate go into new trials; leave out one of trials and points_to_evaluate")
     if algo is not None and not callable(algo):
         raise UsageError(f"algo is {short(algo, 60)}; give auto.suggest, tpe.suggest or another function")
     trials = _trials(trials, points_to_evaluate, trials_save_file)
     _complete(trials, space)
-    best = None
+    search = partial(
+        hyperopt.fmin,
+        _with_status(fn),
+        space,
+        algo or tpe.suggest,
+        # Scripts write 1e3, too.
+        sys.maxsize if max_evals is None else int(max_evals),
+        timeout,
+        loss_threshold,
+        trials,
+        _generator(rstate),
+        allow_trials_fmin=False,
+        pass_expr_memo_ctrl=pass_expr_memo_ctrl,
+        catch_eval_exceptions=catch_eval_exceptions,
+        verbose=verbose,
+        return_argmin=False,
+        max_queue_len=max_queue_len,
+        show_progressbar=show_progressbar,
+        early_stop_fn=_saving(early_stop_fn, trials_save_file) if trials_save_file else early_stop_fn,
+    )
+    values = _found(search, trials)
+    return _argmin(trials) if return_argmin else values
+
+
+def _found(search: Callable[[], Any], trials: hyperopt.Trials) -> Any:
+    """Return the best values of a search. Raises NoTrials, with the last failure, if none of its trials succeeds."""
     try:
-        best = hyperopt.fmin(
-            _with_status(fn),
-            space,
-            algo or tpe.suggest,
-            # Scripts write 1e3, too.
-            sys.maxsize if max_evals is None else int(max_evals),
-            timeout,
-            loss_threshold,
-            trials,
-            _generator(rstate),
-            allow_trials_fmin=False,
-            pass_expr_memo_ctrl=pass_expr_memo_ctrl,
-            catch_eval_exceptions=catch_eval_exceptions,
-            verbose=verbose,
-            return_argmin=False,
-            max_queue_len=max_queue_len,
-            show_progressbar=show_progressbar,
-            early_stop_fn=_saving(early_stop_fn, trials_save_file) if trials_save_file else early_stop_fn,
-        )
+        return search()
     except AllTrialsFailed:
         if STATUS_OK in trials.statuses():
             # It is the objective's own.
             raise
         raise _no_trials(trials) from None
-    if not return_argmin:
-        return best
+
+
+def _argmin(trials: hyperopt.Trials) -> Any:
     if not len(trials):
         raise _no_trials(trials)
     return trials.argmin
@@ -291,6 +297,8 @@ def _annotated(fn: Callable[..., Any]) -> tuple[Callable[..., Any], dict[str, An
 
 def _trials(given: Any, points: list[dict[str, Any]] | None, save_file: str) -> hyperopt.Trials:
     """Return the trials to fill: those given, those of the file, the points to evaluate, or none."""
+    if given is not None and points is not None:
+        raise UsageError("points_to_evaluate go into new trials; leave out one of trials and points_to_evaluate")
     if given is not None:
         if not isinstance(given, hyperopt.Trials):
             raise UsageError(f"trials is {short(given, 60)}; give Trials(), which is filled, or leave it out")

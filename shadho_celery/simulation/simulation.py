@@ -20,6 +20,7 @@ from shadho_celery.core.trial import Attempt, Outcome, Params, Trial, TrialState
 from shadho_celery.errors import UsageError
 from shadho_celery.scheduler.build import make_scheduler
 from shadho_celery.scheduler.plan import DEFAULT_SETTINGS, Plan
+from shadho_celery.scheduler.scheduler import Scheduler
 from shadho_celery.simulation.cluster_file import LEAST_SECONDS, Cluster, Family
 from shadho_celery.simulation.executor import Play, SimulatedExecutor
 from shadho_celery.simulation.expression import Value
@@ -136,16 +137,8 @@ def simulate(
     limits = Limits(seconds=cluster.seconds, trials=cluster.trials, target=cluster.target)
     plan = Plan.of(compile_space(make_space(cluster)), settings, limits)
     scheduler = make_scheduler(plan, study, executor)
-    # All events come from the executor, so that a turn need not end without one.
-    scheduler.turn_seconds = math.inf
-    scheduler.assign()
-    scheduler.fill()
-    # Trials that still run at the end of the time have no result.
-    while not scheduler.stopping:
-        scheduler.turn()
+    for _ in _turns(scheduler, executor, is_endless=cluster.seconds is None):
         on_turn(study)
-        if executor.is_still and not scheduler.classes and cluster.seconds is None:
-            break  # all workers have died, so the trials will never end
     cpu_seconds = time.process_time() - began
     by_name = {name: f"family={name}" for name in cluster.families}
     best = study.best
@@ -165,6 +158,19 @@ def simulate(
         peak_mib=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10),
         study=study,
     )
+
+
+def _turns(scheduler: Scheduler, executor: SimulatedExecutor, *, is_endless: bool) -> Iterator[None]:
+    """Yield after each turn of the loop. Trials that still run at the end of the time have no result."""
+    # All events come from the executor, so that a turn need not end without one.
+    scheduler.turn_seconds = math.inf
+    scheduler.assign()
+    scheduler.fill()
+    while not scheduler.stopping:
+        scheduler.turn()
+        yield
+        if executor.is_still and not scheduler.classes and is_endless:
+            return  # all workers have died, so the trials will never end
 
 
 def _placed(cluster: Cluster, study: StudyState) -> dict[str, dict[str, int]]:

@@ -87,8 +87,7 @@ class StudyState:
         """`trials` are those of earlier runs, by number; new ones follow, and have no number below `first_number`."""
         #: finished trials from elsewhere, which teach those who propose trials, and are none of this study
         self.warm_start = warm_start
-        self.store = store
-        self.record = record
+        self.store, self.record = store, record
         self.clock = clock or SystemClock()
         #: copies sent in this run, and trials that ended by a copy
         self.copied = self.rescued = 0
@@ -132,11 +131,14 @@ class StudyState:
         self.rewritten: set[int] = set()
         #: reason why the store cannot be written at the moment; None while it can
         self.trouble: StoreOutage | None = None
-        self._pause = FIRST_PAUSE
-        self._retry_at = -math.inf
+        self._pause, self._retry_at = FIRST_PAUSE, -math.inf
+        self._load(trials, first_number)
+
+    def _load(self, trials: Iterable[Trial | Summary], first_number: int) -> None:
+        """Enter the trials of earlier runs."""
         with collector_paused():
             #: finished trials in the order of their results
-            self.trials, opened = load_trials(trials, partial(store.trials, record.key))
+            self.trials, opened = load_trials(trials, partial(self.store.trials, self.record.key))
         #: number of the next trial: not their count, as trials may have been moved away by a repair
         self._next = max(first_number, self.trials.last_number + 1)
         self._asked.update(self.trials.asked())
