@@ -139,8 +139,7 @@ class CostModel:
             for memory in Memory:
                 if memory is Memory.HOST or uses_gpus(compute_class):
                     self._bounds[trial.subspace, memory].tell(trial.params, compute_class, fits=True)
-        # An earlier version measured by the time of day, which may have been set back within the trial. What is no
-        # finite time, by an executor's mistake, would spoil all that is known.
+        # A time that is negative or not finite, by an executor's mistake, would spoil all that is known.
         if outcome.seconds is not None and 0 <= outcome.seconds < math.inf:
             work = Work(None) if trial.budget is None else self._budgets.work(trial)
             self._tell_seconds(trial, row, work)

@@ -201,7 +201,7 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any], trials: int) -> l
     """
     lines = [other_sampler(before.get("sampler", now["sampler"]), now["sampler"], trials)]
     was, is_now = (None if ladder is None else ladder.in_words for ladder in map(ladder_of, (before, now)))
-    # Studies of earlier versions do not have theirs on record.
+    # A study that began without budgets has none on record.
     if trials and was is not None and was != is_now:
         lines += [f"budgets from now on: {is_now or 'none'}; until now: {was}"]
     return [line for line in lines if line is not None]
