@@ -526,8 +526,8 @@ FILES = {
 MISTAKES = {
     "nowhere": ["no module nowhere", "PYTHONPATH"],
     "no_space": ["SPACE"],
-    "bad_key": ["'trails'", "trials"],
-    "bad_value": ["'trials'", "'ten'"],
+    "bad_key": ['STUDY["trails"]', "trials"],
+    "bad_value": ['STUDY["trials"]', "'ten'"],
     "bad_space": ["bad_space.py, line 2", "width"],
     "two_nodes": ["'width'"],
     "broken": ["broken.py", "line 1"],
