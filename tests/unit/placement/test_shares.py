@@ -275,7 +275,13 @@ def uniform_from(low: float) -> Law:
 
 @pytest.mark.parametrize(
     "probabilities",
-    [flat(2), flat(10), flat(30), {"s0": 0.1, "s1": 0.9}, {"s0": 0.02, "s1": 0.49, "s2": 0.49}],
+    [
+        flat(2),
+        flat(10),
+        pytest.param(flat(30), marks=pytest.mark.slow),
+        {"s0": 0.1, "s1": 0.9},
+        pytest.param({"s0": 0.02, "s1": 0.49, "s2": 0.49}, marks=pytest.mark.slow),
+    ],
     ids=["two", "ten", "thirty", "a rare one of two", "a rare one of three"],
 )
 def test_a_subspace_that_cannot_beat_the_best_gets_about_a_tenth_of_its_share(probabilities: dict[str, float]) -> None:
