@@ -19,7 +19,6 @@ from shadho_celery.objective import study_file
 from shadho_celery.program.notices import warn
 from shadho_celery.program.progress import say, view_of
 from shadho_celery.results.study import StudyResults
-from shadho_celery.results.warm_start import refuse_if_resumed
 from shadho_celery.session.session import Options, Session
 from shadho_celery.session.signals import STOPPED
 from shadho_celery.transport import urls
@@ -44,7 +43,6 @@ def search_on_workers(
     module = objective if isinstance(objective, str) else _module_of(objective, space)
     _refuse_settings(objective, space, given["sampler"], of_file)
     with _ending_unguarded(module):
-        refuse_if_resumed(options["warm_start"], resume=options["resume"])
         slots, found = _slots(workers), _given(addresses)
         if threading.current_thread() is not threading.main_thread():
             raise UsageError(

@@ -1,4 +1,4 @@
-"""Known points, put into a study as its next trials; the sampler proposes what a point leaves out."""
+"""Known points: params that a user gives, put into a study as its next trials; the sampler proposes missing ones."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from shadho_celery.scheduler.proposals import trial_seed
 from shadho_celery.space.points import complete, fill
 from shadho_celery.study.state import StudyState
 
-#: proposals of which the one nearest to a partial point completes it; and the most of them for all points together
+#: proposals for a partial point, which the nearest of them completes; and their limit for all points together
 PROPOSALS, MOST_PROPOSALS = 8, 64
 
 #: mixed into the study's seed: for the draws that complete a partial point, and for the proposals
@@ -29,8 +29,8 @@ Found = tuple[str, Params]
 def enqueue(study: StudyState, plan: Plan, points: Iterable[object]) -> int:
     """Add a WAITING trial for each point, in order; return their number. A scheduler made later sends them first.
 
-    Each takes the place of a draw of its subspace. What a point leaves out is what the sampler proposes beside what it
-    gives. Nothing is added if one of them is refused: raises as `completed`.
+    Each takes the place of a draw of its subspace. The sampler proposes the values of labels that a point lacks.
+    Nothing is added if one of the points is refused: raises as `completed`.
     """
     points = [*points]
     found = completed(plan, points, [study.record.seed, _STREAM, len(study)])
@@ -44,7 +44,7 @@ def enqueue(study: StudyState, plan: Plan, points: Iterable[object]) -> int:
 def adopt(study: StudyState, plan: Plan, points: Iterable[object], outcomes: Iterable[Outcome]) -> None:
     """Add a finished trial for each point, which was evaluated elsewhere, with its outcome. Raises as `completed`.
 
-    What a point leaves out is drawn from the law. A value between two of a grid teaches, too.
+    Labels that a point lacks are drawn from their laws. A value between two of a grid is accepted.
     """
     found = completed(plan, points, [study.record.seed, _STREAM, len(study)], off_grid=True)
     for trial, outcome in zip(_add(study, plan, found), outcomes, strict=True):
@@ -66,10 +66,10 @@ def _add(study: StudyState, plan: Plan, found: Iterable[Found]) -> list[Trial]:
 def completed(
     plan: Plan, points: Iterable[object], entropy: Sequence[int] = (0,), *, off_grid: bool = False
 ) -> list[Found]:
-    """Return subspace and params of each point, what it leaves out drawn by the law with the seed `entropy`.
+    """Return subspace and params of each point, with missing labels drawn from their laws by the seed `entropy`.
 
-    A value between two of a grid is one of the space only `off_grid`. Raises UsageError with the place of a point
-    (from 0) that is no part of the space, and the cause.
+    With `off_grid` a value between two of a grid is accepted. Raises UsageError with the place (from 0) of a point
+    outside the space, and the cause.
     """
     points = list(points)
     if points and plan.ladder is not None:
@@ -85,11 +85,11 @@ def completed(
 
 
 def _filled(study: StudyState, plan: Plan, points: Sequence[object], completed: Sequence[Found]) -> list[Found]:
-    """Return subspace and params of each point, what it leaves out taken from the sampler's proposals.
+    """Return subspace and params of each point, with missing labels taken from the sampler's proposals.
 
-    `completed` are those whose missing labels were drawn from the law.
+    `completed` are the points with missing labels drawn from their laws.
     """
-    # Points that are no mapping have been refused before.
+    # `completed` has refused points that are not mappings.
     partial = [place for place, point in enumerate(points) if {*completed[place][1]} - {*point}]  # type: ignore[misc]
     if not partial:
         return [*completed]
@@ -107,7 +107,7 @@ def _filled(study: StudyState, plan: Plan, points: Sequence[object], completed: 
         places = [place for place in partial if name in {WHOLE, completed[place][0]}]
         if not places:
             continue
-        # Not the scheduler's: a sampler that waits for the results of all that it proposes must not miss these.
+        # Not the scheduler's sampler, which may wait for the results of everything that it has proposed.
         sampler = plan.make_sampler(part, (*entropy, index))
         for told in _history(study, name):
             sampler.tell(told)

@@ -195,7 +195,7 @@ def test_without_a_terminal_the_output_is_plain_lines(desk: Desk) -> None:
     [line] = [line for line in command.out.splitlines() if line.startswith("more trials of it: ")]
     _, *words = line.removeprefix("more trials of it: ").split()
     assert words[-2:] == ["--trials", "16"]
-    again = desk.start(sys.executable, *words).wait()
+    again = desk.start(sys.executable, "-m", "shadho_celery", *words).wait()
     assert again.code == 0, desk.said()
     assert "16 complete, 0 failed" in again.out
     assert desk.states() == {"COMPLETE": 16}
