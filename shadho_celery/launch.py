@@ -158,8 +158,7 @@ def main(study_module: str | None, resume: str | None, local: bool, **given: Any
         raise UsageError("--local is for this machine alone; leave out --broker, --redis and --url-file, or --local")
     found = connection_options.environment(*options)
     is_fleet = not local and urls.is_fleet(found)
-    if is_fleet and (origin := connection_options.origin(found)):
-        say(f"the broker is that of {origin}; --local runs on this machine alone", err=True)
+    given["broker_from"] = connection_options.origin(found)
     os.environ.update(found)
     if given["repair"] and resume is None:
         raise UsageError("--repair is for the store of an earlier run; give --resume too")

@@ -74,6 +74,8 @@ class Options(Given):
     fleet: bool = False
     #: True if no progress is shown
     silent: bool = False
+    #: environment variable that names the broker of a fleet; "" if an option or a file does
+    broker_from: str = ""
 
     def request(self, file: StudyFile, say: Say) -> Request:
         """Return how the study of a file is to be opened."""
@@ -190,7 +192,9 @@ class Session:
         """Connect to the servers of a fleet; return what makes the executor."""
         make_executor = partial(QueueExecutor, connect(urls.url(urls.REDIS)), Publisher.configured())
         unset = "" if os.environ.get(urls.REDIS) else f" ({urls.REDIS} is not set)"
-        self._say(f"fleet: broker {mask(urls.url(urls.BROKER))}, Redis {mask(urls.url(urls.REDIS))}{unset}")
+        origin = self.options.broker_from
+        named = f" (of {origin}; --local runs on this machine alone)" if origin else ""
+        self._say(f"fleet: broker {mask(urls.url(urls.BROKER))}{named}, Redis {mask(urls.url(urls.REDIS))}{unset}")
         return make_executor
 
     def _embed(self) -> Embedded:

@@ -250,23 +250,20 @@ def test_options_in_one_letter_and_the_store_of_the_environment(
     assert options("tasks.svm").store == "sqlite:///shadho.db"
 
 
-def test_a_broker_of_the_environment_is_named_and_local_overrides_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[bool] = []
-    monkeypatch.setattr(launch, "run", lambda options: seen.append(options.fleet) or 0)
-
-    def said(*words: str) -> str:
-        result = CliRunner().invoke(main, ("tasks.svm", *words))
-        assert result.exit_code == 0, result.output
-        return result.stderr
+def test_a_broker_of_the_environment_is_told_from_one_of_an_option_and_local_overrides_it(
+    options: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def found(*words: str) -> tuple[bool, str]:
+        given = options("tasks.svm", *words)
+        return given.fleet, given.broker_from
 
     monkeypatch.setenv(BROKER, "amqp://another-application")
-    assert f"the broker is that of {BROKER}; --local runs on this machine alone" in said()
-    assert BROKER not in said("--local")
+    assert found() == (True, BROKER)
+    assert found("--local")[0] is False
     monkeypatch.setenv("SHADHO_BROKER_URL", "amqp://ours")
-    assert "the broker is that of SHADHO_BROKER_URL;" in said()
+    assert found() == (True, "SHADHO_BROKER_URL")
     assert os.environ[BROKER] == "amqp://ours"
-    assert "the broker is that of" not in said("--broker", "amqp://host")
-    assert seen == [True, False, True, True]
+    assert found("--broker", "amqp://host") == (True, "")
     assert "leave out --broker" in refused("tasks.svm", "--local", "--broker", "amqp://host")
 
 
