@@ -14,14 +14,14 @@ from shadho_celery.core.names import FIDELITIES, PRUNERS
 from shadho_celery.core.settings import words
 from shadho_celery.errors import Message, UsageError, Words
 
-#: most rungs above the lowest one
+#: maximum number of rungs above the lowest one
 HIGHEST = 40
-#: most trials of one round: with more, a second round would hardly ever begin
+#: maximum number of trials of a round; with more, a second round would hardly ever start
 LARGEST = 100_000
 
 _NAMES = ", ".join(FIDELITIES)
 _FORM = "give a dict such as {'least': 1, 'most': 81, 'eta': 3, 'how': 'asha'}"
-#: what other tools call the settings
+#: names that other tools use for the settings
 _ELSEWHERE = {
     "least": ("min", "min_budget", "min_resource", "min_t", "grace_period"),
     "most": ("max", "max_budget", "max_resource", "max_t"),
@@ -29,7 +29,7 @@ _ELSEWHERE = {
     "how": ("name", "type", "method", "algorithm", "scheduler"),
 }
 
-#: what other tools call the ways to give budgets, without case and without "pruner" or "scheduler" at the end
+#: names that other tools use for ways to give budgets, in lower case and without "pruner" or "scheduler" at the end
 _HOW_ELSEWHERE = {
     "sha": "halving",
     "successivehalving": "halving",
@@ -40,7 +40,7 @@ _HOW_ELSEWHERE = {
 
 Budget = Annotated[
     float,
-    Meta(gt=0, le=sys.float_info.max, description="a budget is a number above 0 that a float can hold"),
+    Meta(gt=0, le=sys.float_info.max, description="a budget is a number above 0 that fits a float"),
 ]
 
 
@@ -93,12 +93,12 @@ class Ladder(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def has_rounds(self) -> bool:
-        """True if trials are drawn in rounds of a size that follows from the budgets."""
+        """True if trials are drawn in rounds whose size follows from the budgets."""
         return self.how not in {"auto", "asha"}
 
     @property
     def in_words(self) -> str:
-        """Its range, and how trials get their budgets, for messages."""
+        """Description of its range and of how trials get their budgets, for messages."""
         backups = f", {self.backups} backups" if self.backups else ""
         return f"{self.least:g} to {self.most:g}, eta {self.eta}, {self.how}{backups}"
 
@@ -110,7 +110,7 @@ class Ladder(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     @property
     def top(self) -> int:
         """Number of rungs above the lowest one."""
-        # Without the small number some ladders would lack a rung: log(243) / log(3) is 4.999...
+        # Without the small number some ladders would lack a rung, because log(243) / log(3) is 4.999...
         return math.floor(math.log(self.most / self.least) / math.log(self.eta) + 1e-9)
 
 
@@ -120,7 +120,7 @@ def ladder_of(settings: Mapping[str, Any]) -> Ladder | None:
 
 
 def _unknown(how: str) -> str | Message:
-    """Return what is wrong with the name of a way to give budgets that does not exist."""
+    """Return an error message for an unknown way to give budgets."""
     name = how.lower().removesuffix("pruner").removesuffix("scheduler")
     name = _HOW_ELSEWHERE.get(name, name)
     if name in FIDELITIES:

@@ -1,4 +1,6 @@
-"""Pruners: by a trial's reports they decide whether it should go on. Ask, tell: values in, a verdict out."""
+"""Pruners decide from a trial's reports whether it should continue. They are asked and told: values in, a verdict
+out.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ from shadho_celery.core.settings import words
 from shadho_celery.core.trial import Attempt, Report, Trial, TrialState
 from shadho_celery.errors import UsageError
 
-#: COMPLETE trials without a report from which on it is said that there is nothing to prune by
+#: number of COMPLETE trials without a report after which a warning says that nothing can be pruned
 ENOUGH = 5
 
 _Trials = Annotated[int, Meta(ge=1, le=1_000_000)]
@@ -28,34 +30,34 @@ _Steps = Annotated[int, Meta(ge=0, le=2**62)]
 
 
 class Pruner(Protocol):
-    """Decides by a trial's reports whether it should be stopped."""
+    """Decides from a trial's reports whether it should be stopped."""
 
     def tell(self, trial: int, step: int, loss: float) -> bool:
-        """Record a report of a trial, whose steps grow; return whether the trial should be stopped.
+        """Record a report of a trial, whose steps increase. Return whether the trial should be stopped.
 
-        `loss` is infinite in place of NaN.
+        `loss` is infinite instead of NaN.
         """
 
     def end(self, trial: int, *, complete: bool) -> None:
-        """Note that a trial has ended, COMPLETE or otherwise: nothing more comes of it."""
+        """Record that a trial has ended, COMPLETE or otherwise. It sends nothing more."""
 
 
 class _Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="how", tag=str.lower):
-    """Settings of a pruner, as in ``STUDY["pruner"]``; `how` is its name."""
+    """Settings of a pruner, as in ``STUDY["pruner"]``. `how` is its name."""
 
-    #: the setting that the number stands for in ``percentile:25`` and the like
+    #: the setting that the number in ``percentile:25`` and similar sets
     in_short: ClassVar[str]
 
 
 class Percentile(_Settings, frozen=True, kw_only=True):
-    """Stop a trial whose best loss so far is worse than this percentile of the COMPLETE trials' at the same step."""
+    """Stop a trial whose best loss so far is worse than this percentile of the COMPLETE trials at the same step."""
 
     in_short = "percentile"
 
     percentile: Annotated[float, Meta(gt=0, lt=100, description="a number between 0 and 100")] = 25.0
-    #: trials that are to complete before the first one is stopped
+    #: number of trials that must complete before the first one is stopped
     startup_trials: _Trials = 5
-    #: steps of every trial after which it may be stopped
+    #: number of steps of every trial after which it may be stopped
     warmup_steps: _Steps = 0
 
     def make(self) -> Pruner:
@@ -64,7 +66,7 @@ class Percentile(_Settings, frozen=True, kw_only=True):
 
 
 class Median(_Settings, frozen=True, kw_only=True):
-    """Stop a trial whose best loss so far is worse than the median of the COMPLETE trials' at the same step."""
+    """Stop a trial whose best loss so far is worse than the median of the COMPLETE trials at the same step."""
 
     in_short = "startup_trials"
 
@@ -79,12 +81,12 @@ class Median(_Settings, frozen=True, kw_only=True):
 
 
 class Patience(_Settings, frozen=True, kw_only=True):
-    """Stop a trial whose loss has not become better for so many steps."""
+    """Stop a trial whose loss has not improved for this many steps."""
 
     in_short = "steps"
 
     steps: Annotated[int, Meta(ge=1, le=2**62, description="a whole number from 1")] = 10
-    #: by how much a better loss is to be better
+    #: minimum improvement that counts
     least_gain: Annotated[float, Meta(ge=0, le=1e300)] = 0.0
 
     def make(self) -> Pruner:
@@ -93,7 +95,7 @@ class Patience(_Settings, frozen=True, kw_only=True):
 
 
 class Threshold(_Settings, frozen=True, kw_only=True):
-    """Stop a trial whose loss is above `upper` or below `lower`, or NaN."""
+    """Stop a trial whose loss is above `upper`, below `lower`, or NaN."""
 
     in_short = "upper"
 
@@ -121,7 +123,7 @@ class Asha(_Settings, frozen=True, kw_only=True):
 
 PrunerSettings = Percentile | Median | Patience | Threshold | Asha
 
-#: what other tools call pruners, without case and without "pruner" or "scheduler" at the end
+#: names that other tools use for pruners, in lower case and without "pruner" or "scheduler" at the end
 _ELSEWHERE = {
     "successivehalving": "asha",
     "asynchyperband": "asha",
@@ -129,7 +131,7 @@ _ELSEWHERE = {
     "patient": "patience",
     "nop": NO_PRUNER,
 }
-#: what other tools call settings of a pruner
+#: names that other tools use for settings of a pruner
 _SETTINGS_ELSEWHERE = {
     "startup_trials": ("n_startup_trials", "min_samples_required"),
     "warmup_steps": ("n_warmup_steps",),
@@ -138,16 +140,16 @@ _SETTINGS_ELSEWHERE = {
     "least_gain": ("min_delta",),
     "eta": ("reduction_factor",),
 }
-#: what other tools call the ways to give trials budgets
+#: names that other tools use for ways to give trials budgets
 _PROMOTE = ("successive_halving", "sha")
 _FORM = f"give {', '.join((*PRUNERS, NO_PRUNER))}, also as percentile:25, or a dict such as {{'how': 'asha', 'eta': 4}}"
 
 
 def read_pruner(given: object, objectives: Mapping[str, str] | None = None) -> PrunerSettings | None:
-    """Return the settings of a pruner given as ``median``, ``percentile:25`` or a dict; None for no pruner.
+    """Return the settings of a pruner given as ``median``, ``percentile:25`` or a dict, or None for no pruner.
 
-    Bounds are given as the objective's own number, and returned as that is minimised. In ``threshold:10`` the number is
-    the bound on the bad side. Raises UsageError.
+    Bounds are given as the objective returns them, and converted to the minimised form. In ``threshold:10`` the number
+    is the bound on the bad side. Raises UsageError.
     """
     if given in (None, NO_PRUNER, {"how": NO_PRUNER}):
         return None
@@ -171,7 +173,7 @@ def read_pruner(given: object, objectives: Mapping[str, str] | None = None) -> P
     if isinstance(read, Threshold):
         if read.upper == math.inf and read.lower == -math.inf:
             raise UsageError("pruner threshold needs the loss above which a trial is stopped, such as threshold:10")
-        # Not `>=`: one of them may be NaN.
+        # Not `>=`, because one of them may be NaN.
         if not read.lower < read.upper:
             raise UsageError(f"pruner threshold: nothing lies between {read.lower:g} and {read.upper:g}; {_FORM}")
         return replace(read, upper=-read.lower, lower=-read.upper) if is_turned else read
@@ -179,7 +181,7 @@ def read_pruner(given: object, objectives: Mapping[str, str] | None = None) -> P
 
 
 def _unknown(how: object) -> str:
-    """Return what is wrong with the name of a pruner that does not exist."""
+    """Return an error message for an unknown pruner."""
     if how is None:
         return "it has no name, `how`"
     if how == NO_PRUNER:
@@ -196,25 +198,25 @@ def _unknown(how: object) -> str:
 
 
 def _number(given: str, number: str) -> float:
-    """Return the number of a pruner that is given in short, an int where it is one."""
+    """Return the number of a pruner given in short form, as an int if it is one."""
     try:
         return int(number) if number.removeprefix("-").isdecimal() else float(number)
     except ValueError:
-        raise UsageError(f"pruner {short(given, 60)}: {short(number, 30)} is no number; {_FORM}") from None
+        raise UsageError(f"pruner {short(given, 60)}: {short(number, 30)} is not a number; {_FORM}") from None
 
 
 class PercentilePruner:
     """Compares the best loss of a trial so far with those of the COMPLETE trials at the same step.
 
-    Source: Golovin et al., "Google Vizier: A Service for Black-Box Optimization", KDD 2017, the median stopping rule;
-    here the losses at the step itself are compared, in place of their running averages.
+    Source: Golovin et al., "Google Vizier: A Service for Black-Box Optimization", KDD 2017, the median stopping rule.
+    Here the losses at the step itself are compared, instead of their running averages.
     """
 
     def __init__(self, settings: Percentile) -> None:
         self._settings = settings
-        #: by trial that runs, its best loss at each reported step
+        #: best loss at each reported step, by running trial
         self._curves: defaultdict[int, dict[int, float]] = defaultdict(dict)
-        #: by step, the best losses until then of the COMPLETE trials, sorted
+        #: by step: the best losses until then of the COMPLETE trials, sorted
         self._complete: defaultdict[int, list[float]] = defaultdict(list)
         self._count = 0
 
@@ -236,11 +238,11 @@ class PercentilePruner:
 
 
 class PatiencePruner:
-    """Stops a trial whose loss has stopped to become better."""
+    """Stops a trial whose loss has stopped improving."""
 
     def __init__(self, settings: Patience) -> None:
         self._settings = settings
-        #: by trial, its best loss and the step of it
+        #: best loss and its step, by trial
         self._best: dict[int, tuple[float, int]] = {}
 
     def tell(self, trial: int, step: int, loss: float) -> bool:
@@ -255,14 +257,14 @@ class PatiencePruner:
 
 
 class ThresholdPruner:
-    """Stops a trial whose loss leaves its bounds: training has diverged, or cannot be right."""
+    """Stops a trial whose loss leaves its bounds, because training has diverged or is incorrect."""
 
     def __init__(self, settings: Threshold) -> None:
         self._settings = settings
 
     def tell(self, trial: int, step: int, loss: float) -> bool:
         lower, upper = self._settings.lower, self._settings.upper
-        # An infinite loss may have been NaN, and leaves any bounds.
+        # An infinite loss may have been NaN, and is outside any bounds.
         return step >= self._settings.warmup_steps and not (lower <= loss <= upper and loss < math.inf)
 
     def end(self, trial: int, *, complete: bool) -> None:
@@ -270,17 +272,17 @@ class ThresholdPruner:
 
 
 class AshaPruner:
-    """Asynchronous successive halving by stopping: at each rung of steps the best 1 / eta so far go on.
+    """Asynchronous successive halving by stopping: at each rung of steps the best 1 / eta so far continue.
 
-    A trial is judged at its first report on a rung, against those that have been there before it, and never waits.
-    Source: Li et al., "A System for Massively Parallel Hyperparameter Tuning", MLSys 2020, in its stopping form.
+    A trial is judged at its first report on a rung, against those that were there before it, and never waits. Source:
+    Li et al., "A System for Massively Parallel Hyperparameter Tuning", MLSys 2020, in its stopping form.
     """
 
     def __init__(self, settings: Asha) -> None:
         self._settings = settings
-        #: by step of a rung, the losses of all trials that have come there, sorted
+        #: by step of a rung: the losses of all trials that have reached it, sorted
         self._rungs: defaultdict[int, list[float]] = defaultdict(list)
-        #: by trial that runs, the step of its last rung
+        #: step of the last rung, by running trial
         self._reached: dict[int, int] = {}
 
     def tell(self, trial: int, step: int, loss: float) -> bool:
@@ -290,14 +292,14 @@ class AshaPruner:
         self._reached[trial] = rung
         there = self._rungs[rung]
         insort(there, loss)
-        # A loss that nothing is better than goes on, whatever the quantile's last digit.
+        # The best loss so far continues, whatever the rounding of the quantile.
         return loss > max(there[0], percentile(there, 100.0 / self._settings.eta))
 
     def end(self, trial: int, *, complete: bool) -> None:
         self._reached.pop(trial, None)
 
     def _rung_of(self, step: int) -> int | None:
-        """Return the step of the highest rung up to `step`; None below the first."""
+        """Return the step of the highest rung up to `step`, or None below the first."""
         rung = self._settings.least
         if step < rung:
             return None
@@ -307,43 +309,43 @@ class AshaPruner:
 
 
 class Pruning:
-    """Judges the trials of a study, those of each budget among themselves, whatever reports come of them.
+    """Judges the trials of a study, comparing trials of the same budget only.
 
-    Steps of a trial that do not grow are no progress: they are reported twice, late, or by another attempt that
-    repeats them. At the last step of COMPLETE trials nothing is stopped: there is nothing left to save.
+    Reports whose step does not increase are ignored: they are delivered twice, late, or by another attempt that repeats
+    them. At the last step of COMPLETE trials nothing is stopped, because there is nothing left to save.
     """
 
     def __init__(self, settings: PrunerSettings) -> None:
         self._settings = settings
         self._pruners: dict[float | None, Pruner] = {}
-        #: by budget, the last step of any COMPLETE trial
+        #: last step of any COMPLETE trial, by budget
         self._longest: dict[float | None, int] = {}
-        #: by trial that runs, its last step
+        #: last step, by running trial
         self._steps: dict[int, int] = {}
-        #: by trial that runs, the latest report of any of its attempts
+        #: latest report of any attempt, by running trial
         self._latest: dict[int, Report] = {}
-        #: the first trial of which an attempt has reported a step that is no larger than the one before
+        #: first trial of which an attempt has reported a step that is not greater than the one before
         self._without_growth: int | None = None
-        #: trials that are to stop
+        #: trials that should stop
         self._stopped: set[int] = set()
-        #: COMPLETE trials, as long as no trial has reported anything
+        #: number of COMPLETE trials, as long as no trial has reported anything
         self._silent = 0
         self._has_reports = False
 
     @property
     def notice(self) -> str | None:
-        """A sentence if there is nothing to prune by; None before it is known, and where there is."""
+        """A sentence if there is nothing to prune by, otherwise None."""
         if self._without_growth is not None:
             return (
-                f"the pruner leaves out reports whose step does not grow, such as those of trial "
+                f"the pruner ignores reports whose step does not grow, such as those of trial "
                 f"{self._without_growth}: count up in context.report(step, loss)"
             )
         if self._has_reports or self._silent < ENOUGH:
             return None
-        return "no trial has reported a loss, so that the pruner stops none: call context.report(step, loss)"
+        return "no trial has reported a loss, so the pruner stops none: call context.report(step, loss)"
 
     def tell(self, trial: Trial | Attempt, report: Report) -> bool:
-        """Record a report of a trial, or its attempt; return whether it should stop, and again until it has ended."""
+        """Record a report of a trial or its attempt. Return whether it should stop, again until it has ended."""
         number, step = trial.number, report.step
         self._has_reports = True
         self._note_growth(report)
@@ -356,9 +358,9 @@ class Pruning:
         return number in self._stopped
 
     def _note_growth(self, report: Report) -> None:
-        """Note a trial whose attempt reports steps that do not grow; another attempt may repeat them."""
+        """Record a trial whose attempt reports steps that do not increase. Another attempt may repeat steps."""
         before = self._latest.get(report.number)
-        # A report may come twice, where a connection broke or where the trial ran in this process.
+        # A report may arrive twice, if a connection broke or the trial ran in this process.
         if before is not None and before.attempt == report.attempt and report.at <= before.at:
             return
         self._latest[report.number] = report
@@ -367,7 +369,7 @@ class Pruning:
             self._without_growth = report.number
 
     def end(self, trial: Trial) -> None:
-        """Note that a trial has ended."""
+        """Record that a trial has ended."""
         self._latest.pop(trial.number, None)
         last, is_complete = self._steps.pop(trial.number, None), trial.state is TrialState.COMPLETE
         if is_complete and last is not None:
@@ -377,7 +379,7 @@ class Pruning:
         self._of(trial).end(trial.number, complete=is_complete)
 
     def recall(self, trials: Iterable[Trial], reports: Iterable[Report]) -> None:
-        """Learn from the trials of earlier runs and from their reports, in the order in which all of it was."""
+        """Learn from the trials of earlier runs and their reports, in the order in which they occurred."""
         known = {trial.number: trial for trial in trials}
         said = ((report.at, 0, known[report.number], report) for report in reports if report.number in known)
         ends = sorted((t.finished_at or 0.0, 1, t.number) for t in known.values() if t.state.is_finished)
@@ -387,9 +389,9 @@ class Pruning:
                 self.end(trial)
             else:
                 self.tell(trial, report)
-        # Whether the code of now reports anything, and in order, is to be seen.
+        # Whether the current code reports anything, and in order, is not known yet.
         self._silent, self._without_growth = 0, None
-        # What was decided is recorded.
+        # Earlier decisions are recorded.
         self._stopped = {number for number, trial in known.items() if trial.step is not None}
         self._stopped -= {number for number, trial in known.items() if trial.state.is_finished}
 
@@ -404,5 +406,5 @@ def percentile(ordered: Sequence[float], percent: float) -> float:
     place = (len(ordered) - 1) * percent / 100
     below = math.floor(place)
     left, right = ordered[below], ordered[min(below + 1, len(ordered) - 1)]
-    # Of infinite neighbours no weighted mean can be taken.
+    # The weighted mean of infinite neighbours is not defined.
     return left if left == right or place == below else left + (right - left) * (place - below)

@@ -1,4 +1,4 @@
-"""Replay of an earlier run: rounds are told of its trials in the order in which they were sent and ended."""
+"""Replay of an earlier run: tells rounds its trials in the order in which they were sent and ended."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from shadho_celery.fidelity.rounds import Rounds
 
 
 class Replay:
-    """Rounds that a resumed study tells of its earlier results: each comes after the trials that were sent before it.
+    """Rounds that a resumed study tells its earlier results: each one after the trials that were sent before it.
 
-    What rounds choose depends on the results that they know, so that they come to the choices of the earlier run. A
-    result counts from its trial's end: where trials were sent between that and its arrival, which takes milliseconds,
-    the order differs.
+    The choices of rounds depend on the results that they know, so this leads to the choices of the earlier run. A
+    result counts from its trial's end. If trials were sent between that and its arrival, which takes milliseconds, the
+    order differs.
     """
 
     def __init__(self, rounds: Rounds, trials: Iterable[Trial]) -> None:
-        """`trials` are all that were sent, by number; those without a time were sent before all results."""
+        """`trials` are all that were sent, by number. Those without a time count as sent before all results."""
         self._rounds = rounds
         self._trials = iter(trials)
         self._next = next(self._trials, None)
 
     def tell(self, trial: Trial) -> None:
-        """Add all trials that were sent before a result, the result's own in any case, and tell it."""
+        """Add all trials that were sent before a result, including the result's own, and tell the result."""
         at = -math.inf if trial.finished_at is None else trial.finished_at
         while (sent := self._next) is not None:
             if sent.number > trial.number and sent.asked_at is not None and sent.asked_at >= at:

@@ -1,7 +1,7 @@
 """Role of rounds: they offer the trials of a search, in particular trials that depend on others.
 
-Offers, add, tell: values in, decisions out. A trial is one evaluation at one budget, so that a study's "one result a
-trial" is one result on each rung.
+Offers, add, tell: values in, decisions out. A trial is one evaluation at one budget, so each result is stored once per
+rung.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from shadho_celery.core.trial import Params, Trial
 
 
 class Wanted(Struct, frozen=True, kw_only=True):
-    """Trial that may be sent now."""
+    """A trial that may be sent now."""
 
-    #: part of the fidelity for it; None for all
+    #: its part of the fidelity; None for all
     budget: float | None = None
     rung: int | None = None
     #: number of the trial whose params, seed and checkpoints it continues; None for a new draw
     origin: int | None = None
-    #: what it is to be, from rounds that propose trials themselves; None to ask the sampler
+    #: its params, from rounds that propose trials themselves; None to ask the sampler
     params: Params | None = None
-    #: new draws until the end of its round, with those of all earlier rounds and the cancelled ones; None if there is
-    #: no such number
+    #: number of new draws until the end of its round, including earlier rounds and cancelled draws; None without a
+    #: fixed number
     drawn: int | None = None
-    #: new draws that its round still takes, this one included: so many may be drawn at once
+    #: number of new draws that its round still takes, including this one; this many may be drawn at once
     left: float = 1.0
 
 
@@ -53,10 +53,10 @@ class Rounds(Protocol):
         """
 
     def add(self, trial: Trial) -> None:
-        """Enter a trial that was offered. Those of an earlier run are entered again, in order, see `Replay`."""
+        """Add a trial that was offered. Those of an earlier run are added again, in order, see `Replay`."""
 
     def tell(self, trial: Trial) -> None:
-        """Record a finished trial; one of another round is ignored."""
+        """Record a finished trial. A trial of another round is ignored."""
 
     def end_draws(self) -> None:
         """Expect no new draws: the search is finite, and all of its points have been sent."""
@@ -67,7 +67,7 @@ class Rounds(Protocol):
 
 
 class Endless:
-    """Absence of rounds: every trial is a new one with all of the fidelity."""
+    """Used without rounds: every trial is a new one with all of the fidelity."""
 
     present = Round()
 

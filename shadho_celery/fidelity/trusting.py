@@ -1,4 +1,4 @@
-"""ASHA that trusts a low rung only as far as its ranks have agreed with those of the next one."""
+"""ASHA that trusts a low rung in proportion to how well its ranks have agreed with those of the next one."""
 
 from __future__ import annotations
 
@@ -13,40 +13,40 @@ from shadho_celery.fidelity.ladder import Ladder
 from shadho_celery.fidelity.rounds import Round, Wanted
 from shadho_celery.study.rungs import LATEST, agreement
 
-#: first draws that go through all rungs, whatever comes of them, and how many draws there are to one such later on
+#: number of first draws that go through all rungs, and number of later draws per one that does
 PILOTS, PROBE = 4, 12
-#: trust in a ladder from a rung up to the top, below which no trial begins on that rung
+#: trust in the ladder from a rung up to the top below which no trial starts on that rung
 ENOUGH = 0.3
 
 
 class TrustingAsha(Asha):
-    """ASHA whose first rung, and whose part that is promoted, follow from how rungs have agreed so far.
+    """ASHA whose first rung and promoted part depend on how well rungs have agreed so far.
 
-    The trust in a rung is Kendall's rank correlation of the losses there with those on the next rung, of the latest
-    trials that have both. A fraction ``eta**-trust`` of a rung is promoted: 1 / eta where the ranks agree, all where
-    they do not. A new trial begins on the lowest rung from which the product of trust up to the top is enough, and at
-    the full budget where none is. The first trials, and one in some later on, go through all rungs: without them no
-    trust could be had, or had again.
+    The trust in a rung is Kendall's rank correlation of the losses there with those on the next rung, over the latest
+    trials that have both. A fraction ``eta**-trust`` of a rung is promoted: 1 / eta if the ranks agree, all if they do
+    not. A new trial starts on the lowest rung from which the product of trust up to the top is large enough, or at the
+    full budget. The first trials, and some later ones, go through all rungs, because trust is measured with them.
 
-    Rungs are left out from which the limit on trials lets few come to the top, or none: those whose round does not fit
-    in what is left of it when the study begins or is resumed. A round from r rungs below the top is ``eta**r`` new
-    trials and the promotions that follow, and what the other slots begin in the meantime: the first of them comes to
-    the top after ``1 + eta + ... + eta**(r - 1)`` times the duration of a new trial, as durations follow the budgets.
+    Rungs are left out if the limit on trials would let few or no trials reach the top from them. These are the rungs
+    whose round does not fit in the remaining limit when the study starts or is resumed. A round from r rungs below the
+    top is ``eta**r`` new trials, the promotions that follow, and what the other slots start meanwhile. The first trial
+    reaches the top after ``1 + eta + ... + eta**(r - 1)`` times the duration of a new trial, because durations are in
+    proportion to budgets.
     """
 
     def __init__(self, ladder: Ladder, limit: int | None = None) -> None:
-        """`limit` is that on the trials of all rungs together; None without one."""
+        """`limit` is the limit on trials of all rungs together, or None."""
         super().__init__(ladder)
         self._limit = limit
         self._slots = 0
         self._drawn = 0
-        #: trials of a resumed study that no round gains from: failed ones, and those of another ladder
+        #: number of trials of a resumed study that no round uses: failed ones, and those of another ladder
         self._spent = 0
-        #: origins that go through all rungs, and have not come to the top
+        #: origins that go through all rungs and have not reached the top
         self._pilots: list[int] = []
-        #: by rung, the origins of its latest results
+        #: origins of the latest results, by rung
         self._latest: list[deque[int]] = [deque(maxlen=LATEST) for _ in self._budgets]
-        #: by rung below the top, the trust in it; None before it is known
+        #: trust by rung below the top; None before it is known
         self.trust: list[float | None] = [None] * (len(self._budgets) - 1)
 
     @property
@@ -58,8 +58,8 @@ class TrustingAsha(Asha):
         """A sentence on the rungs that the limit leaves out."""
         spent = f", {self._spent} of which have failed or had other budgets," if self._spent else ""
         return (
-            f"fidelity auto begins at budget {self._budgets[self._lowest]:g}: with a limit of {self._limit} trials"
-            f"{spent} few if any would come from a lower one to {self._budgets[-1]:g}"
+            f"fidelity auto starts at budget {self._budgets[self._lowest]:g}: with a limit of {self._limit} trials"
+            f"{spent} few or no trials would get from a lower one to {self._budgets[-1]:g}"
         )
 
     def offers(self, slots: int = 0) -> Sequence[Wanted]:
@@ -97,7 +97,7 @@ class TrustingAsha(Asha):
         return [*dict.fromkeys([*self._waiting_pilots(place), *rung.candidates(whole(len(rung) * fraction))])]
 
     def _waiting_pilots(self, place: int) -> Sequence[int]:
-        """Return the pilots whose next rung is the one above; a failed one goes no further."""
+        """Return the pilots whose next rung is the one above. Failed ones stay."""
         rung = self._rungs[place]
         losses = [(origin, rung.losses.get(origin, math.inf)) for origin in self._pilots]
         return [origin for origin, loss in losses if loss < math.inf and not rung.is_promoted(origin)]
@@ -117,12 +117,12 @@ class TrustingAsha(Asha):
 
     @property
     def _lowest(self) -> int:
-        """The lowest rung whose round fits in the limit; the top one if none does."""
+        """The lowest rung whose round fits in the limit, or the top one."""
         top = len(self._budgets) - 1
         return next((place for place in range(top) if self._is_affordable(top - place)), top)
 
     def _is_affordable(self, rungs: int) -> bool:
-        """Return whether a round from so many rungs below the top fits in the limit."""
+        """Return whether a round from this many rungs below the top fits in the limit."""
         if self._limit is None:
             return True
         on_rungs: list[int] = [self._eta**above for above in range(rungs + 1)]

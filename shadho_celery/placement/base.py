@@ -13,7 +13,7 @@ Fits = Callable[[Trial, ComputeClass], bool]
 
 
 class Load(Protocol):
-    """Slots that attempts of a study take."""
+    """Slots used by attempts of a study."""
 
     def taken(self, compute_class: str) -> int:
         """Return the number of slots of a class."""

@@ -18,35 +18,35 @@ from shadho_celery.predictors.cost_model import CostModel
 from shadho_celery.predictors.features import Array
 from shadho_celery.space.split import Subspace
 
-#: k of the index rule: trials that a subspace must fall behind to count twice as much
+#: k of the index rule: number of trials that a subspace must be behind to count twice as much
 PATIENCE = 15.0
 
-#: standard deviations by which a pair of subspace and class counts as faster than it is believed to be
+#: number of standard deviations by which a pair of subspace and class counts as faster than estimated
 OPTIMISM = 1.0
 
-#: digits of an index's logarithm that count: of equals but for rounding, the first in turn is taken
+#: number of digits of an index's logarithm that count: if indices differ only by rounding, the next one in turn is used
 DIGITS = 9
 
-#: step of a class's price, in its logarithm, for a trial that goes to another class than the one it is cheapest on; in
-#: standard deviations of the trials' comparative costs
+#: step of a class's price, in its logarithm, when a trial goes to another class than its cheapest one; in standard
+#: deviations of the trials' comparative costs
 STEP = 0.05
-#: the most steps that one trial moves a price by
+#: maximum number of steps by which one trial changes a price
 MOST_STEPS = 4.0
 
 
 class CostPolicy:
-    """Gives a slot the trial that its class is comparatively good at, unless other subspaces are far behind.
+    """Gives a slot the trial that its class runs comparatively fast, unless other subspaces are far behind.
 
-    A subspace j has the index (backlog_j + k) * min_c' S_jc' / S_jc on class c, S the mean seconds of its trials on the
-    live classes. One of its trials in the pool, i, has that times min_c' P_c' D_ic' / (P_c D_ic): D are the factors by
-    which the trial's params change the seconds, and P is the price of a class's second within the subspace. The
-    greatest is taken; a subspace without trials in the pool stands for its next one. Where one sampler draws in the
-    whole space there are no backlogs, D is the trial's seconds and there is one set of prices.
+    A subspace j has the index (backlog_j + k) * min_c' S_jc' / S_jc on class c, where S are the mean seconds of its
+    trials on the live classes. Trial i of its pool has this index times min_c' P_c' D_ic' / (P_c D_ic). D are the
+    factors by which the trial's params change the seconds, and P is the price of a class's second within the subspace.
+    The greatest index is taken. A subspace without trials in the pool is represented by its next trial. If one sampler
+    draws in the whole space, there are no backlogs, D is the trial's seconds, and there is one set of prices.
 
-    The backlogs and the prices find by themselves the dual variables of the linear program of the best placement.
-    Sources: MaxWeight, Tassiulas and Ephremides, IEEE TAC 37, 1992, where k keeps it from following mere noise; for the
-    prices, dual subgradient steps as in Devanur and Hayes, "The Adwords Problem", ACM EC 2009: a class that is wanted
-    more than it can do gets dearer.
+    Backlogs and prices converge to the dual variables of the linear program of the best placement. Sources: MaxWeight,
+    Tassiulas and Ephremides, IEEE TAC 37, 1992, where k reduces the effect of noise; for the prices, dual subgradient
+    steps as in Devanur and Hayes, "The Adwords Problem", ACM EC 2009: the price of a class rises if there is more
+    demand than it can serve.
     """
 
     def __init__(self, cost_model: CostModel, pool: Pool) -> None:
@@ -55,17 +55,18 @@ class CostPolicy:
         self._model = cost_model
         self._classes: tuple[str, ...] = ()
         self._slots = 0
-        #: by live class and row, a subspace's least log seconds on any live class less those on this one
+        #: by live class and row: a subspace's least log seconds on any live class minus those on this one
         self._advantages: list[list[float]] = []
-        #: version of the model's belief and budget of new trials that they are of
+        #: version of the model's estimates and budget of new trials for which they were computed
         self._known: tuple[int, float | None] = -1, None
         self._budget: float | None = None
-        #: log prices of the live classes within each subspace, shape (subspaces, classes); by class those of any seen
+        #: log prices of the live classes within each subspace, shape (subspaces, classes); by class those of all seen
+        #: classes
         self._prices = np.empty((0, 0))
         self._prices_seen: dict[str, Array] = {}
         #: log of priced factors of the trials in the pool, shape (trials, classes), as of the last pick
         self._costs = np.empty((0, 0))
-        #: by row, the standard deviation of its trials' comparative costs, as of a version of the pool
+        #: standard deviation of its trials' comparative costs by row, as of a version of the pool
         self._spreads: dict[int, float] = {}
         self._spreads_version = -1
 
@@ -79,7 +80,7 @@ class CostPolicy:
         if tuple(names) != self._classes:
             self._prices_seen |= dict(zip(self._classes, self._prices.T, strict=True))
             self._known, self._spreads_version = (-1, None), -1
-            # Only their differences count, and they are 0 on average: that is a new class's price.
+            # Only their differences matter, and they are 0 on average, which is the price of a new class.
             new = np.zeros(len(self._model.log_seconds(names)))
             columns = [self._prices_seen.get(name, new) for name in names]
             self._prices = np.array(columns).reshape(len(names), len(new)).T.copy()
@@ -117,12 +118,12 @@ class CostPolicy:
         return Choice(trial, overdue=self._pool.take(drawn))
 
     def _indices(self, column: int, backlogs: Mapping[str, float]) -> list[float]:
-        """Return the logarithms of the subspaces' indices on a class, by row; of those without a backlog -inf."""
+        """Return the logarithms of the subspaces' indices on a class, by row; -inf without a backlog."""
         if self._known != (known := (self._model.version, self._budget)):
             self._known = known
             seconds = self._model.log_seconds(self._classes, OPTIMISM, self._budget)
             self._advantages = (seconds.min(axis=1, keepdims=True) - seconds).T.tolist()
-        # Plain numbers: of a few subspaces they take less time than arrays.
+        # Plain numbers, which are faster than arrays for a few subspaces.
         advantages, row_of = self._advantages[column], self._model.row_of
         indices = [-math.inf] * len(advantages)
         for name, behind in backlogs.items():
@@ -131,7 +132,7 @@ class CostPolicy:
         return indices
 
     def _best_drawn(self, column: int, indices: Sequence[float], slot: Slot, fits: Fits) -> tuple[int | None, float]:
-        """Return the place in the pool of the trial that fits with the greatest index, and the index's logarithm."""
+        """Return the place in the pool of the fitting trial with the greatest index, and the index's logarithm."""
         trials, rows = self._pool.trials, self._pool.rows
         departures = self._pool.departures()
         if self._pool.is_whole:
@@ -141,7 +142,7 @@ class CostPolicy:
             costs = departures + self._prices[rows]
             worth = costs.min(axis=1) - costs[:, column] + np.array(indices)[rows]
         self._costs, worth = costs, worth.round(DIGITS)
-        # Mostly the first fits.
+        # Usually the first one fits.
         for _ in trials:
             place = int(worth.argmax())
             if fits(trials[place], slot.compute_class):
@@ -150,10 +151,9 @@ class CostPolicy:
         return None, -math.inf
 
     def _move_prices(self, drawn: int, column: int) -> None:
-        """Make the class that a trial is cheapest on dearer, and the one that takes it cheaper, by what is lost.
+        """Raise the price of the class on which a trial is cheapest, and lower that of the class that takes it.
 
-        A step is in proportion to the differences between the trials: where their params tell nothing there is nothing
-        to pay for.
+        A step is in proportion to the differences between the trials: if their params have no effect, prices stay.
         """
         costs = self._costs[drawn]
         cheapest = int(costs.argmin())
@@ -200,7 +200,7 @@ class RungsCostPolicy(CostPolicy):
 
 
 class FifoPolicy:
-    """Every slot takes the trial that is next by the shares, whatever the slot: first come, first served."""
+    """Every slot takes the trial that is next by the shares: first come, first served."""
 
     def see(self, classes: Sequence[ComputeClass]) -> None:
         pass

@@ -1,4 +1,4 @@
-"""Pool of drawn trials, from which a free slot takes the one that its compute class is comparatively good at."""
+"""Pool of drawn trials, from which a free slot takes the one that its compute class runs comparatively fast."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from shadho_celery.core.trial import Trial
 from shadho_celery.predictors.cost_model import CostModel
 from shadho_celery.predictors.features import Array
 
-#: trials in the pool: a quarter of the slots, and four for each slot of a small fleet up to so many; the most of all.
+#: number of trials in the pool: a quarter of the slots; on a small fleet four per slot up to this many; and the maximum
 PART_OF_SLOTS, EACH_SLOT, LEAST, MOST = 4, 4, 32, 64
-#: a sampler that learns from losses loses by each trial that is drawn ahead: there it is a quarter of the slots, and
-#: half of those of a small fleet up to so many
+#: a sampler that learns from losses gets worse with each trial drawn ahead, so its number is a quarter of the slots, or
+#: on a small fleet half of them up to this many
 PART_OF_FEW, LEAST_ADAPTIVE = 2, 8
-#: the pool's one part where one sampler draws in the whole space, in place of a subspace's name
+#: the pool's only part, instead of subspaces, if one sampler draws in the whole space
 WHOLE = ""
-#: with fewer trials of a subspace to choose from, none of it are drawn ahead
+#: if a subspace would have fewer trials to choose from, none of it are drawn ahead
 LEAST_EACH = 2
-#: part of a subspace's trials that must be missing before others are drawn: together they are predicted faster
+#: fraction of a subspace's trials that must be missing before others are drawn: predicting them together is faster
 REFILL = 2
-#: trials of its part, in units of the part's places in the pool, that may be sent before a drawn trial: it then
-#: leaves the pool and goes to the next slot that fits. So none waits for more than 32 rounds of a fleet of up to 8
+#: number of trials of its part, in units of the part's places in the pool, that may be sent before a drawn trial; then
+#: it leaves the pool and goes to the next slot that fits. So none waits for more than 32 rounds of a fleet of up to 8
 #: slots, 256 trials up to 128 slots, and two rounds of a larger fleet, or of any with an adaptive sampler.
 MOST_WAIT = 8
 
 
 class Pool:
-    """Drawn trials in the order of their draws, and what their params are predicted to do to their log seconds."""
+    """Drawn trials in the order of their draws, and the predicted effects of their params on their log seconds."""
 
     def __init__(
         self,
@@ -54,8 +54,8 @@ class Pool:
         self.is_whole = WHOLE in shares
         #: the trials, the oldest first
         self.trials: list[Trial] = []
-        #: of each trial, its part, what the cost model knows its params by, and the trials of its part that had been
-        #: sent when it was drawn
+        #: for each trial: its part, the cost model's representation of its params, and the number of trials of its part
+        #: that had been sent when it was drawn
         self._parts: list[str] = []
         self._functions: list[Array] = []
         self._sent_before: list[int] = []
@@ -63,13 +63,13 @@ class Pool:
         self.rows: NDArray[np.intp] = np.empty(0, dtype=np.intp)
         #: departures of the trials from their subspace's log seconds, shape (trials, live classes)
         self._departures = np.empty((0, 0))
-        #: version of the model's belief in the effects of params that they are of
+        #: version of the model's estimated effects of params for which they were computed
         self.version = -1
         #: trials by part
         self.in_part: Counter[str] = Counter()
-        #: by part, trials that have been sent from the pool
+        #: number of trials that have been sent from the pool, by part
         self._sent: Counter[str] = Counter()
-        #: by part that is worth drawing ahead for, the most of its trials
+        #: maximum number of its trials, by part that is drawn ahead
         self.sizes: dict[str, int] = {}
         self._classes: tuple[str, ...] = ()
 
@@ -89,7 +89,7 @@ class Pool:
         self.sizes = {name: part for name, part in parts.items() if part >= LEAST_EACH}
 
     def missing(self) -> dict[str, int]:
-        """Return by part how many trials are to be drawn now."""
+        """Return how many trials should be drawn now, by part."""
         missing = {name: size - self.in_part[name] for name, size in self.sizes.items()}
         return {name: number for name, number in missing.items() if number >= max(1, self.sizes[name] // REFILL)}
 
@@ -119,7 +119,7 @@ class Pool:
         return self._remove(oldest) if self._sent[part] - self._sent_before[oldest] >= most else None
 
     def departures(self) -> Array:
-        """Return by how much the trials depart from their subspaces' log seconds, shape (trials, live classes)."""
+        """Return the trials' departures from their subspaces' log seconds, shape (trials, live classes)."""
         version = self._model.effects_version
         if version != self.version:
             self.version = version
@@ -140,7 +140,7 @@ class Pool:
         trial = self.trials.pop(place)
         self.in_part[self._parts[place]] -= 1
         del self._parts[place], self._functions[place], self._sent_before[place]
-        # In place: `np.delete` takes five times as long.
+        # In place, because `np.delete` takes five times as long.
         for each in (self._departures, self.rows):
             each[place:-1] = each[place + 1 :]
         self._departures, self.rows = self._departures[:-1], self.rows[:-1]

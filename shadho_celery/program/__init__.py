@@ -1,4 +1,4 @@
-"""A search inside one's own program: `minimize`, `Study`, and hyperopt's own way to call.
+"""A search in a user's program: `minimize`, `Study`, and hyperopt's interface.
 
 May use: all rooms. `search` has `minimize`, `study` has `Study`, which is also for ask/tell loops; `on_workers` runs a
 study file on workers, `progress` shows a bar or the live view, `hyperopt_api` has hyperopt's names, `notices` warns,

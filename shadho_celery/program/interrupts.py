@@ -1,4 +1,4 @@
-"""Ctrl-C during a search of one's own program: it waits until the study's records are whole."""
+"""Ctrl-C during a search in a user's program: it waits until the study's records are complete."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from typing import Any
 
 
 class Interrupts:
-    """Holds Ctrl-C back while a study changes, and then hands it to the handler that was there before.
+    """Delays Ctrl-C while a study changes, and then passes it to the previous handler.
 
-    A context manager, which may be entered again inside itself. The handler, by default the one that raises
-    KeyboardInterrupt, is called at its end, in `deliver`, and at once while the objective runs: then nothing is
-    half-changed. A second Ctrl-C does not wait, as a database that does not answer may be what keeps the first.
-    In another thread than the main one, which gets no signals, it does nothing.
+    A context manager that can be nested. The handler, by default the one that raises KeyboardInterrupt, is called at
+    its end, in `deliver`, and at once while the objective runs, because nothing is partly changed then. A second Ctrl-C
+    does not wait, because the first may wait for a database that does not answer. In another thread than the main one,
+    which gets no signals, it does nothing.
     """
 
     def __init__(self) -> None:
-        #: True once a second Ctrl-C has ended a change half-way: only what is stored is whole
+        #: True once a second Ctrl-C has interrupted a change: only what is stored is complete
         self.is_torn = False
         self._depth = 0
         self._is_held = False
         self._is_objective = False
-        #: the handler before; None while there is none of Python's, and while this one is not installed
+        #: the previous handler; None if it is not a Python handler, or while this one is not installed
         self._before: Callable[[int, FrameType | None], Any] | None = None
 
     def __enter__(self) -> Interrupts:
         self._depth += 1
         if self._depth == 1 and threading.current_thread() is threading.main_thread():
             before = signal.getsignal(signal.SIGINT)
-            # A signal that is ignored, or ends the process, stays so.
+            # A signal that is ignored, or that ends the process, stays so.
             if callable(before):
                 self._before = before
                 signal.signal(signal.SIGINT, self._note)
@@ -47,18 +47,18 @@ class Interrupts:
                 before(signal.SIGINT, None)
 
     def deliver(self) -> None:
-        """Handle a Ctrl-C that was held back, at a moment when nothing is half-changed."""
+        """Handle a delayed Ctrl-C at a time when nothing is partly changed."""
         if self._before is not None and self.forget():
             self._before(signal.SIGINT, None)
 
     def forget(self) -> bool:
-        """Take a Ctrl-C for handled; return whether there was one."""
-        # It may have come when the objective had just returned.
+        """Mark a Ctrl-C as handled. Return whether there was one."""
+        # It may have arrived when the objective had just returned.
         was_held, self._is_held, self._is_objective = self._is_held, False, False
         return was_held
 
     def at_once(self, objective: Callable[..., Any]) -> Callable[..., Any]:
-        """Return the objective, during whose call Ctrl-C is not held back."""
+        """Return the objective as a function during which Ctrl-C is not delayed."""
 
         @wraps(objective)
         def called(*values: Any) -> Any:
@@ -77,5 +77,6 @@ class Interrupts:
             return
         self.is_torn = self.is_torn or not self._is_objective
         self._before(number, frame)
-        # An own handler that returns has handled it. Where it raises, an objective that catches that still ends.
+        # A handler of the user that returns has handled it. If it raises and an objective catches that, the search
+        # still ends.
         self._is_held = self.is_torn = False

@@ -1,4 +1,4 @@
-"""What the front of a study of several losses covers, over time."""
+"""Hypervolume of the front of a study with several losses, over time."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ from shadho_celery.errors import UsageError
 from shadho_celery.study.front import Front, hypervolumes, reference_point
 from shadho_celery.study.trials import FinishedTrials
 
-#: most moments of a history; of more changes of the front some are left out
+#: maximum number of times in a history; if the front changed more often, some are left out
 MOST = 100
 
 
 class Coverage(Struct, frozen=True, kw_only=True):
-    """Hypervolumes of a front against one reference point; of more than three losses they are estimated."""
+    """Hypervolumes of a front with one reference point; with more than three losses they are estimated."""
 
-    #: by name, losses as the objective returned them
+    #: losses by name, as the objective returned them
     reference: Mapping[str, float]
-    #: trials that had ended, and the hypervolume of the front then; the last one is the present
+    #: number of ended trials, and the hypervolume of the front then; the last one is the current
     history: Sequence[tuple[int, float]]
 
     @property
     def hypervolume(self) -> float:
-        """The present hypervolume."""
+        """The current hypervolume."""
         return self.history[-1][1]
 
 
 def coverage(
     trials: FinishedTrials, objectives: Mapping[str, str], reference: Mapping[str, float] | None = None
 ) -> Coverage | None:
-    """Return what the front has covered; None for less than two objectives, and without a feasible trial.
+    """Return the hypervolume of the front over time, or None for less than two objectives or without a feasible trial.
 
-    The `reference` point is by default beyond the worst of each loss so far by a tenth of its range. Raises UsageError
+    By default the `reference` point is beyond the worst of each loss so far by a tenth of its range. Raises UsageError
     unless it has a finite number for each of them.
     """
     if reference is not None:
@@ -57,7 +57,7 @@ def coverage(
     front = Front()
     changes = [place for place, (_, losses) in enumerate(found) if front.add(place, losses)]
     looked_at = sorted({round(place) for place in np.linspace(0, len(changes) - 1, min(MOST, len(changes)))})
-    # What a point covers stays covered when a better one takes its place on the front.
+    # The volume of a point stays covered when a better one replaces it on the front.
     points = np.array([found[place][1] for place in changes])
     volumes = hypervolumes(points, point, [place + 1 for place in looked_at])
     history = [(found[changes[place]][0], volume) for place, volume in zip(looked_at, volumes, strict=True)]

@@ -15,12 +15,12 @@ from shadho_celery.results.trial import TrialResult
 
 _PACKAGE = Path(__file__).parents[1]
 
-#: called with the study and one of its trials that has ended
+#: called with the study and one of its ended trials
 OnTrial = Callable[[RunningStudy, TrialResult], Any]
 
 
 class TrialCallback:
-    """Calls it with each trial. What it raises is said once for each line of code, and stops nothing."""
+    """Calls it with each trial. An exception is reported once for each line of code, and stops nothing."""
 
     def __init__(self, function: OnTrial, study: RunningStudy, say: Callable[[str], None]) -> None:
         self._function = function
@@ -29,20 +29,20 @@ class TrialCallback:
         self._said: set[str] = set()
 
     def __call__(self, trial: Trial) -> None:
-        """Call it with a trial that is recorded."""
+        """Call it with a recorded trial."""
         try:
             self._function(self._study, self._study.result_of(trial))
         except (Exception, SystemExit) as error:
             where = _line(error)
             if where not in self._said:
                 self._said.add(where)
-                self._say(f"on_trial failed after trial {trial.number}: {_cause(error)} ({where}); the study goes on")
+                self._say(f"on_trial failed after trial {trial.number}: {_cause(error)} ({where}); the study continues")
 
 
 def check_on_trial(function: object, where: str) -> None:
     """Raise UsageError unless it can be called with a study and a trial; `where` names it."""
     if not callable(function):
-        raise UsageError(f"{where} is no function but {short(function, 60)}; write def on_trial(study, trial)")
+        raise UsageError(f"{where} is not a function but {short(function, 60)}; write def on_trial(study, trial)")
     if not accepts(function, 2):
         raise UsageError(f"{where} does not take a study and a trial; write def on_trial(study, trial)")
 
@@ -55,7 +55,7 @@ def _cause(error: BaseException) -> str:
 
 
 def _line(error: BaseException) -> str:
-    """Return the last line of the traceback that is the user's own, else the last one."""
+    """Return the last line of the traceback that is in the user's code, else the last one."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if not Path(frame.filename).is_relative_to(_PACKAGE)]
     last = (own or frames)[-1]

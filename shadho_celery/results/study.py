@@ -1,4 +1,4 @@
-"""A recorded study: what it has found, and its deletion."""
+"""A recorded study: its results, and its deletion."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class StudySummary(Struct, frozen=True, kw_only=True):
-    """A study in one line of a list."""
+    """One line about a study in a list."""
 
     name: str
     key: str
@@ -42,37 +42,39 @@ class StudySummary(Struct, frozen=True, kw_only=True):
     created_at: float
     #: number of its trials by state
     counts: Mapping[str, int]
-    #: the best loss; of several losses that of the first one
+    #: the best loss; with several losses that of the first one
     best_loss: float | None
-    #: host and process of the scheduler that runs it; None if none does
+    #: host and process of the scheduler that runs it, or None
     running_on: str | None
 
 
 class Deleted(Struct, frozen=True, kw_only=True):
-    """What the deletion of a study removed, and what it could not."""
+    """What the deletion of a study removed, and what it could not remove."""
 
     name: str
     #: the study's key
     key: str
     trials: int
-    #: number from which on it had no trial
+    #: number from which on there were no trials
     numbers: int
-    #: compute classes that its trials were sent to
+    #: compute classes to which its trials were sent
     classes: Sequence[str]
     #: folders of this machine that were removed
     folders: Sequence[str]
     #: folders of this machine that could not be removed
     left: Sequence[str]
-    #: machines whose workers may keep its checkpoints, and the folder below their working directories
+    #: machines whose workers may have its checkpoints, and the folder below their working directories
     hosts: Sequence[str]
     folder_there: str
 
 
 class StudyResults:
-    """A study as its store has it at the moment of each look. Reading takes no lock, and works while it runs."""
+    """A study as its store has it at the time of each call. Reading takes no lock, and works while it runs."""
 
     def __init__(self, store: SqlStore, record: StudyRecord, evaluate: Evaluate | None = None) -> None:
-        """`evaluate` is that of the space, where it is at hand; else values are made by what the store has."""
+        """`evaluate` is that of the space, if it is available; otherwise values are computed from what the store
+        has.
+        """
         self._store = store
         self._record = record
         self._values = Values(record, evaluate)
@@ -84,7 +86,7 @@ class StudyResults:
 
     @property
     def key(self) -> str:
-        """Name of the study that is unique among all stores; its checkpoint folder's, too."""
+        """Name of the study that is unique among all stores; also the name of its checkpoint folder."""
         return self._record.key
 
     @property
@@ -99,12 +101,12 @@ class StudyResults:
 
     @property
     def created_at(self) -> float:
-        """Moment of its beginning, in seconds since the epoch."""
+        """Time of its creation in seconds since the epoch."""
         return self._record.created_at
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        """Settings of its runs so far, as far as they were given."""
+        """Settings that were given in its runs so far."""
         return self._record.settings
 
     @property
@@ -114,7 +116,7 @@ class StudyResults:
 
     @property
     def choices(self) -> Mapping[str, str]:
-        """By subspace, what the sampler `auto` chose last, and why; empty with other samplers."""
+        """What the sampler `auto` chose last, and why, by subspace; empty with other samplers."""
         return self._store.find(self.name).choices
 
     @property
@@ -124,7 +126,7 @@ class StudyResults:
 
     @property
     def taught(self) -> int:
-        """Number of trials from elsewhere that have taught it, by a warm start; they are none of its own."""
+        """Number of trials of earlier studies from which it learned (warm start); they are not part of it."""
         return len(self._store.warm_start(self.key))
 
     @property
@@ -134,7 +136,7 @@ class StudyResults:
 
     @property
     def space(self) -> Mapping[str, str]:
-        """Domain and condition of each label, in words."""
+        """Domain and condition of each label as text."""
         return self._record.space
 
     @property
@@ -144,16 +146,16 @@ class StudyResults:
 
     @property
     def running_on(self) -> str | None:
-        """Host and process of the scheduler that runs it; None if none does."""
+        """Host and process of the scheduler that runs it, or None."""
         return self._store.holder(self.key, time.time())
 
     @property
     def counts(self) -> Mapping[str, int]:
-        """Number of trials by state, such as ``{"COMPLETE": 30}``; states without a trial are left out."""
+        """Number of trials by state, such as ``{"COMPLETE": 30}``, without states that no trial has."""
         return {str(state): count for state, count in self._store.counts(self.key).items()}
 
     def count(self, *states: TrialState | str) -> int:
-        """Return the number of trials in one of `states`; of all trials without any."""
+        """Return the number of trials in one of `states`, or of all trials if none is given."""
         counts = self.counts
         return sum(counts.get(TrialState(state).value, 0) for state in states) if states else sum(counts.values())
 
@@ -163,7 +165,7 @@ class StudyResults:
         return TrialResults(self._store, self._record, self._values)
 
     def trial(self, number: int) -> TrialResult:
-        """Return the trial of that number. Raises UsageError if there is none, StoreError if it cannot be read."""
+        """Return the trial with this number. Raises UsageError if there is none, StoreError if it cannot be read."""
         for trial in self._store.trials(self.key, [number]):
             return self._result(trial)
         numbers = [*self._store.numbers(self.key)]
@@ -173,7 +175,7 @@ class StudyResults:
         raise UsageError(f"study {self.name!r} has no trial {short(number)}; {known}")
 
     def below(self, trial: TrialResult) -> TrialResult | None:
-        """Return the trial that a promoted one continues, on the rung below; None for one that continues none."""
+        """Return the trial on the rung below that a promoted one continues, or None."""
         if trial.origin is None or trial.rung is None:
             return None
         number = trial.origin if trial.rung == 1 else self._store.on_rung(self.key, trial.origin, trial.rung - 1)
@@ -181,7 +183,7 @@ class StudyResults:
         return None if found is None else self._result(found)
 
     def above(self, trial: TrialResult) -> TrialResult | None:
-        """Return the trial that a trial was promoted to, on the rung above; None if it was not."""
+        """Return the trial on the rung above to which a trial was promoted, or None."""
         if trial.rung is None:
             return None
         origin = trial.number if trial.origin is None else trial.origin
@@ -191,10 +193,10 @@ class StudyResults:
 
     @property
     def best(self) -> TrialResult:
-        """The COMPLETE trial with the least loss, of those with the highest budget.
+        """The COMPLETE trial with the least loss among those with the highest budget.
 
-        A feasible one, if there is any, else the nearest. Of several losses it is the first trial of the front.
-        Raises NoSuccessfulTrial, with the reason, if there is none.
+        It is a feasible one if there is any, otherwise the one with the smallest violation. With several losses it is
+        the first trial of the front. Raises NoSuccessfulTrial, with the reason, if there is none.
         """
         found = self.best_or_none
         if found is None:
@@ -221,7 +223,7 @@ class StudyResults:
         return None if loss is None else turned_first(loss, self.objectives)
 
     def why_no_best(self) -> str | None:
-        """Return the reason why the study has no best trial, with its most frequent failure; None if it has one."""
+        """Return the reason why the study has no best trial, with its most frequent failure, or None if it has one."""
         if self.best_or_none is not None:
             return None
         states = {name.lower(): count for name, count in self.counts.items()}
@@ -236,27 +238,27 @@ class StudyResults:
 
     @property
     def front(self) -> list[TrialResult]:
-        """Feasible trials that no other one dominates, the best first loss first; empty in a study of one loss.
+        """Feasible trials that no other one dominates, sorted by the first loss; empty in a study of one loss.
 
         One dominates another if it is as good in all losses, and better in one.
         """
         return [self._result(trial) for trial in self._recorded.trials.front] if len(self.objectives) > 1 else []
 
     def coverage(self, reference: Mapping[str, float] | None = None) -> Coverage | None:
-        """Return the hypervolume of the front over time; None for one loss, and without a feasible trial.
+        """Return the hypervolume of the front over time, or None for one loss or without a feasible trial.
 
-        The `reference` point has a loss for each name, as the objective returns it; by default it lies beyond the worst
+        The `reference` point has a loss for each name, as the objective returns it. By default it is beyond the worst
         of each loss so far by a tenth of its range. Raises UsageError unless it has a finite number for each.
         """
         return coverage(self._recorded.trials, self.objectives, reference)
 
     def read_report(self) -> StudyReport:
-        """Return what the study has found so far, in one record."""
+        """Return the results of the study so far in one record."""
         return report_of(self._recorded, self._store, self._values, running_on=self.running_on)
 
     @property
     def _recorded(self) -> Recorded:
-        """The study at this moment."""
+        """The study at this time."""
         return Recorded(self._store, self._record)
 
     def _result(self, trial: Trial) -> TrialResult:
@@ -264,7 +266,7 @@ class StudyResults:
 
     @property
     def values_note(self) -> str | None:
-        """Reason why some values that were looked at so far are shown as texts; None if none is."""
+        """Reason why some values used so far are shown as texts, or None."""
         return self._values.note
 
     def trials_dataframe(self) -> pd.DataFrame:
@@ -272,38 +274,38 @@ class StudyResults:
         return self.dataframe()
 
     def dataframe(self) -> pd.DataFrame:
-        """Return the trials as a table of pandas: one row a trial, one column a label (its value), one a metric."""
+        """Return the trials as a pandas table: one row per trial, one column per label (its value) and per metric."""
         return make_frame(self.trials, self._values)
 
     def write_csv(self, file: TextIO, *, plain: bool = False) -> None:
         """Write the same table as CSV, without pandas.
 
-        A text that a spreadsheet takes for a formula gets an apostrophe in front, unless `plain`.
+        A text that a spreadsheet would run as a formula gets an apostrophe in front, unless `plain`.
         """
         write_csv(self.trials, self._values, file, plain=plain)
 
     def delete(self) -> Deleted:
         """Delete the study with its trials and reports, and its folders below this working directory.
 
-        Raises StudyLocked if it runs. What lies on the disks of other machines is named in the answer. A fleet may
-        still have messages of its trials: `fleet.removal`, and with it `rm`, removes them.
+        Raises StudyLocked if it runs. The result lists what is on the disks of other machines. A fleet may still have
+        messages of its trials, which `fleet.removal` and `rm` remove.
         """
         with closing(SqlStore(self._store.url)) as store:
             store.find(self.name)
             if (where := store.holder(self.key, time.time())) is not None:
                 raise StudyLocked(f"study {self.name!r} is run by the scheduler on {where}; stop it first")
             if is_locked(EMBEDDED / self.key / LOCK):
-                raise StudyLocked(f"the workers of study {self.name!r} are still ending; try again in some seconds")
+                raise StudyLocked(f"the workers of study {self.name!r} are still ending; try again in a few seconds")
             fence = store.lock(self.key, holder_name(), time.time())
             trials, hosts = sum(store.counts(self.key).values()), store.hosts(self.key)
             numbers, classes = max(store.numbers(self.key), default=-1) + 1, store.classes(self.key)
             store.delete(self.key, fence)
-        # Where its checkpoints are not here, workers of this machine have kept them in another folder.
+        # If its checkpoints are not here, workers of this machine have stored them in another folder.
         here = {"this process"} | ({socket.gethostname()} if (CHECKPOINTS / self.key).is_dir() else set())
         found = [folder for each in FOLDERS if (folder := each / self.key).is_dir()]
         for folder in found:
             with suppress(UsageError):
-                # A link leads to a folder that may be another's, too.
+                # A link leads to a folder that may belong to others.
                 shutil.rmtree(below(folder.parent, folder.name), ignore_errors=True)
         return Deleted(
             name=self.name,
@@ -322,16 +324,16 @@ class StudyResults:
 
 
 class RunningStudy(StudyResults):
-    """A study while it runs, as `on_trial` gets it: its results so far, and a way to end it."""
+    """A study while it runs, as passed to `on_trial`: its results so far, and a way to end it."""
 
     def __init__(self, store: SqlStore, record: StudyRecord, evaluate: Evaluate, end: Callable[[], None]) -> None:
         super().__init__(store, record, evaluate)
         self._end = end
-        #: True once it is to end
+        #: True if it should end
         self.is_stopped = False
 
     def stop(self) -> None:
-        """End the study as a limit does: nothing new is sent, and running trials finish."""
+        """End the study like a limit: nothing new is sent, and running trials finish."""
         self.is_stopped = True
         self._end()
 
@@ -341,10 +343,10 @@ class RunningStudy(StudyResults):
 
 
 def load_study(store: str, name: str, *, told: Callable[[str], None] | None = None) -> StudyResults:
-    """Return the study called `name`, which may be shortened while it is unique, from the store at a URL.
+    """Return the study called `name`, or the only one whose name begins with it, from the store at a URL.
 
-    With `told` a module stands for its latest study, and `told` gets a line that says which one.
-    Raises StudyNotFound, which names the candidates if there are several, or StoreError.
+    With `told`, a module means its latest study, and `told` is called with a line that names it. Raises StudyNotFound,
+    which names the candidates if there are several, or StoreError.
     """
     if not isinstance(name, str) or not name:
         raise UsageError(f"a study's name is a text, not {short(name, 60)}")

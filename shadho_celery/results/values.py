@@ -1,4 +1,4 @@
-"""Values of a recorded trial: what the objective got, by the space's own shape."""
+"""Values of a recorded trial: what the objective got, in the space's own shape."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from shadho_celery.objective import study_file
 from shadho_celery.space.stored import RestoredSpace
 from shadho_celery.store.base import StudyRecord
 
-#: makes values from params
+#: computes values from params
 Evaluate = Callable[[Params], Any]
 
 
 class Values:
-    """Makes values by the space that the store has, else by that of the study's module, else as texts."""
+    """Computes values with the space in the store, else with that of the study's module, else as texts."""
 
     def __init__(self, record: StudyRecord, evaluate: Evaluate | None = None) -> None:
-        """`evaluate` is that of the space itself, where it is at hand."""
+        """`evaluate` is that of the space itself, if it is available."""
         self._record = record
         self._evaluate = evaluate
         #: reason why some values are texts, with its remedy; None as long as all are what the objective got
@@ -45,7 +45,9 @@ class Values:
             return value
 
     def shown(self, params: Params, label: str) -> Any:
-        """Return the value of one active label as a table shows it; never None, which is an inactive one there."""
+        """Return the value of one active label as a table shows it. It is never None, which means an inactive label
+        there.
+        """
         value = self._restored.shown(params, label) if self._restored else params[label]
         return "None" if value is None else value
 
@@ -61,16 +63,16 @@ class Values:
 
     @cached_property
     def _of_module(self) -> Evaluate | None:
-        """Evaluation by the space of the study's module; None, and a note, if it has no such space.
+        """Evaluation with the space of the study's module; None, with a note, if it has no such space.
 
-        Only of a module that this program has imported itself: a store may be a stranger's, and names any.
+        Only for a module that this program has imported itself, because a stranger's store may name any module.
         """
         name = self._record.module
         if not name:
-            self.note = "some values are shown as texts: they are objects that only the study's own program has"
+            self.note = "some values are shown as texts: they are objects that exist only in the study's own program"
             return None
         if name not in sys.modules:
-            self.note = f"some values are shown as texts: a program that imports {name} first gets the objects"
+            self.note = f"some values are shown as texts: import {name} in the program first to get the objects"
             return None
         from shadho_celery.space.compile import compile_space
 
@@ -80,6 +82,6 @@ class Values:
             self.note = f"some values are shown as texts: {error}"
             return None
         if space.describe() != dict(self._record.space):
-            self.note = f"some values are shown as texts: {name} has another search space now"
+            self.note = f"some values are shown as texts: {name} now has another search space"
             return None
         return space.evaluate

@@ -18,10 +18,10 @@ MOST_COVERED = 100
 
 
 def order_of(losses: Array, violations: Array, most: int) -> NDArray[np.intp]:
-    """Return the places of the best trials, `most` at most, the best first.
+    """Return the places of the best trials, at most `most`, the best first.
 
-    Feasible ones come first, by fronts, and within a front by what each covers ([D], section III; [B]); then the others
-    by their violations. `losses` has shape (n, losses), `violations` (n,): 0 for a feasible trial.
+    Feasible ones come first, by fronts, and within a front by the volume that each covers ([D], section III; [B]). The
+    others follow, sorted by violation. `losses` has shape (n, losses), `violations` (n,): 0 for a feasible trial.
     """
     feasible = np.flatnonzero(violations <= 0)
     found: list[int] = []
@@ -45,10 +45,11 @@ def contributions(points: Array, reference: Array) -> Array:
 
 
 def spread(points: Array) -> NDArray[np.intp]:
-    """Return the places of a front's points in an order whose beginnings cover it well.
+    """Return the places of a front's points in an order in which the first points already cover it well.
 
-    Of two losses the point that covers least alone is last, and so on with the others ([B], section 3.1). Of three, for
-    its time's sake, what each covers beside all others is looked at once; of more, how crowded it is ([D]).
+    For two losses, the point that alone covers least is last, and so on with the others ([B], section 3.1). To save
+    time, for three losses the volume that each covers alone is computed only once, and for more losses crowding is used
+    ([D]).
     """
     points = np.ldexp(points, -sizes(points))
     low, high = points.min(axis=0), points.max(axis=0)
@@ -76,7 +77,7 @@ def crowding(points: Array) -> Array:
 
 
 def _covered_alone(points: Array) -> Array:
-    """Return `contributions` to a front of two losses, scaled to [0, 1]: each point's only neighbours are two."""
+    """Return `contributions` to a front of two losses, scaled to [0, 1]. Each point has only two neighbours."""
     order, corner = np.argsort(points[:, 0], kind="stable"), _corner(points)
     right = np.append(points[order[1:], 0], corner[0])
     above = np.concatenate([corner[1:], points[order[:-1], 1]])

@@ -19,15 +19,15 @@ from shadho_celery.study.state import StudyState
 #: proposals for a partial point, which the nearest of them completes; and their limit for all points together
 PROPOSALS, MOST_PROPOSALS = 8, 64
 
-#: mixed into the study's seed: for the draws that complete a partial point, and for the proposals
+#: mixed into the study's seed: for draws that complete a partial point, and for the proposals
 _STREAM, _PROPOSAL_STREAM = 0x6E, 0x6F
 
-#: name of a subspace and params within it
+#: name of a subspace, and params within it
 Found = tuple[str, Params]
 
 
 def enqueue(study: StudyState, plan: Plan, points: Iterable[object]) -> int:
-    """Add a WAITING trial for each point, in order; return their number. A scheduler made later sends them first.
+    """Add a WAITING trial for each point, in order. Return their number. A scheduler created later sends them first.
 
     Each takes the place of a draw of its subspace. The sampler proposes the values of labels that a point lacks.
     Nothing is added if one of the points is refused: raises as `completed`.
@@ -42,7 +42,7 @@ def enqueue(study: StudyState, plan: Plan, points: Iterable[object]) -> int:
 
 
 def adopt(study: StudyState, plan: Plan, points: Iterable[object], outcomes: Iterable[Outcome]) -> None:
-    """Add a finished trial for each point, which was evaluated elsewhere, with its outcome. Raises as `completed`.
+    """Add a finished trial with its outcome for each point, which was evaluated elsewhere. Raises like `completed`.
 
     Labels that a point lacks are drawn from their laws. A value between two of a grid is accepted.
     """
@@ -96,7 +96,7 @@ def _filled(study: StudyState, plan: Plan, points: Sequence[object], completed: 
     whole, entropy = plan.whole, [study.record.seed, _PROPOSAL_STREAM, len(study)]
     parts = {WHOLE: whole} if plan.spans_space else {each.name: each for each in plan.subspaces}
     known = [each for place, each in enumerate(completed) if place not in partial]
-    # Whatever the sampler: its own trials may repeat, but a point that a person names should tell something new.
+    # With any sampler: its own trials may repeat, but a point that a user names should add information.
     tried = {whole.key(params) for params in chain(_tried(study), (params for _, params in known))}
 
     def is_new(params: Params) -> bool:
@@ -122,20 +122,20 @@ def _filled(study: StudyState, plan: Plan, points: Sequence[object], completed: 
 
 
 def _tried(study: StudyState) -> Iterator[Params]:
-    """Yield the params of the study's trials, and of those that have taught it; cancelled ones count as untried."""
+    """Yield the params of the study's trials, and of those of its warm start; cancelled ones count as untried."""
     for trials in [*_history(study, WHOLE), study.pending()]:
         yield from (each.params for each in trials if each.state is not TrialState.CANCELLED)
 
 
 def _history(study: StudyState, name: str) -> Iterator[list[Trial]]:
-    """Yield the trials that have taught a subspace, or WHOLE, block by block: those from elsewhere and its own."""
+    """Yield the trials from which a subspace, or WHOLE, has learned, in blocks: those of the warm start and its own."""
     for trials in chain([study.warm_start], (block for block, _ in study.history())):
         if told := [each for each in trials if name in {WHOLE, each.subspace}]:
             yield told
 
 
 def _pending(study: StudyState, name: str, known: Iterable[Found]) -> list[Trial]:
-    """Return the pending trials of a subspace, or of WHOLE, and those that whole points are about to be."""
+    """Return the pending trials of a subspace, or of WHOLE, and those that complete points will become."""
     others = (each for each in known if name in {WHOLE, each[0]})
     return [
         *study.pending(None if name == WHOLE else name),

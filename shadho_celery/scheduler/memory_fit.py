@@ -1,7 +1,7 @@
 """Fit of trials to the memories of classes, and the retry after an out-of-memory.
 
-Each memory has an order of its own: a trial that has run out of GPU memory needs a class with larger GPUs, however much
-RAM the others have. A class without GPUs takes it only once no class with GPUs is left for it: the last resort.
+Classes are ordered separately for each kind of memory: a trial that has run out of GPU memory needs a class with larger
+GPUs, whatever the RAM of the others. A class without GPUs takes it only if no class with GPUs is left: the last resort.
 """
 
 from __future__ import annotations
@@ -15,31 +15,31 @@ from shadho_celery.core.trial import WELL, Memory, Result, Retry, Trial
 from shadho_celery.objective.call import joined
 from shadho_celery.predictors.cost_model import CostModel
 
-#: probability of an out-of-memory above which a trial goes to a larger class at once
+#: probability of an out-of-memory above which a trial goes directly to a larger class
 TOO_LIKELY = 0.5
 
 
 class MemoryFit:
-    """Classes of one study in the orders of their memories."""
+    """Classes of one study in the order of each memory."""
 
     def __init__(self, cost_model: CostModel, expected: Sequence[str]) -> None:
         """Order classes of equal or unknown memory by `expected`, the strongest first."""
         self._model = cost_model
         self._strength = {name: place for place, name in enumerate(expected)}
         self._live: Sequence[ComputeClass] = ()
-        #: the classes seen so far, and by memory the names of those that have it, the smallest first
+        #: the classes seen so far; and by memory the names of those that have it, the smallest first
         self._seen: dict[str, ComputeClass] = {}
         self._orders: Mapping[Memory, list[str]] = {memory: [] for memory in Memory}
         #: the live classes that were sorted last, with their memories
         self._sorted: list[tuple[str, int, int]] | None = None
-        #: what has been decided as the last resort, a sentence each
+        #: a sentence for each decision for the last resort
         self.notices: dict[str, None] = {}
 
     def see(self, classes: Sequence[ComputeClass]) -> None:
         """Replace the live classes."""
         self._live = classes
         self._seen |= {known.name: known for known in classes}
-        # The memories are the same at most turns.
+        # The memories are the same in most turns.
         if self._sorted == (memories := [(known.name, known.memory, known.gpu_memory) for known in classes]):
             return
         self._sorted = memories
@@ -50,7 +50,9 @@ class MemoryFit:
         }
 
     def fits(self, trial: Trial, compute_class: ComputeClass) -> bool:
-        """Return False if the class has too few slots, or likely too little memory and a better one is wide enough."""
+        """Return False if the class has too few slots, or likely too little memory while a better one has enough
+        slots.
+        """
         if trial.slots > compute_class.slots:
             return False
         if len(self._live) == 1:
@@ -63,8 +65,8 @@ class MemoryFit:
             return False
         if not self._gives_way(trial, compute_class, Memory.HOST, classes):
             return True
-        # More RAM is of use only beside a GPU that is large enough: of two classes, one with the larger GPU and one
-        # with more RAM, one must take the trial.
+        # More RAM only helps with a GPU that is large enough: of two classes, one with the larger GPU and one with more
+        # RAM, one must take the trial.
         large = [each for each in classes if not self._gives_way(trial, each, Memory.GPU, classes)]
         return not self._larger(compute_class, Memory.HOST, large)
 
@@ -98,7 +100,7 @@ class MemoryFit:
         return replace(result, outcome=replace(result.outcome, warning=joined(result.outcome.warning, said)))
 
     def _classes_for(self, trial: Trial) -> Sequence[ComputeClass]:
-        """Return the live classes for a trial: wide enough, and not outgrown unless all of them are."""
+        """Return the live classes for a trial: with enough slots, and not outgrown unless all of them are."""
         classes = self._wide_enough(trial)
         if not trial.outgrown:
             return classes
@@ -111,7 +113,7 @@ class MemoryFit:
     def _gives_way(
         self, trial: Trial, compute_class: ComputeClass, memory: Memory, classes: Sequence[ComputeClass]
     ) -> bool:
-        """Return whether the class is believed to have too little of a memory, and one of `classes` has more of it."""
+        """Return whether the class probably has too little of a memory, and one of `classes` has more of it."""
         larger = self._larger(compute_class, memory, classes)
         if not larger:
             return False
@@ -120,7 +122,7 @@ class MemoryFit:
             return True
         if not has or all(each.bytes_of(memory) <= has for each in larger):
             return False
-        # Beside a GPU a trial takes less RAM than without.
+        # With a GPU a trial takes less RAM than without.
         alike = [each.name for each in self._live if bool(each.gpu_memory) == bool(compute_class.gpu_memory)]
         needed = self._model.memory(trial.subspace, [trial.params], alike, memory, budget=trial.budget)
         return needed is not None and float(needed[0]) > has
@@ -139,7 +141,7 @@ class MemoryFit:
         return [each for each in classes if each.name in above]
 
     def _is_outgrown(self, compute_class: ComputeClass, told: Sequence[tuple[str, Memory]]) -> bool:
-        """Return whether the class has no more memory than one of those that a trial ran out of memory on."""
+        """Return whether the class has no more memory than one on which a trial ran out of memory."""
         for name, memory in told:
             order = self._orders[memory]
             if name in order and compute_class.name in order[: order.index(name) + 1]:
@@ -147,12 +149,12 @@ class MemoryFit:
         return False
 
     def _shortages(self, trial: Trial) -> list[tuple[str, Memory]]:
-        """Return the classes that a trial has outgrown, each with the memory that it had too little of."""
+        """Return the classes that a trial has outgrown, each with the kind of memory that was too small."""
         told = shortages(trial.outgrown, trial.outgrown_memory)
         return [(name, self._kind(name, memory)) for name, memory in told]
 
     def _kind(self, name: str, memory: Memory) -> Memory:
-        """Return the memory that ran out on a class: without a GPU that is known it can only be the host's."""
+        """Return the memory that ran out on a class: without a known GPU it can only be the host's."""
         return memory if name in self._orders[Memory.GPU] or name not in self._seen else Memory.HOST
 
     def _size(self, name: str, memory: Memory) -> tuple[int, int, str]:

@@ -1,4 +1,4 @@
-"""Plan of a study: everything that follows from its settings and its search space, found once."""
+"""Plan of a study: everything that follows from its settings and its search space, computed once."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ENDLESS = Limits(target=-math.inf)
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What the settings of a study make of its search space."""
+    """Everything that the settings of a study determine for its search space."""
 
     #: settings in force
     settings: StudySettings
@@ -38,24 +38,24 @@ class Plan:
     limits: Limits
     #: budgets of its trials; None for a study without budgets
     ladder: Ladder | None
-    #: makes the sampler of a subspace, or of the whole space
+    #: creates the sampler of a subspace, or of the whole space
     make_sampler: MakeSampler
     #: settings of its pruner; None for no pruner
     pruner: PrunerSettings | None
-    #: slots of a trial, by its params
+    #: number of slots of a trial, by its params
     width: Width
 
     @classmethod
     def of(cls, space: Space, settings: StudySettings = DEFAULT_SETTINGS, limits: Limits | None = None) -> Plan:
         """Return the plan of these settings for a space, with their limits or the given ones.
 
-        Raises UsageError for a name that does not exist, for settings that do not go together, for an invalid ladder,
-        pruner or number of slots, and without a limit.
+        Raises UsageError for an unknown name, for settings that cannot be combined, for an invalid ladder, pruner or
+        number of slots, and without a limit.
         """
         return _plan(settings, space, split(space), limits or Limits.of(settings))
 
     def with_settings(self, settings: StudySettings, limits: Limits | None = None) -> Plan:
-        """Return the plan of other settings for the same space. Raises UsageError as `of`."""
+        """Return the plan of other settings for the same space. Raises UsageError like `of`."""
         return _plan(settings, self.space, self.subspaces, limits or Limits.of(settings))
 
     def with_limits(self, limits: Limits) -> Plan:
@@ -65,19 +65,19 @@ class Plan:
         )
 
     def check_sampler(self) -> None:
-        """Raise UsageError if the sampler cannot be made for this space: before anything is recorded."""
+        """Raise UsageError if the sampler cannot be created for this space. Call this before anything is recorded."""
         self.make_sampler(self.whole if self.spans_space else self.subspaces[0], (0, 0))
 
     def check_warm_start(self, given: object, *, resume: bool) -> None:
-        """Raise UsageError for a warm start of a study that is continued, or of one that would not learn from it."""
+        """Raise UsageError for a warm start of a study that is resumed, or that would not learn from it."""
         refuse_if_resumed(given, resume=resume)
         if given is not None and self.ladder is not None and self.ladder.how == "dehb":
             raise UsageError(
-                "how: dehb learns from trials of its own only; leave out the warm start, or choose another how"
+                "how: dehb learns only from its own trials; leave out the warm start, or choose another how"
             )
 
     def make_pruning(self) -> Pruning | None:
-        """Return what prunes the trials of one run; None without a pruner."""
+        """Return the pruning of one run, or None without a pruner."""
         return None if self.pruner is None else Pruning(self.pruner)
 
     @property
@@ -102,7 +102,7 @@ def _plan(settings: StudySettings, space: Space, subspaces: Sequence[Subspace], 
         _refuse_for_several(settings, pruner, ladder)
     make_sampler = _sampler(settings, limits, ladder)
     if settings.policy == "paper" and spans_space(make_sampler):
-        raise UsageError("policy 'paper' ranks subspaces, which this sampler chooses itself; choose cost or fifo")
+        raise UsageError("policy 'paper' ranks subspaces, but this sampler chooses them itself; choose cost or fifo")
     return Plan(
         settings=settings,
         space=space,
@@ -121,7 +121,7 @@ def _sampler(settings: StudySettings, limits: Limits, ladder: Ladder | None) -> 
 
 
 def _limited(limits: Limits, ladder: Ladder | None) -> Limits:
-    """Return the limits of a study with a ladder: only a loss at the full budget may reach its target."""
+    """Return the limits of a study with a ladder: only a loss at the full budget may reach the target."""
     return limits if ladder is None else replace(limits, budget=ladder.most)
 
 
@@ -145,9 +145,9 @@ def _ladder(settings: StudySettings, pruner: PrunerSettings | None) -> Ladder | 
 
 
 def _refuse_for_several(settings: StudySettings, pruner: PrunerSettings | None, ladder: Ladder | None) -> None:
-    """Raise UsageError for what judges trials by one loss, in a study of several."""
+    """Raise UsageError for settings that judge trials by one loss, in a study of several."""
     if pruner is not None:
-        raise UsageError("a pruner judges reports of one loss, and this study has several; leave out one of the two")
+        raise UsageError("a pruner judges reports of one loss, but this study has several; leave out one of the two")
     if ladder is not None:
         raise UsageError(
             "%s promotes trials by one loss, and this study has several; leave out one of them", words("fidelity")

@@ -26,10 +26,10 @@ from shadho_celery.study.state import StudyState
 #: seconds that one turn of the loop waits for an event
 TURN_SECONDS = 0.5
 
-#: seconds between two looks at the run times of the running trials
+#: seconds between two checks of the run times of the running trials
 WATCH_SECONDS = 10.0
 
-#: trials of every class after which classes are ranked by their speed instead of their hardware
+#: number of trials of every class after which classes are ranked by their speed instead of their hardware
 TIMED_TRIALS = 5
 
 
@@ -63,11 +63,11 @@ class Scheduler:
         self.classes: list[ComputeClass] = []
         #: longest time that one turn waits for an event
         self.turn_seconds = TURN_SECONDS
-        #: called with each trial that has ended, after it is recorded
+        #: called with each ended trial after it is recorded
         self.on_trial: Callable[[Trial], None] | None = None
-        #: trials that have ended, for which it is to be called
+        #: ended trials for which it is still to be called
         self._ended: list[Trial] = []
-        #: True once nothing new is sent; running trials are waited for
+        #: True once nothing new is sent and running trials are awaited
         self.stopping = False
         self._executor = executor
         self._memory_fit = MemoryFit(cost_model, expected)
@@ -77,12 +77,12 @@ class Scheduler:
         self._speculation = Speculation(cost_model) if speculate else None
         self._pruning = pruning
         self._budget_use = BudgetUse()
-        #: attempts that are placed, and sent once they are recorded
+        #: attempts that are placed, and sent after they are recorded
         self._unsent: list[Attempt] = []
-        #: trials that are pruned, and stopped once that is recorded
+        #: trials that are pruned, and stopped after that is recorded
         self._to_stop: list[int] = []
         self._began = self._watched_at = study.clock.now()
-        #: True once so many trials have ended without a better feasible loss that the study should
+        #: True once the study should end because this many trials have ended without a better feasible loss
         self.is_stale = False
 
     def begin(self) -> None:
@@ -102,21 +102,21 @@ class Scheduler:
 
     @property
     def is_exhausted(self) -> bool:
-        """True once every point of a finite search, such as a grid, has ended: one that runs may still be lost."""
+        """True once every point of a finite search, such as a grid, has ended; one that runs may still be lost."""
         return self._proposals.is_exhausted and not self.study.waiting() and not self.study.in_flight
 
     # The loop
 
     def run(self, on_turn: Callable[[], None] = lambda: None) -> None:
-        """Turn the loop until the study has reached a limit, or has been stopped, and nothing runs any more."""
+        """Run the loop until the study has reached a limit or was stopped, and nothing runs any more."""
         while not self.done:
             self.turn()
             on_turn()
 
     def turn(self) -> None:
-        """Turn the loop once; return after `turn_seconds` at the latest, apart from the time of an inline trial.
+        """Run one turn of the loop. Return after at most `turn_seconds`, apart from the time of an inline trial.
 
-        While the store is away nothing is collected: the executor takes the events of the last turn for recorded.
+        While the store is unavailable nothing is collected, because that would confirm the events of the last turn.
         """
         if self.study.trouble is not None:
             self.study.clock.sleep(min(self.turn_seconds, TURN_SECONDS))
@@ -127,14 +127,14 @@ class Scheduler:
         else:
             self.tell(self.collect())
             if self._ended:
-                # Before the next ones are sent: it may stop the study.
+                # Before the next ones are sent, because it may stop the study.
                 self._call_on_trial()
             self.assign()
             self.fill()
 
     def collect(self) -> Sequence[Event]:
         """Return the events since the last turn."""
-        # Once the time is up there is no deadline any more: running trials are waited for in whole turns.
+        # Once the time is up there is no deadline any more: running trials are awaited in whole turns.
         left = self.turn_seconds if self.stopping else self._seconds_left()
         if self._speculation is not None:
             left = min(left, self._speculation.due - self.study.clock.now())
@@ -148,9 +148,9 @@ class Scheduler:
             if trial is not None and isinstance(event, Report) and self._pruning is not None:
                 self._prune(trial, event, self._pruning)
             told.append(trial)
-            # After each: of many events at once a later one may be a gain.
+            # After each: if there are many events, a later one may be an improvement.
             self._look_for_gain()
-        # From many at once the models learn far faster than from one after the other.
+        # The models learn much faster from many trials at once.
         if finished := [trial for trial in told if trial is not None and trial.state.is_finished]:
             self._learn(finished)
         if self._pruning is not None:
@@ -183,13 +183,13 @@ class Scheduler:
             self._unsent = self._unsent or self._copied()
             self._send()
         except StoreOutage as error:
-            # A trial that is to be promoted, or its params, could not be read; the others are sent later.
+            # A trial that should be promoted, or its params, could not be read. The others are sent later.
             self.study.wait_for_store(error)
 
     def stop(self, *, running: bool = False) -> None:
-        """Send nothing more and cancel unclaimed attempts; with `running` cancel the others too.
+        """Send nothing more and cancel unclaimed attempts. With `running`, cancel the others too.
 
-        Cancelled unclaimed trials wait in the study for its resumption.
+        Cancelled unclaimed trials wait in the study until it is resumed.
         """
         self.stopping = True
         if self.study.in_flight:
@@ -197,21 +197,23 @@ class Scheduler:
 
     @property
     def done(self) -> bool:
-        """End of the study: a limit is reached, or it was stopped, nothing runs any more, and all is recorded."""
+        """True if the study has ended: a limit is reached or it was stopped, nothing runs any more, and all is
+        recorded.
+        """
         return self.study.in_flight == 0 and self.study.trouble is None and (self.stopping or self._limit_reached())
 
     # Parts of the verbs
 
     @property
     def hopeless(self) -> str | None:
-        """The reason why no trial of this study can succeed; None while one has, or may."""
+        """The reason why no trial of this study can succeed; None if one has or may."""
         return self._hopelessness.reason if not self.study.count(*WELL) else None
 
     def notices(self) -> Sequence[str]:
-        """Return what a user should know of the choice and placement of trials, a sentence each."""
+        """Return notices for the user about the choice and placement of trials, one sentence each."""
         points = self._proposals.all_tried
-        repeated = f"all {points} points of the space have been tried; trials repeat them, as losses may be noisy"
-        # Of a space with nothing to choose this is no news.
+        repeated = f"all {points} points of the space have been tried; trials repeat them, because losses may be noisy"
+        # For a space with nothing to choose this is obvious.
         found = [repeated] if points is not None and points > 1 else []
         told = [self._budget_use.notice, self._proposals.rounds.present.notice]
         told += [] if self._pruning is None else [self._pruning.notice]
@@ -226,7 +228,7 @@ class Scheduler:
         self.is_stale = self.is_stale or (most is not None and self.study.trials.without_gain >= most)
 
     def _send(self) -> None:
-        """Record this turn, stop what it has pruned, and send its attempts: none before it is recorded."""
+        """Record this turn, stop what was pruned, and send attempts only after the turn is recorded."""
         if not self.study.commit():
             return
         if self._to_stop:
@@ -239,13 +241,13 @@ class Scheduler:
             self._spill()
 
     def _prune(self, trial: Trial, report: Report, pruning: Pruning) -> None:
-        """Have a trial stopped if the pruner says so; again at each later report, as the word may not have come."""
+        """Stop a trial if the pruner says so; again at each later report, in case the first request was lost."""
         if pruning.tell(trial, report):
             self.study.prune(trial.number)
             self._to_stop.append(trial.number)
 
     def _call_on_trial(self) -> None:
-        """Call `on_trial` with the trials that have ended, once they are recorded."""
+        """Call `on_trial` with the ended trials, after they are recorded."""
         if self.on_trial is None or not self._ended or not self.study.commit():
             return
         ended, self._ended = self._ended, []
@@ -253,7 +255,7 @@ class Scheduler:
             self.on_trial(trial)
 
     def _with_retry(self, result: Result) -> Result:
-        """Return a result, with a reason if its trial is to be tried again on a class with more memory."""
+        """Return a result, with a reason if its trial should be tried again on a class with more memory."""
         trial = self.study.find_open(result.number)
         if trial is None or (result.outcome.out_of_memory is None and not trial.outgrown):
             return result
@@ -271,18 +273,20 @@ class Scheduler:
                 self._budget_use.tell(trial)
 
     def _in_order(self, classes: Sequence[ComputeClass]) -> list[ComputeClass]:
-        """Sort classes, strongest first: by their hardware, until the speed of every class is known."""
+        """Sort classes, strongest first: by hardware, until the speed of every class is known."""
         ordered = by_strength(classes, self.expected)
         if all(self.cost_model.timed(compute_class.name) >= TIMED_TRIALS for compute_class in ordered):
             ordered.sort(key=lambda compute_class: self.cost_model.slowness(compute_class.name))
         return ordered
 
     def _placed(self) -> Iterator[tuple[str, Trial]]:
-        """Yield trials and their classes: one a class in turn, the strongest first, until no class has a free slot."""
-        # Near the end a queued trial would better go to the first slot that becomes free.
+        """Yield trials and their classes: one per class in turn, the strongest first, until no class has a free
+        slot.
+        """
+        # Near the end, a queued trial should rather go to the first slot that becomes free.
         slots = sum(compute_class.slots for compute_class in self.classes)
         near_end = min(self._left(), self._proposals.rounds.present.left) <= slots
-        # And a study that may be hopeless should send little before its first success.
+        # A study that may be hopeless should send little before its first success.
         is_shallow = near_end or (self.limits.failures and not self.study.count(*WELL))
         takers = self.classes
         while takers:
@@ -303,7 +307,7 @@ class Scheduler:
             takers = still_taking
 
     def _next_trial(self, compute_class: ComputeClass) -> Trial | None:
-        """Return a trial for a free slot: a waiting one that fits, else a new one; None if none fits."""
+        """Return a trial for a free slot: a waiting one that fits, otherwise a new one, or None."""
         fits = partial(self._fits, compute_class=compute_class)
         waiting = self.study.next_waiting(
             lambda trial: fits(trial) and self._reservations.may_take(compute_class, trial)
@@ -313,7 +317,7 @@ class Scheduler:
         return self._proposals.ask(compute_class, self._fits, self._left())
 
     def _spill(self) -> None:
-        """With nothing to send, cancel attempts queued for a crowded class that fit a free slot of another."""
+        """If there is nothing to send, cancel attempts queued for a busy class that fit a free slot of another."""
         if self.stopping:
             return
         slots = [(c, self._reservations.free(c)) for c in self.classes]
@@ -329,7 +333,7 @@ class Scheduler:
                 self._executor.cancel(fitting[-free:], running=False)
 
     def _copied(self) -> list[Attempt]:
-        """With nothing to send, return copies of late trials for the idle slots."""
+        """If there is nothing to send, return copies of late trials for the idle slots."""
         if self._speculation is None:
             return []
         self._speculation.due = math.inf
@@ -358,9 +362,9 @@ class Scheduler:
         ]
 
     def _fits(self, trial: Trial, compute_class: ComputeClass) -> bool:
-        """Return whether a class has the slots and likely the memory for a trial, and a worker that has not failed it.
+        """Return whether a class has the slots, probably the memory, and a worker that has not failed the trial.
 
-        The latter only where any class has one.
+        The last condition applies only if some class has such a worker.
         """
         if not self._memory_fit.fits(trial, compute_class):
             return False
@@ -392,11 +396,11 @@ class Reservations:
 
     def __init__(self, study: StudyState) -> None:
         self._study = study
-        #: class -> number of its trial
+        #: number of its trial, by class
         self._reserved: dict[str, int] = {}
 
     def see(self, classes: Sequence[ComputeClass]) -> None:
-        """Drop the reservations of classes that are gone or too narrow, and those of trials that wait no more."""
+        """Drop the reservations of classes that are gone or too narrow, and of trials that do not wait any more."""
         slots = {compute_class.name: compute_class.slots for compute_class in classes}
         for name, number in list(self._reserved.items()):
             trial = self._study.find_open(number)
@@ -404,7 +408,7 @@ class Reservations:
                 del self._reserved[name]
 
     def free(self, compute_class: ComputeClass, ahead: int = 0) -> int:
-        """Return the free slots of a class, with `ahead` places in the queue; below 0 if too many are taken."""
+        """Return the free slots of a class, with `ahead` places in the queue; below 0 if too many are used."""
         taken = self._study.taken(compute_class.name)
         return compute_class.limit + ahead + compute_class.silent - taken
 
@@ -419,9 +423,9 @@ class Reservations:
         return trial.number not in self._reserved.values() or self.may_start(trial, compute_class)
 
     def may_start(self, trial: Trial, compute_class: ComputeClass) -> bool:
-        """Return True if the class has enough free slots; a trial of a single slot may wait in the queue.
+        """Return True if the class has enough free slots. A trial of a single slot may wait in the queue.
 
-        A trial wider than the study's share of the class starts once enough slots are free and the study uses none.
+        A trial wider than the study's share of the class starts when enough slots are free and the study uses none.
         """
         if trial.slots == 1 or trial.slots <= self.free(compute_class):
             return True
@@ -429,7 +433,7 @@ class Reservations:
         return is_alone and trial.slots <= compute_class.slots - compute_class.busy
 
     def reserve(self, compute_class: ComputeClass, trial: Trial) -> None:
-        """Send nothing else to the class until the trial may start."""
+        """Send nothing else to the class until the trial can start."""
         self._reserved[compute_class.name] = trial.number
 
     def release(self, compute_class: ComputeClass) -> None:

@@ -1,7 +1,7 @@
-"""Speculative copies: a late trial is started once more in an idle slot elsewhere, and the first result counts.
+"""Speculative copies: a late trial is started again in an idle slot elsewhere, and the first result counts.
 
-The copy has the params, the seed and the budget of its trial, so the result does not depend on the first of the two to
-end. Unlike going on without the late trials, this favours no kind of trial. Source: Dean and Ghemawat, "MapReduce",
+The copy has the params, the seed and the budget of its trial, so the result does not depend on which of the two ends
+first. Unlike continuing without the late trials, this favours no kind of trial. Source: Dean and Ghemawat, "MapReduce",
 OSDI 2004, section 3.6 (backup tasks).
 """
 
@@ -16,23 +16,23 @@ from itertools import groupby
 from shadho_celery.core.trial import Trial
 from shadho_celery.predictors.cost_model import CostModel
 
-#: a trial is late after so many times its expected time, and so many seconds at least
+#: a trial is late after this multiple of its expected time, and at least this many seconds
 LATE_FACTOR = 1.5
 LEAST_SECONDS = 1.0
 
-#: trials of a class that must have ended before any of its trials is late
+#: number of trials of a class that must have ended before any of its trials is late
 MIN_TIMED = 5
 
-#: share of a round that may be copied at a time; one trial in any case
+#: part of a round that may be copied at a time; at least one trial
 MAX_SHARE = 0.1
 
-#: seconds between two looks
+#: seconds between two checks
 LOOK_SECONDS = 1.0
 
 #: seconds from a trial's lost copy to the next one; doubled with each further copy
 AGAIN_SECONDS = 2.0
 
-#: tolerance of a timer in seconds: times are floats
+#: tolerance of a timer in seconds, because times are floats
 EARLY_SECONDS = 1e-3
 
 
@@ -45,7 +45,7 @@ class Idle:
     slots: int
     #: machine -> idle slots there
     hosts: dict[str, int]
-    #: True for a trial that is not too large for the class
+    #: returns True for a trial that is not too large for the class
     fits: Callable[[Trial], bool] = lambda trial: True
 
     def is_open_to(self, trial: Trial) -> bool:
@@ -53,7 +53,9 @@ class Idle:
         return self.slots > 0 and bool(self._elsewhere(trial)) and self.fits(trial)
 
     def take(self, trial: Trial) -> None:
-        """Take one slot on the other machine with most of them, as a guess: the queue decides on the machine."""
+        """Take one slot on the other machine with most of them. This is an estimate: the queue decides on the
+        machine.
+        """
         host = max(self._elsewhere(trial), key=lambda each: self.hosts[each])
         self.hosts[host] -= 1
         self.slots -= 1
@@ -63,7 +65,7 @@ class Idle:
 
 
 def most_copies(trials: int) -> int:
-    """Return the most copies at a time beside a round of so many trials."""
+    """Return the maximum number of copies at a time for a round of this many trials."""
     return max(1, int(MAX_SHARE * trials))
 
 
@@ -73,19 +75,19 @@ class Speculation:
     def __init__(self, cost_model: CostModel) -> None:
         self._model = cost_model
         self._looked_at = -math.inf
-        #: by trial, the earliest moment of its next copy, and the seconds from then to the one after it
+        #: by trial: the earliest time of its next copy, and the seconds from then to the one after it
         self._paused: dict[int, tuple[float, float]] = {}
-        #: the moment at which to ask again even without an event
+        #: the time at which to ask again even without an event
         self.due = math.inf
 
     def ask(
         self, running: Iterable[tuple[Trial, float]], idle: Callable[[], Sequence[Idle]], most: int, now: float
     ) -> list[tuple[Trial, str]]:
-        """Return up to `most` of the `running` trials that are late at the moment `now`, and a class for each copy.
+        """Return up to `most` of the `running` trials that are late at the time `now`, and a class for each copy.
 
-        `running` have one attempt; beside each is the moment of its start, on the clock of `now`. A copy goes to
-        another machine than its trial's, to a class with an expected time below the trial's present run time, and not
-        soon after a lost copy of the same trial. `idle` is called only if some are late.
+        `running` have one attempt; beside each is its start time on the clock of `now`. A copy goes to another machine
+        than its trial's, to a class whose expected time is below the trial's current run time, and not soon after a
+        lost copy of the same trial. `idle` is called only if some trials are late.
         """
         if now + EARLY_SECONDS < self._looked_at + LOOK_SECONDS:
             self.due = self._looked_at + LOOK_SECONDS
@@ -115,7 +117,7 @@ class Speculation:
         return found
 
     def _moments(self, running: Iterable[tuple[Trial, float]]) -> Iterable[tuple[float, Trial, float]]:
-        """Yield the moment from which each trial is late, before the trial, if the times of its class are known."""
+        """Yield the time from which each trial is late, before the trial, if the times of its class are known."""
         by_class: dict[str, list[tuple[Trial, float]]] = defaultdict(list)
         for trial, since in running:
             by_class[str(trial.compute_class)].append((trial, since))

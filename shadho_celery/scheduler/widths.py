@@ -15,7 +15,7 @@ from shadho_celery.space.split import Subspace
 #: drawn params -> slots
 Width = Callable[[Params], int]
 
-#: draws of each subspace that test the setting before the study begins
+#: number of draws of each subspace that test the setting before the study starts
 SAMPLES = 8
 
 
@@ -33,7 +33,7 @@ def make_width(slots: SlotsSetting, subspaces: Sequence[Subspace]) -> Width:
                 return _count(slots(values))
             if not isinstance(values, Mapping) or slots not in values:
                 raise UsageError(
-                    f"STUDY['slots'] is {slots!r}, which is no key of the params; give a number or a function"
+                    f"STUDY['slots'] is {slots!r}, which is not a key of the params; give a number or a function"
                 )
             return _count(values[slots])
         except UsageError:

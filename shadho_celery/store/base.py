@@ -11,13 +11,13 @@ from msgspec import Meta
 from shadho_celery.core.payload import StudyKey
 from shadho_celery.core.trial import Int64, Moment, Name, Report, Trial
 
-#: store of a command that is given none
+#: store of a command without --store
 DEFAULT_STORE = "sqlite:///shadho.db"
 
 
 @dataclass(frozen=True, kw_only=True)
 class StudyRecord:
-    """A study without its trials; only its settings and choices change."""
+    """A study without its trials. Only its settings and choices change."""
 
     #: globally unique: studies of several stores may share one Redis
     #: it names folders, too
@@ -26,7 +26,7 @@ class StudyRecord:
     #: module with SPACE and objective; "" for a search without one
     module: Name
     seed: Int64
-    #: label -> domain and condition in words
+    #: label -> description of its domain and condition
     space: Mapping[str, str]
     #: seconds since the epoch
     created_at: Moment
@@ -50,10 +50,10 @@ class Store(Protocol):
 
     @property
     def safe_url(self) -> str:
-        """Its name for messages, without a password."""
+        """Name of the store for messages, without a password."""
 
     def trials(self, key: str, numbers: Collection[int]) -> Iterable[Trial]:
-        """Return the trials of these numbers in their order. Raises StoreError for one that cannot be read."""
+        """Return the trials with these numbers in order. Raises StoreError for one that cannot be read."""
 
     def reports(self, key: str, number: int | None = None) -> Iterable[Report]:
         """Return the study's reports, or those of one trial, by trial, attempt and step."""
@@ -72,9 +72,9 @@ class Store(Protocol):
         reported: Iterable[Report],
         choices: Mapping[str, str] | None = None,
     ) -> Collection[int]:
-        """Record one turn of the loop, all or nothing, and `choices` if there are new ones.
+        """Record one turn of the loop, all or nothing, with `choices` if they have changed.
 
-        Returns the numbers of the `changed` trials that were not there any more and were written again, whole. Raises
+        Returns the numbers of the `changed` trials that were missing and have been written again in full. Raises
         LockLost if `fence` is old.
         """
 

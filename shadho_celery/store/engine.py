@@ -35,10 +35,10 @@ NETWORK_FILE_SYSTEMS = frozenset(
     | {"fuse.sshfs", "fuse.glusterfs", "fuse.ceph", "fuse.s3fs", "fuse.rclone", "pvfs2", "orangefs"}
 )
 
-#: kinds of database that the tests cover, by SQLAlchemy's names
+#: kinds of databases that the tests cover, by SQLAlchemy's names
 DRIVERS = frozenset({"sqlite", "sqlite+pysqlite", "postgresql+psycopg", "postgresql+psycopg2"})
 
-#: options that notice a lost network within half a minute; those in the URL come first
+#: options that detect a lost network within half a minute; those in the URL override them
 POSTGRESQL = {
     "connect_timeout": DATABASE_CONNECT_SECONDS,
     "keepalives_idle": 10,
@@ -46,39 +46,39 @@ POSTGRESQL = {
     "tcp_user_timeout": 30_000,
 }
 
-#: beginnings of PostgreSQL's codes for errors that pass: the server is away (08, 57P), short of something (53), a
-#: standby (25006), or has loaded its users anew (28, 42501); the transaction met another one (40, 55P03), or was ended
-#: (57014, 25P03, 25P04)
+#: prefixes of PostgreSQL's codes for temporary errors: the server is unavailable (08, 57P), short of a resource (53), a
+#: standby (25006), or has reloaded its users (28, 42501); the transaction conflicted with another one (40, 55P03), or
+#: was ended (57014, 25P03, 25P04)
 PASSING = ("08", "57P", "53", "25006", "28", "42501", "40", "55P03", "57014", "25P03", "25P04")
 
-#: code of a statement that was cancelled, and times in a row after which it is not repeated
+#: code of a cancelled statement, and number of times in a row after which it is not repeated
 CANCELLED, MAX_CANCELLED = "57014", 3
 
-#: endings of the files that SQLite opens beside a database
+#: suffixes of the files that SQLite opens beside a database
 JOURNALS = ("-journal", "-wal", "-shm")
 
-#: name of the execution option with the seconds that a statement may take
+#: name of the execution option with the time limit of a statement in seconds
 SECONDS = "shadho_seconds"
 
 #: remedies by words in a database's error message
 REMEDIES = {
-    "locked": "another program keeps it locked: close that one",
-    "lock timeout": "another session keeps a table or a row locked: end that one",
-    "statement timeout": "see what slows the server down",
+    "locked": "another program keeps it locked: close that program",
+    "lock timeout": "another session keeps a table or a row locked: end that session",
+    "statement timeout": "find out what slows the server down",
     "full": "make room on its disk",
     "no space left": "make room on its disk",
-    "disk i/o error": "make room on its disk, and see that it is in order",
+    "disk i/o error": "make room on its disk, and check the disk",
     "readonly": "make the file and its folder writable",
-    "read-only transaction": "see that the server is no standby",
-    "permission denied": "let the user use the tables of the store",
+    "read-only transaction": "check that the server is not a standby",
+    "permission denied": "give the user access to the tables of the store",
     "too many clients": "close other connections, or raise max_connections",
     "connection slots": "close other connections, or raise max_connections",
-    "deadlock": "wait: it is tried again",
-    "could not serialize": "wait: it is tried again",
-    "has not answered": "see that the server runs",
+    "deadlock": "wait: it will be tried again",
+    "could not serialize": "wait: it will be tried again",
+    "has not answered": "check that the server runs",
     "malformed": "it is damaged: restore it from a copy",
-    "connect": "see that the server runs and lets you in",
-    "terminat": "see that the server runs",
+    "connect": "check that the server runs and accepts your login",
+    "terminat": "check that the server runs",
     "starting up": "wait until the server is ready",
     "shutting down": "wait until the server is ready",
 }
@@ -90,41 +90,41 @@ def remedy(said: str) -> str:
 
 
 def is_outage(error: sa.exc.DBAPIError) -> bool:
-    """Return whether a database will do as asked later: it is away, it is locked, or two transactions have met.
+    """Return whether an error is temporary: the database is unavailable or locked, or two transactions conflicted.
 
-    For calls after the start: an error at the start is told to the user.
+    For calls after the start. An error at the start is reported to the user.
     """
     if isinstance(error.orig, sqlite3.Error):
         return "locked" in str(error.orig)
     state = sqlstate(error)
-    # Without a code the server has not answered.
+    # Without a code, the server has not answered.
     passes = isinstance(error, sa.exc.OperationalError) if state is None else state.startswith(PASSING)
     return error.connection_invalidated or passes
 
 
 def sqlstate(error: sa.exc.DBAPIError) -> str | None:
-    """Return PostgreSQL's code for an error, None if it has none."""
+    """Return PostgreSQL's code for an error, or None."""
     return getattr(error.orig, "sqlstate", None) or getattr(error.orig, "pgcode", None)
 
 
 def make_engine(url: str, *, read_only: bool = False) -> sa.Engine:
-    """Return the engine of the database at `url`, which must exist to be read only.
+    """Return the engine of the database at `url`. For reading only, the database must exist.
 
-    Raises StoreError, naming cause and remedy.
+    Raises StoreError with cause and remedy.
     """
     try:
         parsed = sa.make_url(url)
         if parsed.get_backend_name() == "sqlite" and (parsed.host or parsed.username):
             raise ValueError(parsed.host)  # sqlite://FILE
-    except (sa.exc.ArgumentError, ValueError):  # ValueError: a port that is no number
+    except (sa.exc.ArgumentError, ValueError):  # ValueError: a port that is not a number
         raise StoreError(
-            f"{mask(url)!r} is no database URL; write sqlite:///FILE or postgresql://USER@HOST/NAME"
+            f"{mask(url)!r} is not a database URL; write sqlite:///FILE or postgresql://USER@HOST/NAME"
         ) from None
     if parsed.drivername == "postgresql":
         parsed = parsed.set(drivername="postgresql+psycopg")
     if parsed.drivername not in DRIVERS:
         raise StoreError(
-            f"no store of the kind {parsed.drivername!r}; write sqlite:///FILE or postgresql://USER@HOST/NAME"
+            f"{parsed.drivername!r} stores are not supported; write sqlite:///FILE or postgresql://USER@HOST/NAME"
         )
     if parsed.get_backend_name() == "sqlite":
         return _reading_engine(parsed) if read_only else _sqlite_engine(parsed)
@@ -143,33 +143,33 @@ def _postgresql_engine(url: sa.URL, options: dict[str, object]) -> sa.Engine:
 
 
 def allow(connection: sa.Connection, seconds: float) -> None:
-    """Let each statement of a transaction take so many seconds; SQLite's have no limit."""
+    """Let each statement of a transaction take this many seconds; SQLite has no limit."""
     if connection.dialect.name == "postgresql":
         connection.execution_options(**{SECONDS: seconds})
         connection.exec_driver_sql(f"SET LOCAL statement_timeout = {int(1000 * seconds)}")
 
 
 class _Watch:
-    """Limits each request to a PostgreSQL server in time.
+    """Limits the time of each request to a PostgreSQL server.
 
-    The server itself cancels a statement that takes long or waits for a lock. One that stands still does not, and no
-    driver gives up: the connection is cut then. The connections of an idle pool are tested before their use.
+    The server itself cancels a statement that takes long or waits for a lock. A server that hangs does not, and no
+    driver has a timeout, so the connection is closed then. The connections of an idle pool are tested before their use.
     """
 
     def __init__(self, engine: sa.Engine) -> None:
         self._engine = engine
-        #: by connection, the moment at which it is cut, and the seconds that were allowed
+        #: time at which a connection will be closed, and the seconds that were allowed, by connection
         self._due: dict[Any, tuple[float, float]] = {}
         self._changed = threading.Condition()
-        #: the moment for which the thread sleeps; None while there is no thread
+        #: time until which the thread sleeps; None while there is no thread
         self._wakes_at: float | None = None
-        #: connections that were cut, and the seconds that they had
+        #: connections that were closed, and the seconds that they had
         self._cut: dict[Any, float] = {}
-        #: moments at which statements began, by connection
+        #: times at which statements started, by connection
         self._began: dict[Any, float] = {}
-        #: times in a row that statements were cancelled, by name
+        #: number of times in a row that statements were cancelled, by name
         self._cancelled: Counter[str] = Counter()
-        # Inserted: the dialect's own first statements come after it.
+        # Inserted at the front, because the dialect's own first statements come after it.
         sa.event.listen(engine, "connect", self._on_connect, insert=True)
         sa.event.listen(engine, "checkout", self._on_checkout)
         sa.event.listen(engine, "reset", lambda dbapi, *_: self._arm(dbapi, DATABASE_CONNECT_SECONDS))
@@ -188,7 +188,7 @@ class _Watch:
             "lock_timeout": LOCK_WAIT_SECONDS,
             "idle_in_transaction_session_timeout": IDLE_SECONDS,
         }
-        # Not by the option `options`, which connection poolers refuse; but what it says in the URL comes first.
+        # Not with the option `options`, which connection poolers refuse. What it says in the URL has priority.
         told = str(self._engine.url.query.get("options", ""))
         limits = [f"SET {name} = {int(1000 * value)}" for name, value in seconds.items() if name not in told]
         with closing(dbapi.cursor()) as cursor:
@@ -200,7 +200,7 @@ class _Watch:
         try:
             self._engine.dialect.do_ping(dbapi)
         except self._engine.dialect.loaded_dbapi.Error:
-            # The pool makes another connection.
+            # The pool creates another connection.
             raise sa.exc.DisconnectionError from None
         self._disarm(dbapi)
 
@@ -221,7 +221,7 @@ class _Watch:
         if context.connection is None or not isinstance(context.sqlalchemy_exception, sa.exc.DBAPIError):
             return
         error, connection = context.sqlalchemy_exception, context.connection
-        # A connection that is broken has none of the driver's any more.
+        # A broken connection has no driver connection any more.
         dbapi = None if connection.invalidated else _dbapi(connection)
         self._disarm(dbapi)
         if (allowed := self._cut.pop(dbapi, None)) is not None:
@@ -234,12 +234,12 @@ class _Watch:
             if self._cancelled[name] >= MAX_CANCELLED:
                 raise StoreError(
                     f"the store {mask(self._engine.url.render_as_string(hide_password=False))} cannot be used: the "
-                    f"statement {name} has taken longer than {seconds:.0f} s {MAX_CANCELLED} times in a row; see what "
-                    "slows the server down: a trigger, a disk, or missing memory"
+                    f"statement {name} has taken longer than {seconds:.0f} s {MAX_CANCELLED} times in a row; find out "
+                    "what slows the server down: a trigger, a disk, or missing memory"
                 ) from error
 
     def _arm(self, dbapi: Any, seconds: float) -> None:
-        """Cut a connection after so many seconds, unless it is disarmed or armed again before."""
+        """Close a connection after this many seconds, unless it is disarmed or armed again before."""
         with self._changed:
             due = time.monotonic() + seconds
             self._due[dbapi] = due, seconds
@@ -278,14 +278,14 @@ def _dbapi(connection: sa.Connection) -> Any:
 
 
 def _name(statement: str) -> str:
-    """Return the first word of a statement, and its table."""
+    """Return the first word of a statement and its table."""
     table = re.search(r'\b(?:INTO|UPDATE|FROM)\s+"?(\w+)', statement)
     return " ".join([statement.split(maxsplit=1)[0], *(table.groups() if table else ())])
 
 
 def _sqlite_engine(url: sa.URL) -> sa.Engine:
     if url.database in {None, "", ":memory:"}:
-        # One connection, which one thread at a time has: every further one would have an empty database of its own.
+        # One connection, used by one thread at a time: each further one would have an empty database of its own.
         arguments = {"check_same_thread": False}
         return sa.create_engine(
             "sqlite://", poolclass=sa.QueuePool, pool_size=1, max_overflow=0, connect_args=arguments
@@ -303,7 +303,7 @@ def _sqlite_engine(url: sa.URL) -> sa.Engine:
     _refuse_pipes(path)
 
     def check_file(connection: sa.Connection) -> None:
-        # SQLite would go on writing into a file that has no name any more.
+        # SQLite would continue to write to a file that has been deleted.
         try:
             now = path.stat()
         except FileNotFoundError:
@@ -322,9 +322,9 @@ def _sqlite_engine(url: sa.URL) -> sa.Engine:
 
 
 def _reading_engine(url: sa.URL) -> sa.Engine:
-    """Return the engine of an SQLite file that is never changed."""
+    """Return the engine of an SQLite file that is only read."""
     if url.database in {None, "", ":memory:"}:
-        raise StoreError("a store in memory ends with the program that made it; give the URL of a database")
+        raise StoreError("a store in memory ends with the program that created it; give the URL of a database")
     path = file_of(url)
     if not path.is_file():
         raise StoreError("there is no store %s; check %s, and the folder you are in", path, STORE)
@@ -334,7 +334,7 @@ def _reading_engine(url: sa.URL) -> sa.Engine:
 
 
 def _connect_to_read(path: Path) -> sqlite3.Connection:
-    """Connect to a file that this process may not even be able to write to."""
+    """Connect to a file for which this process may have no write permission."""
     connect = partial(sqlite3.connect, uri=True, timeout=LOCKED_SECONDS, check_same_thread=False)
     connection = connect(f"{path.as_uri()}?mode=ro")
     try:
@@ -344,14 +344,14 @@ def _connect_to_read(path: Path) -> sqlite3.Connection:
         journal = path.with_name(f"{path.name}-wal")
         if journal.exists() and journal.stat().st_size:
             raise
-        # Without a journal nobody writes, and a folder that cannot be written has no place for an index of it.
+        # Without a journal there is no writer, and a read-only folder has no place for its index file.
         connection = connect(f"{path.as_uri()}?immutable=1")
     _distrust(connection)
     return connection
 
 
 def _refuse_pipes(path: Path) -> None:
-    """Raise StoreError if SQLite would wait for the other end of a pipe: as the database, or as a file beside it."""
+    """Raise StoreError if SQLite would block on a named pipe: as the database, or as a file beside it."""
     for each in (path, *(path.with_name(f"{path.name}{ending}") for ending in JOURNALS)):
         if each.exists() and not each.is_file():
             raise StoreError(f"{each} is no file, and SQLite would open it; remove it, or use another store")
@@ -370,37 +370,37 @@ def copy_file(connection: sa.Connection, path: Path) -> None:
 
 
 def _create(path: Path) -> os.stat_result:
-    """Open a file, which from its creation on only its owner can read; return its identity."""
+    """Create a file that only its owner can read. Return its identity."""
     with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o600)) as file:
         return os.fstat(file.fileno())
 
 
 def _rescue(connection: sa.Connection, path: Path) -> str:
-    """Copy the content of a deleted file to a new one beside it; return the remedy."""
+    """Copy the content of a deleted file to a new one beside it. Return the remedy."""
     rescued = path.with_name(f"{path.name}.rescued")
     try:
         copy_file(connection, rescued)
     except (OSError, sqlite3.Error):
         return "put it back"
-    return f"put it back, or put {rescued.name}, which has all its contents, in its place"
+    return f"put it back, or replace it with {rescued.name}, which has all its contents"
 
 
 def _distrust(connection: sqlite3.Connection) -> None:
-    # What a file itself defines calls no function but SQLite's harmless ones.
+    # Definitions in a file may only call harmless functions of SQLite.
     connection.execute("PRAGMA trusted_schema = OFF")
-    # Bytes that are no text must not end the reading of a table before the row that has them is known.
+    # Bytes that are not text must not end the reading of a table before the row with them is known.
     connection.text_factory = partial(str, encoding="utf-8", errors="surrogateescape")
 
 
 def _set_up_sqlite(connection: sqlite3.Connection, _: object) -> None:
     _distrust(connection)
-    # WAL lets others read while the scheduler writes. NORMAL syncs at checkpoints: enough if a process dies.
+    # WAL lets others read while the scheduler writes. NORMAL syncs at checkpoints, which is enough if a process dies.
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("PRAGMA synchronous = NORMAL")
 
 
 def file_system(path: Path, mounts: Path = Path("/proc/self/mounts")) -> str:
-    """Return the kind of file system of `path`; "" if the system does not tell it."""
+    """Return the type of the file system of `path`, or "" if it is not known."""
     try:
         lines = mounts.read_text().splitlines()
     except OSError:

@@ -1,6 +1,6 @@
-"""Holder of a lock: a process, identified by its process id, the time of its start, and where these two count.
+"""Holder of a lock: a process, identified by its process id, its start time, and the system where these are valid.
 
-A process id is one of a pid namespace of a running kernel: containers may share the host name and the id, and so may
+A process id belongs to one pid namespace of a running kernel: containers may have the same host name and id, and so may
 two boots of one machine.
 """
 
@@ -10,7 +10,7 @@ import os
 import socket
 from pathlib import Path
 
-#: time of start, or kernel and pid namespace, on a machine that does not tell it
+#: start time, or kernel and pid namespace, on a machine that does not provide it
 UNKNOWN = "?"
 
 
@@ -20,10 +20,10 @@ def holder_name() -> str:
 
 
 def is_held(holder: str, expires: float, now: float) -> bool:
-    """Return whether `holder` may still run; one that cannot be looked for from here does so until `expires`."""
+    """Return whether `holder` may still run. One that cannot be checked from here counts as running until `expires`."""
     host, pid, started_at, namespace = _parts(holder)
     if UNKNOWN not in (started_at, namespace) and (host, namespace) == (socket.gethostname(), _namespace()):
-        # No need to wait for the expiry; a process that got the same id later is not the holder.
+        # No need to wait for the expiry: a process that got the same id later is not the holder.
         return pid.isdecimal() and _started_at(int(pid)) == started_at
     return now < expires
 
@@ -49,7 +49,7 @@ def _namespace() -> str:
 
 
 def _started_at(pid: int) -> str:
-    """Return the process's start in clock ticks since the machine's; "" for no process, UNKNOWN without /proc."""
+    """Return the process's start in clock ticks since boot; "" if there is no process, UNKNOWN without /proc."""
     try:
         state, *rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         return "" if state in "ZX" else rest[18]  # a zombie is dead

@@ -9,12 +9,12 @@ from shadho_celery.errors import LockLost
 
 
 class MemoryStore:
-    """Keeps the trials and reports of one study; several hundred times as fast as a database."""
+    """Keeps the trials and reports of one study, several hundred times as fast as a database."""
 
     safe_url = "memory"
 
     def __init__(self, fence: int = 1) -> None:
-        """`fence` is the fencing number that writes must show."""
+        """Writes must show the fencing number `fence`."""
         self._fence = fence
         self._trials: dict[int, Trial] = {}
         self._reports: list[Report] = []

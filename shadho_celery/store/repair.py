@@ -1,4 +1,4 @@
-"""Repair of a study with trials that cannot be read, or that are missing."""
+"""Repair of a study with trials that cannot be read or are missing."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from shadho_celery.store.engine import copy_file, file_of
 from shadho_celery.store.rows import FULL, UNREADABLE
 from shadho_celery.store.tables import trials, unreadable
 
-#: numbers in a message
+#: number of trial numbers in a message
 SHOWN = 10
 
-#: number, problem and row of a trial that cannot stay; no row for a missing one
+#: number, problem and row of a trial that must be moved away; no row for a missing one
 Gone = tuple[object, str, dict[str, object] | None]
 
 
 def move(connection: sa.Connection, key: str, gone: Sequence[Gone], now: float) -> str:
-    """Move trials to the table `unreadable`, where missing ones are noted too; return what was done."""
+    """Move trials to the table `unreadable`, which also lists missing ones. Return what was done."""
     for number, problem, row in gone:
         noted = {"study": key, "number": str(number), "problem": problem, "row": row, "at": now}
         connection.execute(sa.insert(unreadable).values(noted))
@@ -32,14 +32,14 @@ def move(connection: sa.Connection, key: str, gone: Sequence[Gone], now: float) 
 
 
 def find_gone(connection: sa.Connection, key: str) -> Iterator[Gone]:
-    """Yield the trials that cannot stay: unreadable and missing ones, and those that carry on one of them.
+    """Yield the trials to move away: unreadable and missing ones, and those that continue one of them.
 
-    The rounds of the latter would look for the other trial.
+    A continued trial needs the other one in its rounds.
     """
     before = set(connection.scalars(sa.select(unreadable.c.number).where(unreadable.c.study == key)))
     gone: set[object] = {int(number) for number in before if number.isdecimal()}
     expected = 0
-    # Beyond it a number is itself the damage: the others up to it are not missing.
+    # A number beyond it is itself damaged; the numbers up to it are not missing.
     count = connection.scalar(sa.select(sa.func.count()).select_from(trials).where(trials.c.study == key)) or 0
     greatest = 2 * count + len(gone) + 1000
     for row in connection.execute(FULL.query.where(trials.c.study == key).order_by(trials.c.number)):
@@ -57,7 +57,7 @@ def find_gone(connection: sa.Connection, key: str) -> Iterator[Gone]:
             if not is_number:
                 problem = "its number is far beyond those of the others"
             elif trial.origin in gone:
-                problem = f"it carries on trial {trial.origin}, which is gone"
+                problem = f"it continues trial {trial.origin}, which is missing"
         if is_number:
             expected = number + 1
         if problem is not None:
@@ -66,7 +66,7 @@ def find_gone(connection: sa.Connection, key: str) -> Iterator[Gone]:
 
 
 def copy(connection: sa.Connection, now: float) -> str:
-    """Copy an SQLite file to another one beside it, or the table `trials` to another table; return the copy's name."""
+    """Copy an SQLite file to another one beside it, or the table `trials` to another table. Return the copy's name."""
     moment = time.strftime("%Y%m%d_%H%M%S", time.gmtime(now))
     if connection.dialect.name != "sqlite":
         name = f"trials_{moment}"
@@ -74,6 +74,6 @@ def copy(connection: sa.Connection, now: float) -> str:
         return f"the table {name}"
     path = file_of(connection.engine.url)
     copied = path.with_name(f"{path.name}.{moment}")
-    # Not inside a transaction that writes: SQLite would wait for its own end.
+    # Not inside a writing transaction, because SQLite would wait for its own end.
     copy_file(connection, copied)
     return copied.name

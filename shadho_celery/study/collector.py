@@ -1,4 +1,4 @@
-"""Python's garbage collector, off where very many records are made."""
+"""Python's garbage collector is paused while very many records are created."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def collector_paused() -> Iterator[None]:
-    """Pause the collector: records have no cycles, and for every million of them it looks at all imports 100 times."""
+    """Pause the collector: records have no cycles, and per million of them it would scan all imports 100 times."""
     was_on = gc.isenabled()
     gc.disable()
     try:

@@ -1,4 +1,4 @@
-"""Finished trials by rung: how many, where, and how far the ranks of a rung agree with those of the next one."""
+"""Finished trials by rung: how many, where, and how well the ranks of a rung agree with those of the next one."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from itertools import combinations
 
 from msgspec import Struct
 
-#: latest trials on two rungs by which these are compared
+#: number of latest trials on two rungs by which these are compared
 LATEST = 16
 
 
@@ -18,7 +18,7 @@ class OnClass(Struct, frozen=True, kw_only=True):
     complete: int
     pruned: int
     failed: int
-    #: median seconds of the complete ones; None without one
+    #: median seconds of the complete ones; None if there are none
     seconds: float | None
 
 
@@ -26,14 +26,14 @@ class RungSummary(Struct, frozen=True, kw_only=True):
     """Finished trials of one rung."""
 
     budget: float
-    #: by compute class; those that were never sent are left out
+    #: by compute class; trials that were never sent are left out
     classes: Mapping[str, OnClass]
-    #: of the latest trials that were promoted, the agreement of their ranks here and on the next rung; None of too few
+    #: of the latest promoted trials, the agreement of their ranks here and on the next rung; None if there are too few
     agreement: float | None
 
 
 def agreement(pairs: Sequence[tuple[float, float]]) -> float | None:
-    """Return Kendall's rank correlation of two losses, 0 for a negative one; None for fewer than two finite pairs."""
+    """Return Kendall's rank correlation of two losses, 0 if it is negative; None for fewer than two finite pairs."""
     known = [pair for pair in pairs if math.isfinite(pair[0]) and math.isfinite(pair[1])]
     compared = [*combinations(known, 2)]
     if not compared:

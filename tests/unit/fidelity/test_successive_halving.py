@@ -295,7 +295,7 @@ def nested(levels: int) -> dict[str, Any]:
         (False, ["False is no dict of settings", FORM]),
         (
             {"least": 1, "most": math.inf},
-            ["fidelity.most: inf", "a budget is a number above 0 that a float can hold", FORM],
+            ["fidelity.most: inf", "a budget is a number above 0 that fits a float", FORM],
         ),
         ({"least": 1, "most": Fraction(10**400)}, ["fidelity.most: Fraction(1", FORM]),
         ({"least": 1, "\ud800": 3}, ["fidelity.\\ud800: there is no such key; known are least", FORM]),

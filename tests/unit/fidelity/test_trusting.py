@@ -79,7 +79,7 @@ def test_trials_begin_at_the_lowest_budget_whose_round_fits_in_the_limit(limit: 
     assert (first.rung, first.budget) == (lowest, 3.0**lowest)
     assert (rounds.present.notice is None) == (lowest == 0 or slots == 0)
     if rounds.present.notice is not None:
-        assert f"begins at budget {3**lowest}: with a limit of {limit} trials" in rounds.present.notice
+        assert f"starts at budget {3**lowest}: with a limit of {limit} trials" in rounds.present.notice
 
 
 @pytest.mark.parametrize("limit", [3, 10, 11, 20, 41, 70, 93, 131])

@@ -65,14 +65,14 @@ def test_an_exception_is_warned_of_once_and_loses_nothing() -> None:
     [warning] = caught
     said = str(warning.message)
     assert said.startswith("on_trial failed after trial 0: KeyError: 'mine' (")
-    assert said.endswith("""raise KeyError("mine")); the study goes on""")
+    assert said.endswith("""raise KeyError("mine")); the study continues""")
     assert "\n" not in said
     assert study.count("COMPLETE") == 6
 
 
 @pytest.mark.parametrize(
     ("wrong", "words"),
-    [(3, "on_trial is no function but 3"), (lambda study: None, "on_trial does not take a study and a trial")],
+    [(3, "on_trial is not a function but 3"), (lambda study: None, "on_trial does not take a study and a trial")],
 )
 def test_what_cannot_be_called_is_refused_before_the_study(wrong: Any, words: str, tmp_path: Any) -> None:
     with pytest.raises(UsageError, match=words):

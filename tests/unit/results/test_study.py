@@ -238,7 +238,7 @@ def test_a_store_of_an_earlier_version_is_read_without_a_change() -> None:
     assert study.count() == 5
     assert study.best is not None
     assert study.best.values == study.best.params
-    assert "only the study's own program" in str(study.values_note)
+    assert "only in the study's own program" in str(study.values_note)
     assert Path("shadho.db").read_bytes() == before
 
 
@@ -255,7 +255,7 @@ def test_options_that_are_no_json_come_from_the_studys_module(tmp_path: Path, mo
         store.execute("UPDATE studies SET module = 'functions'")
     unknown = load_study(STORE, "first")
     assert repr(unknown.trials[0].values["f"]).startswith("builtins.")
-    assert "imports functions first" in str(unknown.values_note)
+    assert "import functions in the program first" in str(unknown.values_note)
     assert "functions" not in sys.modules
     try:
         importlib.import_module("functions")

@@ -385,7 +385,7 @@ def test_what_no_class_has_the_slots_for_does_not_clog_it_either() -> None:
 
 
 def test_policy_paper_which_ranks_subspaces_is_refused_beside_it() -> None:
-    with pytest.raises(UsageError, match="ranks subspaces, which this sampler chooses itself; choose cost or fifo"):
+    with pytest.raises(UsageError, match="ranks subspaces, but this sampler chooses them itself; choose cost or fifo"):
         spanning(settings=StudySettings(sampler="random", policy="paper"), trials=1)
 
 
