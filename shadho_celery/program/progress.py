@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class ProgressBar:
-    """Bar of the trials of one run, with the best loss so far; a context manager."""
+    """Bar of the trials of one run, with the best loss so far. A context manager."""
 
     def __init__(self, scheduler: Scheduler, console: Console) -> None:
         self._scheduler = scheduler
@@ -39,10 +39,10 @@ class ProgressBar:
 
 
 def make_bar(scheduler: Scheduler, *, wanted: bool | None) -> ProgressBar | None:
-    """Return a bar if it is wanted, by default where standard error is a terminal, or in a notebook; else None."""
+    """Return a bar if it is wanted, by default in a terminal or in a notebook; otherwise None."""
     if wanted is False:
         return None
-    # Late: a search without a bar needs nothing of the command line.
+    # Imported late: a search without a bar needs nothing of the command line.
     from shadho_celery.cli.console import PrintableConsole
 
     console = PrintableConsole(stderr=True)

@@ -20,14 +20,14 @@ from shadho_celery.scheduler.scheduler import Scheduler
 from shadho_celery.space.space import Space
 from shadho_celery.study.state import StudyState
 
-#: mixed into the study's seed for the policy's draws, so that they differ from every sampler's
+#: mixed into the study's seed for the policy's draws, so that they differ from those of samplers
 _POLICY_STREAM = 0x70
 
 
 def make_rounds(ladder: Ladder | None, space: Space | None = None, seed: int = 0, limit: int | None = None) -> Rounds:
-    """Return the rounds on a ladder, endless ones without.
+    """Return the rounds on a ladder; endless ones without.
 
-    `space` and `seed` are for those that propose trials, and `limit` on trials is for those that choose their rungs.
+    `space` and `seed` are for rounds that propose trials. `limit` on trials is for rounds that choose their rungs.
     """
     if ladder is None:
         return Endless()

@@ -45,7 +45,7 @@ def test_on_a_fleet_what_it_raises_is_one_warning_and_json_stays_whole(desk: Des
     assert run.err.count("told") == 4
     [line] = [line for line in run.err.splitlines() if "on_trial failed" in line]
     assert "on_trial failed after trial 0: ValueError: mine (" in line
-    assert "the study goes on" in line
+    assert "the study continues" in line
 
 
 def test_one_that_cannot_be_called_is_refused(desk: Desk) -> None:

@@ -267,7 +267,7 @@ def test_options_that_are_no_json_come_from_the_studys_module(tmp_path: Path, mo
         store.execute("UPDATE studies SET module = 'gone'")
     gone = load_study(STORE, "first")
     assert repr(gone.trials[0].values["f"]).startswith("builtins.")
-    assert "imports gone first" in str(gone.values_note)
+    assert "import gone in the program first" in str(gone.values_note)
 
 
 def test_a_table_tells_the_option_none_from_an_inactive_label() -> None:
