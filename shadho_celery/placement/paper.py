@@ -72,21 +72,10 @@ def performance(rows: Array, losses: Array, generator: np.random.Generator) -> f
     `SUBSET` of them, so the time does not grow with the history. A variation finer than the trials can tell is noise
     here: with 80 trials of two params, above about five periods a side.
 
-    Source: SHADHO, arXiv 1707.01428, changed: it read max - min of 1 / length scale off an unfitted kernel. See
-    `performance_range`.
+    Source: SHADHO, arXiv 1707.01428, changed: it read max - min of 1 / length scale off an unfitted kernel.
     """
     fitted = _fits(rows, losses, generator)
     return float(np.median([fit.signal_share / fit.length_scale for fit in fitted])) if fitted else START_VALUE
-
-
-def performance_range(rows: Array, losses: Array, generator: np.random.Generator) -> float:
-    """Return the original's score on fitted kernels: max - min of 1 / length scale over the fits; arguments as above.
-
-    Kept to compare with: it is erratic. It reads the spread of the fits and not their level, and in pure noise any
-    length scale fits, so noise scores highest. Source: SHADHO, arXiv 1707.01428.
-    """
-    fitted = _fits(rows, losses, generator)
-    return float(np.ptp([1.0 / fit.length_scale for fit in fitted])) if fitted else START_VALUE
 
 
 def _fits(rows: Array, losses: Array, generator: np.random.Generator) -> list[Fit]:

@@ -40,14 +40,13 @@ class Times:
     form of the Kaplan-Meier estimate). A censored time that is the longest counts twice its seconds.
     """
 
-    def __init__(self, size: int = RING_SIZE) -> None:
-        self._size = size
+    def __init__(self) -> None:
         self._rings: dict[int, deque[tuple[float, bool]]] = {}
 
     def record(self, replica: int, seconds: float, *, finished: bool = True) -> None:
         """Record one response; `finished` is False if it was cancelled after so many seconds."""
         if math.isfinite(seconds) and seconds >= 0:
-            self._rings.setdefault(replica, deque(maxlen=self._size)).append((seconds, finished))
+            self._rings.setdefault(replica, deque(maxlen=RING_SIZE)).append((seconds, finished))
 
     def forget(self, replica: int) -> None:
         """Remove the times of a replica that is gone."""
@@ -154,9 +153,8 @@ def choose(
     max_backups: int,
     cancel_seconds: float | None = None,
     seed: int = 0,
-    tolerance: float = TOLERANCE,
 ) -> Choice:
-    """Return the least b in 0..`max_backups` whose step time is within `tolerance` of the best, for N `replicas`.
+    """Return the least b in 0..`max_backups` whose step time is within TOLERANCE of the best, for N `replicas`.
 
     With N fixed, more backups never slow a step down, but each takes a slot, and the last ones gain next to nothing.
     """
@@ -167,7 +165,7 @@ def choose(
         for b in range(max_backups + 1)
     )
     best = min(each.step_seconds for each in predictions)
-    backups = next(b for b, each in enumerate(predictions) if each.step_seconds <= (1 + tolerance) * best)
+    backups = next(b for b, each in enumerate(predictions) if each.step_seconds <= (1 + TOLERANCE) * best)
     return Choice(backups=backups, predictions=predictions)
 
 
@@ -180,7 +178,6 @@ class Tuner:
         max_backups: int,
         *,
         cancel_seconds: float | None = None,
-        every: int = TUNE_EVERY,
         seed: int = 0,
     ) -> None:
         check_replicas(replicas, max_backups)
@@ -188,9 +185,9 @@ class Tuner:
         #: last choice; None while too few times are recorded
         self.choice: Choice | None = None
         self._replicas, self._max_backups, self._cancel_seconds = replicas, max_backups, cancel_seconds
-        self._every, self._seed = every, seed
+        self._seed = seed
         # The first choice comes soon: until then the gang occupies slots for all its backups.
-        self._due = every // 5
+        self._due = TUNE_EVERY // 5
 
     def at(self, step: int) -> Choice | None:
         """Return a new choice if one is due at this step, else None. A choice takes about ten milliseconds."""
@@ -199,7 +196,7 @@ class Tuner:
         law = self.times.law()
         if law is None:
             return None
-        self._due = step + self._every
+        self._due = step + TUNE_EVERY
         self.choice = choose(
             law,
             replicas=self._replicas,

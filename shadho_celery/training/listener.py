@@ -12,7 +12,6 @@ import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from queue import SimpleQueue
@@ -76,13 +75,13 @@ class Terms:
 class Listener:
     """Server that admits replicas and puts the events of their connections on `inbox`."""
 
-    def __init__(self, server: socket.socket, terms: Terms, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, server: socket.socket, terms: Terms) -> None:
         self.inbox: SimpleQueue[Event] = SimpleQueue()
         #: connections turned away or ended by a fault, by cause
         self.refused: Counter[str] = Counter()
         #: replicas that have a place at a time; lowered later if backups are not needed
         self.places = terms.places
-        self._server, self._terms, self._now = server, terms, now
+        self._server, self._terms = server, terms
         self._lock = threading.Lock()
         self._peers: dict[int, Peer] = {}
         #: peers that were dismissed because their replica connected again
@@ -118,8 +117,8 @@ class Listener:
             peer.dismiss(reason, error=error)
         for wire in handshakes:
             wire.close()
-        until = self._now() + seconds
-        while self._now() < until and (self._peers or self._replaced):
+        until = time.monotonic() + seconds
+        while time.monotonic() < until and (self._peers or self._replaced):
             # A reading thread that waits for its buffer must continue, to notice that its connection ends.
             for peer in peers:
                 peer.release_payload()
@@ -137,7 +136,7 @@ class Listener:
                 time.sleep(0.1)  # out of file descriptors, for example: a passing condition
                 continue
             try:
-                wire = Wire(connection, self._now)
+                wire = Wire(connection)
             except OSError:
                 connection.close()
                 continue
@@ -192,7 +191,7 @@ class Listener:
     def _arrived(self, peer: Peer, header: Header, payload: memoryview) -> None:
         if header.sender != peer.place:
             raise BrokenFrame(f"the frame names place {header.sender}, but its replica has place {peer.place}")
-        self.inbox.put(Arrived(peer=peer, header=header, payload=payload, at=self._now()))
+        self.inbox.put(Arrived(peer=peer, header=header, payload=payload, at=time.monotonic()))
 
     def _admit(self, wire: Wire, hello: Hello) -> Peer:
         """Give a replica its place. Raises Refused, or TrainingOver if the gang needs no more replicas."""
@@ -240,7 +239,7 @@ class Listener:
             with self._lock:
                 peers = self._all_peers()
             for peer in peers:
-                silent = self._now() - peer.wire.heard_at > self._terms.deadline_seconds
+                silent = time.monotonic() - peer.wire.heard_at > self._terms.deadline_seconds
                 if silent and not peer.is_waiting:
                     peer.drop(f"nothing heard for {self._terms.deadline_seconds:g} s")
                 else:

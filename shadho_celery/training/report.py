@@ -132,8 +132,9 @@ def bars(values: Mapping[str, float], form: str, top: float | None = None) -> li
     ]
 
 
-def svg(points: Mapping[int, float], *, x: str, y: str, empty: str = "", width: int = 480, height: int = 300) -> str:
+def svg(points: Mapping[int, float], *, x: str, y: str, empty: str = "") -> str:
     """Return a line chart as SVG, its y axis from 0; without points, a frame with the text `empty`."""
+    width, height = 480, 300
     left, right, above, below = 60, 15, 20, 45
     top, last = max(points.values(), default=0.0) * 1.05 or 1.0, max([1, *points])
     inner, tall = width - left - right, height - above - below

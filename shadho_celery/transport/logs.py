@@ -21,7 +21,7 @@ import redis
 from msgspec import Meta, Struct
 
 from shadho_celery.core.checks import decoder
-from shadho_celery.core.clock import Clock, SystemClock
+from shadho_celery.core.clock import SystemClock
 from shadho_celery.core.payload import StudyKey
 from shadho_celery.core.trial import Number, Place
 from shadho_celery.transport.redis import Redis, is_spoilt, run_on
@@ -101,10 +101,10 @@ class WorkerLogs:
 class LogClient:
     """The asker's end."""
 
-    def __init__(self, client: Redis, signer: Signer = UNSIGNED, clock: Clock | None = None) -> None:
+    def __init__(self, client: Redis, signer: Signer = UNSIGNED) -> None:
         self._client = client
         self._signer = signer
-        self._clock = clock or SystemClock()
+        self._clock = SystemClock()
         #: answers that were not signed with our key, or malformed
         self.refused = 0
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from shadho_celery.placement.paper import START_VALUE, performance, performance_range
+from shadho_celery.placement.paper import START_VALUE, performance
 from shadho_celery.predictors.features import complexity, features
 from shadho_celery.space.domains import Categorical, Domain, LogUniform, Normal, QUniform, RandInt, Uniform
 
@@ -143,11 +143,10 @@ def test_the_unit_and_offset_of_the_loss_do_not_matter(seed: int) -> None:
 
 
 @pytest.mark.parametrize("loss", [noise, linear, noisy_rough])
-@pytest.mark.parametrize("scored", [performance, performance_range])
-def test_the_score_depends_on_the_generator_alone(scored: Callable[..., float], loss: Loss) -> None:
+def test_the_score_depends_on_the_generator_alone(loss: Loss) -> None:
     points = np.random.default_rng(0).random((200, 3))
     losses = loss(points, np.random.default_rng(1))
-    first, second = (scored(points, losses, np.random.default_rng(7)) for _ in range(2))
+    first, second = (performance(points, losses, np.random.default_rng(7)) for _ in range(2))
     assert first == second
 
 
@@ -156,7 +155,6 @@ def test_a_subspace_keeps_the_start_value_until_it_has_ten_losses() -> None:
     losses = np.array([*points[:9, 0], np.nan, np.inf, -np.inf])
     for n in range(13):
         assert performance(points[:n], losses[:n], np.random.default_rng(0)) == START_VALUE
-        assert performance_range(points[:n], losses[:n], np.random.default_rng(0)) == START_VALUE
     assert performance(points[:10], points[:10, 0], np.random.default_rng(0)) != START_VALUE
 
 
@@ -179,14 +177,3 @@ def test_repeated_params_are_no_obstacle() -> None:
 def test_a_diverged_trial_does_not_break_the_fit() -> None:
     losses = np.append(np.linspace(0.0, 1.0, 49), 1e308)
     assert np.isfinite(performance(np.linspace(0, 1, 50)[:, None], losses, np.random.default_rng(0)))
-
-
-def ranges(loss: Loss) -> list[float]:
-    generators = [np.random.default_rng(seed) for seed in SEEDS]
-    points = [generator.random((150, 2)) for generator in generators]
-    return [performance_range(p, loss(p, g), g) for p, g in zip(points, generators, strict=True)]
-
-
-def test_the_originals_range_puts_noise_above_rough_losses_so_it_is_only_a_variant() -> None:
-    assert np.median(ranges(noise)) > max(ranges(rough)) >= 0.0
-    assert ranges(lambda points, _: np.ones(len(points))) == [0.0] * len(SEEDS)
