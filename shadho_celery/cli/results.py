@@ -5,7 +5,6 @@ Reading takes no lock: all of them work while a study runs.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -152,7 +151,7 @@ Examples:
     type=click.Choice(["number", "loss", "seconds"]),
     default="number",
     show_default=True,
-    help="Least number or loss first, or most seconds. Losses at the highest budget are first, pruned ones there last.",
+    help="Least number or best loss first, or most seconds. Feasible trials have better losses, then higher budgets.",
 )
 @click.option("--limit", type=click.IntRange(min=1), help=f"Most trials to show.  [default: {LIMIT}; with --json all]")
 @store_option
@@ -267,16 +266,10 @@ def _losses_in_words(found: TrialResult) -> str:
     return ", ".join(f"{name} {loss!r}" for name, loss in named.items())
 
 
-def _by_loss(trial: TrialResult) -> tuple[bool, float, bool, float]:
-    # Losses at unlike budgets do not compare, nor does that of a pruned trial.
-    budget = math.inf if trial.budget is None else trial.budget
-    return trial.loss is None, -budget, trial.state == TrialState.PRUNED, trial.loss or 0.0
-
-
 #: keys by which `trials` sorts
 SORTED: Mapping[str, Callable[[TrialResult], Any]] = {
     "number": lambda trial: trial.number,
-    "loss": _by_loss,
+    "loss": lambda trial: trial.merit,
     "seconds": lambda trial: -(trial.seconds or 0.0),
 }
 
@@ -309,7 +302,8 @@ def _trials_table(found: list[TrialResult], *, with_errors: bool) -> Table:
     losses = dict.fromkeys(name for each in found for name in each.losses)
     has_budgets = any(each.budget is not None for each in found)
     has_steps = any(each.step is not None for each in found)
-    on_rung = [">budget"] * has_budgets + [">step"] * has_steps
+    violates = any(not each.is_feasible for each in found)
+    on_rung = [">budget"] * has_budgets + [">step"] * has_steps + [">violation"] * violates
     names = [">trial", "state", *(f">{one_line(name, NAME)}" for name in losses or ["loss"]), *on_rung]
     names += [">time", *where]
     names += ["code"] if has_codes else []
@@ -318,6 +312,7 @@ def _trials_table(found: list[TrialResult], *, with_errors: bool) -> Table:
         words = str(read_failure(each.error)) if with_errors else brief(each.values)
         shown = [each.losses.get(name) for name in losses] or [each.loss]
         rung = [_number(each.budget)] * has_budgets + ["-" if each.step is None else str(each.step)] * has_steps
+        rung += [f"{each.violation:.3g}" if each.violation else "-"] * violates
         cells = (str(each.number), each.state.lower(), *map(_number, shown), *rung, took(each.seconds))
         facts = [each.compute_class or "-", each.host or "-"] if has_room else []
         facts += [each.code or "-"] if has_codes else []

@@ -201,6 +201,10 @@ class Outcome(Struct, frozen=True, kw_only=True, omit_defaults=True):
         return replace(self, state=state, loss=None, losses={}, constraints={}, **facts)
 
 
+#: that of a trial that has not ended
+NO_OUTCOME = Outcome(state=TrialState.WAITING)
+
+
 class _Evaluation(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Fields that a trial and each of its attempts share: the evaluation, and its progress."""
 
@@ -256,8 +260,8 @@ class Trial(_Evaluation, frozen=True, kw_only=True):
     attempt: Annotated[int, Meta(ge=0, le=MAX_ATTEMPTS)] = 0
     #: claimed attempts that were lost
     lost: int = 0
-    #: None until it ends
-    outcome: Outcome | None = None
+    #: `NO_OUTCOME` until it ends
+    outcome: Outcome = NO_OUTCOME
     #: seconds since the epoch
     asked_at: StoredMoment | None = None
     finished_at: StoredMoment | None = None
@@ -272,77 +276,19 @@ class Trial(_Evaluation, frozen=True, kw_only=True):
     #: live attempts, unless they are just the latest one
     live: Sequence[Attempt] | None = None
 
-    @property
-    def loss(self) -> float | None:
-        """Loss of the outcome; None without one."""
-        return self.outcome.loss if self.outcome else None
-
-    @property
-    def losses(self) -> Losses:
-        """Losses of the outcome by name, as they are minimised; empty in a study of one unnamed loss."""
-        return self.outcome.losses if self.outcome else {}
-
-    @property
-    def constraints(self) -> Losses:
-        """Constraints of the outcome by name."""
-        return self.outcome.constraints if self.outcome else {}
-
-    @property
-    def violation(self) -> float:
-        """Sum of its constraints above 0; 0 for a feasible trial."""
-        return self.outcome.violation if self.outcome else 0.0
-
-    @property
-    def metrics(self) -> Mapping[str, Any]:
-        """Metrics of the outcome."""
-        return self.outcome.metrics if self.outcome else {}
-
-    @property
-    def error(self) -> str | None:
-        """Error of the outcome."""
-        return self.outcome.error if self.outcome else None
-
-    @property
-    def seconds(self) -> float | None:
-        """Seconds of the objective."""
-        return self.outcome.seconds if self.outcome else None
-
-    @property
-    def memory(self) -> int | None:
-        """Peak bytes of the objective's resident memory."""
-        return self.outcome.memory if self.outcome else None
-
-    @property
-    def gpu_memory(self) -> int | None:
-        """Peak bytes of the objective's GPU memory."""
-        return self.outcome.gpu_memory if self.outcome else None
-
-    @property
-    def warning(self) -> str | None:
-        """Warning of the outcome."""
-        return self.outcome.warning if self.outcome else None
-
-    @property
-    def log(self) -> str | None:
-        """Last lines of the output of a trial that has FAILED."""
-        return self.outcome.log if self.outcome else None
-
-    @property
-    def code(self) -> str | None:
-        """Digest of the code that it ran under."""
-        return self.outcome.code if self.outcome else None
-
-    @property
-    def continued(self) -> bool | None:
-        """True if a promoted trial found files in its checkpoint folder, False if not; None for others."""
-        return self.outcome.continued if self.outcome else None
-
     def evolve(self, **changes: Any) -> Trial:
         """Return a copy with `changes`. Raises ValueError for an unlawful change of state."""
         state = changes.get("state", self.state)
         if state is not self.state and state not in LAWFUL[self.state]:
             raise ValueError(f"trial {self.number} cannot go from {self.state} to {state}")
         return replace(self, **changes)
+
+    @property
+    def living(self) -> Sequence[Attempt]:
+        """Its attempts that are queued or run."""
+        if self.state not in {TrialState.QUEUED, TrialState.RUNNING}:
+            return ()
+        return tuple(self.live or [self.attempted(state=self.state)])
 
     def attempted(self, **where: Any) -> Attempt:
         """Return the trial's attempt number `attempt` in its present state, except for `where`."""
@@ -365,32 +311,6 @@ def taught(
     """
     outcome = Outcome(state=TrialState.COMPLETE, loss=loss, losses=losses or {}, constraints=constraints or {})
     return Trial(number=number, subspace=subspace, params=params, state=outcome.state, outcome=outcome)
-
-
-class Summary(Struct, frozen=True, kw_only=True):
-    """Part of a finished trial that its study needs; the fields are those of `Trial` and `Outcome`."""
-
-    number: Number
-    subspace: str
-    state: TrialState
-    compute_class: str | None
-    origin: Number | None
-    continued: bool | None
-    asked_at: StoredMoment | None
-    finished_at: StoredMoment | None
-    loss: Finite | None
-    losses: Losses
-    constraints: Losses
-    seconds: Seconds | None
-    memory: Bytes | None
-    gpu_memory: Bytes | None
-    budget: Finite | None
-    rung: int | None
-    step: Int64 | None
-    outgrown: str | None
-    outgrown_memory: _Memories | None
-    lost: int
-    warning: str | None
 
 
 class _Event(Struct, frozen=True, kw_only=True, tag_field="kind", tag=str.lower, omit_defaults=True):

@@ -7,8 +7,9 @@ from bisect import bisect_left, bisect_right, insort
 from collections.abc import Sequence
 from itertools import islice
 
+from shadho_celery.core.best import feasible_loss
 from shadho_celery.core.trial import Trial, TrialState
-from shadho_celery.fidelity.brackets import rank_loss, rung_of
+from shadho_celery.fidelity.brackets import rung_of
 from shadho_celery.fidelity.ladder import Ladder
 from shadho_celery.fidelity.rounds import Round, Wanted
 
@@ -124,7 +125,7 @@ class Asha:
             return
         origin = trial.number if trial.origin is None else trial.origin
         if trial.state is not TrialState.CANCELLED:
-            self._rungs[place].tell(origin, rank_loss(trial))
+            self._rungs[place].tell(origin, feasible_loss(trial))
         elif place:
             self._rungs[place - 1].take_back(origin, trial.number)
 

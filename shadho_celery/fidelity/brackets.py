@@ -9,6 +9,7 @@ from itertools import islice
 
 from msgspec.structs import replace
 
+from shadho_celery.core.best import feasible_loss
 from shadho_celery.core.trial import Trial, TrialState
 from shadho_celery.fidelity.rounds import Round, Wanted
 
@@ -116,7 +117,7 @@ class Bracket:
             # It may have been the last one that a closed rung waited for.
             self._advance()
             return True
-        rung.losses.append((rank_loss(trial), rung.origins[trial.number]))
+        rung.losses.append((feasible_loss(trial), rung.origins[trial.number]))
         self._advance()
         return True
 
@@ -245,10 +246,3 @@ def rung_of(trial: Trial, budgets: Sequence[float]) -> int | None:
     if trial.rung is None or trial.rung >= len(budgets) or trial.budget != budgets[trial.rung]:
         return None
     return trial.rung
-
-
-def rank_loss(trial: Trial) -> float:
-    """Return the loss by which a finished trial is compared on its rung, infinite for one that is never promoted."""
-    # What breaks a constraint is promoted after all that does not, like a failure.
-    loss = trial.loss if trial.state is TrialState.COMPLETE and not trial.violation else None
-    return math.inf if loss is None or math.isnan(loss) else loss

@@ -33,17 +33,18 @@ class BudgetUse:
 
     def tell(self, trial: Trial) -> None:
         """Learn from a finished trial; what ran on another class than before tells nothing."""
-        if trial.state is not TrialState.COMPLETE or trial.rung is None or trial.seconds is None:
+        seconds, continued = trial.outcome.seconds, trial.outcome.continued
+        if trial.state is not TrialState.COMPLETE or trial.rung is None or seconds is None:
             return
         origin = trial.number if trial.origin is None else trial.origin
         below = self._seconds.get((origin, trial.rung - 1))
         budget = trial.budget or 1.0
-        work = budget - (below[2] if below is not None and trial.continued else 0.0)
-        self._seconds[origin, trial.rung] = trial.compute_class, trial.seconds, budget, work
-        if below is None or below[0] != trial.compute_class or below[1] < LEAST_SECONDS or trial.continued is None:
+        work = budget - (below[2] if below is not None and continued else 0.0)
+        self._seconds[origin, trial.rung] = trial.compute_class, seconds, budget, work
+        if below is None or below[0] != trial.compute_class or below[1] < LEAST_SECONDS or continued is None:
             return
         # With eta 2 a trial that continues from budget 1 to 2 has as much to do as the one before it.
         if work >= MORE_WORK * below[3]:
-            self._multiples = [*self._multiples[1 - LATEST :], trial.seconds / below[1]]
+            self._multiples = [*self._multiples[1 - LATEST :], seconds / below[1]]
             is_ignored = len(self._multiples) >= ENOUGH and statistics.median(self._multiples) < MULTIPLE
             self.notice = NOTICE if is_ignored else None

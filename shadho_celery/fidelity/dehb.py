@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from shadho_celery.core.best import feasible_loss
 from shadho_celery.core.trial import Params, Trial, TrialState
-from shadho_celery.fidelity.brackets import rank_loss, rung_of
+from shadho_celery.fidelity.brackets import rung_of
 from shadho_celery.fidelity.hyperband import sizes_of
 from shadho_celery.fidelity.ladder import Ladder
 from shadho_celery.fidelity.rounds import Round, Wanted
@@ -165,7 +166,7 @@ class Dehb:
             bracket.again.append(job)
             return
         bracket.ended[place] += 1
-        loss, population = rank_loss(trial), self._populations[job.rung]
+        loss, population = feasible_loss(trial), self._populations[job.rung]
         if loss < math.inf and loss <= population.losses[job.target]:
             population.losses[job.target] = loss
             population.vectors[job.target] = job.vector

@@ -236,8 +236,8 @@ class PaperPolicy:
         if len(self._subspaces) < 2:
             return
         # Losses compare at one budget only: those of promoted trials are left out.
-        known = (t for t in trials if t.loss is not None and not t.rung and t.subspace in self._history)
-        told = [(t.subspace, t.params, t.loss) for t in known]
+        known = (t for t in trials if t.outcome.loss is not None and not t.rung and t.subspace in self._history)
+        told = [(t.subspace, t.params, t.outcome.loss) for t in known]
         for name, results in groupby(sorted(told, key=itemgetter(0)), itemgetter(0)):
             _, params_list, losses = zip(*results, strict=True)
             self._news[name] += len(losses)

@@ -65,14 +65,14 @@ class Promotions:
     def tell(self, trials: Sequence[Trial]) -> None:
         """Learn from finished trials, before the cost model does."""
         for trial in trials:
-            if trial.seconds is None or trial.compute_class is None:
+            if trial.outcome.seconds is None or trial.compute_class is None:
                 continue
-            before = self._mean.get(trial.compute_class, trial.seconds)
-            self._mean[trial.compute_class] = before + NEWEST * (trial.seconds - before)
+            before = self._mean.get(trial.compute_class, trial.outcome.seconds)
+            self._mean[trial.compute_class] = before + NEWEST * (trial.outcome.seconds - before)
             is_complete = trial.state is TrialState.COMPLETE and trial.origin is not None
             if is_complete and self._has_checkpoint(int(trial.origin or 0), trial.host):
                 # An executor that does not tell has none.
-                self._finds = bool(trial.continued)
+                self._finds = bool(trial.outcome.continued)
 
     def pick(self, slot: Slot, offered: Sequence[Trial], fits: Fits, new: int | None = None) -> Choice | None:
         """Return the promotion for a free slot; None to leave all of them to other slots.

@@ -10,9 +10,10 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from shadho_celery.core.best import feasible_loss
 from shadho_celery.core.checks import check_name
 from shadho_celery.core.names import SHARES, named
-from shadho_celery.core.trial import Trial, TrialState
+from shadho_celery.core.trial import COUNTED, Trial, TrialState
 
 Array = NDArray[np.float64]
 
@@ -20,8 +21,6 @@ Array = NDArray[np.float64]
 HOPELESS = 5
 #: part of its share that a subspace keeps that only fails, or is the least promising
 FLOOR = 0.1
-#: ends of a trial that could not have had a better loss
-_NO_BETTER = (TrialState.FAILED, TrialState.PRUNED)
 #: losses before a subspace can be judged; latest ones it is judged by; the part of them, the lowest, that is its tail
 MIN_LOSSES, LOSSES, TAIL = 10, 200, 0.25
 #: trials of the rarest subspace, at its full share, after which a deal under promise counts half: with a faster decay,
@@ -191,9 +190,8 @@ class PromiseShares(EvenShares):
         super().tell(trial)
         # A failed trial counts as one that could not have been worse, so a subspace that only fails is judged too; so
         # do one that was pruned and one that breaks a constraint. Of several losses the first one is looked at.
-        loss = {TrialState.COMPLETE: trial.loss, **dict.fromkeys(_NO_BETTER, math.inf)}.get(trial.state)
-        loss = math.inf if loss is not None and trial.violation else loss
-        if loss is not None and trial.subspace in self._losses:
+        if trial.state in COUNTED and trial.subspace in self._losses:
+            loss = feasible_loss(trial)
             self._losses[trial.subspace].append((trial.budget, loss))
             self._best[trial.budget] = min(self._best.get(trial.budget, math.inf), loss)
             self._new += 1

@@ -87,8 +87,8 @@ class BudgetCosts:
         return None if run is None else run.host
 
     def work(self, trial: Trial) -> Work:
-        """Return the work of a trial, before it is told of."""
-        if trial.budget is None or trial.origin is None or trial.outcome is None or not trial.outcome.continued:
+        """Return the work of a trial, before it is told."""
+        if trial.budget is None or trial.origin is None or not trial.outcome.continued:
             return Work(trial.budget)
         units = max(trial.budget - self.behind(trial.origin), 0.0) or trial.budget
         return Work(units, self.host(trial.origin) not in (None, trial.host))
@@ -103,10 +103,11 @@ class BudgetCosts:
     def tell(self, trial: Trial, work: Work) -> bool:
         """Learn from a complete trial with a budget; return whether the belief has changed remarkably."""
         assert trial.budget is not None
-        assert trial.seconds is not None
+        seconds = trial.outcome.seconds
+        assert seconds is not None
         assert work.units is not None
         origin = trial.number if trial.origin is None else trial.origin
-        run = _Run(trial.budget, str(trial.compute_class), trial.host, trial.seconds, work.units, work.is_handed_over)
+        run = _Run(trial.budget, str(trial.compute_class), trial.host, seconds, work.units, work.is_handed_over)
         before = self._runs.get(origin)
         if before is not None and before.budget >= run.budget:
             return False

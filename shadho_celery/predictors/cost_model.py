@@ -133,7 +133,7 @@ class CostModel:
             self.tell_out_of_memory(trial, name, memory)
         outcome, compute_class = trial.outcome, trial.compute_class
         is_complete = trial.state is TrialState.COMPLETE and trial.subspace in self.row_of
-        if not is_complete or outcome is None or compute_class is None:
+        if not is_complete or compute_class is None:
             return
         if row is not None:
             for memory in Memory:
@@ -153,7 +153,7 @@ class CostModel:
                 self._memory[key].tell(row, math.log(peak), 0, _ONE_GROUP)
 
     def _tell_seconds(self, trial: Trial, row: Array | None, work: Work) -> None:
-        timing = self._timing(trial, trial.seconds or 0.0, work)
+        timing = self._timing(trial, trial.outcome.seconds or 0.0, work)
         if trial.rung is not None:
             self._tell_own_run(trial, row, timing)
         self._durations.tell(timing.row, timing.column, timing.work, timing.weight)

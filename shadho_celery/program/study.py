@@ -452,7 +452,7 @@ class Study(StudyResults):
             if known.state is TrialState.PRUNED:
                 return trial.number
             if known.state.is_finished:
-                ended = known.state if known.loss is None else f"loss {known.loss:g}"
+                ended = known.state if known.outcome.loss is None else f"loss {known.outcome.loss:g}"
                 raise UsageError(f"trial {trial.number} has its result already ({ended}); a trial is told once")
             raise UsageError(f"trial {trial.number} was given back when its study was closed; ask again")
         return trial.number

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any, TextIO
 
+from shadho_celery.core.columns import Shown, names
 from shadho_celery.errors import UsageError
 from shadho_celery.results.trial import TrialResult
 from shadho_celery.results.values import Values
@@ -17,11 +18,14 @@ if TYPE_CHECKING:
     import pandas as pd
 
 #: columns in front of the labels and the metrics
-FACTS = ("number", "state", "loss", "subspace", "budget", "step", "seconds", "compute_class", "host", "attempts")
+FACTS = names(Shown.FRONT)
 #: beginning of the column with the drawn values of a label, where they are not what the objective got
 DRAWN = "drawn."
-#: columns behind them, seconds since the epoch in the store, and moments here
-MOMENTS = ("asked_at", "started_at", "finished_at")
+#: columns behind them, seconds since the epoch in the store, and dates here; and texts at the end
+MOMENTS = names(Shown.DATE)
+TEXTS = names(Shown.END)
+#: types of pandas for columns of facts, by their kinds in a store
+_KINDS = {"float": "float", "biginteger": "Int64"}
 #: beginnings of texts that a spreadsheet takes for formulas, and the apostrophe by which such texts are quoted
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "'")
 #: end of a line that csv writes
@@ -42,7 +46,7 @@ def table(trials: Iterable[TrialResult], values: Values) -> dict[str, list[Any]]
     metrics = dict.fromkeys(name for trial in rows for name in trial.metrics)
     columns: dict[str, list[Any]] = {name: [getattr(trial, name) for trial in rows] for name in FACTS}
     columns["state"] = [str(trial.state) for trial in rows]
-    taken = {*FACTS, *MOMENTS, "error", "warning"}
+    taken = {*FACTS, *MOMENTS, *TEXTS}
     for name in dict.fromkeys(name for trial in rows for name in trial.losses):
         columns[_name(name, "loss", taken)] = _column([trial.losses.get(name) for trial in rows])
     for label in labels:
@@ -57,7 +61,7 @@ def table(trials: Iterable[TrialResult], values: Values) -> dict[str, list[Any]]
         columns[f"constraint.{name}"] = _column([trial.constraints.get(name) for trial in rows])
     for name in MOMENTS:
         columns[name] = [getattr(trial, name) for trial in rows]
-    for name in ("error", "warning"):
+    for name in TEXTS:
         columns[name] = _column([getattr(trial, name) for trial in rows])
     return columns
 
@@ -69,16 +73,16 @@ def make_frame(trials: Iterable[TrialResult], values: Values) -> pd.DataFrame:
     except ImportError:
         raise UsageError('tables of trials need pandas; in the checkout: pip install -e ".[export]"') from None
     columns = table(trials, values)
-    facts = {"error", "warning", *FACTS}
+    facts = {*FACTS, *TEXTS}
     kept = {name: column if name in facts else _typed(column) for name, column in columns.items()}
     frame = pd.DataFrame(kept, index=pd.RangeIndex(len(columns["number"])))
     for name in MOMENTS:
         frame[name] = pd.to_datetime(pd.Series(columns[name], dtype=float), unit="s", utc=True)
-    for name in ("error", "warning"):
+    for name in TEXTS:
         frame[name] = pd.Series(columns[name], dtype=object)
-    for name in ("loss", "budget", "seconds"):
-        frame[name] = frame[name].astype(float)
-    frame["step"] = frame["step"].astype("Int64")
+    for name in FACTS:
+        if (kind := _KINDS.get(getattr(TrialResult, name).sql.kind)) is not None:
+            frame[name] = frame[name].astype(kind)
     return frame
 
 

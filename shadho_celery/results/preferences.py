@@ -76,7 +76,7 @@ def _strongest(
     # A label of some trials only stands for the choice of these, which is looked at itself.
     labels = [label for label in trials[0].params if all(label in trial.params for trial in trials)]
     strongest: tuple[float, Preference] | None = None
-    logs = np.log([max(trial.seconds or 0.0, 1e-9) for trial in trials])
+    logs = np.log([max(trial.outcome.seconds or 0.0, 1e-9) for trial in trials])
     for label in labels:
         values = [shown(trial.params, label) for trial in trials]
         groups, words = _groups(values)

@@ -304,7 +304,7 @@ def _warnings(trials: FinishedTrials) -> list[str]:
     """Return a line for each of the first few different warnings, with its first trial and the number of others."""
     numbers: dict[str, list[int]] = {}
     for trial in trials.warned():
-        text = one_line(trial.warning or "", 300)
+        text = one_line(trial.outcome.warning or "", 300)
         if text and (text in numbers or len(numbers) < WARNINGS):
             numbers.setdefault(text, []).append(trial.number)
     return [

@@ -9,6 +9,7 @@ from typing import Any
 from msgspec import to_builtins
 
 from shadho_celery.core.checks import plain
+from shadho_celery.core.columns import names
 from shadho_celery.core.trial import MAX_LEVELS, TrialState
 from shadho_celery.results.report import Ended, Run, StudyReport
 from shadho_celery.results.study import StudySummary
@@ -16,19 +17,12 @@ from shadho_celery.results.trial import TrialResult
 
 _S = TrialState
 
-#: names of a trial's facts
-TRIAL = (
-    *("number", "state", "subspace", "values", "params", "loss", "losses", "constraints", "metrics"),
-    *("error", "log", "warning", "seconds", "code", "memory", "gpu_memory", "outgrown", "seed"),
-    *("budget", "rung", "origin", "continued", "step", "compute_class", "host", "attempts", "lost"),
-    *("asked_at", "started_at", "finished_at"),
-)
-
 
 def trial_json(trial: TrialResult) -> dict[str, Any]:
     """Return a trial as plain values for JSON; its loss, the first of several, as the objective returned it."""
-    found = {name: _values(trial) if name == "values" else getattr(trial, name) for name in TRIAL}
-    return found | {"loss": next(iter(trial.losses.values()), trial.loss)}
+    found = {name: getattr(trial, name) for name in names()}
+    loss = next(iter(trial.losses.values()), trial.loss)
+    return {"number": trial.number, "values": _values(trial), **found, "loss": loss}
 
 
 def study_json(report: StudyReport, run: Run | None = None) -> dict[str, Any]:

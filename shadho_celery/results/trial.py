@@ -8,44 +8,25 @@ from typing import Any, overload
 
 from msgspec.structs import replace
 
+from shadho_celery.core.best import Merit, merit
+from shadho_celery.core.columns import TrialFacts
 from shadho_celery.core.failures import headline
-from shadho_celery.core.hardware import shortages
 from shadho_celery.core.objectives import turned, turned_first
-from shadho_celery.core.trial import Attempt, Memory, Report, Trial, TrialState
+from shadho_celery.core.trial import Report, Trial, TrialState
 from shadho_celery.errors import StoreError
 from shadho_celery.results.values import Values
 from shadho_celery.store.base import Store, StudyRecord
 from shadho_celery.store.sql import PAGE, SqlStore
 
 
-class TrialResult:
-    """A trial as the store has it: facts, and the values that its objective got."""
+class TrialResult(TrialFacts):
+    """A trial as the store has it: the facts of `core.columns`, and the values that its objective got."""
 
     def __init__(self, trial: Trial, values: Values, store: Store, record: StudyRecord) -> None:
-        self._trial = trial
+        super().__init__(trial)
         self._values = values
         self._store = store
         self._record = record
-
-    @property
-    def number(self) -> int:
-        """Position of the trial in its study, from 0."""
-        return self._trial.number
-
-    @property
-    def state(self) -> TrialState:
-        """WAITING, QUEUED, RUNNING, COMPLETE, PRUNED, FAILED or CANCELLED; equal to that str."""
-        return self._trial.state
-
-    @property
-    def subspace(self) -> str:
-        """Name of the subspace of the params, such as ``kernel=rbf``."""
-        return self._trial.subspace
-
-    @property
-    def params(self) -> dict[str, Any]:
-        """Drawn value of each active label; of a choice the index of its option."""
-        return dict(self._trial.params)
 
     @cached_property
     def values(self) -> Any:
@@ -53,144 +34,19 @@ class TrialResult:
         return self._values.of(self._trial.params)
 
     @property
-    def loss(self) -> float | None:
-        """Loss as it is minimised, of several the first one, of a PRUNED trial that of its last report; or None.
-
-        One to maximise is negative here: `losses` has it as the objective returned it.
-        """
-        return self._trial.loss
-
-    @property
-    def losses(self) -> Mapping[str, float]:
+    def losses(self) -> Mapping[str, float]:  # type: ignore[override] # a fact cannot be set either
         """Losses by name, as the objective returned them; empty in a study without `objectives`."""
-        return turned(self._trial.losses, self._record.objectives)
+        return turned(self._trial.outcome.losses, self._record.objectives)
 
     @property
-    def constraints(self) -> Mapping[str, float]:
-        """Constraints by name; the trial is feasible if none is above 0."""
-        return self._trial.constraints
+    def merit(self) -> Merit:
+        """Sort key, least for the best trial; see `core.best.merit`."""
+        return merit(self._trial)
 
     @property
     def is_feasible(self) -> bool:
         """True if no constraint is above 0."""
-        return not self._trial.violation
-
-    @property
-    def metrics(self) -> Mapping[str, Any]:
-        """Further results of the objective."""
-        return self._trial.metrics
-
-    @property
-    def error(self) -> str | None:
-        """Reason of its failure, with the traceback."""
-        return self._trial.error
-
-    @property
-    def warning(self) -> str | None:
-        """Message to the user although it ended well, for instance about a dropped metric."""
-        return self._trial.warning
-
-    @property
-    def code(self) -> str | None:
-        """Digest of the code that it ran under; None for a function without a module."""
-        return self._trial.code
-
-    @property
-    def log(self) -> str | None:
-        """The last lines of its output, with time stamps, if it has failed."""
-        return self._trial.log
-
-    @property
-    def seconds(self) -> float | None:
-        """Seconds that the objective took."""
-        return self._trial.seconds
-
-    @property
-    def memory(self) -> int | None:
-        """Peak bytes of the objective's resident memory."""
-        return self._trial.memory
-
-    @property
-    def gpu_memory(self) -> int | None:
-        """Peak bytes of the objective's GPU memory; None if it used none."""
-        return self._trial.gpu_memory
-
-    @property
-    def outgrown(self) -> Sequence[tuple[str, Memory]]:
-        """Compute classes on which it ran out of memory, each with the kind, equal to the str "gpu" or "host"."""
-        return shortages(self._trial.outgrown, self._trial.outgrown_memory)
-
-    @property
-    def seed(self) -> int:
-        """Seed of the objective's own draws."""
-        return self._trial.seed
-
-    @property
-    def budget(self) -> float | None:
-        """Part of the fidelity; None for all of it."""
-        return self._trial.budget
-
-    @property
-    def rung(self) -> int | None:
-        """Rung of its budget, from 0; None in a study without budgets."""
-        return self._trial.rung
-
-    @property
-    def origin(self) -> int | None:
-        """Number of the trial whose params, seed and checkpoints it continues; None if they are its own."""
-        return self._trial.origin
-
-    @property
-    def continued(self) -> bool | None:
-        """True if a promoted trial found a checkpoint of its origin, False if it began anew; None for others."""
-        return self._trial.continued
-
-    @property
-    def step(self) -> int | None:
-        """Step of the last report of a trial that was pruned; None for others."""
-        return self._trial.step
-
-    @property
-    def compute_class(self) -> str | None:
-        """Compute class of its present or last machine."""
-        return self._trial.compute_class
-
-    @property
-    def host(self) -> str | None:
-        """Name of its present or last machine."""
-        return self._trial.host
-
-    @property
-    def asked_at(self) -> float | None:
-        """Seconds since the epoch at which it was proposed."""
-        return self._trial.asked_at
-
-    @property
-    def started_at(self) -> float | None:
-        """Seconds since the epoch at which it began to run."""
-        return self._trial.started_at
-
-    @property
-    def finished_at(self) -> float | None:
-        """Seconds since the epoch at which it ended."""
-        return self._trial.finished_at
-
-    @property
-    def attempts(self) -> int:
-        """Number of times that it was sent to a worker."""
-        return self._trial.attempt
-
-    @property
-    def lost(self) -> int:
-        """Number of attempts that were lost with their workers."""
-        return self._trial.lost
-
-    @property
-    def live(self) -> Sequence[Attempt]:
-        """Attempts that are queued or run, with class, host and start of each."""
-        if self._trial.state not in {TrialState.QUEUED, TrialState.RUNNING}:
-            return ()
-        return tuple(self._trial.live or [self._trial.attempted(state=self._trial.state)])
+        return not self.violation
 
     @cached_property
     def reports(self) -> Sequence[Report]:

@@ -28,7 +28,7 @@ from shadho_celery.core.checks import one_line, short
 from shadho_celery.core.objectives import turned
 from shadho_celery.core.trial import Params, Trial, TrialState, taught
 from shadho_celery.errors import SpaceError, UsageError
-from shadho_celery.results.frame import DRAWN, FACTS, MOMENTS, unquoted
+from shadho_celery.results.frame import DRAWN, FACTS, MOMENTS, TEXTS, unquoted
 from shadho_celery.results.study import StudyResults
 from shadho_celery.results.trial import TrialResult
 from shadho_celery.space.compile import find_function
@@ -434,7 +434,7 @@ def _is_export(names: Sequence[str]) -> bool:
 
 def _loss_columns(names: Sequence[str], objectives: Mapping[str, str], labels: Collection[str]) -> dict[str, str]:
     """Return the column of each objective that has one; `export` gives a prefix where its name is taken."""
-    taken = {*labels, *((*FACTS, *MOMENTS, "error", "warning") if _is_export(names) else ())}
+    taken = {*labels, *((*FACTS, *MOMENTS, *TEXTS) if _is_export(names) else ())}
     found = {
         objective: [name for name in (f"loss.{objective}", objective) if name in names and name not in taken]
         for objective in objectives

@@ -69,8 +69,8 @@ class AutoSampler:
 
     def tell(self, trials: Sequence[Trial]) -> None:
         self._told += len(trials)
-        self._losses = max([self._losses, *(len(trial.losses) for trial in trials)])
-        self._seconds += [trial.seconds for trial in trials if trial.seconds is not None]
+        self._losses = max([self._losses, *(len(trial.outcome.losses) for trial in trials)])
+        self._seconds += [trial.outcome.seconds for trial in trials if trial.outcome.seconds is not None]
         del self._seconds[:-LATEST]
         self._gp.tell(trials)
         self._tpe.tell(trials)

@@ -13,16 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import log_ndtr
 
-from shadho_celery.core.trial import Trial, TrialState
 from shadho_celery.samplers.gaussian_process import GaussianProcess
 
 Array = NDArray[np.float64]
-
-
-def feasible_loss(trial: Trial) -> float:
-    """Return a trial's loss, infinite where it was pruned, there is none, or a constraint is broken."""
-    is_known = trial.state is TrialState.COMPLETE and trial.loss is not None and not math.isnan(trial.loss)
-    return float(trial.loss or 0.0) if is_known and not trial.violation else math.inf
 
 
 class ConstraintModel:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from scipy.special import erfcx, log_ndtr
 from threadpoolctl import ThreadpoolController
 
-from shadho_celery.core.trial import Params, Trial, TrialState, violation_of
+from shadho_celery.core.trial import Params, Trial, TrialState
 from shadho_celery.predictors.features import features
 from shadho_celery.samplers.constraints import ConstraintModel
 from shadho_celery.samplers.failure_avoidance import FailureAvoidance
@@ -126,12 +126,13 @@ class GpSampler:
             self._tried.add(self._subspace.key(trial.params))
             if trial.state is TrialState.FAILED:
                 self._failed.append(trial.params)
-            if trial.loss is not None and not math.isnan(trial.loss):
+            loss, constraints = trial.outcome.loss, trial.outcome.constraints
+            if loss is not None and not math.isnan(loss):
                 self._rows.append(self._features([trial.params])[0])
-                self._losses.append(float(trial.loss))
+                self._losses.append(float(loss))
                 self._pruned.append(trial.state is TrialState.PRUNED)
-                self._broken.append(violation_of(trial.constraints) > 0)
-                self._told.append(trial.constraints)
+                self._broken.append(trial.outcome.violation > 0)
+                self._told.append(constraints)
 
     def _start(self, index: int) -> Params:
         """Return the centre, then quasi-random points; once trials have failed, a draw that likely does not."""

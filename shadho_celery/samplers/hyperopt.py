@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
+from shadho_celery.core.best import feasible_loss
 from shadho_celery.core.checks import one_line, short
 from shadho_celery.core.trial import Params, Trial, TrialState
 from shadho_celery.errors import UsageError
-from shadho_celery.samplers.constraints import feasible_loss
 from shadho_celery.space.domains import Discrete
 from shadho_celery.space.space import Space
 from shadho_celery.space.split import Key, Subspace

@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
+from shadho_celery.core.best import feasible_loss
 from shadho_celery.core.trial import Params, Trial
-from shadho_celery.samplers.constraints import feasible_loss
 from shadho_celery.samplers.runs import SamplerInRuns
 from shadho_celery.space.domains import Domain, cell
 from shadho_celery.space.split import Subspace

@@ -65,13 +65,14 @@ class OptunaSampler:
         states = self._optuna.trial.TrialState
         for trial in trials:
             running = self._running.get(self._subspace.key(trial.params))
-            is_known = trial.state in WELL and trial.loss is not None and math.isfinite(trial.loss)
+            loss, constraints = trial.outcome.loss, trial.outcome.constraints
+            is_known = trial.state in WELL and loss is not None and math.isfinite(loss)
             reported = _reported(trial) if is_known else {}
-            if trial.constraints and not hasattr(self._optuna.Trial, "set_constraint"):
+            if constraints and not hasattr(self._optuna.Trial, "set_constraint"):
                 raise UsageError("samplers of Optuna need version 5 for constraints: pip install 'optuna>=5'")
             if running:
                 own = running.pop()
-                for name, value in trial.constraints.items():
+                for name, value in constraints.items():
                     own.set_constraint(name, value)
                 for step, loss in reported.items():
                     own.report(loss, step)
@@ -82,7 +83,7 @@ class OptunaSampler:
                 self._study.add_trial(self._recorded(trial))
 
     def _values(self, trial: Trial) -> list[float | None]:
-        return [*trial.losses.values()] if self._is_of_several else [trial.loss]
+        return [*trial.outcome.losses.values()] if self._is_of_several else [trial.outcome.loss]
 
     def _asked(self) -> Params:
         trial = self._study.ask()
@@ -98,7 +99,7 @@ class OptunaSampler:
 
     def _recorded(self, trial: Trial) -> Any:
         domains = {label: self._subspace.space.domains[label] for label in trial.params}
-        constraints = {"constraints": dict(trial.constraints)} if trial.constraints else {}
+        constraints = {"constraints": dict(trial.outcome.constraints)} if trial.outcome.constraints else {}
         return self._optuna.trial.create_trial(
             params={label: _suggestion(domain, trial.params[label]) for label, domain in domains.items()},
             distributions={label: self._law(domain) for label, domain in domains.items()},
@@ -122,10 +123,10 @@ class OptunaSampler:
 
 
 def _reported(trial: Trial) -> dict[int, float]:
-    """Return the last loss of a pruned trial by its step, empty for others; Optuna's steps are not negative."""
-    if trial.state is not TrialState.PRUNED or trial.loss is None:
+    """Return the last loss of a pruned trial by its step; empty for others. Optuna's steps are not negative."""
+    if trial.state is not TrialState.PRUNED or trial.outcome.loss is None:
         return {}
-    return {max(0, trial.step or 0): trial.loss}
+    return {max(0, trial.step or 0): trial.outcome.loss}
 
 
 class MakeOptunaSampler:

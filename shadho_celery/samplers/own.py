@@ -9,24 +9,33 @@ from functools import partial
 from typing import Any
 
 from shadho_celery.core.checks import accepts, short
+from shadho_celery.core.columns import TrialFacts
 from shadho_celery.core.failures import read_failure
-from shadho_celery.core.trial import Params, Trial
+from shadho_celery.core.trial import Outcome, Params, Trial
 from shadho_celery.errors import SpaceError, UsageError
-from shadho_celery.samplers.base import Sampler
 from shadho_celery.space.split import Subspace
+
+
+class ToldTrial(TrialFacts):
+    """Trial as a user's sampler sees it: its facts by name, and its outcome, as a sampler of ours reads it."""
+
+    @property
+    def outcome(self) -> Outcome:
+        """How it ended."""
+        return self._trial.outcome
 
 
 class OwnSampler:
     """One of them. It is taken to learn from losses unless its `adaptive` is False."""
 
-    def __init__(self, sampler: Sampler, subspace: Subspace, name: str) -> None:
+    def __init__(self, sampler: Any, subspace: Subspace, name: str) -> None:
         self.sampler, self._subspace, self._name = sampler, subspace, name
         self.adaptive = getattr(sampler, "adaptive", True) is not False
 
     def ask(self, n: int, pending: Collection[Trial]) -> list[Params]:
         """Raises UsageError for params that are not of the space, and for what the user's code raises."""
         with _named(self._name, "ask"):
-            returned = self.sampler.ask(n, pending)
+            returned = self.sampler.ask(n, [ToldTrial(trial) for trial in pending])
         if not isinstance(returned, Sequence):
             raise UsageError(f"sampler {self._name} returned {short(returned, 60)} from ask; return a list of params")
         asked = [*returned[:n]]
@@ -42,7 +51,7 @@ class OwnSampler:
     def tell(self, trials: Sequence[Trial]) -> None:
         """Raises UsageError for what the user's code raises."""
         with _named(self._name, "tell"):
-            self.sampler.tell(trials)
+            self.sampler.tell([ToldTrial(trial) for trial in trials])
 
 
 class MakeOwnSampler:

@@ -146,13 +146,15 @@ class TpeSampler:
         place = len(self._ranked)
         # A failed trial is worse than any other, so that regions that fail are left.
         ranked = math.inf, math.inf, math.inf, place
-        if trial.state in WELL and trial.loss is not None and not math.isnan(trial.loss):
+        outcome = trial.outcome
+        if trial.state in WELL and outcome.loss is not None and not math.isnan(outcome.loss):
             # A pruned trial is worse than a complete one, and better the later it was pruned.
             is_complete = trial.state is TrialState.COMPLETE
-            ranked = trial.violation, -math.inf if is_complete else -float(trial.step or 0), float(trial.loss), place
+            stayed = math.inf if is_complete else float(trial.step or 0)
+            ranked = outcome.violation, -stayed, float(outcome.loss), place
             self._successes += is_complete
-            if len(trial.losses) > 1:
-                self._several.add(ranked, tuple(trial.losses.values()), trial.violation)
+            if len(outcome.losses) > 1:
+                self._several.add(ranked, tuple(outcome.losses.values()), outcome.violation)
         rank = bisect_left(self._ranked, ranked)
         self._ranked.insert(rank, ranked)
         self._orders.insert(rank, place)

@@ -12,7 +12,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from shadho_celery.core.hardware import ComputeClass
-from shadho_celery.core.trial import WELL, Params, Trial, TrialState
+from shadho_celery.core.trial import NO_OUTCOME, WELL, Params, Trial, TrialState
 from shadho_celery.fidelity.replay import Replay
 from shadho_celery.fidelity.rounds import Endless, Rounds, Wanted
 from shadho_celery.placement.base import Choice, Fits, Offers, Policy, Slot
@@ -228,7 +228,7 @@ class Proposals:
         """Return a promoted trial as it would be added."""
         assert wanted.origin is not None
         facts = {"budget": wanted.budget, "rung": wanted.rung, "origin": wanted.origin}
-        return replace(self._study.trial(wanted.origin), **facts, state=TrialState.WAITING, outcome=None)
+        return replace(self._study.trial(wanted.origin), **facts, state=TrialState.WAITING, outcome=NO_OUTCOME)
 
     def _draw_ahead(self, left: float) -> None:
         """Draw the trials ahead that the policy wants; their shares count them when they are sent.

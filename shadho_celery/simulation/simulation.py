@@ -86,7 +86,7 @@ class Simulation:
         Trials that failed by repeated loss of their workers are left out: they have no end.
         """
         for trial in self.study.trials:
-            if trial.seconds is None:
+            if trial.outcome.seconds is None:
                 continue
             slot = int((trial.host or ".-1").rpartition(".")[2])
             started, ended = trial.started_at or 0.0, trial.finished_at or 0.0
@@ -152,7 +152,7 @@ def simulate(
         placed=_placed(cluster, study),
         lost=study.lost,
         utilisation=executor.utilisation(),
-        best=best.loss if best else None,
+        best=best.outcome.loss if best else None,
         best_after=best.finished_at if best else None,
         cpu_seconds=cpu_seconds,
         peak_mib=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10),

@@ -14,16 +14,17 @@ import sqlalchemy as sa
 from msgspec.structs import asdict, astuple
 
 from shadho_celery.core.checks import one_line
+from shadho_celery.core.columns import FACTS, HINTS, KEPT, Summary
 from shadho_celery.core.settings import StudySettings
 from shadho_celery.core.trial import (
     MAX_LEVELS,
+    NO_OUTCOME,
     Finite,
     Losses,
     Number,
     Outcome,
     Params,
     Report,
-    Summary,
     Trial,
     TrialState,
     taught,
@@ -31,20 +32,18 @@ from shadho_celery.core.trial import (
 from shadho_celery.store.base import StudyRecord
 from shadho_celery.store.tables import trials
 
-#: a trial's columns, which are named like its fields or those of its outcome
-COLUMNS = [str.__str__(c.name) for c in trials.columns if c.name != "study"]
-#: columns with text of the trial's or the machine's own
-_TEXTS = ("error", "host", "warning", "log")
+#: a trial's columns
+COLUMNS = [*FACTS]
+#: columns with text from outside
+_TEXTS = [name for name, fact in FACTS.items() if fact.sql.is_foreign]
 #: columns with JSON
-JSON = ("params", "metrics", "live", "losses", "constraints")
+JSON = [name for name, fact in FACTS.items() if fact.sql.kind == "json"]
 #: those of them that are read with every row
-_NUMBERS = ("losses", "constraints")
+_NUMBERS = [name for name in JSON if name in KEPT]
 #: columns that a study does not need of earlier trials; most bytes of a row are in them
-_AT_LENGTH = ("metrics", "error", "log")
+_AT_LENGTH = {n for n in (*_TEXTS, *JSON) if n not in KEPT and n not in Trial.__struct_fields__}
 #: stored fields of a live attempt
 _OF_ATTEMPT = ("attempt", "state", "compute_class", "host", "started_at")
-_NO_OUTCOME = Outcome(state=TrialState.WAITING)
-_HINTS = get_type_hints(Outcome, include_extras=True) | get_type_hints(Trial, include_extras=True)
 _as_numbers = msgspec.json.Decoder(dict[str, Finite]).decode
 
 #: what a row raises that is no trial
@@ -131,18 +130,16 @@ def _is_shallow(found: Any, levels: int) -> bool:
 class Reader:
     """Makes trials of rows that have been selected by its `query`."""
 
-    def __init__(self, columns: Sequence[str], *bases: type[msgspec.Struct]) -> None:
-        """`bases` are records all of whose fields are among the `columns`: `earlier` returns such ones."""
+    def __init__(self, columns: Sequence[str]) -> None:
         own = [n for n in columns if n in Trial.__struct_fields__ and n not in ("params", "slots", "live")]
         of_outcome = [n for n in columns if n in Outcome.__struct_fields__ and n not in ("state", "metrics")]
-        based = [name for base in bases for name in base.__struct_fields__]
-        self.columns = list(dict.fromkeys([*based, *own, *of_outcome, *columns]))
+        self.columns = columns
         self.query = self.select()
         # An earlier version wrote no slots.
         texts = dict.fromkeys((name for name in JSON if name not in _NUMBERS), str | None)
-        hints = {**_HINTS, "slots": _HINTS["slots"] | None, "violation": float | None, **texts}
-        fields = [(name, hints[name]) for name in self.columns if name not in based]
-        self._row = msgspec.defstruct("Row", fields, bases=bases or None, array_like=True, kw_only=True)
+        hints = {**HINTS, "slots": HINTS["slots"] | None, "violation": float | None, **texts}
+        fields = [(name, hints[name]) for name in columns if name not in Summary.__struct_fields__]
+        self._row = msgspec.defstruct("Row", fields, bases=(Summary,), array_like=True, kw_only=True)
         self._own, self._of_outcome = self._part(own), self._part(of_outcome)
         self._numbers = [self.columns.index(name) for name in _NUMBERS]
 
@@ -161,7 +158,7 @@ class Reader:
         """Return the trial of a row. Raises one of UNREADABLE if a value is not of its field's type."""
         found = self._converted(row)
         values = astuple(found)
-        outcome = self._outcome(found, values) if found.state.is_finished else None
+        outcome = self._outcome(found, values) if found.state.is_finished else NO_OUTCOME
         trial = Trial(params=_params(found.params), slots=found.slots or 1, outcome=outcome, **self._own(values))
         if not found.live:
             return trial
@@ -212,13 +209,13 @@ def _check(found: Any) -> None:
 #: reads whole trials
 FULL = Reader(COLUMNS)
 #: reads unfinished trials, and the summaries of finished ones
-BRIEF = Reader([name for name in COLUMNS if name not in _AT_LENGTH], Summary)
+BRIEF = Reader([name for name in COLUMNS if name not in _AT_LENGTH])
 
 
 def make_row(key: str, trial: Trial) -> dict[str, object]:
     """Return the row of a trial."""
-    facts = asdict(trial.outcome or _NO_OUTCOME) | asdict(trial)
-    facts["violation"] = trial.violation if facts["constraints"] else None
+    facts = asdict(trial.outcome) | asdict(trial)
+    facts["violation"] = trial.outcome.violation if facts["constraints"] else None
     row: dict[str, Any] = {"study": key, **{name: facts[name] for name in COLUMNS}, "state": str(trial.state)}
     # None, and not an empty object, in nearly all studies.
     row |= {name: row[name] or None for name in _NUMBERS}

@@ -25,7 +25,8 @@ from sqlalchemy.dialects import postgresql, sqlite
 from shadho_celery.core.arguments import RESUME, STUDY, repair, resume
 from shadho_celery.core.bounds import LOCKED_SECONDS, MAINTENANCE_SECONDS
 from shadho_celery.core.checks import mask, mask_in, one_line, short
-from shadho_celery.core.trial import Report, Summary, Trial, TrialState
+from shadho_celery.core.columns import Summary
+from shadho_celery.core.trial import Report, Trial, TrialState
 from shadho_celery.errors import LockLost, Message, StoreError, StoreOutage, StudyExists, StudyLocked, StudyNotFound
 from shadho_celery.store.base import DEFAULT_STORE, StudyRecord
 from shadho_celery.store.engine import allow, is_outage, make_engine, remedy, sqlstate
@@ -210,8 +211,7 @@ class SqlStore:
     def best(self, key: str) -> int | None:
         """Return the number of the COMPLETE trial with the least loss, of those with the highest budget; None without.
 
-        A budget of null is all of the fidelity. A feasible trial comes before all others, and these by how near they
-        are.
+        The order is that of `core.best.merit`, and then of the numbers; a budget of null is all of the fidelity.
         """
         lacking = self._lacking.get(trials.name, ())
         order: list[Any] = [] if "violation" in lacking else [sa.func.coalesce(trials.c.violation, 0.0)]
@@ -580,8 +580,8 @@ def _last_part(module: str) -> str:
 
 def _lesson(key: str, place: int, trial: Trial) -> dict[str, Any]:
     """Return the row of a trial from elsewhere that teaches a study."""
-    named = {"losses": trial.losses or None, "constraints": trial.constraints or None}
-    facts = {"subspace": trial.subspace, "params": trial.params, "loss": trial.loss}
+    named = {"losses": trial.outcome.losses or None, "constraints": trial.outcome.constraints or None}
+    facts = {"subspace": trial.subspace, "params": trial.params, "loss": trial.outcome.loss}
     return {"study": key, "place": place, **facts, **named}
 
 

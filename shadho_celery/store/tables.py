@@ -1,13 +1,16 @@
 """The tables of the store: four that a person can query, its version, and rows that were moved away by a repair.
 
-A column of `trials` has the name of a fact of a trial or of its outcome: `sql` needs no second list.
+The columns of `trials` are the facts of `core.columns`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Set as AbstractSet
+from typing import Any
 
 import sqlalchemy as sa
+
+from shadho_celery.core.columns import FACTS, Sql
 
 #: marks of SQLite for a column that is computed, when it is read or when it is written
 _GENERATED = {2, 3}
@@ -18,6 +21,20 @@ VERSION = 1
 #: type of JSON columns; not PostgreSQL's JSONB, which reorders keys, makes an int of 1e22 and refuses NUL characters
 json = sa.JSON()
 schema = sa.MetaData()
+
+_TYPES = {"integer": sa.Integer, "biginteger": sa.BigInteger, "float": sa.Float, "boolean": sa.Boolean}
+
+
+def _column(name: str, sql: Sql) -> sa.Column[Any]:
+    """Return the column of a fact of a trial."""
+    kind: Any = _TYPES.get(sql.kind)
+    if sql.kind == "json":
+        kind = json if sql.is_needed else sa.JSON(none_as_null=True)
+    elif sql.kind == "text":
+        kind = sa.Text if sql.length is None else sa.String(sql.length)
+    is_key = name == "number"
+    return sa.Column(name, kind, primary_key=is_key, autoincrement=False, nullable=not sql.is_needed)
+
 
 studies = sa.Table(
     "studies",
@@ -46,54 +63,7 @@ trials = sa.Table(
     "trials",
     schema,
     sa.Column("study", sa.String(32), sa.ForeignKey("studies.key"), primary_key=True),
-    sa.Column("number", sa.Integer, primary_key=True, autoincrement=False),
-    sa.Column("subspace", sa.Text, nullable=False),
-    sa.Column("params", json, nullable=False),
-    sa.Column("seed", sa.BigInteger, nullable=False),
-    sa.Column("state", sa.String(16), nullable=False),
-    sa.Column("attempt", sa.Integer, nullable=False),
-    sa.Column("lost", sa.Integer, nullable=False),
-    sa.Column("compute_class", sa.String(255)),
-    #: of several losses the first one; one to maximise is negative
-    sa.Column("loss", sa.Float),
-    #: losses by name, in a study that names them, as they are minimised; null for none
-    sa.Column("losses", sa.JSON(none_as_null=True)),
-    #: constraints by name, of which none above 0 is feasible; null for none
-    sa.Column("constraints", sa.JSON(none_as_null=True)),
-    #: sum of the constraints above 0, by which a query finds feasible trials; null without constraints
-    sa.Column("violation", sa.Float),
-    sa.Column("metrics", json, nullable=False),
-    sa.Column("error", sa.Text),
-    sa.Column("host", sa.String(255)),
-    sa.Column("asked_at", sa.Float),
-    sa.Column("started_at", sa.Float),
-    sa.Column("finished_at", sa.Float),
-    sa.Column("seconds", sa.Float),
-    #: bytes of resident memory at the trial's peak
-    sa.Column("memory", sa.BigInteger),
-    #: bytes of GPU memory at the trial's peak
-    sa.Column("gpu_memory", sa.BigInteger),
-    sa.Column("budget", sa.Float),
-    #: slots that it takes; null for one
-    sa.Column("slots", sa.Integer),
-    sa.Column("rung", sa.Integer),
-    #: step of the last report of a trial that was pruned, or is to be; null for others
-    sa.Column("step", sa.BigInteger),
-    #: number of the trial whose params, seed and checkpoints it carries on
-    sa.Column("origin", sa.Integer),
-    #: whether the folder of those checkpoints held files when it began; null without an origin
-    sa.Column("continued", sa.Boolean),
-    #: compute classes that it ran out of memory on, joined by commas
-    sa.Column("outgrown", sa.Text),
-    #: the memory that each of them had too little of, gpu or host
-    sa.Column("outgrown_memory", sa.Text),
-    sa.Column("warning", sa.Text),
-    #: the last lines of its output, if it has failed
-    sa.Column("log", sa.Text),
-    #: digest of the code that it ran under; null for a function without a module
-    sa.Column("code", sa.String(16)),
-    #: the live attempts of a trial that was copied: number, state, class, host and moment of the start of each
-    sa.Column("live", sa.JSON(none_as_null=True)),
+    *(_column(name, fact.sql) for name, fact in FACTS.items()),
 )
 
 reports = sa.Table(

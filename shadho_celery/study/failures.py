@@ -33,7 +33,7 @@ class Failures:
 
     def add(self, trial: Trial) -> Failure:
         """Count a FAILED trial; return how it failed."""
-        failure = read_failure(trial.error)
+        failure = read_failure(trial.outcome.error)
         known = self._counts.get(failure.kind)
         if known is None:
             self._counts[failure.kind] = FailureCount(failure=failure, first=trial.number)

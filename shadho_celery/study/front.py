@@ -40,6 +40,9 @@ class Front:
         self._losses[number] = mine
         return True
 
+    def __len__(self) -> int:
+        return len(self._losses)
+
     @property
     def numbers(self) -> list[int]:
         """Numbers of its trials, the least first loss first."""

@@ -67,9 +67,9 @@ class Limits:
 
     def is_met_by(self, best: Trial | None) -> bool:
         """Return whether the `best` COMPLETE trial is good enough, and feasible."""
-        if self.target is None or best is None or best.violation:
+        if self.target is None or best is None or best.outcome.violation:
             return False
         if self.budget is not None and best.budget is not None and best.budget < self.budget:
             # Losses at lower budgets are no measure. A resumed study may have had higher ones.
             return False
-        return (best.loss or 0.0) <= self.target
+        return (best.outcome.loss or 0.0) <= self.target

@@ -13,7 +13,8 @@ import numpy as np
 from shadho_celery.core.arguments import RESUME, SEED
 from shadho_celery.core.checks import short
 from shadho_celery.core.clock import Clock, SystemClock
-from shadho_celery.core.trial import Summary, Trial
+from shadho_celery.core.columns import Summary
+from shadho_celery.core.trial import Trial
 from shadho_celery.errors import (
     ShadhoError,
     SpaceChanged,

@@ -21,6 +21,7 @@ from msgspec.structs import replace
 from shadho_celery.core.arguments import repair
 from shadho_celery.core.attempts import Attempts
 from shadho_celery.core.clock import Clock, SystemClock
+from shadho_celery.core.columns import Summary
 from shadho_celery.core.trial import (
     COUNTED,
     MAX_ATTEMPTS,
@@ -34,7 +35,6 @@ from shadho_celery.core.trial import (
     Result,
     Retry,
     Started,
-    Summary,
     Trial,
     TrialState,
 )

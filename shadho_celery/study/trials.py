@@ -6,13 +6,16 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
+from operator import attrgetter
 from struct import Struct
 from typing import Any, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shadho_celery.core.trial import COUNTED, Attempt, Losses, Outcome, Params, Summary, Trial, TrialState, violation_of
+from shadho_celery.core.best import NO_MERIT, Merit, merit
+from shadho_celery.core.columns import FLAG, MOMENT, NAMED, PACKED, STATE, Packed, Summary, of_trial
+from shadho_celery.core.trial import COUNTED, Attempt, Losses, Outcome, Params, Trial, TrialState, violation_of
 from shadho_celery.errors import StoreError
 from shadho_celery.study.front import Front
 from shadho_celery.study.rungs import LATEST, OnClass, RungSummary, agreement
@@ -26,48 +29,32 @@ PAUSE_SECONDS = 60.0
 #: trials that are read at a time
 BLOCK = 2000
 
-#: columns of a finished trial, and their types. NaN and -1 stand for None, of a step the least one; subspace, class and
-#: what it has outgrown are places in a list of names
+#: facts of a row whose texts are kept as places in a list of names, and those that are numbers
+_NAMED = [name for name, form in PACKED.items() if form is NAMED]
+_NUMBERS = {name: form for name, form in PACKED.items() if form not in (NAMED, STATE)}
+#: types of a row's columns; `violation` is that of the constraints, and `warned` is 1 for a trial with a warning
 _TYPES = {
-    "number": "q",
-    "origin": "q",
-    "asked_at": "d",
-    "finished_at": "d",
-    "loss": "d",
+    **{name: form.code for name, form in _NUMBERS.items()},
+    "state": STATE.code,
+    **dict.fromkeys(_NAMED, NAMED.code),
     "violation": "d",
-    "seconds": "d",
-    "budget": "d",
-    "memory": "q",
-    "gpu_memory": "q",
-    "subspace": "I",
-    "compute_class": "I",
-    "outgrown": "I",
-    "outgrown_memory": "I",
-    "rung": "h",
-    "continued": "b",
-    "step": "q",
-    "state": "B",
     "warned": "B",
 }
 _ROW = Struct("<" + "".join(_TYPES.values()))
 _COLUMNS = np.dtype([(name, f"<{kind}") for name, kind in _TYPES.items()])
-_SUBSPACE = [*_TYPES].index("subspace")
+#: what stands for None in the numbers
+_NONES = [form.none for form in _NUMBERS.values()]
+#: reads the numbers and the names of a trial, and those of a summary
+_OF_TRIAL = attrgetter(*map(of_trial, _NUMBERS)), attrgetter(*map(of_trial, _NAMED))
+_OF_SUMMARY = attrgetter(*_NUMBERS), attrgetter(*_NAMED)
+#: recalled facts of a trial itself, and those of its outcome
+_OWN = [name for name in PACKED if name in Trial.__struct_fields__ and name != "state"]
+_OF_OUTCOME = [name for name in PACKED if name not in Trial.__struct_fields__]
 _STATES = tuple(TrialState)
+#: what a flag stands for
+_FLAGS = {-1: None, 0: False, 1: True}
 _PLACES = {state: place for place, state in enumerate(_STATES)}
-#: in place of no step
-_NO_STEP = -(2**63)
-#: a merit that every trial exceeds
-_NONE = (math.inf, math.inf, math.inf)
 _Table = NDArray[np.void]
-
-
-def merit(trial: Trial) -> tuple[float, float, float]:
-    """Return a sort key, least for the best COMPLETE trial.
-
-    The feasible ones first, then those nearest to it; of these the highest budget first, then the least loss.
-    """
-    budget = math.inf if trial.budget is None else trial.budget
-    return trial.violation, -budget, math.inf if trial.loss is None else trial.loss
 
 
 def load_trials(trials: Iterable[Trial | Summary], read: Read) -> tuple[FinishedTrials, list[Trial]]:
@@ -82,10 +69,6 @@ def load_trials(trials: Iterable[Trial | Summary], read: Read) -> tuple[Finished
                 opened.append(trial)
 
     return FinishedTrials(finished(), read), opened
-
-
-def _known(value: float) -> float | None:
-    return None if math.isnan(value) else value
 
 
 class Counts:
@@ -133,7 +116,7 @@ class FinishedTrials:
         #: trials that are not in the store yet
         self._fresh: dict[int, Trial] = {}
         #: by subspace, the merit of its best trial
-        self._merits: dict[str, tuple[float, float, float]] = {}
+        self._merits: dict[str, Merit] = {}
         self._best: Trial | None = None
         #: feasible trials with several losses that no other one dominates
         self._front = Front()
@@ -187,15 +170,23 @@ class FinishedTrials:
         self._counts.add(trial)
         self._counts.add_placed(trial)
         self.without_gain += trial.state in COUNTED
-        has_loss = trial.state is TrialState.COMPLETE and trial.loss is not None
-        if has_loss and (mine := merit(trial)) < self._merits.get(trial.subspace, _NONE):
-            self._merits[trial.subspace] = mine
-            if self._best is None or mine < merit(self._best):
-                self._best = trial
-                self.without_gain *= bool(trial.violation)
+        if trial.state is TrialState.COMPLETE and trial.outcome.loss is not None:
+            self._rank(trial)
+
+    def _rank(self, trial: Trial) -> None:
+        """Compare a COMPLETE trial with the best ones so far."""
+        mine = merit(trial)
+        best_here = self._merits[trial.subspace] = min(mine, self._merits.get(trial.subspace, NO_MERIT))
         if self._is_on_front(trial):
             self.without_gain = 0
             if self._front.numbers[0] == trial.number:
+                self._best = trial
+        elif mine == best_here and not self._front:
+            best = self._best
+            if best is None or mine < merit(best):
+                self._best = trial
+                self.without_gain *= bool(trial.outcome.violation)
+            elif mine == merit(best) and trial.number < best.number:
                 self._best = trial
 
     def settle(self) -> None:
@@ -220,7 +211,7 @@ class FinishedTrials:
 
     @property
     def best(self) -> Trial | None:
-        """The COMPLETE trial with the least loss, of those with the highest budget; the first of equals.
+        """The COMPLETE trial with the least loss, of those with the highest budget; of equals that of the least number.
 
         Of several losses it is the one on the front with the least first loss. If no trial is feasible, it is the one
         that is nearest to it.
@@ -235,7 +226,7 @@ class FinishedTrials:
     @property
     def on_front(self) -> int:
         """Number of trials on the front."""
-        return len(self._front.numbers)
+        return len(self._front)
 
     def losses(self) -> Iterator[tuple[int, Losses]]:
         """Iterate over the feasible COMPLETE trials with named losses, in the order of their results.
@@ -251,8 +242,8 @@ class FinishedTrials:
 
     def best_of(self, subspace: str) -> float | None:
         """Return the least loss in `subspace` at the highest budget of its trials; None without a feasible one."""
-        violation, _, loss = self._merits.get(subspace, _NONE)
-        return None if violation else loss
+        lacks_loss, violation, *_, loss = self._merits.get(subspace, NO_MERIT)
+        return None if lacks_loss or violation else loss
 
     def best_few(self, count: int) -> list[Trial]:
         """Return the best COMPLETE trials, the best first."""
@@ -368,39 +359,29 @@ class FinishedTrials:
         rows = rows[np.argsort(rows["number"])] if by_number else rows.copy()
         following = Counter(rows["subspace"].tolist())
         for start in range(0, len(rows), BLOCK):
-            block = rows[start : start + BLOCK].tolist()
-            params = _Block([row[0] for row in block], self.of)
-            trials = [self._fresh.get(row[0]) or self._recalled(row, params) for row in block]
-            following.subtract(row[_SUBSPACE] for row in block)
+            block = rows[start : start + BLOCK]
+            params = _Block(block["number"].tolist(), self.of)
+            trials = [self._fresh.get(trial.number, trial) for trial in self._recalled(block, params)]
+            following.subtract(block["subspace"].tolist())
             yield trials, {str(self._names[place]): count for place, count in following.items() if count}
 
     def _append(self, trial: Trial | Summary) -> None:
         """Append the row of a trial."""
-        self.lost += trial.lost
-        if trial.budget is not None and trial.state is TrialState.COMPLETE:
-            self.by_budget[trial.budget] += 1
-        if trial.losses or trial.constraints:
-            self._numbers[trial.number] = trial.losses, trial.constraints
+        # A summary has the facts of the outcome beside the others.
+        one: Any = trial
+        ended, (numbers_of, names_of) = (one, _OF_SUMMARY) if isinstance(trial, Summary) else (one.outcome, _OF_TRIAL)
+        self.lost += one.lost
+        if one.budget is not None and one.state is TrialState.COMPLETE:
+            self.by_budget[one.budget] += 1
+        losses, constraints = ended.losses, ended.constraints
+        if losses or constraints:
+            self._numbers[one.number] = losses, constraints
         self._rows += _ROW.pack(
-            trial.number,
-            -1 if trial.origin is None else trial.origin,
-            math.nan if trial.asked_at is None else trial.asked_at,
-            trial.finished_at or 0.0,
-            math.nan if trial.loss is None else trial.loss,
-            violation_of(trial.constraints),
-            math.nan if trial.seconds is None else trial.seconds,
-            math.nan if trial.budget is None else trial.budget,
-            -1 if trial.memory is None else trial.memory,
-            -1 if trial.gpu_memory is None else trial.gpu_memory,
-            self._place(trial.subspace),
-            self._place(trial.compute_class),
-            self._place(trial.outgrown),
-            self._place(trial.outgrown_memory),
-            -1 if trial.rung is None else trial.rung,
-            -1 if trial.continued is None else trial.continued,
-            _NO_STEP if trial.step is None else trial.step,
-            _PLACES[trial.state],
-            trial.warning is not None,
+            *[none if value is None else value for value, none in zip(numbers_of(trial), _NONES, strict=True)],
+            _PLACES[one.state],
+            *map(self._place, names_of(trial)),
+            violation_of(constraints) if constraints else 0.0,
+            ended.warning is not None,
         )
 
     def _count_rows(self) -> None:
@@ -410,71 +391,67 @@ class FinishedTrials:
         unread = _Block([], self.of)
         kinds = table[["subspace", "compute_class", "state"]]
         _, places, counts = np.unique(kinds, return_index=True, return_counts=True)
-        for row, count in zip(table[places].tolist(), counts.tolist(), strict=True):
-            one = self._recalled(row, unread)
+        for one, count in zip(self._recalled(table[places], unread), counts.tolist(), strict=True):
             self._counts.add(one, count)
             self._counts.add_placed(one, count)
         ranked = self._ranked()
         _, firsts = np.unique(ranked["subspace"], return_index=True)
-        for row in ranked[firsts].tolist():
-            one = self._recalled(row, unread)
+        for one in self._recalled(ranked[firsts], unread):
             self._merits[one.subspace] = merit(one)
         ended = table[table["state"] != _PLACES[TrialState.CANCELLED]]
         self.without_gain = len(ended)
-        gained = int(ranked["number"][0]) if len(ranked) and not ranked["violation"][0] else None
+        # Of equal ones the first that ended was a gain.
+        equal = ranked[["violation", "loss"]] == ranked[["violation", "loss"]][:1]
+        equal &= np.nan_to_num(ranked["budget"]) == np.nan_to_num(ranked["budget"][:1])
+        best = np.isin(ended["number"], ranked["number"][equal & (ranked["violation"] == 0)])
         if self._numbers:
-            for row in self._of_state(TrialState.COMPLETE).tolist():
-                if self._is_on_front(one := self._recalled(row, unread)):
-                    gained = one.number
+            for one in self._recalled(self._of_state(TrialState.COMPLETE), unread):
+                if self._is_on_front(one):
+                    best = ended["number"] == one.number
         if len(ranked):
             self._best = self.get((self._front.numbers or ranked["number"].tolist())[0])
-        if gained is not None:
-            self.without_gain -= 1 + int(np.flatnonzero(ended["number"] == gained)[0])
+        if best.any():
+            self.without_gain -= 1 + int(np.argmax(best))
 
     def _is_on_front(self, trial: Trial) -> bool:
         """Return whether a trial that has ended is on the front, and enter it there."""
-        is_one = trial.state is TrialState.COMPLETE and len(trial.losses) > 1 and not trial.violation
-        return is_one and self._front.add(trial.number, [*trial.losses.values()])
+        is_one = trial.state is TrialState.COMPLETE and len(trial.outcome.losses) > 1 and not trial.outcome.violation
+        return is_one and self._front.add(trial.number, [*trial.outcome.losses.values()])
 
     def _ranked(self) -> _Table:
-        """Return the rows of the COMPLETE trials, the best first."""
+        """Return the rows of the COMPLETE trials, the best first: by `merit`, then by number."""
         table = self._of_state(TrialState.COMPLETE)
         table = table[~np.isnan(table["loss"])]
         budgets = np.where(np.isnan(table["budget"]), np.inf, table["budget"])
         ranked: _Table = table[np.lexsort((table["number"], table["loss"], -budgets, table["violation"]))]
         return ranked
 
-    def _recalled(self, row: tuple[Any, ...], params: _Block) -> Trial:
-        number, origin, asked_at, at, loss, _, seconds, budget, memory, gpu_memory, *places = row[:14]
-        rung, continued, step, state, _ = row[14:]
-        subspace, compute_class, outgrown, outgrown_memory = [self._names[place] for place in places]
-        losses, constraints = self._numbers.get(number, ({}, {}))
-        outcome = Outcome(
-            state=_STATES[state],
-            loss=_known(loss),
-            losses=losses,
-            constraints=constraints,
-            seconds=_known(seconds),
-            memory=None if memory < 0 else memory,
-            gpu_memory=None if gpu_memory < 0 else gpu_memory,
-            continued=None if continued < 0 else bool(continued),
-        )
-        return Trial(
-            number=number,
-            subspace=str(subspace),
-            params=_Params(number, params),
-            budget=_known(budget),
-            origin=None if origin < 0 else origin,
-            compute_class=compute_class,
-            state=outcome.state,
-            outcome=outcome,
-            asked_at=_known(asked_at),
-            finished_at=at,
-            rung=None if rung < 0 else rung,
-            step=None if step == _NO_STEP else step,
-            outgrown=outgrown,
-            outgrown_memory=outgrown_memory,
-        )
+    def _recalled(self, rows: _Table, params: _Block) -> Iterator[Trial]:
+        facts = {name: self._unpacked(rows[name], form) for name, form in PACKED.items()}
+        # None is the default of each: what no trial of the block has needs no argument.
+        own, of_outcome = ([n for n in part if facts[n].count(None) < len(rows)] for part in (_OWN, _OF_OUTCOME))
+        mine, ended = ([*zip(*(facts[n] for n in part), strict=True)] or [()] * len(rows) for part in (own, of_outcome))
+        for number, state, values, found in zip(facts["number"], facts["state"], mine, ended, strict=True):
+            losses, constraints = self._numbers.get(number, ({}, {}))
+            named = dict(zip(of_outcome, found, strict=True))
+            outcome = Outcome(state=state, losses=losses, constraints=constraints, **named)
+            named = dict(zip(own, values, strict=True))
+            yield Trial(params=_Params(number, params), state=state, outcome=outcome, **named)
+
+    def _unpacked(self, column: _Table, form: Packed) -> list[Any]:
+        """Return the facts of a column of the rows."""
+        values: list[Any] = column.tolist()
+        if form is NAMED:
+            return [self._names[place] for place in values]
+        if form is STATE:
+            return [_STATES[place] for place in values]
+        if form is FLAG:
+            return [_FLAGS[value] for value in values]
+        if form is MOMENT:
+            return values
+        for place in np.flatnonzero(np.isnan(column) if math.isnan(form.none) else column == form.none).tolist():
+            values[place] = None
+        return values
 
     def _whole(self, numbers: Sequence[int]) -> Iterator[Trial]:
         for start in range(0, len(numbers), BLOCK):

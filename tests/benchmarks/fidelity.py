@@ -193,7 +193,7 @@ def straggle(path: str | None, slots: int, seed: int) -> tuple[float, float]:
     before = max((place for place, (_, regret) in enumerate(asha) if regret > final), default=-1) + 1
     reached = asha[before][0] if before < len(asha) else 2 * EACH
     now = study.clock.now()
-    ran = sum(trial.seconds or 0.0 for trial in study)
+    ran = sum(trial.outcome.seconds or 0.0 for trial in study)
     ran += sum(now - study.running_since(trial) for trial in study.sent if trial.state is TrialState.RUNNING)
     return reached / EACH, 1 - ran / (slots * now)
 

@@ -137,9 +137,9 @@ def summary(models: Sequence[Model], end: float, targets: Mapping[str, float]) -
 
 def _model(trial: Trial) -> Model:
     kernel, began = trial.subspace.partition("=")[2], trial.started_at or 0.0
-    if trial.loss is None or trial.finished_at is None:
+    if trial.outcome.loss is None or trial.finished_at is None:
         return Model(kernel, began, math.inf, math.inf)
-    return Model(kernel, began, trial.finished_at, trial.loss)
+    return Model(kernel, began, trial.finished_at, trial.outcome.loss)
 
 
 def search_centrally(record: Record, slots: Mapping[str, int], hours: float, seed: int) -> list[Model]:

@@ -123,6 +123,8 @@ def test_a_study_of_strange_events_ends_and_resumes(
         assert executor.taken > 20 < executor.refused
         assert study.counted >= TRIALS * (1 + resume)
         complete = [trial for trial in study.trials if trial.state is TrialState.COMPLETE]
-        assert all(trial.loss is not None and math.isfinite(trial.loss) for trial in complete)
+        assert all(trial.outcome.loss is not None and math.isfinite(trial.outcome.loss) for trial in complete)
         assert study.best is not None
-        assert study.best.loss == min(trial.loss for trial in complete if trial.loss is not None)
+        assert study.best.outcome.loss == min(
+            trial.outcome.loss for trial in complete if trial.outcome.loss is not None
+        )

@@ -20,10 +20,10 @@ from hyperopt import hp, space_eval
 
 import shadho_celery
 from shadho_celery.cli.group import commands
+from shadho_celery.core import columns
 from shadho_celery.core.clock import ManualClock
 from shadho_celery.core.trial import Outcome, Result, TrialState
 from shadho_celery.errors import StudyNotFound
-from shadho_celery.results.schema import TRIAL
 from shadho_celery.space.compile import compile_space
 from shadho_celery.store.sql import SqlStore
 from shadho_celery.study.open import open_study
@@ -340,9 +340,10 @@ def test_one_schema_of_a_study_and_of_a_trial_is_in_the_json_of_every_command() 
     shown, listed = found("show", "svm-1a"), found("trials", "svm-1a")["trials"]
     exported = json.loads(answer("export", "svm-1a", "--format", "json"))
     one, best = found("trial", "svm-1a", "0"), found("best", "svm-1a")
-    assert {*listed[0]} == {*TRIAL} == {*shown["best"]} == {*exported["trials"][0]}
-    assert {*one} == {*TRIAL, "study", "reports"}
-    assert {*best} == {*TRIAL, "study"}
+    facts = {*columns.names(), "values"}
+    assert {*listed[0]} == facts == {*shown["best"]} == {*exported["trials"][0]}
+    assert {*one} == {*facts, "study", "reports"}
+    assert {*best} == {*facts, "study"}
     for told in (exported, *found("studies")["studies"]):
         assert {*told} - {*shown} <= {"best_loss"}
     assert {name: exported[name] for name in ("study", "module", "seed", "space")} == {
@@ -353,8 +354,8 @@ def test_one_schema_of_a_study_and_of_a_trial_is_in_the_json_of_every_command() 
     named = {
         name for row in table.splitlines() if row.startswith("| `") for name in re.findall("`(.*?)`", row.split("|")[1])
     }
-    assert named >= {*shown, *TRIAL}
-    assert named - {*shown, *TRIAL} == {"best_loss", "reports"}
+    assert named >= {*shown, *columns.names(), "values"}
+    assert named - {*shown, *columns.names(), "values"} == {"best_loss", "reports"}
 
 
 def test_tables_have_a_column_for_each_label_and_metric(here: Path) -> None:

@@ -81,7 +81,7 @@ def test_the_json_object_is_the_documented_one() -> None:
     best = study.best
     assert best is not None
     told = found["best"]
-    assert (told["number"], told["loss"], told["params"]) == (best.number, best.loss, dict(best.params))
+    assert (told["number"], told["loss"], told["params"]) == (best.number, best.outcome.loss, dict(best.params))
     assert told["values"] == space.evaluate(best.params)
     assert told["compute_class"] == best.compute_class
     classes = found["classes"]
@@ -94,7 +94,7 @@ def test_the_json_object_is_the_documented_one() -> None:
         complete = [t for t in study if t.subspace == name and t.state is S.COMPLETE]
         assert values["complete"] == len(complete) == sum(each["complete"] for each in values["classes"].values())
         assert values["failed"] == sum(t.subspace == name and t.state is S.FAILED for t in study)
-        assert values["best"] == min(t.loss for t in complete if t.loss is not None)
+        assert values["best"] == min(t.outcome.loss for t in complete if t.outcome.loss is not None)
 
 
 def test_the_json_object_counts_the_trials_of_a_warm_start() -> None:
@@ -132,15 +132,15 @@ def test_the_summary_shows_the_best_trials_and_what_the_objective_got() -> None:
     assert best is not None
     evaluated = space.evaluate(best.params)
     cells = {line: [cell.strip() for cell in line.split("│")] for line in shown.splitlines()}
-    rows = [line for line, row in cells.items() if {f"{best.loss:.6g}", str(best.number)} <= set(row)]
+    rows = [line for line, row in cells.items() if {f"{best.outcome.loss:.6g}", str(best.number)} <= set(row)]
     assert len(rows) == 1, shown
     row = rows[0]
     assert evaluated["name"] in row
     if evaluated["name"] == "net":
         assert f"{evaluated['rate']:.5g}" in row
     assert str(best.compute_class) in row
-    for trial in sorted(study.trials, key=lambda t: t.loss or 9)[:BEST]:
-        assert f"{trial.loss:.6g}" in shown
+    for trial in sorted(study.trials, key=lambda t: t.outcome.loss or 9)[:BEST]:
+        assert f"{trial.outcome.loss:.6g}" in shown
     assert "8 complete, 2 failed" in shown
     assert "ValueError: [/bad] depth" in shown
     assert study.store.safe_url in shown
@@ -165,12 +165,18 @@ def test_losses_with_names_are_shown_as_the_objective_returned_them_in_80_column
     rows = [[cell.strip() for cell in line.split("│")[1:4]] for line in table.splitlines() if "{x: " in line]
     assert len(rows) == tables.FRONT
     for row, each in zip((rows[0], rows[-1]), (front[0], front[-1]), strict=True):
-        assert row == [str(each.number), f"{each.losses['error']:.6g}", f"{-each.losses['accuracy']:.6g}"]
-    assert f"front of {len(front)} trials, best error {front[0].loss:.6g}" in rest
+        assert row == [
+            str(each.number),
+            f"{each.outcome.losses['error']:.6g}",
+            f"{-each.outcome.losses['accuracy']:.6g}",
+        ]
+    assert f"front of {len(front)} trials, best error {front[0].outcome.loss:.6g}" in rest
     assert f"all: shadho-celery best {study.name}" in rest
     found = json.loads(json.dumps(as_json(study), allow_nan=False))
-    assert [each["losses"]["accuracy"] for each in found["front"]] == [-each.losses["accuracy"] for each in front]
-    assert found["front"][0]["constraints"] == dict(front[0].constraints)
+    assert [each["losses"]["accuracy"] for each in found["front"]] == [
+        -each.outcome.losses["accuracy"] for each in front
+    ]
+    assert found["front"][0]["constraints"] == dict(front[0].outcome.constraints)
     assert found["hypervolume"]["history"][-1][0] <= 40
 
 

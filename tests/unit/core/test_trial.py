@@ -72,16 +72,15 @@ def test_a_field_that_does_not_exist_cannot_be_changed() -> None:
 # Outcomes and attempts
 
 
-def test_how_a_trial_ended_is_read_from_its_outcome() -> None:
+def test_a_trial_that_has_not_ended_has_an_outcome_without_facts() -> None:
     trial = Trial(number=0, subspace="all", params={})
-    assert (trial.loss, trial.metrics, trial.error, trial.seconds) == (None, {}, None, None)
-    outcome = Outcome(state=S.COMPLETE, loss=0.5, metrics={"a": 1}, seconds=2.0, memory=9, warning="w")
-    ended = trial.evolve(state=S.COMPLETE, outcome=outcome)
-    assert (ended.loss, ended.metrics, ended.error, ended.seconds) == (0.5, {"a": 1}, None, 2.0)
-    assert ended.outcome is outcome
-    assert trial.outcome is None
-    failed = trial.evolve(state=S.FAILED, outcome=Outcome(state=S.FAILED, error="why"))
-    assert (failed.loss, failed.error) == (None, "why")
+    assert (trial.outcome.loss, trial.outcome.metrics, trial.outcome.error, trial.outcome.seconds) == (
+        None,
+        {},
+        None,
+        None,
+    )
+    assert not trial.outcome.is_an_end
 
 
 def test_what_an_attempt_that_was_stopped_gave_does_not_count() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shadho_celery.core.trial import Outcome, Report, Trial, TrialState
+from shadho_celery.core.trial import NO_OUTCOME, Outcome, Report, Trial, TrialState
 from shadho_celery.errors import UsageError
 from shadho_celery.fidelity.pruners import ENOUGH, Pruning, percentile, read_pruner
 
@@ -29,7 +29,7 @@ def trial(number: int, state: TrialState = TrialState.RUNNING, budget: float | N
         params={},
         budget=budget,
         state=state,
-        outcome=outcome if state.is_finished else None,
+        outcome=outcome if state.is_finished else NO_OUTCOME,
     )
 
 

@@ -84,7 +84,6 @@ def ended(
 
 def measured(trial: Trial, **measures: Any) -> Trial:
     """The trial with another outcome."""
-    assert trial.outcome is not None
     return trial.evolve(outcome=replace(trial.outcome, **measures))
 
 
@@ -194,7 +193,7 @@ def test_eight_in_ten_fresh_trials_take_between_the_outer_quantiles(seconds: Sec
         for trial in trials_of(seconds, 40, 100 + seed):
             low, middle, high = model.seconds(trial.subspace, str(trial.compute_class), [trial.params])[0]
             assert low <= middle <= high
-            within.append(low <= (trial.seconds or 0.0) <= high)
+            within.append(low <= (trial.outcome.seconds or 0.0) <= high)
     assert QUANTILES == (0.1, 0.5, 0.9)
     assert np.mean(within) == pytest.approx(0.8, abs=0.06)
 
@@ -203,10 +202,10 @@ def relative_errors(model: CostModel, seconds: Seconds, name: str = NET) -> tupl
     """Median relative errors on fresh trials: the model's, and those of the pair's own median."""
     new = [trial for trial in trials_of(seconds, 150, 77) if trial.subspace == name]
     old = [trial for trial in trials_of(seconds, 400, 78) if trial.subspace == name]
-    plain = {c: np.median([t.seconds or 0.0 for t in old if t.compute_class == c]) for c in CLASSES}
+    plain = {c: np.median([t.outcome.seconds or 0.0 for t in old if t.compute_class == c]) for c in CLASSES}
     errors = []
     for trial in new:
-        truth, c = trial.seconds or 0.0, str(trial.compute_class)
+        truth, c = trial.outcome.seconds or 0.0, str(trial.compute_class)
         predicted = model.seconds(name, c, [trial.params], quantiles=[0.5])[0, 0]
         errors.append((abs(predicted - truth) / truth, abs(plain[c] - truth) / truth))
     ours, theirs = np.median(errors, axis=0)
@@ -490,7 +489,6 @@ def test_running_trials_may_be_of_classes_that_were_never_heard_of() -> None:
 def test_negative_seconds_teach_nothing() -> None:
     """A store of an earlier version has them if a clock was set back within the trial."""
     [trial, *_] = trials_of(by_pair, 1)
-    assert trial.outcome is not None
     model = CostModel(SUBSPACES)
     model.tell(trial.evolve(outcome=replace(trial.outcome, seconds=-3597.0)))
     assert model.timed(str(trial.compute_class)) == 0

@@ -211,8 +211,8 @@ def test_several_losses_and_constraints_come_from_a_study_and_from_its_table() -
     for source in (of_study(study, compiled), table):
         for trial, own in zip(fit(source, split(compiled), objectives).trials, study.trials, strict=True):
             x = own.params["x"]
-            assert trial.losses == pytest.approx({"error": -x, "acc": -x})
-            assert (trial.loss, trial.constraints["size"]) == pytest.approx((own.loss, x - 1))
+            assert trial.outcome.losses == pytest.approx({"error": -x, "acc": -x})
+            assert (trial.outcome.loss, trial.outcome.constraints["size"]) == pytest.approx((own.loss, x - 1))
 
 
 def test_a_whole_number_too_long_for_a_float_is_outside_of_its_label() -> None:
@@ -241,7 +241,7 @@ def test_a_table_of_ones_own_has_what_the_objective_returns(column: str) -> None
     Path("own.csv").write_text(f"kind,{column}\n4,0.75\n", encoding="utf-8")
     compiled, objectives = compile_space(space()), {"acc": "maximize"}
     [trial] = fit(of_table(Path("own.csv"), compiled, objectives=objectives), split(compiled), objectives).trials
-    assert (trial.loss, trial.losses) == (-0.75, {"acc": -0.75})
+    assert (trial.outcome.loss, trial.outcome.losses) == (-0.75, {"acc": -0.75})
 
 
 def test_the_losses_of_export_without_names_were_minimised(store: SqlStore) -> None:
@@ -249,7 +249,7 @@ def test_the_losses_of_export_without_names_were_minimised(store: SqlStore) -> N
     compiled, objectives = compile_space(space()), {"acc": "maximize"}
     for given in ("old.csv", "old"):
         found = fit(read_source(given, compiled, store, objectives=objectives), split(compiled), objectives)
-        assert all((trial.loss or 0) > 0 for trial in found.trials)
+        assert all((trial.outcome.loss or 0) > 0 for trial in found.trials)
 
 
 @pytest.mark.parametrize(

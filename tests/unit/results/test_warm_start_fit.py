@@ -30,9 +30,9 @@ def source(*trials: tuple[Mapping[str, Any], Any], **left_out: int) -> Source:
 def test_what_fits_is_complete_and_has_no_seconds() -> None:
     found = fit(source(({"rate": 0.5, "kind": "plain"}, 2), ({"rate": 1, "kind": 1, "depth": 3.0}, 1.5)), SUBSPACES)
     first, second = found.trials
-    assert (first.params, first.loss, first.state) == ({"rate": 0.5, "kind": 0}, 2.0, TrialState.COMPLETE)
+    assert (first.params, first.outcome.loss, first.state) == ({"rate": 0.5, "kind": 0}, 2.0, TrialState.COMPLETE)
     assert (second.params, second.subspace) == ({"rate": 1.0, "kind": 1, "depth": 3}, "kind={'depth': depth}")
-    assert (first.seconds, first.compute_class) == (None, None)
+    assert (first.outcome.seconds, first.compute_class) == (None, None)
     assert (found.words, found.is_whole) == ("warm start: 2 of 2 trials of study svm taught", True)
 
 
@@ -70,9 +70,9 @@ def test_trials_without_the_losses_of_the_study_are_left_out() -> None:
     ]
     found = fit(Source(name="s", trials=known), SUBSPACES, {"acc": "maximize", "ms": "minimize"})
     [trial] = found.trials
-    assert (trial.loss, trial.losses, trial.violation) == (-0.9, {"acc": -0.9, "ms": 3.0}, 2.0)
+    assert (trial.outcome.loss, trial.outcome.losses, trial.outcome.violation) == (-0.9, {"acc": -0.9, "ms": 3.0}, 2.0)
     assert found.words.endswith("left out 2 without the losses acc, ms, 1 without a finite constraint")
-    assert fit(Source(name="s", trials=known), SUBSPACES).trials[0].loss == 3.0, "of several the first"
+    assert fit(Source(name="s", trials=known), SUBSPACES).trials[0].outcome.loss == 3.0, "of several the first"
 
 
 def test_labels_that_are_lacking_are_drawn_alike_each_time_and_others_dropped() -> None:

@@ -8,7 +8,7 @@ import numpy as np
 from hyperopt import hp
 from msgspec.structs import replace
 
-from shadho_celery.core.trial import Outcome, Trial, TrialState
+from shadho_celery.core.trial import NO_OUTCOME, Outcome, Trial, TrialState
 from shadho_celery.samplers.auto import AT_FIRST, MOST_LABELS, MOST_TRIALS, AutoSampler
 from shadho_celery.samplers.gp import GpSampler
 from shadho_celery.samplers.tpe import TpeSampler
@@ -67,7 +67,7 @@ def chosen(space: Any, number: int, limit: int | None, seconds: float = 0.0, pen
     auto = AutoSampler(whole(space), (0, 0), limit=limit)
     told = trials(space, number, seconds=seconds)
     auto.tell(told)
-    auto.ask(1, [replace(trial, state=TrialState.RUNNING, outcome=None) for trial in told[:pending]])
+    auto.ask(1, [replace(trial, state=TrialState.RUNNING, outcome=NO_OUTCOME) for trial in told[:pending]])
     return auto.choice
 
 

@@ -208,7 +208,7 @@ def test_tpe_is_asked_beside_what_waits_in_the_pool() -> None:
     assert len({trial.seed for trial in search.study}) == 150
     best = search.study.best
     assert best is not None
-    assert (best.loss or 0.0) < 0.01
+    assert (best.outcome.loss or 0.0) < 0.01
 
 
 def test_rungs_are_complete_before_the_next_begins_whatever_is_drawn_ahead() -> None:

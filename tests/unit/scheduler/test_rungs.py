@@ -159,7 +159,7 @@ def test_a_bracket_goes_up_the_ladder_with_params_seed_and_subspace_of_its_origi
             assert origin.rung == 0
             assert (trial.params, trial.seed, trial.subspace) == (origin.params, origin.seed, origin.subspace)
     for rung, number in ((0, 9), (1, 3), (2, 1)):
-        losses = sorted(((t.loss, t.seed) for t in study if t.rung == rung), key=lambda pair: pair[0] or 0.0)
+        losses = sorted(((t.outcome.loss, t.seed) for t in study if t.rung == rung), key=lambda pair: pair[0] or 0.0)
         assert {seed for _, seed in losses[:number]} == {t.seed for t in study if t.rung == rung + 1}
     assert study.best is not None
     assert study.best.rung == 3
@@ -267,7 +267,9 @@ def test_with_copies_the_same_trials_are_promoted_and_most_of_the_waiting_for_st
     for seed in range(20):
         without, using = (Search(seed=seed, delay=delay, speculate=each).run() for each in (False, True))
         assert promoted(using.study) == promoted(without.study)
-        assert [t.loss for t in using.study if t.rung == 3] == [t.loss for t in without.study if t.rung == 3]
+        assert [t.outcome.loss for t in using.study if t.rung == 3] == [
+            t.outcome.loss for t in without.study if t.rung == 3
+        ]
         assert using.study.count(S.COMPLETE) == len(using.study) == BRACKET
         waiting += without.seconds
         copying += using.seconds
@@ -459,7 +461,7 @@ def test_where_good_trials_are_slow_not_waiting_is_biased_and_copies_are_not() -
         sizes = []
         for seed in range(10):
             study = Search(seed=seed, slow_is_good=True, slots={"gpu": 40}, **options).run().study
-            sizes += [-(trial.loss or 0.0) for trial in study if trial.rung == 3]
+            sizes += [-(trial.outcome.loss or 0.0) for trial in study if trial.rung == 3]
         return float(np.mean(sizes))
 
     whole = quality(speculate=False)

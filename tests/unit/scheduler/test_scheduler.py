@@ -313,7 +313,7 @@ def test_at_the_target_what_runs_is_cancelled() -> None:
     assert search.study.in_flight == 0
     assert search.study.count(S.CANCELLED) >= 1
     assert len(search.study) < 20
-    assert all(trial.loss is None for trial in search.study if trial.state is S.CANCELLED)
+    assert all(trial.outcome.loss is None for trial in search.study if trial.state is S.CANCELLED)
 
 
 def test_trials_without_a_gain_end_the_study_although_a_later_one_of_the_same_turn_is_a_gain() -> None:
@@ -555,7 +555,7 @@ def test_a_trial_that_kills_every_worker_fails_and_counts() -> None:
     search, executor = losing(lambda number, attempt: number == 3, trials=20)
     search.run()
     assert (search.study.count(S.COMPLETE), search.study.count(S.FAILED)) == (19, 1)
-    assert "fell silent" in str(search.study.trial(3).error)
+    assert "fell silent" in str(search.study.trial(3).outcome.error)
     assert executor.sent == 19 + MAX_LOST
 
 
@@ -1136,7 +1136,7 @@ def test_out_of_gpu_memory_a_trial_goes_to_a_larger_gpu_and_without_one_to_the_l
     for trial in escalated:
         assert trial.compute_class == ("gpu_large" if trial.params["x"] <= 0.5 else "cpu")
         assert {*str(trial.outgrown_memory).split(",")} == {"gpu"}
-        assert ("which has no GPU" in (trial.warning or "")) == (trial.compute_class == "cpu")
+        assert ("which has no GPU" in (trial.outcome.warning or "")) == (trial.compute_class == "cpu")
     assert {trial.compute_class for trial in escalated} == {"gpu_large", "cpu"}
     [notice] = search.scheduler.notices()
     assert "so cpu, without one, is the last resort" in notice

@@ -36,16 +36,16 @@ def test_a_promoted_trial_takes_its_start_up_and_the_budget_that_is_not_behind_i
     played = simulate(cluster(startup=30.0, checkpoints="shared", straggler={"law": "none"}), policy="fifo")
     for trial in promoted(played):
         unit = {"strong": 1.0, "weak": 4.0}[str(trial.compute_class)]
-        assert trial.seconds == pytest.approx(30.0 + unit * (trial.budget or 0.0) * 2 / 3)
-        assert trial.continued is True
+        assert trial.outcome.seconds == pytest.approx(30.0 + unit * (trial.budget or 0.0) * 2 / 3)
+        assert trial.outcome.continued is True
 
 
 def test_without_checkpoints_a_promoted_trial_begins_anew() -> None:
     played = simulate(cluster(straggler={"law": "none"}), policy="fifo")
-    assert {trial.continued for trial in promoted(played)} == {False}
+    assert {trial.outcome.continued for trial in promoted(played)} == {False}
     for trial in promoted(played):
         unit = {"strong": 1.0, "weak": 4.0}[str(trial.compute_class)]
-        assert trial.seconds == pytest.approx(unit * (trial.budget or 0.0))
+        assert trial.outcome.seconds == pytest.approx(unit * (trial.budget or 0.0))
 
 
 def test_where_each_machine_keeps_its_checkpoints_promotions_go_there_under_cost() -> None:
@@ -54,7 +54,7 @@ def test_where_each_machine_keeps_its_checkpoints_promotions_go_there_under_cost
         played = simulate(cluster(seconds=2000.0, how="halving", checkpoints="machine"), policy=policy, speculate=False)
         found = promoted(played)
         assert len(found) > 50
-        return sum(bool(trial.continued) for trial in found) / len(found)
+        return sum(bool(trial.outcome.continued) for trial in found) / len(found)
 
     assert part("cost") > part("fifo") + 0.2
 
@@ -65,7 +65,7 @@ def test_a_hand_over_is_paid_on_other_machines_only() -> None:
     for trial in promoted(played):
         unit = {"strong": 1.0, "weak": 4.0}[str(trial.compute_class)]
         moved = host[trial.origin, int(trial.rung or 0) - 1] != trial.host
-        assert trial.seconds == pytest.approx(unit * (trial.budget or 0.0) * 2 / 3 + 100.0 * moved)
+        assert trial.outcome.seconds == pytest.approx(unit * (trial.budget or 0.0) * 2 / 3 + 100.0 * moved)
 
 
 def test_high_rungs_go_to_the_strong_class_and_all_slots_stay_busy() -> None:

@@ -94,7 +94,7 @@ def test_trials_take_the_seconds_of_their_params() -> None:
     for trial in found.study.trials:
         w, b, n, m = (trial.params[f"{name} of net"] for name in "wbnm")
         expected = 10 + 5 * w + n if trial.compute_class == "gpu" else [20, 60][int(m)] + 200 / b
-        assert trial.seconds == pytest.approx(expected)
+        assert trial.outcome.seconds == pytest.approx(expected)
         assert 8 <= b <= 512
         assert n in {1, 2, 3}
 

@@ -96,7 +96,7 @@ def fates(simulation: Simulation) -> dict[tuple[str, int], tuple[float, TrialSta
     found: dict[tuple[str, int], tuple[float, TrialState, float]] = {}
     for trial in simulation.study.trials:
         family = family_of(trial)
-        size = (trial.seconds or 0.0) / means[family].seconds[str(trial.compute_class)]
+        size = (trial.outcome.seconds or 0.0) / means[family].seconds[str(trial.compute_class)]
         found[family, trial.seed] = (trial.params[f"x {family}"], trial.state, float(f"{size:.9g}"))
     return found
 
@@ -110,7 +110,7 @@ def test_the_same_seed_gives_the_same_to_the_bit_and_another_seed_another(policy
     first, second, other = (play(described, policy=policy, shares=shares, seed=seed) for seed in (4, 4, 5))
     assert facts(first) == facts(second)
     assert [t.params for t in first.study] != [t.params for t in other.study][: len(first.study)]
-    assert [t.seconds for t in first.study.trials] != [t.seconds for t in other.study.trials]
+    assert [t.outcome.seconds for t in first.study.trials] != [t.outcome.seconds for t in other.study.trials]
 
 
 def test_the_seed_is_the_clusters_unless_another_is_given() -> None:
@@ -253,7 +253,7 @@ def test_a_trial_whose_workers_die_again_and_again_fails_and_the_search_goes_on(
     )
     found = play(described, policy=policy)
     assert (found.lost, found.failed, found.complete) == (MAX_LOST, {"net": 1}, {"net": 2})
-    assert "its worker died" in str(found.study.trial(0).error)
+    assert "its worker died" in str(found.study.trial(0).outcome.error)
     # Nobody saw the end of the one that failed.
     assert [row[0] for row in found.rows()] == [1, 2]
 
@@ -334,7 +334,7 @@ def test_a_target_ends_it_as_soon_as_it_is_reached(policy: str) -> None:
     assert found.best is not None
     assert found.best <= 0.01
     assert found.best_after == found.seconds < 50_000
-    assert sum((trial.loss or math.inf) <= 0.01 for trial in found.study.trials) == 1
+    assert sum((trial.outcome.loss or math.inf) <= 0.01 for trial in found.study.trials) == 1
 
 
 def test_the_end_of_the_time_is_the_end_whatever_runs_then() -> None:
@@ -368,7 +368,7 @@ def test_the_loss_is_the_familys_parabola() -> None:
         family = cluster().families[family_of(trial)]
         x = float(trial.params[f"x {family_of(trial)}"])
         if trial.state is S.COMPLETE:
-            assert trial.loss == family.best + family.spread * (x - 0.3) ** 2
+            assert trial.outcome.loss == family.best + family.spread * (x - 0.3) ** 2
 
 
 def test_no_trial_takes_no_time_however_the_laws_fall() -> None:
@@ -380,7 +380,7 @@ def test_no_trial_takes_no_time_however_the_laws_fall() -> None:
     )
     found = play(described)
     assert found.seconds == 0.05
-    assert min(trial.seconds or 0.0 for trial in found.study.trials) == LEAST_SECONDS
+    assert min(trial.outcome.seconds or 0.0 for trial in found.study.trials) == LEAST_SECONDS
 
 
 def test_a_name_that_no_policy_or_shares_have_is_refused() -> None:
@@ -406,9 +406,13 @@ def test_a_family_too_large_for_a_class_is_soon_not_sent_there(policy: str) -> N
     assert found.placed["net"]["large"] > 10
     assert (found.placed["net"]["small"], found.placed["net"]["cpu"], found.placed["forest"]["cpu"]) == (0, 0, 0)
     failures = [trial for trial in found.study.trials if trial.state is S.FAILED]
-    assert {trial.error for trial in failures} == {"out of memory"}
+    assert {trial.outcome.error for trial in failures} == {"out of memory"}
     # On the small class a trial of it takes 60 s in the mean; out of memory it is over after a tenth of that.
-    small = [trial.seconds or 0.0 for trial in failures if (trial.compute_class, family_of(trial)) == ("small", "net")]
+    small = [
+        trial.outcome.seconds or 0.0
+        for trial in failures
+        if (trial.compute_class, family_of(trial)) == ("small", "net")
+    ]
     assert min(small) > 0.1 * 60 / 5
     assert max(small) < 0.1 * 60 * 5
     assert len(failures) < 60

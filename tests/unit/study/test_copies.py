@@ -85,7 +85,7 @@ def test_the_first_attempt_to_end_well_ends_the_trial_and_stands(study: StudySta
     where = {1: ("cpu", "first", 1001.0), 2: ("gpu", "second", 1005.0)}[winner]
     ended = study.tell(result(winner, loss=0.25))
     assert ended is not None
-    assert (ended.state, ended.loss) == (S.COMPLETE, 0.25)
+    assert (ended.state, ended.outcome.loss) == (S.COMPLETE, 0.25)
     assert (ended.compute_class, ended.host, ended.started_at) == where
     assert study.tell(result(3 - winner, loss=0.1)) is None
     assert (study.counted, study.copied, study.rescued) == (1, 1, winner - 1)
@@ -110,7 +110,7 @@ def test_where_both_end_badly_the_second_one_counts(study: StudyState) -> None:
     study.tell(result(2, S.FAILED, error="first"))
     ended = study.tell(result(1, S.FAILED, error="second"))
     assert ended is not None
-    assert (ended.state, ended.error) == (S.FAILED, "second")
+    assert (ended.state, ended.outcome.error) == (S.FAILED, "second")
 
 
 @pytest.mark.parametrize("first", [1, 2])

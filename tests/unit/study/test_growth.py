@@ -55,7 +55,7 @@ def test_a_finished_trial_takes_little_memory_however_many_metrics_it_has(tmp_pa
         finished = len(study.trials)
         assert grown < 150_000 + 1000 * BYTES
         assert finished == (1000 if is_resumed else 2000)
-        assert study.trial(7).metrics["metric 3"] == 1.0
+        assert study.trial(7).outcome.metrics["metric 3"] == 1.0
         study.close()
 
 

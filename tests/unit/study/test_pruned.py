@@ -51,7 +51,7 @@ def pruned(study: StudyState) -> Attempt:
 
 def facts(study: StudyState, number: int = 0) -> tuple[TrialState, float | None, int | None]:
     trial = study.trial(number)
-    return trial.state, trial.loss, trial.step
+    return trial.state, trial.outcome.loss, trial.step
 
 
 def test_a_cancelled_attempt_ends_it_with_its_last_report() -> None:
@@ -60,7 +60,7 @@ def test_a_cancelled_attempt_ends_it_with_its_last_report() -> None:
     report(study, attempt, 3, 0.7)
     study.tell(ended(attempt, S.CANCELLED))
     assert facts(study) == (S.PRUNED, 0.7, 3)
-    assert study.trial(0).seconds == 3.0
+    assert study.trial(0).outcome.seconds == 3.0
     assert study.counted == 1
     assert study.best is None
 
@@ -71,7 +71,7 @@ def test_one_that_went_on_from_a_checkpoint_still_tells_so() -> None:
     outcome = Outcome(state=S.CANCELLED, continued=True)
     study.tell(Result(number=attempt.number, attempt=1, outcome=outcome, at=1020.0))
     assert facts(study) == (S.PRUNED, 0.8, 2)
-    assert study.trial(0).continued is True
+    assert study.trial(0).outcome.continued is True
 
 
 def test_a_lost_attempt_ends_it_too_and_is_not_run_again() -> None:
@@ -141,7 +141,7 @@ def test_a_resumed_study_stops_it_still_and_knows_its_last_report() -> None:
     third = begin(store, resume=True)
     assert facts(third) == (S.PRUNED, 0.8, 2)
     [recalled] = [trial for trial in third.recalled() if trial.number == 0]
-    assert (recalled.state, recalled.loss, recalled.step) == (S.PRUNED, 0.8, 2)
+    assert (recalled.state, recalled.outcome.loss, recalled.step) == (S.PRUNED, 0.8, 2)
     assert [each.step for each in third.reports()] == [1, 2]
 
 

@@ -19,6 +19,7 @@ from shadho_celery.core.trial import (
     COUNTED,
     FINISHED,
     MAX_ATTEMPTS,
+    NO_OUTCOME,
     Attempt,
     Event,
     Lost,
@@ -107,8 +108,13 @@ def test_a_trial_goes_through_its_life_as_events_say() -> None:
     assert (running.state, running.host, running.started_at) == (S.RUNNING, "h", 1001.0)
     ended = study.tell(result(trial, 0.25))
     assert ended is not None
-    assert (ended.state, ended.loss, ended.finished_at, ended.seconds) == (S.COMPLETE, 0.25, 1003.0, 2.0)
-    assert ended.metrics == {"loss was": 0.25}
+    assert (ended.state, ended.outcome.loss, ended.finished_at, ended.outcome.seconds) == (
+        S.COMPLETE,
+        0.25,
+        1003.0,
+        2.0,
+    )
+    assert ended.outcome.metrics == {"loss was": 0.25}
     assert [*study.trials] == [ended] == [study.trial(0)]
     assert ended.outcome == result(trial, 0.25).outcome
     assert study.best is ended
@@ -182,8 +188,8 @@ def test_claimed_attempts_that_were_lost_end_the_trial_failed_with_the_reason() 
     ended = study.tell(lost(trial))
     assert ended is not None
     assert (ended.state, ended.lost, ended.finished_at) == (S.FAILED, MAX_LOST, 1000.0)
-    assert "silence" in str(ended.error)
-    assert str(MAX_LOST) in str(ended.error)
+    assert "silence" in str(ended.outcome.error)
+    assert str(MAX_LOST) in str(ended.outcome.error)
     assert study.next_waiting() is None
     assert (study.counted, study.in_flight) == (1, 0)
 
@@ -210,7 +216,7 @@ def test_a_trial_whose_attempts_are_spent_ends_failed_with_the_reason() -> None:
     ended = study.tell(lost(trial, claimed=False))
     assert ended is not None
     assert (ended.state, ended.attempt, study.in_flight) == (S.FAILED, MAX_ATTEMPTS, 0)
-    assert ended.error == f"all {MAX_ATTEMPTS} attempts were lost; the last one: silence"
+    assert ended.outcome.error == f"all {MAX_ATTEMPTS} attempts were lost; the last one: silence"
 
 
 def test_a_result_of_other_params_than_its_trials_is_refused_and_counted() -> None:
@@ -379,7 +385,7 @@ def test_a_result_that_is_to_be_tried_again_takes_only_its_attempt_away() -> Non
     failed = result(trial, state=S.FAILED, retry=Retry(reason="out of memory", outgrown="cpu", memory=Memory.HOST))
     waiting = study.tell(failed)
     assert waiting is not None
-    assert (waiting.state, waiting.lost, waiting.outgrown, waiting.outcome) == (S.WAITING, 0, "cpu", None)
+    assert (waiting.state, waiting.lost, waiting.outgrown, waiting.outcome) == (S.WAITING, 0, "cpu", NO_OUTCOME)
     assert study.tell(failed) is None, "it was told before"
     again = study.send(study.trial(0), "gpu")
     study.tell(result(again, state=S.FAILED, retry=Retry(reason="out of memory", outgrown="gpu", memory=Memory.GPU)))
@@ -461,8 +467,8 @@ def check_sums(study: StudyState) -> None:
         assert study.taken(name) == sum(trial.compute_class == name for trial in in_flight)
     assert sorted(trial.number for trial in study.sent) == [trial.number for trial in in_flight]
     assert sorted(t.number for t in study.trials) == [t.number for t in trials if t.state.is_finished]
-    losses = [t.loss for t in study.trials if t.state is S.COMPLETE and t.loss is not None]
-    assert (study.best.loss if study.best else None) == min(losses, default=None)
+    losses = [t.outcome.loss for t in study.trials if t.state is S.COMPLETE and t.outcome.loss is not None]
+    assert (study.best.outcome.loss if study.best else None) == min(losses, default=None)
     assert all(trial.lost < MAX_LOST or trial.state.is_finished for trial in trials)
     assert not any(trial.state is S.LOST for trial in trials), "a lost attempt leaves its trial WAITING or FAILED"
 
@@ -493,7 +499,7 @@ def test_a_resumed_study_is_the_one_that_was_closed(operations: list[Any]) -> No
     again = begin(study.store, name="s", resume=True)
     assert list(again) == list(study)
     check_sums(again)
-    assert (again.best and again.best.loss) == (study.best and study.best.loss)
+    assert (again.best and again.best.outcome.loss) == (study.best and study.best.outcome.loss)
     waiting = {trial.number for trial in study if trial.state is S.WAITING}
     assert {trial.number for trial in iter(again.next_waiting, None)} == waiting
     study.store.close()

@@ -1,0 +1,208 @@
+"""The facts of a trial: one table, of which stores, summaries, exported tables, JSON and `TrialResult` are made.
+
+A new fact is a field of `Trial` or `Outcome` (core/trial.py), the place that sets it, and a line of `TrialFacts` here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from enum import Enum, auto
+from typing import Any, Generic, TypeVar, get_type_hints, overload
+
+from msgspec import Struct
+
+from shadho_celery.core.hardware import shortages
+from shadho_celery.core.trial import Number, Outcome, Trial
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Sql:
+    """Type of a column in a store."""
+
+    #: integer, biginteger, float, boolean, text or json
+    kind: str
+    #: most characters of a text; None for any number
+    length: int | None = None
+    #: True if no row lacks it
+    is_needed: bool = False
+    #: True for text from outside, which may have characters that databases refuse
+    is_foreign: bool = False
+
+
+INTEGER, BIG, FLOAT, BOOLEAN, TEXT, JSON = map(Sql, ("integer", "biginteger", "float", "boolean", "text", "json"))
+NAME, SHORT = Sql("text", 255), Sql("text", 16)
+
+
+def needed(sql: Sql) -> Sql:
+    """Return the type of a column that no row lacks."""
+    return replace(sql, is_needed=True)
+
+
+def foreign(sql: Sql) -> Sql:
+    """Return the type of a column with text from outside."""
+    return replace(sql, is_foreign=True)
+
+
+@dataclass(frozen=True)
+class Packed:
+    """Form of a fact in the rows of numbers that a study keeps of its finished trials."""
+
+    #: code of `struct`
+    code: str
+    #: number that stands for None
+    none: float = -1
+
+
+#: a number that is not negative, a signed one, and a real one
+COUNT, STEP, REAL = Packed("q"), Packed("q", -(2**63)), Packed("d", math.nan)
+#: a rung; a truth value; the moment of the end, 0 if it is not known
+RUNG, FLAG, MOMENT = Packed("h"), Packed("b"), Packed("d", 0.0)
+#: the place of a text in a list of names, the place 0 for None; the place of a state
+NAMED, STATE = Packed("I"), Packed("B")
+#: for what a summary has and the row has not
+ASIDE = Packed("")
+
+
+class Shown(Enum):
+    """Where a fact is shown: nowhere, in JSON only, or in JSON and in exported tables.
+
+    There it is a column in front of labels and metrics, a date behind them, or a text at the end.
+    """
+
+    NO = auto()
+    JSON = auto()
+    FRONT = auto()
+    DATE = auto()
+    END = auto()
+
+
+class Fact(Generic[T]):
+    """Fact of a trial, an attribute of `TrialFacts`."""
+
+    def __init__(
+        self,
+        read: Callable[[Trial], T],
+        sql: Sql,
+        packed: Packed | None,
+        shown: Shown,
+        words: str,
+        *,
+        column: str = "",
+    ) -> None:
+        """`packed` is None for what a study does not keep of finished trials; `words` describe the fact to users.
+
+        `column` is its name in records and stores, if that is another one.
+        """
+        self.read, self.sql, self.packed, self.shown = read, sql, packed, shown
+        self.name, self.column = "", column
+        self.__doc__ = words
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name, self.column = name, self.column or name
+
+    @overload
+    def __get__(self, instance: None, owner: type) -> Fact[T]: ...
+
+    @overload
+    def __get__(self, instance: TrialFacts, owner: type) -> T: ...
+
+    def __get__(self, instance: TrialFacts | None, owner: type) -> Fact[T] | T:
+        return self if instance is None else self.read(instance._trial)
+
+    def __set__(self, instance: TrialFacts, value: T) -> None:
+        raise AttributeError(f"{self.name} of a trial cannot be set")
+
+
+_NO, _JSON, _FRONT, _DATE, _END = Shown
+
+
+# fmt: off
+class TrialFacts:
+    """A trial as its users see it: the table of its facts, in the order in which they are shown."""
+
+    def __init__(self, trial: Trial) -> None:
+        self._trial = trial
+
+    number = Fact(lambda t: t.number, needed(INTEGER), COUNT, _FRONT, "Position of the trial in its study, from 0.")
+    state = Fact(lambda t: t.state, needed(SHORT), STATE, _FRONT,
+                 "WAITING, QUEUED, RUNNING, COMPLETE, PRUNED, FAILED or CANCELLED; equal to that str.")
+    loss = Fact(lambda t: t.outcome.loss, FLOAT, REAL, _FRONT,
+                "Loss as it is minimised, of several the first one, of a PRUNED trial that of its last report.")
+    losses = Fact(lambda t: t.outcome.losses, JSON, ASIDE, _JSON,
+                  "Losses by name; empty in a study without `objectives`.")
+    constraints = Fact(lambda t: t.outcome.constraints, JSON, ASIDE, _JSON,
+                       "Constraints by name; the trial is feasible if none is above 0.")
+    violation = Fact(lambda t: t.outcome.violation, FLOAT, None, _NO,
+                     "Sum of the constraints above 0; 0 for a feasible trial.")
+    subspace = Fact(lambda t: t.subspace, needed(TEXT), NAMED, _FRONT,
+                    "Name of the subspace of the params, such as ``kernel=rbf``.")
+    params = Fact(lambda t: dict(t.params), needed(JSON), None, _JSON,
+                  "Drawn value of each active label; of a choice the index of its option.")
+    budget = Fact(lambda t: t.budget, FLOAT, REAL, _FRONT, "Part of the fidelity; None for all of it.")
+    rung = Fact(lambda t: t.rung, INTEGER, RUNG, _JSON, "Rung of its budget, from 0; None in a study without budgets.")
+    origin = Fact(lambda t: t.origin, INTEGER, COUNT, _JSON,
+                  "Number of the trial whose params, seed and checkpoints it continues; None if they are its own.")
+    continued = Fact(lambda t: t.outcome.continued, BOOLEAN, FLAG, _JSON,
+                     "True if a promoted trial found a checkpoint of its origin, False if not; None for others.")
+    step = Fact(lambda t: t.step, BIG, STEP, _FRONT,
+                "Step of the last report of a trial that was pruned; None for others.")
+    seconds = Fact(lambda t: t.outcome.seconds, FLOAT, REAL, _FRONT, "Seconds that the objective took.")
+    compute_class = Fact(lambda t: t.compute_class, NAME, NAMED, _FRONT,
+                         "Compute class of its present or last machine.")
+    host = Fact(lambda t: t.host, foreign(NAME), None, _FRONT, "Name of its present or last machine.")
+    attempts = Fact(lambda t: t.attempt, needed(INTEGER), None, _FRONT,
+                    "Number of times that it was sent to a worker.", column="attempt")
+    lost = Fact(lambda t: t.lost, needed(INTEGER), ASIDE, _JSON,
+                "Number of attempts that were lost with their workers.")
+    seed = Fact(lambda t: t.seed, needed(BIG), None, _JSON, "Seed of the objective's own draws.")
+    slots = Fact(lambda t: t.slots, INTEGER, None, _NO, "Slots of one class that it takes.")
+    memory = Fact(lambda t: t.outcome.memory, BIG, COUNT, _JSON, "Peak bytes of the objective's resident memory.")
+    gpu_memory = Fact(lambda t: t.outcome.gpu_memory, BIG, COUNT, _JSON,
+                      "Peak bytes of the objective's GPU memory; None if it used none.")
+    outgrown = Fact(lambda t: shortages(t.outgrown, t.outgrown_memory), TEXT, NAMED, _JSON,
+                    'Compute classes on which it ran out of memory, each with the kind, the str "gpu" or "host".')
+    outgrown_memory = Fact(lambda t: t.outgrown_memory, TEXT, NAMED, _NO,
+                           "Kind of memory that each of these classes had too little of, joined by commas.")
+    code = Fact(lambda t: t.outcome.code, SHORT, None, _JSON,
+                "Digest of the code that it ran under; None for a function without a module.")
+    live = Fact(lambda t: t.living, JSON, None, _NO,
+                "Attempts that are queued or run, with class, host and start of each.")
+    metrics = Fact(lambda t: t.outcome.metrics, needed(JSON), None, _JSON, "Further results of the objective.")
+    asked_at = Fact(lambda t: t.asked_at, FLOAT, REAL, _DATE, "Seconds since the epoch at which it was proposed.")
+    started_at = Fact(lambda t: t.started_at, FLOAT, None, _DATE, "Seconds since the epoch at which it began to run.")
+    finished_at = Fact(lambda t: t.finished_at, FLOAT, MOMENT, _DATE, "Seconds since the epoch at which it ended.")
+    error = Fact(lambda t: t.outcome.error, foreign(TEXT), None, _END, "Reason of its failure, with the traceback.")
+    warning = Fact(lambda t: t.outcome.warning, foreign(TEXT), ASIDE, _END,
+                   "Message to the user although it ended well, for instance about a dropped metric.")
+    log = Fact(lambda t: t.outcome.log, foreign(TEXT), None, _JSON,
+               "The last lines of its output, with time stamps, if it has failed.")
+# fmt: on
+
+
+#: the facts by their names in records and stores
+FACTS: Mapping[str, Fact[Any]] = {each.column: each for each in vars(TrialFacts).values() if isinstance(each, Fact)}
+#: those that a study keeps of finished trials, and those of them that are numbers in a row
+KEPT = [column for column, fact in FACTS.items() if fact.packed is not None]
+PACKED = {column: fact.packed for column, fact in FACTS.items() if fact.packed is not None and fact.packed.code}
+#: types of the fields of a trial and its outcome
+HINTS = get_type_hints(Outcome, include_extras=True) | get_type_hints(Trial, include_extras=True)
+
+
+class Summary(Struct, frozen=True, kw_only=True):
+    """The facts in KEPT of a finished trial: a record that a store makes, with more fields than these."""
+
+    number: Number
+
+
+def of_trial(column: str) -> str:
+    """Return the path of a fact in a trial: its own field, or that of its outcome."""
+    return column if column in Trial.__struct_fields__ else f"outcome.{column}"
+
+
+def names(*shown: Shown) -> list[str]:
+    """Return the names by which users know the facts that are shown in one of these ways, without one in any."""
+    return [fact.name for fact in FACTS.values() if (fact.shown in shown if shown else fact.shown is not Shown.NO)]
