@@ -53,6 +53,14 @@ def test_a_list_of_edits_names_every_module_that_knows_its_example(section: str)
         assert re.search(rf"{example}|{WRITTEN[example]}", (ROOT / path).read_text()) or path.endswith(f"/{example}.py")
 
 
+def test_a_fact_of_a_trial_is_named_where_it_is_declared_where_it_is_set_and_in_the_table() -> None:
+    assert len(edits("fact")) == 3
+    for path in edits("fact"):
+        assert re.search(r"\bgpu_memory\b", (ROOT / path).read_text())
+    made = [path for room in ("store", "study", "results") for path in (ROOT / "shadho_celery" / room).glob("*.py")]
+    assert [path.name for path in made if re.search(r"\bgpu_memory\b", path.read_text())] == []
+
+
 def test_a_sampler_is_found_by_its_line_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(names.SAMPLERS, "mine", "samplers.random:RandomSampler")  # type: ignore[arg-type]
     [subspace] = split(compile_space({"x": 1}), max_subspaces=1)
