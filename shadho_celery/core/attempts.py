@@ -50,12 +50,12 @@ class Attempts(Generic[T]):
             self._live.pop(number, None)
         return not live
 
-    def settle(self, number: int, attempt: int, *, well: bool) -> bool:
+    def finish(self, number: int, attempt: int, *, well: bool) -> bool:
         """Remove an attempt that has ended; return True if its trial ends with it.
 
         The first attempt that ends well ends its trial, and with it the others, also if it was thought to be lost. An
         attempt that ends badly leaves the trial to the other live attempts, and ends it if it is the only one. The bad
-        end of an attempt that is not live changes nothing: it may be one that was settled before, and is heard again.
+        end of an attempt that is not live changes nothing: it may be one that was finished before, and is heard again.
         """
         live = self._live.get(number, {})
         if well or live.keys() == {attempt}:

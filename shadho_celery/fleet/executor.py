@@ -320,7 +320,7 @@ class QueueExecutor:
             if sent is not None:
                 self._workers.turns.end(sent, now, event.outcome.seconds)
             well = event.outcome.state in WELL
-            is_over = self._in_flight.settle(event.number, event.attempt, well=well)
+            is_over = self._in_flight.finish(event.number, event.attempt, well=well)
             if is_over and live:
                 self._channel.note_end(event.number, event.attempt)
             if is_over and others:

@@ -88,7 +88,7 @@ class _Class:
         """Return all slot seconds until now."""
         return self.offered + self.alive * (now - self.counted_at)
 
-    def settle(self, now: float) -> None:
+    def count_slots(self, now: float) -> None:
         """Enter the slot seconds until now, before the number of slots changes."""
         self.offered, self.counted_at = self.offered_until(now), now
 
@@ -238,7 +238,7 @@ class SimulatedExecutor:
         outcome = one.outcome.cancelled(now - one.began) if cancelled else one.outcome
         self._vacate(name, one)
         is_alone = len(self._live.of(number)) <= 1
-        if self._live.settle(number, which, well=outcome.state in WELL) and not is_alone:
+        if self._live.finish(number, which, well=outcome.state in WELL) and not is_alone:
             self._drop(number)
         result = Result(number=number, attempt=which, outcome=outcome, host=one.host, compute_class=name, at=now)
         self._events.append(result)
@@ -266,7 +266,7 @@ class SimulatedExecutor:
         """Add slots to a class, or let its last ones die; their trials are LOST after the lease."""
         self._has_changed = True
         each, now = self._classes[name], self._clock.now()
-        each.settle(now)
+        each.count_slots(now)
         before, each.alive = each.alive, max(0, each.alive + by)
         each.hosts = {f"{name}.{slot}": 1 for slot in range(each.alive)}
         each.free = [slot for slot in each.free if slot < each.alive] + list(range(before, each.alive))

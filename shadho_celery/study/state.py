@@ -517,7 +517,7 @@ class StudyState:
         self._has_chosen = False
         self._unwritten.clear()
         self._reports.clear()
-        self.trials.settle()
+        self.trials.release()
         self._written_at = now
 
     def _kept_locked(self, blocks: Iterator[_T]) -> Iterator[_T]:
@@ -543,7 +543,7 @@ class StudyState:
             lost = Lost(number=trial.number, attempt=result.attempt, reason=result.retry.reason, claimed=False)
             return self._lose(trial, lost, result.retry)
         live = dict(self._live.of(trial.number))
-        if self._live.settle(trial.number, result.attempt, well=result.outcome.state in WELL):
+        if self._live.finish(trial.number, result.attempt, well=result.outcome.state in WELL):
             self.rescued += result.attempt in live and result.attempt != min(live)
             for attempt in live.values():
                 self._count_attempt(attempt, -1)

@@ -164,7 +164,7 @@ class FinishedTrials:
         return numbers
 
     def add(self, trial: Trial) -> None:
-        """Add a finished trial, which is kept until `settle`."""
+        """Add a finished trial, which is kept until `release`."""
         self._append(trial)
         self._fresh[trial.number] = trial
         self._counts.add(trial)
@@ -189,7 +189,7 @@ class FinishedTrials:
             elif mine == merit(best) and trial.number < best.number:
                 self._best = trial
 
-    def settle(self) -> None:
+    def release(self) -> None:
         """Let go of the trials: the store has them."""
         if self._read is not None:
             self._fresh.clear()

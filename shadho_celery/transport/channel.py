@@ -53,7 +53,7 @@ MAX_WAITING = 100_000
 KEPT_ENDED = 10_000
 
 #: ended trials that are moved to `done` at once
-SETTLE = 1000
+ARCHIVED = 1000
 
 #: trials of a removed study that are marked as ended at most: a megabyte
 MAX_REMOVED = 2**23
@@ -293,8 +293,8 @@ class SchedulerChannel:
         self._last = ""
         self._recorded += self._ended
         self._ended.clear()
-        if len(self._recorded) >= KEPT_ENDED + SETTLE:
-            self._settle(SETTLE)
+        if len(self._recorded) >= KEPT_ENDED + ARCHIVED:
+            self._archive(ARCHIVED)
 
     def keep(self) -> None:
         """Renew the lock, and remove nothing. Raises LockLost if another scheduler has it."""
@@ -336,9 +336,9 @@ class SchedulerChannel:
         """Note that an attempt has ended its trial: once that is recorded, `attempts` need not keep it."""
         self._ended.append((number, attempt))
 
-    def _settle(self, count: int) -> None:
+    def _archive(self, count: int) -> None:
         """Move the first trials that were recorded from `attempts` to `done`."""
-        run(self._client, "settle", self._study, *chain.from_iterable(self._recorded[:count]))
+        run(self._client, "archive", self._study, *chain.from_iterable(self._recorded[:count]))
         del self._recorded[:count]
 
     def ended_leases(self) -> list[tuple[int, int]]:
@@ -417,7 +417,7 @@ class SchedulerChannel:
         Attempts and ended trials are kept for ERASED_SECONDS: messages that were taken back may still lie in a queue,
         and their claims must be refused.
         """
-        self._settle(len(self._recorded))
+        self._archive(len(self._recorded))
         gone = ("events", "leases", "cancel", "holder", "known", "gangs", "seats", "yields", "sources")
         self._client.delete(*keys(self._study, *gone))
         for kept in keys(self._study, "attempts", "breakers", "done"):

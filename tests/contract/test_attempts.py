@@ -62,7 +62,7 @@ class InPython:
     def end(self, attempt: int, outcome: Outcome) -> str:
         if self._is_over:
             return REFUSED
-        self._is_over = self._attempts.settle(NUMBER, attempt, well=outcome.state in WELL)
+        self._is_over = self._attempts.finish(NUMBER, attempt, well=outcome.state in WELL)
         return OVER if self._is_over else GOES_ON
 
     def live(self) -> list[int]:
@@ -232,7 +232,7 @@ def test_redis_leaves_the_trial_to_a_copy_that_nobody_has_claimed_yet_once_its_s
     redis.start(1)
     assert redis.end(1, OUTCOMES["fails"]) == OVER
     assert redis.claim(2) is Claim.REFUSED
-    assert not known.settle(NUMBER, 1, well=False)
+    assert not known.finish(NUMBER, 1, well=False)
     redis.scheduler.reopen([(NUMBER, 1)])
     redis.start(2)
     assert redis.end(2, OUTCOMES["completes"]) == OVER

@@ -845,7 +845,7 @@ def test_every_key_of_a_study_ends_a_week_after_its_scheduler_and_workers(
     assert seats.take("k1", Seat(number=2, attempt=1, call=1, rank=1), "d") is Claim.TAKEN
     scheduler_seats = SchedulerSeats(client, "k1")
     scheduler_seats.ask_back([Seat(number=9, attempt=1, call=1, rank=1)])
-    monkeypatch.setattr(channel_module, "KEPT_ENDED", 1 - channel_module.SETTLE)
+    monkeypatch.setattr(channel_module, "KEPT_ENDED", 1 - channel_module.ARCHIVED)
     scheduler.note_end(0, 1)
     scheduler.confirm()
     names = {key.rpartition(":")[2] for key in client.keys("shadho:k1:*")}
@@ -882,7 +882,7 @@ def test_a_claim_alone_leaves_no_key_for_ever(client: Any, worker: Channel, sche
 def settled(client: Any, worker: Channel, monkeypatch: pytest.MonkeyPatch) -> SchedulerChannel:
     """The channel of a study whose trials 0 to 99 have ended and are recorded."""
     monkeypatch.setattr(channel_module, "KEPT_ENDED", 0)
-    monkeypatch.setattr(channel_module, "SETTLE", 10)
+    monkeypatch.setattr(channel_module, "ARCHIVED", 10)
     channel = SchedulerChannel(client, "k1")
     for number in range(100):
         worker.claim("k1", started(number))
@@ -938,7 +938,7 @@ def test_an_end_is_not_settled_by_an_earlier_attempt(
 ) -> None:
     """Attempt 1 failed and was tried again: the end of attempt 2 is not recorded yet."""
     monkeypatch.setattr(channel_module, "KEPT_ENDED", 0)
-    monkeypatch.setattr(channel_module, "SETTLE", 1)
+    monkeypatch.setattr(channel_module, "ARCHIVED", 1)
     scheduler = SchedulerChannel(client, "k1")
     worker.claim("k1", started())
     worker.finish("k1", failed(0))

@@ -728,7 +728,7 @@ def test_trials_whose_ends_are_recorded_take_a_bit_each(
 ) -> None:
     """The events of a poll are recorded when the next one begins."""
     monkeypatch.setattr(channel_module, "KEPT_ENDED", 0)
-    monkeypatch.setattr(channel_module, "SETTLE", 1)
+    monkeypatch.setattr(channel_module, "ARCHIVED", 1)
     name = unique("study")
     with on_redis.executor(name) as executor, connect(on_redis.redis) as client:
         executor.submit([trial(number) for number in range(4)])

@@ -57,38 +57,38 @@ def test_what_is_sent_after_all_were_lost_begins_anew(attempts: Attempts[str]) -
 
 @pytest.mark.parametrize("attempt", [1, 2])
 def test_an_attempt_that_ends_well_ends_its_trial_and_with_it_the_others(attempts: Attempts[str], attempt: int) -> None:
-    assert attempts.settle(7, attempt, well=True)
+    assert attempts.finish(7, attempt, well=True)
     assert list(attempts) == ["alone"]
 
 
 @pytest.mark.parametrize("attempt", [1, 2])
 def test_an_attempt_that_does_not_leaves_the_trial_to_those_that_live(attempts: Attempts[str], attempt: int) -> None:
-    assert not attempts.settle(7, attempt, well=False)
+    assert not attempts.finish(7, attempt, well=False)
     assert list(attempts.of(7)) == [3 - attempt]
-    assert attempts.settle(7, 3 - attempt, well=False), "the last one ends it, however it ends"
+    assert attempts.finish(7, 3 - attempt, well=False), "the last one ends it, however it ends"
     assert list(attempts) == ["alone"]
 
 
 def test_an_attempt_after_which_none_lives_ends_its_trial_however_it_ends(attempts: Attempts[str]) -> None:
-    assert attempts.settle(3, 5, well=False)
+    assert attempts.finish(3, 5, well=False)
     assert list(attempts.numbers) == [7]
 
 
 def test_the_good_result_of_an_attempt_that_was_given_up_ends_its_trial(attempts: Attempts[str]) -> None:
     """Nobody else has told yet."""
     attempts.lose(7, 1)
-    assert attempts.settle(7, 1, well=True)
+    assert attempts.finish(7, 1, well=True)
     assert list(attempts.of(7)) == []
-    assert attempts.settle(7, 2, well=True), "its trial has ended: that it is recorded once is the study's part"
+    assert attempts.finish(7, 2, well=True), "its trial has ended: that it is recorded once is the study's part"
 
 
 def test_a_bad_result_that_is_heard_again_changes_nothing(attempts: Attempts[str]) -> None:
     """Events come again after a crash between their record and their confirmation."""
-    assert not attempts.settle(7, 1, well=False)
-    assert not attempts.settle(7, 1, well=False)
+    assert not attempts.finish(7, 1, well=False)
+    assert not attempts.finish(7, 1, well=False)
     assert list(attempts.of(7)) == [2]
     attempts.lose(7, 2)
-    assert not attempts.settle(7, 1, well=False), "the trial waits for its next attempt"
+    assert not attempts.finish(7, 1, well=False), "the trial waits for its next attempt"
 
 
 def test_whatever_comes_in_whatever_order_no_attempt_lives_that_has_ended() -> None:
@@ -100,7 +100,7 @@ def test_whatever_comes_in_whatever_order_no_attempt_lives_that_has_ended() -> N
         told: set[int] = set()
         for kind, attempt in order:
             told.add(attempt)
-            end = attempts.lose if kind == "lose" else partial(attempts.settle, well=kind == "well")
+            end = attempts.lose if kind == "lose" else partial(attempts.finish, well=kind == "well")
             is_repeated = kind == "bad" and attempt not in attempts.of(0)
             is_over = end(0, attempt)
             assert not (is_over and is_repeated)

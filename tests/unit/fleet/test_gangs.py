@@ -105,7 +105,7 @@ class Rig:
 
     def end(self, number: int) -> None:
         """Have a trial end."""
-        self.in_flight.settle(number, 1, well=True)
+        self.in_flight.finish(number, 1, well=True)
         self.gangs.close(number)
 
     def leave(self, spare: int, idle: int) -> None:

@@ -24,7 +24,7 @@ def test_a_trial_is_in_flight_until_its_last_attempt_has_gone() -> None:
     assert (list(known.of(0)), known.find(0, 1)) == ([2], None)
     assert known.lose(0, 2)
     assert (list(known.of(0)), bool(known)) == ([], True)
-    assert known.settle(1, 1, well=True)
+    assert known.finish(1, 1, well=True)
     assert not known
 
 
@@ -32,7 +32,7 @@ def test_to_take_away_what_is_not_there_changes_nothing() -> None:
     known = in_flight((0, 1))
     assert not known.lose(0, 7)
     assert known.lose(5, 1)
-    assert known.settle(5, 1, well=True)
+    assert known.finish(5, 1, well=True)
     assert [sent.key for sent in known] == [(0, 1)]
 
 

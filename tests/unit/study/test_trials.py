@@ -239,7 +239,7 @@ def test_a_trial_is_kept_until_the_store_has_it() -> None:
     ended.add(late)
     assert (ended.get(12), [*ended][-1]) == (late, late)
     store.trials[12] = late
-    ended.settle()
+    ended.release()
     reads = store.reads
     assert ended.get(12) is late
     assert store.reads == reads + 1
