@@ -38,7 +38,8 @@ LONGEST = (
 )
 #: fixtures, and their names as parameters, whose tests are slow: a server that takes long to start, or commands
 SLOW = {"amqp_server", "amqp_url", "amqp", "rabbitmq", "private_rabbitmq", "no_orphans"}
-SLOW |= {"postgres_server", "postgres_url", "postgres", "postgresql", "private_postgres", "desk", "table", "fleet"}
+SLOW |= {"postgres_server", "postgres_url", "postgres", "postgresql", "private_postgres", "guarded", "vhost"}
+SLOW |= {"desk", "table", "fleet"}
 
 
 def pytest_configure(config: pytest.Config) -> None:
