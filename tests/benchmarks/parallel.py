@@ -58,7 +58,7 @@ def _search(problem: Problem, algorithm: str, seed: int, slots: int, trials: int
     study = play_study(
         problem.space, {"cpu": slots}, play, None, trials=trials, sampler=algorithm, shares=None, seed=seed
     )
-    return [math.inf if trial.loss is None else trial.loss for trial in study]
+    return [math.inf if trial.outcome.loss is None else trial.outcome.loss for trial in study]
 
 
 def parallel(arguments: Namespace, processes: ProcessPoolExecutor) -> tuple[Json, Json]:

@@ -361,7 +361,7 @@ def search_on_fleet(problem: str, pool: int | None, seed: int, trials: int) -> f
         return Outcome(state=TrialState.COMPLETE, loss=loss, seconds=seconds)
 
     study = play_study(task.space, FLEET, play, None, trials=trials, sampler="tpe", pool=pool, seed=seed)
-    return math.inf if study.best is None else study.best.loss or 0.0
+    return math.inf if study.best is None else study.best.outcome.loss or 0.0
 
 
 def draw(figures: Mapping[str, Json], folder: Path) -> None:
